@@ -1,0 +1,82 @@
+"""Frames: tables on the wire between the parts of a running job, as Arrow IPC streams.
+
+An edge of a job carries rows of ``(port, bucket, frame)``: the port says what the frame is for, the
+bucket which hash range of keys it belongs to. Columns whose names begin with ``__`` are ours and
+travel beside the user's: see the constants.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import polars as pl
+import pyarrow as pa
+
+TIME = "__time"  # Int64: event time, microseconds since 1970 UTC
+LANE = "__lane"  # Int32: which split of which partition a row was read from
+WINDOW = "__window"  # Int64: start of the window, microseconds since 1970 UTC
+ROWS = "__rows"  # Int64: how many events a partial aggregate stands for
+HASH = "__hash"  # UInt64: keyhash of the operator's key
+HIDDEN_PREFIX = "__"
+
+PORT_TIME = 0
+PORT_LEDGER = 1
+PORT_DEAD = 2
+PORT_FIRST = 8  # operators and sinks are numbered from here
+
+
+class FrameRow(NamedTuple):
+    """One row of an edge. ``frame`` is an Arrow IPC stream, or JSON on the time and ledger ports."""
+
+    port: int
+    bucket: int
+    frame: bytes
+
+
+def encode_frame(table: pl.DataFrame) -> bytes:
+    """Encode a table as an uncompressed Arrow IPC stream."""
+    buffer = io.BytesIO()
+    table.write_ipc_stream(buffer, compression="uncompressed")
+    return buffer.getvalue()
+
+
+def decode_frame(frame: bytes) -> pl.DataFrame:
+    """Decode what :func:`encode_frame` made."""
+    return pl.read_ipc_stream(io.BytesIO(frame))
+
+
+def encode_message(message: Mapping[str, Any]) -> bytes:
+    """Encode a message of the time or ledger port."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def decode_message(frame: bytes) -> dict[str, Any]:
+    """Decode what :func:`encode_message` made."""
+    message: dict[str, Any] = json.loads(frame)
+    return message
+
+
+def plain_schema(columns: Mapping[str, pl.DataType]) -> pa.Schema:
+    """Give the Arrow schema of polars columns in the plain layouts that every Arrow reader knows."""
+    table = pl.DataFrame(schema=columns).to_arrow(compat_level=pl.CompatLevel.oldest())
+    return pa.schema([(field.name, _plain(field.type)) for field in table.schema])
+
+
+def _plain(dtype: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_string(dtype):
+        return pa.string()
+    if pa.types.is_large_binary(dtype):
+        return pa.binary()
+    if pa.types.is_large_list(dtype):
+        return pa.list_(_plain(dtype.value_type))
+    if pa.types.is_struct(dtype):
+        return pa.struct([(field.name, _plain(field.type)) for field in dtype])
+    return dtype
+
+
+def visible(names: list[str]) -> list[str]:
+    """Leave out the columns that are ours."""
+    return [name for name in names if not name.startswith(HIDDEN_PREFIX)]

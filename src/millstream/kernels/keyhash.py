@@ -1,0 +1,90 @@
+"""A 64-bit hash of key columns that never changes: not with the machine, version or batch.
+
+It chooses a key's bucket and its place in the sorted runs, both of which outlive the process. The
+hashes that polars and Python offer are stable only within one version, so this one is written out:
+SplitMix64's finaliser over the eight-byte words of a value, vectorised.
+
+Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (the
+finaliser is Stafford's Mix13).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+Hashes = npt.NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NULL = np.uint64(0x6E756C6C6E756C6C)
+_WORD_BYTES = 8
+_TAIL_MASKS = np.array([(1 << (8 * n)) - 1 for n in range(_WORD_BYTES)] + [2**64 - 1], np.uint64)
+
+
+def hash_columns(frame: pl.DataFrame, names: tuple[str, ...]) -> Hashes:
+    """Give one hash per row over the named columns, in the order of the names.
+
+    Equal keys have equal hashes; null is a value like any other; -0.0 equals 0.0. No columns at
+    all is one key: every row has the same hash. Nested columns cannot be keys.
+    """
+    hashes = np.full(frame.height, _GOLDEN, np.uint64)
+    for name in names:
+        hashes = _mix(hashes ^ _column_words(frame[name]))
+    return hashes
+
+
+def buckets_of(hashes: Hashes, bucket_count: int) -> npt.NDArray[np.int64]:
+    """Give the bucket, in ``[0, bucket_count)``, of each hash: its place in the hash's range."""
+    return ((hashes >> np.uint64(32)) * np.uint64(bucket_count) >> np.uint64(32)).astype(np.int64)
+
+
+def _mix(words: Hashes) -> Hashes:
+    with np.errstate(over="ignore"):
+        words = words + _GOLDEN
+        words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return words ^ (words >> np.uint64(31))
+
+
+def _column_words(column: pl.Series) -> Hashes:
+    if column.dtype in (pl.String, pl.Binary):
+        words = _hash_bytes(column)
+    elif column.dtype.is_float():
+        # Adding 0.0 turns -0.0 into 0.0; one NaN stands for all.
+        floats = column.cast(pl.Float64).fill_null(0.0).to_numpy() + 0.0
+        words = np.where(np.isnan(floats), np.nan, floats).view(np.uint64)
+    elif column.dtype.is_decimal():
+        words = _hash_bytes(column.cast(pl.String))
+    else:
+        whole = column.to_physical().cast(pl.Int64).fill_null(0)
+        words = whole.to_numpy().view(np.uint64)
+    if column.null_count():
+        words = np.where(column.is_null().to_numpy(), _NULL, words)
+    return words
+
+
+def _hash_bytes(column: pl.Series) -> Hashes:
+    """Hash values of any length: every word is mixed in, then the length."""
+    array = column.fill_null("" if column.dtype == pl.String else b"").to_arrow()
+    array = array.cast(pa.large_binary())
+    _, offsets_buffer, data = array.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[array.offset : array.offset + len(array) + 1]
+    lengths = np.diff(offsets)
+    words = _words_view(data, int(offsets[-1]) if len(offsets) else 0)
+    hashes = lengths.astype(np.uint64)
+    for done in range(0, int(lengths.max(initial=0)), _WORD_BYTES):
+        rows = np.flatnonzero(lengths > done)
+        word = words[offsets[rows] + done]
+        word &= _TAIL_MASKS[np.minimum(lengths[rows] - done, _WORD_BYTES)]
+        hashes[rows] = _mix(hashes[rows] ^ word)
+    return hashes
+
+
+def _words_view(data: pa.Buffer | None, used: int) -> Hashes:
+    """View the eight bytes that start at every position, as little-endian words."""
+    padded = np.zeros(used + _WORD_BYTES, np.uint8)
+    if data is not None:
+        padded[:used] = np.frombuffer(data, np.uint8, used)
+    return np.ndarray((used + 1,), "<u8", padded.data, strides=(1,))

@@ -1,0 +1,181 @@
+"""State as immutable sorted runs under a manifest: a batch costs what it touches, not what is held.
+
+A run is a table sorted by key hash, written once. A slot of state (one span of event time) is a
+list of runs, oldest first; what is known of a key is the merge of its rows in all runs of the slot.
+A batch adds one run per slot that it touches, and folds the newest runs into it while each is at
+most twice the size in hand, so that a slot holds a few runs and a row is rewritten a few times
+(a size-tiered log-structured merge: O'Neil et al., "The Log-Structured Merge-Tree", 1996).
+
+The manifest is all that changes. It is committed together with the runs that it names; a run's
+name is unique to the attempt that wrote it, so that a copy left behind by an attempt that failed
+can never be mistaken for another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from millstream.kernels.frames import HASH
+from millstream.kernels.keyhash import Hashes
+
+FOLD_RATIO = 2  # a newer run is folded into while the older is at most this many times its size
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as the manifest names it."""
+
+    name: str
+    slot: int
+    rows: int
+    size_bytes: int
+
+    def to_message(self) -> list[Any]:
+        return [self.name, self.slot, self.rows, self.size_bytes]
+
+
+class RunStore(Protocol):
+    """Where runs lie. Spark's state store in production, a dict in tests."""
+
+    def load(self, run: Run) -> pa.Table:
+        """Give a run's rows, sorted by ``__hash``, in one chunk; memory-mapped where possible."""
+        ...
+
+    def save(self, slot: int, table: pa.Table) -> Run:
+        """Keep a table as a run under a name that nothing else has."""
+        ...
+
+    def drop(self, run: Run) -> None:
+        """Forget a run that the manifest no longer names."""
+        ...
+
+
+@dataclass
+class SortedRuns:
+    """The runs of one operator in one bucket while a batch is worked on."""
+
+    store: RunStore
+    slots: dict[int, list[Run]] = field(default_factory=dict)
+
+    @classmethod
+    def from_message(cls, message: Iterable[list[Any]], store: RunStore) -> SortedRuns:
+        runs = cls(store)
+        for entry in message:
+            run = Run(*entry)
+            runs.slots.setdefault(run.slot, []).append(run)
+        return runs
+
+    def to_message(self) -> list[list[Any]]:
+        return [run.to_message() for slot in sorted(self.slots) for run in self.slots[slot]]
+
+    @property
+    def rows(self) -> int:
+        """Rows held, counting a key once per run that knows it."""
+        return sum(run.rows for runs in self.slots.values() for run in runs)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(run.size_bytes for runs in self.slots.values() for run in runs)
+
+    def scan(self, slot: int) -> Iterator[pl.DataFrame]:
+        """Yield all rows of a slot, run by run, oldest first."""
+        for run in self.slots.get(slot, ()):
+            yield _to_polars(self.store.load(run))
+
+    def look_up(self, slot: int, hashes: Hashes) -> Iterator[pl.DataFrame]:
+        """Yield, run by run, the rows of a slot whose hash is among ``hashes`` (sorted, distinct).
+
+        Rows of another key with the same hash come along: compare the key columns.
+        Cost: a binary search per hash and run; only the rows found are read.
+        """
+        for run in self.slots.get(slot, ()):
+            table = self.store.load(run)
+            found = _positions(table.column(HASH).chunk(0).to_numpy(), hashes)
+            if len(found):
+                yield _to_polars(table.take(pa.array(found)))
+
+    def add(
+        self, slot: int, rows: pl.DataFrame, merge: Callable[[pl.DataFrame], pl.DataFrame]
+    ) -> None:
+        """Add rows (with ``__hash``) to a slot as its newest run, folding small runs into it."""
+        runs = self.slots.setdefault(slot, [])
+        folded: list[Run] = []
+        size = rows.height
+        while runs and runs[-1].rows <= FOLD_RATIO * size:
+            folded.append(runs.pop())
+            size += folded[-1].rows
+        if folded:
+            older = [_to_polars(self.store.load(run)) for run in reversed(folded)]
+            rows = merge(pl.concat([*older, rows]))
+        runs.append(self.store.save(slot, _to_arrow(rows.sort(HASH))))
+        for run in folded:
+            self.store.drop(run)
+
+    def drop_slot(self, slot: int) -> None:
+        """Forget a whole slot: its time has passed."""
+        for run in self.slots.pop(slot, ()):
+            self.store.drop(run)
+
+
+def _positions(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Give the positions in ``held`` (sorted) of every row whose hash is among ``wanted``."""
+    first = np.searchsorted(held, wanted, side="left")
+    inside = first < len(held)
+    inside[inside] = held[first[inside]] == wanted[inside]
+    first = first[inside]
+    after = np.searchsorted(held, wanted[inside], side="right")
+    counts = after - first
+    if not len(counts) or counts.max() == 1:
+        return first.astype(np.int64)
+    starts = np.repeat(first - np.concatenate(([0], np.cumsum(counts)[:-1])), counts)
+    return (starts + np.arange(counts.sum())).astype(np.int64)
+
+
+def _to_arrow(rows: pl.DataFrame) -> pa.Table:
+    # The oldest layout (offsets and bytes, no string views) is the one every Arrow can gather from.
+    return rows.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
+
+
+def _to_polars(table: pa.Table) -> pl.DataFrame:
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def encode_run(table: pa.Table) -> bytes:
+    """Encode a run as an Arrow IPC file of one record batch, so that it can be memory-mapped."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=max(1, table.num_rows))
+    return bytes(sink.getvalue())
+
+
+def decode_run(source: pa.Buffer | pa.NativeFile) -> pa.Table:
+    """Decode what :func:`encode_run` made, without copying when ``source`` is memory-mapped."""
+    return pa.ipc.open_file(source).read_all()
+
+
+@dataclass
+class MemoryRunStore:
+    """Runs in a dict: for tests, and for pipelines run in process."""
+
+    tables: dict[str, pa.Table] = field(default_factory=dict)
+    saved: int = 0
+
+    def load(self, run: Run) -> pa.Table:
+        return self.tables[run.name]
+
+    def save(self, slot: int, table: pa.Table) -> Run:
+        self.saved += 1
+        run = Run(f"m{self.saved}", slot, table.num_rows, table.nbytes)
+        self.tables[run.name] = table
+        return run
+
+    def drop(self, run: Run) -> None:
+        del self.tables[run.name]

@@ -1,0 +1,192 @@
+"""The windowing kernel: aggregates per window and key, with partials in sorted runs.
+
+``prepare`` turns rows into partials before the shuffle; ``process`` takes the partials of one
+bucket and batch into state and gives what is to be emitted. With W the watermark after the batch
+and L the allowed lateness, a window ``[s, e)`` expires when ``W ≥ e + L``:
+
+====================  ==========================================================================
+event of the batch    too late when its lane's baseline ≥ e + L: counted, and left out
+``mode="final"``      one row per key when the window expires, and none before
+``mode="update"``     in each batch one row per key that the batch touched, with the value so far
+expired windows       leave the state; a slot all of whose windows have expired is dropped whole
+====================  ==========================================================================
+
+Runs hold partials, not values: what is known of a key is the merge of its partials, so taking a
+batch in needs no look-up, and only ``update`` looks up the keys that it must report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from millstream.kernels.aggregates import Aggregate
+from millstream.kernels.frames import HASH, LANE, ROWS, TIME, WINDOW
+from millstream.kernels.keyhash import hash_columns
+from millstream.kernels.sorted_runs import SortedRuns
+from millstream.kernels.watermarks import UNSEEN
+from millstream.kernels.windows import Tumbling
+
+EmitMode = Literal["final", "update"]
+SLOTS_OPEN_MAX = 8  # an open span of time is divided into about this many slots
+
+
+@dataclass(frozen=True)
+class WindowAggregate:
+    """One windowing operator. Durations in microseconds.
+
+    ``partial_schema`` gives the types of the partial columns, as found when the pipeline was built.
+    """
+
+    name: str
+    window: Tumbling
+    by: tuple[str, ...]
+    aggregates: tuple[tuple[str, Aggregate], ...]
+    mode: EmitMode
+    lateness_us: int
+    partial_schema: tuple[tuple[str, pl.DataType], ...]
+
+    @property
+    def columns_read(self) -> set[str]:
+        return set(self.by).union(*(a.columns_read for _, a in self.aggregates))
+
+    @property
+    def slot_us(self) -> int:
+        """The width of a slot of state: a few windows where many are open at a time."""
+        windows = -(-self.lateness_us // (self.window.size_us * SLOTS_OPEN_MAX))
+        return self.window.size_us * max(1, windows)
+
+    def holds_back(self, watermark_us: int) -> int:
+        """Give the watermark of what this operator emits, given that of what it takes in."""
+        return watermark_us - self.lateness_us if watermark_us > UNSEEN else UNSEEN
+
+    # ── before the shuffle ──────────────────────────────────────────────────────────────────
+
+    def assign(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Add each row's window."""
+        return rows.with_columns(self.window.start(pl.col(TIME)).alias(WINDOW))
+
+    def expiry(self) -> pl.Expr:
+        """Give the watermark at which a row's window expires."""
+        return pl.col(WINDOW) + (self.window.size_us + self.lateness_us)
+
+    def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Reduce rows (with ``__window``) to one partial per window, key and lane."""
+        lane = [LANE] if LANE in rows.columns else []
+        partials = [e for name, a in self.aggregates for e in a.partial(name)]
+        grouped = rows.group_by(WINDOW, *lane, *self.by).agg(
+            *partials, pl.len().cast(pl.Int64).alias(ROWS)
+        )
+        return grouped.cast(dict(self.partial_schema))
+
+    # ── after the shuffle ───────────────────────────────────────────────────────────────────
+
+    def merge(self, partials: pl.DataFrame) -> pl.DataFrame:
+        """Merge the partials of each window and key into one."""
+        merged = [e for name, a in self.aggregates for e in a.merge(name)]
+        carried = [pl.col(HASH).first()] if HASH in partials.columns else []
+        return partials.group_by(WINDOW, *self.by).agg(*merged, pl.col(ROWS).sum(), *carried)
+
+    def late_rows(
+        self, partials: pl.DataFrame, baselines: Mapping[int, int], floor_us: int
+    ) -> pl.Series:
+        """Say which partials came too late. Rows without a lane are held to ``floor_us``."""
+        if LANE in partials.columns:
+            baseline = pl.col(LANE).replace_strict(
+                baselines, default=floor_us, return_dtype=pl.Int64
+            )
+        else:
+            baseline = pl.lit(floor_us, pl.Int64)
+        return partials.select(late=self.expiry() <= baseline).to_series()
+
+    def process(
+        self, runs: SortedRuns, partials: pl.DataFrame | None, watermark_us: int, before_us: int
+    ) -> pl.DataFrame | None:
+        """Take the batch's partials (none of them late) into state; give the rows to emit.
+
+        ``partials`` is not empty. ``before_us`` and ``watermark_us`` are the operator's watermark before and after the batch.
+        """
+        if partials is not None:
+            partials = self.merge(partials)
+            partials = partials.with_columns(pl.Series(HASH, hash_columns(partials, self.by)))
+        emitted = (
+            self._expired(runs, partials, watermark_us, before_us)
+            if self.mode == "final"
+            else self._touched(runs, partials)
+        )
+        self._hold(runs, partials, watermark_us)
+        return self._results(emitted)
+
+    def _expired(
+        self, runs: SortedRuns, partials: pl.DataFrame | None, watermark_us: int, before_us: int
+    ) -> list[pl.DataFrame]:
+        """Gather the partials of the windows that this batch expires."""
+        expiring = (self.expiry() <= watermark_us) & (self.expiry() > before_us)
+        pieces: list[pl.DataFrame] = []
+        for slot in runs.slots:
+            if slot + self.window.size_us + self.lateness_us <= watermark_us:
+                pieces += [rows.filter(expiring) for rows in runs.scan(slot)]
+        if partials is not None:
+            pieces.append(partials.filter(self.expiry() <= watermark_us))
+        return pieces
+
+    def _touched(self, runs: SortedRuns, partials: pl.DataFrame | None) -> list[pl.DataFrame]:
+        """Gather the partials, old and new, of the windows and keys that this batch touches."""
+        if partials is None:
+            return []
+        keys = partials.select(WINDOW, *self.by)
+        pieces = [partials]
+        for slot, touched in self._by_slot(partials):
+            hashes = np.unique(touched[HASH].to_numpy())
+            for rows in runs.look_up(slot, hashes):
+                known = rows.join(keys, on=[WINDOW, *self.by], how="semi", nulls_equal=True)
+                pieces.append(known.select(partials.columns))
+        return pieces
+
+    def _hold(self, runs: SortedRuns, partials: pl.DataFrame | None, watermark_us: int) -> None:
+        """Put what is still open into the runs, and drop the slots whose time has passed."""
+        for slot in [s for s in runs.slots if self._slot_expiry(s) <= watermark_us]:
+            runs.drop_slot(slot)
+        if partials is None:
+            return
+        held = partials.filter(self.expiry() > watermark_us)
+        for slot, rows in self._by_slot(held):
+            runs.add(slot, rows, lambda pieces: self.merge(self._open(pieces, watermark_us)))
+
+    def _open(self, partials: pl.DataFrame, watermark_us: int) -> pl.DataFrame:
+        return partials.filter(self.expiry() > watermark_us)
+
+    def _slot_expiry(self, slot: int) -> int:
+        return slot + self.slot_us + self.lateness_us
+
+    def _by_slot(self, rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
+        slots = rows.with_columns(
+            (
+                (pl.col(WINDOW) - self.window.offset_us) // self.slot_us * self.slot_us
+                + self.window.offset_us
+            ).alias("__slot")
+        )
+        divided = slots.partition_by("__slot", as_dict=True, include_key=False)
+        return [(int(slot), part) for (slot,), part in sorted(divided.items())]
+
+    def _results(self, pieces: list[pl.DataFrame]) -> pl.DataFrame | None:
+        """Merge what was gathered and read the answers off, in order of window and key hash."""
+        pieces = [piece for piece in pieces if not piece.is_empty()]
+        if not pieces:
+            return None
+        return self.read_off(self.merge(pl.concat(pieces)).sort(WINDOW, HASH))
+
+    def read_off(self, merged: pl.DataFrame) -> pl.DataFrame:
+        """Turn merged partials into result rows, whose time is their window's last microsecond."""
+        end_us = pl.col(WINDOW) + self.window.size_us
+        return merged.select(
+            pl.from_epoch(WINDOW, "us").dt.replace_time_zone("UTC").alias("window_start"),
+            pl.from_epoch(end_us, "us").dt.replace_time_zone("UTC").alias("window_end"),
+            *self.by,
+            *(a.result(name) for name, a in self.aggregates),
+            (end_us - 1).alias(TIME),
+        )

@@ -1,0 +1,64 @@
+"""Durations as people write them: ``"10 minutes"``, ``"1 hour 30 minutes"`` or a timedelta."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+from millstream.errors import ConfigError
+
+Duration = str | timedelta
+
+_UNITS_US = {
+    "microsecond": 1,
+    "millisecond": 1_000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+_SHORT = {"us": "microsecond", "ms": "millisecond", "s": "second", "m": "minute", "h": "hour"}
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
+
+
+def to_us(duration: Duration, *, what: str) -> int:
+    """Give a duration in microseconds. ``what`` names it in the error.
+
+    Raises:
+        ConfigError: it is neither a timedelta nor numbers with units, or it is negative.
+    """
+    if isinstance(duration, timedelta):
+        microseconds = round(duration / timedelta(microseconds=1))
+    elif isinstance(duration, str) and re.fullmatch(f"(?:{_PART.pattern})+", duration):
+        parts: list[tuple[str, str]] = _PART.findall(duration)
+        microseconds = round(sum(_part_us(number, unit, what) for number, unit in parts))
+    else:
+        raise _refused(duration, what)
+    if microseconds < 0:
+        raise _refused(duration, what)
+    return microseconds
+
+
+def _part_us(number: str, unit: str, what: str) -> float:
+    name = _SHORT.get(unit, unit.lower().removesuffix("s"))
+    if name not in _UNITS_US:
+        raise _refused(f"{number} {unit}", what)
+    return float(number) * _UNITS_US[name]
+
+
+def _refused(seen: object, what: str) -> ConfigError:
+    return ConfigError(
+        f'{what} is {seen!r}. Give a timedelta, or a number and a unit such as "30 seconds", '
+        '"10 minutes", "1 hour 30 minutes", "7 days" (units: microseconds to weeks).'
+    )
+
+
+def describe_us(duration_us: int) -> str:
+    """Say a duration in the largest units that state it exactly: ``1 hour 30 minutes``."""
+    parts: list[str] = []
+    for unit, size_us in sorted(_UNITS_US.items(), key=lambda item: -item[1]):
+        count, duration_us = divmod(duration_us, size_us)
+        if count:
+            parts.append(f"{count} {unit}{'s' if count > 1 else ''}")
+    return " ".join(parts) or "0 seconds"

@@ -1,0 +1,129 @@
+"""What is fixed when an app's state is born, and the check that a later run still fits it.
+
+``job.json`` in the app's folder says into how many buckets and Spark partitions the state is
+divided, and which stateful steps it belongs to. A run whose stateful steps differ is refused before
+Spark sees it: Spark would fail with an error of its own, or read one step's state as another's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import ConfigError, CorruptionError
+from millstream.kernels.plan import JobPlan
+
+_FILE = "job.json"
+_CHECKPOINT_ID = "millstream-checkpoint-id"
+
+
+@dataclass(frozen=True)
+class Birth:
+    """The numbers fixed at the birth of an app's state."""
+
+    bucket_count: int
+    shuffle_partitions: int
+
+
+def born(folder: Path, wanted: Birth) -> Birth:
+    """Give the app's birth numbers, taking ``wanted`` when its state does not exist yet."""
+    path = folder / _FILE
+    if not path.exists():
+        return wanted
+    stored = _load(path)
+    if stored["buckets"] != wanted.bucket_count:
+        raise ConfigError(
+            f"The app's state in {folder} is divided into {stored['buckets']} buckets and the app "
+            f"asks for {wanted.bucket_count}. Use buckets={stored['buckets']}, or give the app "
+            "another name to build its state anew."
+        )
+    return Birth(stored["buckets"], stored["shuffle_partitions"])
+
+
+def enter(folder: Path, birth: Birth, plan: JobPlan) -> str:
+    """Record the birth, or check the plan against it; give the checkpoint's id.
+
+    Raises:
+        ConfigError: the stateful steps are others than those that the state was made by.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    steps = fingerprint(plan)
+    path = folder / _FILE
+    checkpoint = folder / "checkpoint"
+    if path.exists():
+        _require_same(folder, _load(path)["steps"], steps)
+    # A crash after step 1 leaves a checkpoint without state and a new id: the next start takes that
+    # id over. After step 2 all is there. Without step 2 nothing was committed, so nothing is lost.
+    checkpoint.mkdir(exist_ok=True)
+    identity = checkpoint / _CHECKPOINT_ID
+    if not identity.exists():
+        _write_whole(identity, uuid.uuid4().hex)  # step 1
+    if not path.exists():
+        values = {
+            "buckets": birth.bucket_count,
+            "shuffle_partitions": birth.shuffle_partitions,
+            "steps": steps,
+        }
+        _write_whole(path, json.dumps(values, indent=1))  # step 2
+    return identity.read_text().strip()
+
+
+def fingerprint(plan: JobPlan) -> dict[str, dict[str, Any]]:
+    """Describe each stateful step by what its state depends on."""
+    steps: dict[str, dict[str, Any]] = {}
+    for depth, stage in enumerate(plan.stages):
+        for operator in stage.operators:
+            kernel = operator.kernel
+            steps[kernel.name] = {
+                "stage": depth,
+                "port": operator.port,
+                "inputs": [given.name for given in operator.inputs],
+                "window_us": [kernel.window.size_us, kernel.window.offset_us],
+                "by": list(kernel.by),
+                "lateness_us": kernel.lateness_us,
+                "state": [[name, str(dtype)] for name, dtype in kernel.partial_schema],
+            }
+    steps["sources"] = {source.name: source.topic for source in plan.sources}
+    return steps
+
+
+def _require_same(folder: Path, stored: dict[str, Any], now: dict[str, Any]) -> None:
+    if stored == now:
+        return
+    changed = sorted(name for name in {*stored, *now} if stored.get(name) != now.get(name))
+    raise ConfigError(
+        f"The pipeline's stateful steps are not those that its state in {folder} was made by; what "
+        f"differs: {', '.join(repr(name) for name in changed)}. Undo the change, give the app "
+        "another name to build its state anew beside the old, or delete that folder to rebuild it "
+        "from the log."
+    )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise CorruptionError(
+            f"{path} is damaged ({error}). Restore it, or delete the app's folder to rebuild its "
+            "state from the log."
+        ) from error
+    return values
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file so that after a crash it is there whole, or not at all."""
+    half_made = path.with_name(f".{path.name}.{os.getpid()}")
+    with half_made.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    half_made.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,306 @@
+"""Every name that Spark keeps private, or that lives in its JVM.
+
+Promises that the rest of this package uses PySpark as it is documented: what may change with the
+next release of Spark is here, and a test with a real JVM covers each of it. Three parts: the life
+of the JVM, the local file system, and what a failure says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark import SparkConf, SparkContext
+from pyspark.find_spark_home import _find_spark_home
+from pyspark.java_gateway import launch_gateway
+from pyspark.logger import PySparkLogger
+from pyspark.sql import SparkSession
+
+from millstream.errors import EnvironmentProblem
+
+ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+# The default manager starts a process for each file that it touches. This one renames files, which
+# is atomic on a local file system and on no other.
+LOCAL_CHECKPOINT_MANAGER = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+
+_START_WAIT_S = 120.0
+_END_WAIT_S = 15.0
+
+
+# ── the life of the JVM ─────────────────────────────────────────────────────────
+
+
+def launch_jvm(
+    settings: Mapping[str, str], *, env: Mapping[str, str], log: Path, held: Sequence[int] = ()
+) -> Any:
+    """Start Spark's JVM as a child and return the gateway to it.
+
+    All that the JVM and its own children say goes to the end of ``log``. The child stands in a
+    session of its own, so that a Ctrl-C at the terminal reaches only this process, which decides
+    when to stop; and it ends by itself when this process ends, however that happens, because its
+    standard input closes.
+
+    Args:
+        settings: Spark's settings; those about the JVM itself only have an effect here.
+        env: The whole environment of the JVM and of what it starts.
+        log: A file in a folder that exists.
+        held: File descriptors that stay open for as long as the JVM lives.
+
+    Raises:
+        EnvironmentProblem: the JVM did not start; the message ends with what it said.
+
+    """
+    command = [str(_spark_home(env) / "bin" / "spark-submit")]
+    for name, value in settings.items():
+        command += ["--conf", f"{name}={value}"]
+    command += shlex.split(env.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
+    with tempfile.TemporaryDirectory() as folder, log.open("ab") as said:
+        answer = Path(folder) / "gateway"
+        said_before = said.tell()
+        process = subprocess.Popen(  # noqa: S603 - the spark-submit of the installed PySpark
+            command,
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=said,
+            env={**env, "SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer)},
+            start_new_session=True,
+            pass_fds=held,
+        )
+        try:
+            port, secret = _await_gateway(process, answer, log, said_before)
+            # This is how spark-submit itself tells PySpark of a JVM that runs already.
+            with environment(PYSPARK_GATEWAY_PORT=str(port), PYSPARK_GATEWAY_SECRET=secret):
+                gateway = launch_gateway()  # type: ignore[no-untyped-call]
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    gateway.proc = process
+    return gateway
+
+
+def _spark_home(env: Mapping[str, str]) -> Path:
+    """Return the Spark to start: the user's, else the one that came with this PySpark."""
+    if home := env.get("SPARK_HOME"):
+        return Path(home)
+    own = Path(pyspark.__file__).parent
+    return own if (own / "bin" / "spark-submit").is_file() else Path(_find_spark_home())
+
+
+def _await_gateway(
+    process: subprocess.Popen[bytes], answer: Path, log: Path, said_before: int
+) -> tuple[int, str]:
+    """Wait until the JVM has written where it listens: a port and a secret."""
+    deadline = time.monotonic() + _START_WAIT_S
+    while not answer.is_file():  # the JVM writes it under another name and renames it
+        ended = process.poll()
+        if ended is not None or time.monotonic() > deadline:
+            with log.open("rb") as file:
+                file.seek(said_before)
+                said = file.read().decode(errors="replace").strip()
+            what = "took too long to start" if ended is None else f"ended with code {ended}"
+            raise EnvironmentProblem(
+                f"Spark's JVM {what} (`millstream doctor` checks what it needs; "
+                f"all it said is in {log}): {said[-600:]}"
+            )
+        time.sleep(0.02)
+    raw = answer.read_bytes()
+    (port, length) = struct.unpack(">ii", raw[:8])
+    return port, raw[8 : 8 + length].decode()
+
+
+def end_jvm(gateway: Any) -> None:
+    """End the JVM behind a gateway and wait until it is gone. Forget it in PySpark too."""
+    with contextlib.suppress(
+        Exception
+    ):  # the JVM may be dead already: then there is no one to tell
+        gateway.shutdown()
+    process: subprocess.Popen[bytes] = gateway.proc
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    for harder in (None, signal.SIGTERM, signal.SIGKILL):
+        if harder is not None:
+            process.send_signal(harder)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_WAIT_S)
+            break
+    SparkContext._gateway = None  # noqa: SLF001
+    SparkContext._jvm = None  # noqa: SLF001
+
+
+def running_context() -> SparkContext | None:
+    """Return the Spark context of this process, whoever started it."""
+    return SparkContext._active_spark_context  # noqa: SLF001
+
+
+def open_session(settings: Mapping[str, str], gateway: Any) -> SparkSession:
+    """Return a session on the JVM behind ``gateway``. Ctrl-C keeps its meaning.
+
+    PySpark answers a Ctrl-C by cancelling every running job, which would tear a batch that is
+    about to commit; whoever runs the pipeline stops it between batches instead.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT) if main else None
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    context = SparkContext(conf=conf, gateway=gateway)
+    # These print to the terminal what the exception says as well.
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+    if main:
+        signal.signal(signal.SIGINT, before)
+    return SparkSession(context)
+
+
+def delete_with_jvm(spark: SparkSession, folder: Path) -> None:
+    """Have a folder deleted when the JVM ends, also when that is because this process died."""
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001
+    folder_there = jvm.java.io.File(str(folder))
+    jvm.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(folder_there)
+
+
+@contextlib.contextmanager
+def environment(**names: str) -> Iterator[None]:
+    """Set variables of this process for a moment: PySpark takes some settings from nowhere else."""
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+# ── the local file system ───────────────────────────────────────────────────────
+
+# Hadoop's own local file system starts `chmod` for every file that it creates: a quarter of the
+# time of a small batch. This one sets permissions by a system call. Anything but the nine usual
+# bits goes the old way.
+_LOCAL_FILES = """
+import java.io.IOException;
+import java.net.URI;
+import java.nio.file.Files;
+import java.nio.file.attribute.PosixFilePermissions;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.LocalFileSystem;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.RawLocalFileSystem;
+import org.apache.hadoop.fs.permission.FsPermission;
+
+public class LocalFilesWithoutFork extends LocalFileSystem {
+  public static class Raw extends RawLocalFileSystem {
+    public void setPermission(Path path, FsPermission wanted) throws IOException {
+      if (wanted.getStickyBit()) {
+        super.setPermission(path, wanted);
+      } else {
+        String bits = wanted.getUserAction().SYMBOL + wanted.getGroupAction().SYMBOL
+            + wanted.getOtherAction().SYMBOL;
+        Files.setPosixFilePermissions(
+            pathToFile(path).toPath(), PosixFilePermissions.fromString(bits));
+      }
+    }
+  }
+
+  public LocalFilesWithoutFork() { super(new Raw()); }
+
+  public static void install(Configuration conf) throws Exception {
+    URI root = URI.create("file:///");
+    FileSystem files = new LocalFilesWithoutFork();
+    files.initialize(root, conf);
+    java.lang.reflect.Method put = FileSystem.class.getDeclaredMethod(
+        "addFileSystemForTesting",
+        new Class[] {URI.class, Configuration.class, FileSystem.class});
+    put.setAccessible(true);
+    put.invoke(null, new Object[] {root, conf, files});
+  }
+}
+"""
+
+
+def install_local_files(spark: SparkSession) -> None:
+    """Give the JVM of a local session a file system for ``file:`` that starts no processes.
+
+    It is compiled in the JVM by Janino, which Spark brings along, and put where Hadoop keeps the
+    file systems in use. Where that fails the session goes on with Hadoop's own, and the log of the
+    session says why: only speed is lost.
+    """
+    context = spark.sparkContext
+    jvm: Any = context._jvm  # noqa: SLF001
+    gateway: Any = context._gateway  # noqa: SLF001
+    try:
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
+        compiler.cook(_LOCAL_FILES)
+        local_files = compiler.getClassLoader().loadClass("LocalFilesWithoutFork")
+        kinds = gateway.new_array(jvm.java.lang.Class, 1)
+        kinds[0] = jvm.java.lang.Class.forName("org.apache.hadoop.conf.Configuration")
+        arguments = gateway.new_array(jvm.java.lang.Object, 1)
+        arguments[0] = context._jsc.hadoopConfiguration()  # noqa: SLF001
+        local_files.getMethod("install", kinds).invoke(None, arguments)
+    except Exception as problem:  # noqa: BLE001 - any failure has the same answer: go on without
+        spark_log = jvm.org.slf4j.LoggerFactory.getLogger("millstream.LocalFilesWithoutFork")
+        spark_log.warn("going on with Hadoop's local file system: " + str(problem))
+
+
+# ── what a failure says ─────────────────────────────────────────────────────────
+
+_TRACEBACK = "Traceback (most recent call last):"
+# Between the tracebacks of an exception and of the one that it was raised from.
+_CHAINED = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+# What Spark writes behind the Python part of a message.
+_AFTER_TRACEBACK = re.compile(r"\n(?: SQLSTATE: |=== Streaming Query ===|\tat |\nJVM stacktrace:)")
+_SPARKS_FRAME = re.compile(r'  File "[^"]*[/\\](?:pyspark|pyspark\.zip|py4j|py4j-[^/]*\.zip)[/\\]')
+
+
+def explain_failure(exception: BaseException) -> str | None:
+    """Return the Python traceback that made Spark fail; None if no Python of ours failed.
+
+    Spark nests it in its own report, several times over. This is the innermost one, with what it
+    was raised from, and without the frames of Spark. Call it before the session ends: the report is
+    fetched from the JVM.
+    """
+    report = str(exception)
+    starts = [found.start() for found in re.finditer(re.escape(_TRACEBACK), report)]
+    if not starts:
+        return None
+    while len(starts) > 1 and report[: starts[-1]].rstrip().endswith(_CHAINED):
+        starts.pop()
+    traceback = report[starts[-1] :]
+    if after := _AFTER_TRACEBACK.search(traceback):
+        traceback = traceback[: after.start()]
+    return _without_sparks_frames(traceback.rstrip())
+
+
+def _without_sparks_frames(traceback: str) -> str:
+    """Leave out the frames of Spark: its worker loop above, its client code below the user's."""
+    kept: list[str] = []
+    inside = False
+    for line in traceback.splitlines():
+        if line.startswith('  File "'):
+            inside = _SPARKS_FRAME.match(line) is not None
+        elif not line.startswith("    "):
+            inside = False
+        if not inside:
+            kept.append(line)
+    return "\n".join(kept)

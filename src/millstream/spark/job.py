@@ -1,0 +1,266 @@
+"""A job: an app's plan as one streaming query, from its start to its drained stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from millstream.client import connect
+from millstream.kernels.frames import plain_schema
+from millstream.kernels.plan import JobPlan
+from millstream.log.reader import LogReader
+from millstream.spark.birth import Birth, born, enter
+from millstream.spark.failures import as_ours
+from millstream.spark.native import add_native, rows_of
+from millstream.spark.run_store import copies_folder
+from millstream.spark.session import cores_available, start_session, stop_session
+from millstream.spark.shuffle import bucket_labels
+from millstream.spark.sink import JOB, CommitSink
+from millstream.spark.source import SOURCE_NAME, LogSource, SourceSpec
+from millstream.spark.stage import add_stage
+from millstream.views.commit import view_schemas
+from millstream.views.progress import Progress, Report
+from millstream.views.store import ViewStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+Until = Literal["stopped", "caught-up"] | Callable[[Progress], bool]
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Job:
+    """An app as what runs it sees it. ``compile`` makes the plan for given bucket labels."""
+
+    app: str
+    log: Path
+    folder: Path
+    topics: Mapping[str, int]  # name → partitions, for those that do not exist yet
+    bucket_count: int
+    compile: Callable[[tuple[int, ...]], JobPlan]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run: see :meth:`millstream.App.run`."""
+
+    until: Until
+    timeout_s: float | None
+    on_progress: Callable[[Progress], None] | None
+    cores: int | None
+    rows_per_batch: int
+    settings: Mapping[str, str]
+
+
+def run_job(job: Job, options: RunOptions) -> Report:
+    """Run a job until it is to end; give its report. See :meth:`millstream.App.run`."""
+    began = time.monotonic()
+    _make_topics(job)
+    birth = born(job.folder, Birth(job.bucket_count, options.cores or cores_available()))
+    plan = job.compile(bucket_labels(birth.bucket_count, birth.shuffle_partitions))
+    checkpoint_id = enter(job.folder, birth, plan)
+    with ViewStore(job.folder / "views.db") as store:
+        for schema in view_schemas(plan):
+            store.declare(schema)
+        run, _ = store.begin_run(job.app, JOB, checkpoint_id)
+        sink = CommitSink(plan, store, LogReader(job.log), run, options.on_progress)
+        with _session(job, options) as spark:
+            reason = _Query(job, options, plan, birth, sink, spark).run()
+    return _report(job.app, reason, sink, time.monotonic() - began)
+
+
+def stream_to_spark(job: Job) -> DataFrame:
+    """Give the one output of a job as a streaming DataFrame. The session stays open."""
+    _make_topics(job)
+    birth = born(job.folder, Birth(job.bucket_count, cores_available()))
+    plan = job.compile(bucket_labels(birth.bucket_count, birth.shuffle_partitions))
+    spark = start_session(job.app, folder=job.folder)
+    frames = build_frames(
+        spark, job, plan, rows_max=1_000_000, run="to_spark", tasks=cores_available()
+    )
+    return rows_of(frames, plan.sinks[0].port, plain_schema(dict(plan.sinks[0].schema)))
+
+
+def build_frames(
+    spark: SparkSession, job: Job, plan: JobPlan, *, rows_max: int, run: str, tasks: int
+) -> DataFrame:
+    """Lay the plan out as a streaming DataFrame of frames: source, native steps, stages."""
+    spec = SourceSpec(
+        log=job.log.absolute(),
+        sources=plan.sources,
+        bucket_labels=plan.bucket_labels,
+        rows_max=rows_max,
+        tasks=tasks,
+        stop_request=job.folder.absolute() / "stop-request",
+        stop_seen=job.folder.absolute() / "stop-seen",
+    )
+    spark.dataSource.register(LogSource)
+    frames = spark.readStream.format(SOURCE_NAME).option("spec", spec.to_option()).load()
+    for native in plan.natives:
+        frames = add_native(frames, native, plan.bucket_labels)
+    copies = copies_folder(job.folder.absolute() / "copies")
+    for stage in plan.stages:
+        frames = add_stage(frames, stage, plan.bucket_labels, copies, run)
+    return frames
+
+
+@dataclass
+class _Query:
+    """One run of a job as a streaming query."""
+
+    job: Job
+    options: RunOptions
+    plan: JobPlan
+    birth: Birth
+    sink: CommitSink
+    spark: SparkSession
+
+    def run(self) -> str:
+        """Run the query to its end and say why it ended."""
+        self._clear_stop()
+        query = self._start()
+        try:
+            reason = self._wait(query)
+        finally:
+            query.stop()
+            self._clear_stop()
+        if self.sink.error is not None:
+            raise self.sink.error
+        failure = query.exception()
+        if failure is not None:
+            raise as_ours(failure, self.job.app, self.job.folder / "spark.log") from None
+        return reason
+
+    def _start(self) -> StreamingQuery:
+        # Spark freezes the number of its partitions in the checkpoint; the labels depend on it.
+        self.spark.conf.set("spark.sql.shuffle.partitions", self.birth.shuffle_partitions)
+        frames = build_frames(
+            self.spark,
+            self.job,
+            self.plan,
+            rows_max=self.options.rows_per_batch,
+            run=f"{self.job.app}-{self.sink.run}",
+            tasks=self.options.cores or cores_available(),
+        )
+        writer = (
+            frames.writeStream.queryName(self.job.app)
+            .foreachBatch(self.sink)
+            .outputMode("append")
+            .option("checkpointLocation", str(self.job.folder.absolute() / "checkpoint"))
+        )
+        if self.options.until == "caught-up":
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime="0 seconds").start()
+
+    def _wait(self, query: StreamingQuery) -> str:
+        """Wait for the end: the query's own, a time, a condition, or Ctrl-C."""
+        deadline = (
+            None if self.options.timeout_s is None else time.monotonic() + self.options.timeout_s
+        )
+        checked = 0
+        with _interrupts() as interrupts:
+            while query.isActive:
+                if interrupts.count > 0:
+                    return self._drain(query, interrupts, "stopped")
+                if deadline is not None and time.monotonic() >= deadline:
+                    return self._drain(query, interrupts, "timeout")
+                if callable(self.options.until) and self.sink.totals.batches > checked:
+                    checked = self.sink.totals.batches
+                    assert self.sink.totals.last is not None
+                    if self.options.until(self.sink.totals.last):
+                        return self._drain(query, interrupts, "condition")
+                interrupts.event.wait(_POLL_S)
+        return "caught-up"
+
+    def _drain(self, query: StreamingQuery, interrupts: _Interrupts, reason: str) -> str:
+        """Let the batch at work finish: ask the source for no more, and wait until it says so."""
+        asked = interrupts.count
+        self._stop_request.touch()
+        while query.isActive and not self._stop_seen.exists() and interrupts.count == asked:
+            time.sleep(_POLL_S)
+        return reason
+
+    @property
+    def _stop_request(self) -> Path:
+        return self.job.folder / "stop-request"
+
+    @property
+    def _stop_seen(self) -> Path:
+        return self.job.folder / "stop-seen"
+
+    def _clear_stop(self) -> None:
+        for path in (self._stop_request, self._stop_seen):
+            path.unlink(missing_ok=True)
+
+
+@dataclass
+class _Interrupts:
+    count: int
+    event: threading.Event
+
+
+@contextmanager
+def _interrupts() -> Iterator[_Interrupts]:
+    """Count Ctrl-C and SIGTERM instead of dying by them; outside the main thread, count nothing."""
+    seen = _Interrupts(0, threading.Event())
+
+    def note(_number: int, _frame: Any) -> None:
+        seen.count += 1
+        seen.event.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _session(job: Job, options: RunOptions) -> Iterator[SparkSession]:
+    spark = start_session(
+        job.app, folder=job.folder, cores=options.cores, settings=options.settings
+    )
+    try:
+        yield spark
+    finally:
+        stop_session(spark)
+
+
+def _make_topics(job: Job) -> None:
+    """Create the topics that the app declares and the log does not have."""
+    with suppress(FileNotFoundError):
+        missing = job.topics.keys() - LogReader(job.log).topics().keys()
+        if not missing:
+            return
+    with connect(job.log) as log:
+        for name, partitions in job.topics.items():
+            if name not in log.topics():
+                log.create_topic(name, partitions=partitions)
+
+
+def _report(app: str, reason: str, sink: CommitSink, seconds: float) -> Report:
+    totals = sink.totals
+    return Report(
+        app=app,
+        reason=reason,
+        batches=totals.batches,
+        seconds=seconds,
+        read=totals.read,
+        late=totals.late,
+        filtered=totals.filtered,
+        dead=totals.dead,
+        watermark=totals.last.watermark if totals.last else None,
+        lag=totals.last.lag if totals.last else {},
+    )

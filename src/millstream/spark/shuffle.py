@@ -1,0 +1,41 @@
+"""Where Spark sends a bucket: the numbers by which buckets spread evenly over Spark partitions.
+
+Spark sends a row to the Spark partition ``murmur3(bucket) mod count``. For the numbers 0, 1, 2 … a
+few buckets land unevenly, and a core stands idle; so each bucket goes under a number chosen for the
+place that it hashes to.
+"""
+
+from __future__ import annotations
+
+_SEED = 42  # Spark's
+_WORD = 0xFFFFFFFF
+
+
+def bucket_labels(bucket_count: int, shuffle_partitions: int) -> tuple[int, ...]:
+    """Give one number per bucket, such that bucket b goes to Spark partition b mod partitions."""
+    labels: list[int] = []
+    for bucket in range(bucket_count):
+        wanted = bucket % shuffle_partitions
+        label = labels[-shuffle_partitions] + 1 if len(labels) >= shuffle_partitions else 0
+        while _murmur3(label) % shuffle_partitions != wanted:
+            label += 1
+        labels.append(label)
+    return tuple(labels)
+
+
+def _murmur3(value: int) -> int:
+    """Hash a 32-bit integer as Spark does; the result is signed, as its modulus must be.
+
+    Source: Appleby's MurmurHash3_x86_32 over one word, as in Spark's Murmur3_x86_32.hashInt.
+    """
+    word = _rotated(value * 0xCC9E2D51 & _WORD, 15) * 0x1B873593 & _WORD
+    hashed = _rotated(_SEED ^ word, 13) * 5 + 0xE6546B64 & _WORD
+    hashed ^= 4
+    hashed = (hashed ^ hashed >> 16) * 0x85EBCA6B & _WORD
+    hashed = (hashed ^ hashed >> 13) * 0xC2B2AE35 & _WORD
+    hashed ^= hashed >> 16
+    return hashed - (1 << 32) if hashed >> 31 else hashed
+
+
+def _rotated(word: int, bits: int) -> int:
+    return (word << bits | word >> 32 - bits) & _WORD

@@ -1,0 +1,212 @@
+"""The streaming source: a Spark Python data source that reads the log and yields frames.
+
+The planner (one process on the driver) says where batches begin and end; the workers read segment
+files straight from the log's folder, decode, filter, reduce and divide into buckets before anything
+reaches Spark. What is done with the records is :mod:`millstream.kernels.ingest`.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    SupportsTriggerAvailableNow,
+)
+
+from millstream.kernels.frames import FrameRow
+from millstream.kernels.ingest import Ingest, Lane
+from millstream.kernels.plan import SourcePlan
+from millstream.kernels.watermarks import PartitionProgress
+from millstream.log.reader import LogReader
+from millstream.spark.source_offsets import SourceOffset, Split, divide, next_offset
+
+SOURCE_NAME = "millstream"
+FRAME_SCHEMA = "port int, bucket int, frame binary"
+_ARROW_SCHEMA = pa.schema([("port", pa.int32()), ("bucket", pa.int32()), ("frame", pa.binary())])
+_COLUMNS = ("offset", "timestamp", "value")
+_TASK_ROWS_MIN = 20_000
+_CHUNK_BYTES = 16 << 20
+_YIELD_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """What the source is told. ``stop_request`` and ``stop_seen`` are files: see the planner."""
+
+    log: Path
+    sources: tuple[SourcePlan, ...]
+    bucket_labels: tuple[int, ...]
+    rows_max: int
+    tasks: int
+    stop_request: Path
+    stop_seen: Path
+
+    def to_option(self) -> str:
+        """Pack the spec into the text that a source's option can be."""
+        return base64.b64encode(pickle.dumps(self)).decode()
+
+    @classmethod
+    def from_option(cls, option: str) -> SourceSpec:
+        spec = pickle.loads(base64.b64decode(option))  # noqa: S301 - made by to_option, in this job
+        assert isinstance(spec, SourceSpec)
+        return spec
+
+
+class LogSource(DataSource):
+    """The data source as Spark knows it, by the name ``millstream``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return SOURCE_NAME
+
+    def schema(self) -> str:
+        return FRAME_SCHEMA
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's
+        return LogPlanner(SourceSpec.from_option(self.options["spec"]))
+
+
+@dataclass(frozen=True)
+class Task(InputPartition):
+    """What one task reads, and what it tells of the time: one entry per source of the plan."""
+
+    splits: tuple[Split, ...]
+    partition_counts: tuple[int, ...]
+    idle: tuple[frozenset[int], ...]
+
+
+class LogPlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Says where batches begin and end. Lives as long as the query, in one process.
+
+    A request to stop is a file, seen here between batches: from then on there is nothing new, and
+    the file ``stop_seen`` says so. As batches follow one another, the one before is complete then,
+    and the query can be stopped with nothing half done.
+    """
+
+    def __init__(self, spec: SourceSpec) -> None:
+        self._spec = spec
+        self._log = LogReader(spec.log)
+        self._pinned: Mapping[str, Sequence[int]] | None = None
+        self._clock: tuple[int, float] | None = None  # clock_ms at our start, and when that was
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
+        topics = {
+            source.topic: tuple(
+                PartitionProgress(start, 0) for start, _ in self._log.offsets(source.topic)
+            )
+            for source in self._spec.sources
+        }
+        return SourceOffset(0, topics, {}).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
+        return ReadAllAvailable()  # we bound a batch ourselves, fairly between partitions
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
+        self._pinned = self._ends()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802
+        if self._spec.stop_request.exists():
+            self._spec.stop_seen.touch()
+            return start
+        at = SourceOffset.from_json(start)
+        offset = next_offset(
+            at,
+            self._pinned or self._ends(),
+            self._spec.sources,
+            clock_ms=self._clock_ms(at),
+            rows_max=self._spec.rows_max,
+        )
+        return offset.to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        before, after = SourceOffset.from_json(start), SourceOffset.from_json(end)
+        sources = self._spec.sources
+        return [
+            Task(
+                tuple(splits),
+                tuple(len(after.topics[source.topic]) for source in sources),
+                tuple(after.idle.get(source.name, frozenset()) for source in sources),
+            )
+            for splits in divide(
+                before, after, sources, tasks=self._spec.tasks, rows_min=_TASK_ROWS_MIN
+            )
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Task)
+        yield from record_batches(_run_task(self._spec, partition))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: the position is committed with the views."""
+
+    def _ends(self) -> dict[str, list[int]]:
+        return {
+            source.topic: [end for _, end in self._log.offsets(source.topic)]
+            for source in self._spec.sources
+        }
+
+    def _clock_ms(self, at: SourceOffset) -> int:
+        """Tell the running time: what is on record, and what has passed since we began.
+
+        Time in which the job did not run does not count: partitions do not become idle by it.
+        """
+        now = time.monotonic()
+        if self._clock is None:
+            self._clock = (at.clock_ms, now)
+        began_ms, began = self._clock
+        return began_ms + int((now - began) * 1000)
+
+
+def _run_task(spec: SourceSpec, task: Task) -> Iterator[FrameRow]:
+    reader = LogReader(spec.log)
+    for index, source in enumerate(spec.sources):
+        lanes = (
+            Lane(
+                split.partition,
+                split.number,
+                split.end,
+                reader.read(
+                    source.topic,
+                    split.partition,
+                    split.start,
+                    split.end,
+                    columns=_COLUMNS,
+                    bytes_max=_CHUNK_BYTES,
+                ),
+            )
+            for split in task.splits
+            if split.source == index
+        )
+        ingest = Ingest(source, spec.bucket_labels)
+        yield from ingest.run(lanes, task.partition_counts[index], task.idle[index])
+
+
+def record_batches(rows: Iterator[FrameRow]) -> Iterator[pa.RecordBatch]:
+    """Put rows into record batches of bounded size, in the exact types that Spark insists on."""
+    waiting: list[FrameRow] = []
+    size_bytes = 0
+    for row in rows:
+        waiting.append(row)
+        size_bytes += len(row.frame)
+        if size_bytes >= _YIELD_BYTES:
+            yield _record_batch(waiting)
+            waiting, size_bytes = [], 0
+    yield _record_batch(waiting)
+
+
+def _record_batch(rows: list[FrameRow]) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    arrays = [
+        pa.array(column, field.type) for column, field in zip(columns, _ARROW_SCHEMA, strict=True)
+    ]
+    return pa.record_batch(arrays, schema=_ARROW_SCHEMA)
