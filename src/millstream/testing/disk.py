@@ -222,11 +222,11 @@ class SimulatedDisk:
         pass
 
     def names(self, path: Path) -> list[str]:
-        depth = len(path.parts)
-        return sorted({name.parts[depth] for name in self._names if path in name.parents})
+        start = len(str(path)) + 1
+        return sorted({str(name)[start:].partition("/")[0] for name in self._below(path)})
 
     def exists(self, path: Path) -> bool:
-        return path in self._names or any(path in name.parents for name in self._names)
+        return path in self._names or bool(self._below(path))
 
     def rename(self, source: Path, target: Path) -> None:
         self.step()
@@ -238,9 +238,9 @@ class SimulatedDisk:
 
     def remove_folder(self, path: Path) -> None:
         self.step()
-        for names in (self._names, self._stored_names):
-            for name in [name for name in names if path in name.parents]:
-                del names[name]
+        for name in self._below(path):
+            del self._names[name]
+            self._stored_names.pop(name, None)
 
     def map(self, path: Path, size: int, *, write: bool) -> SimulatedMapping:
         handle = self.open(path, write=write, create=write)
@@ -255,6 +255,10 @@ class SimulatedDisk:
 
     def boot_id(self) -> bytes:
         return self._boot.to_bytes(16, "big")
+
+    def _below(self, folder: Path) -> list[Path]:
+        start = f"{folder}/"
+        return [name for name in self._names if str(name).startswith(start)]
 
     def _handle(self, handle: int) -> _File:
         if self._dead:

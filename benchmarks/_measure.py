@@ -1,0 +1,103 @@
+"""What the benchmarks share: CPU of a process tree, runs in processes of their own, tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def tree_cpu_s() -> float:
+    """CPU seconds of this process and all below it, those that have ended included."""
+    parents, used = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            parents[int(entry.name)] = int(fields[1])
+            used[int(entry.name)] = sum(map(int, fields[11:15]))
+    return sum(used[pid] for pid in used if _descends(pid, parents)) / TICKS
+
+
+def _descends(pid: int, parents: dict[int, int]) -> bool:
+    while pid in parents:
+        if pid == os.getpid():
+            return True
+        pid = parents[pid]
+    return False
+
+
+class Meter:
+    """Marks moments: wall time and CPU of the tree, since the first mark."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[float, float]] = []
+
+    def mark(self) -> None:
+        self.marks.append((time.monotonic(), tree_cpu_s()))
+
+    def between(self, first: int, last: int) -> tuple[float, float]:
+        """Wall and CPU seconds between two marks."""
+        (wall, cpu), (wall_then, cpu_then) = self.marks[first], self.marks[last]
+        return wall_then - wall, cpu_then - cpu
+
+
+def run_apart(program: str, *arguments: object) -> dict:
+    """Run ``program --engine …`` in a process of its own; its last line of output is its result."""
+    command = [sys.executable, program, "--engine", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def table(title: str, header: list[str], rows: list[list[object]]) -> None:
+    """Print a plain table."""
+    cells = [header, *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    print(f"\n{title}")
+    for number, row in enumerate(cells):
+        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+        if number == 0:
+            print("  " + "  ".join("-" * width for width in widths))
+    sys.stdout.flush()
+
+
+def spread(values: list[float], digits: int = 1) -> str:
+    """Median and range of the values."""
+    middle = statistics.median(values)
+    return f"{middle:.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+def plain_spark(cores: int, *, apply_settings: bool = True):
+    """A Spark session as a careful user sets it up, without anything of ours."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    builder = (
+        SparkSession.builder.master(f"local[{cores}]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "4g")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.log.level", "ERROR")
+    )
+    if apply_settings:
+        state = "spark.sql.streaming.stateStore"
+        builder = (
+            builder.config("spark.sql.shuffle.partitions", str(cores))
+            .config(
+                f"{state}.providerClass",
+                "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+            )
+            .config(f"{state}.rocksdb.changelogCheckpointing.enabled", "true")
+        )
+    return builder.getOrCreate()

@@ -1,0 +1,82 @@
+"""The ``millstream`` command: which commands there are, and how each of them ends.
+
+A command lives in the module of its name and is imported when it is called, so that ``--help`` is
+answered without loading what no one asked for. An error that Millstream raises on purpose ends as
+one sentence on standard error and an exit code: 2 when the call or a setting is to be corrected, 1
+for everything else. A traceback therefore means a defect.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from millstream import __version__
+from millstream.errors import ConfigError, MillstreamError
+
+# The sentence stands here too, so that the list of commands can be shown without importing them.
+COMMANDS = {
+    "demo": "Run a whole pipeline on data that comes with the package, and check its answer.",
+    "topic": "Create, list, describe and delete topics.",
+    "produce": "Append each line of standard input to TOPIC as one record.",
+    "consume": "Print the values of the records of TOPIC, one per line.",
+    "run": "Run the pipeline that a file declares.",
+    "view": "Look at maintained views: list them, show rows, follow changes.",
+    "doctor": "Check that this machine has what Millstream needs.",
+}
+EXIT_FAILED = 1
+EXIT_CORRECT_THE_CALL = 2
+EXIT_INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(import_module(f"millstream.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command), f"millstream.cli.{cmd_name}.{cmd_name}"
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="millstream")
+def millstream() -> None:
+    """Keep a durable event log, and process streams over it.
+
+    The log is a folder. `millstream COMMAND --help` tells more about a command.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; print an error of ours as one sentence."""
+    try:
+        code = millstream.main(list(arguments), prog_name="millstream", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except MillstreamError as error:
+        click.echo(f"millstream: {error}", err=True)
+        return EXIT_CORRECT_THE_CALL if isinstance(error, ConfigError) else EXIT_FAILED
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """Enter here from the shell."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,99 @@
+"""``millstream run``: the production form of running the pipeline that a file declares."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from millstream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from millstream.pipeline.app import App
+    from millstream.views.progress import Progress
+
+_LINE_EVERY_S = 1.0
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--app", "name", help="Which app, where the file declares several: its name.")
+@click.option(
+    "--until",
+    type=click.Choice(["stopped", "caught-up"]),
+    default="stopped",
+    show_default=True,
+    help="Run until Ctrl-C, or until all that the log holds now is taken in.",
+)
+@click.option("--timeout", help='Stop after this long, such as "10 minutes".')
+@click.option("--json", "as_json", is_flag=True, help="Print progress and report as JSON lines.")
+def run(file: Path, name: str | None, until: str, timeout: str | None, *, as_json: bool) -> None:
+    r"""Run the pipeline that FILE declares, going on where it was.
+
+    Ctrl-C lets the batch at work finish and stops; a second one does not wait.
+
+    \b
+    Examples:
+      millstream run app.py
+      millstream run app.py --until caught-up
+      millstream run app.py --timeout "1 hour" --json
+    """
+    app = find_app(file, name)
+    lines = _Lines(as_json=as_json)
+    report = app.run(
+        until="caught-up" if until == "caught-up" else "stopped",
+        timeout=timeout,
+        on_progress=lines.show,
+    )
+    click.echo(json.dumps(report.to_dict()) if as_json else str(report))
+
+
+def find_app(file: Path, name: str | None) -> App:
+    """Load a file and give the app that it declares at its top level.
+
+    Raises:
+        ConfigError: there is none, there are several and no name was given, or none has the name.
+    """
+    from millstream.pipeline.app import App  # noqa: PLC0415 - `--help` is answered without it
+
+    values = runpy.run_path(str(file), run_name="millstream_app").values()
+    apps = {app.name: app for app in values if isinstance(app, App)}
+    if not apps:
+        raise ConfigError(
+            f"{file} declares no app. Write app = ms.App(…) at its top level, not inside a function."
+        )
+    if name is None and len(apps) == 1:
+        return next(iter(apps.values()))
+    if name not in apps:
+        said = "no --app" if name is None else f"--app {name}"
+        raise ConfigError(f"{file} declares the apps {', '.join(sorted(apps))}; {said} was given.")
+    return apps[name]
+
+
+class _Lines:
+    """One line per batch, but not more than one a second."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._last = 0.0
+
+    def show(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self._last < _LINE_EVERY_S:
+            return
+        self._last = now
+        if self._as_json:
+            click.echo(json.dumps(progress.to_dict()))
+            return
+        watermark = (
+            progress.watermark.isoformat(sep=" ", timespec="seconds") if progress.watermark else "-"
+        )
+        click.echo(
+            f"batch {progress.batch_id}: read {progress.read:,} in {progress.duration_ms:,.0f} ms, "
+            f"lag {sum(progress.lag.values()):,}, watermark {watermark}, "
+            f"late {progress.late:,}, dead {progress.dead:,}"
+        )

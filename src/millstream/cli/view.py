@@ -1,0 +1,198 @@
+"""`millstream view`: look at the views of a log folder, their rows and their changes.
+
+Reads only, while the pipeline goes on or after it has stopped. Tables for people; with ``--json``
+one JSON object per line for programs.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from millstream.errors import ConfigError, UnknownViewError
+from millstream.views.columns import parsed
+from millstream.views.reading import apps_with_views, store_path
+from millstream.views.reading import view as open_view
+from millstream.views.store import ViewStore
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _folder_options(command: Command) -> Command:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="One JSON object per line."),
+        click.option("--app", help="Whose view, if several apps have one of that name."),
+        click.option(
+            "--log",
+            default="./data",
+            show_default=True,
+            type=click.Path(path_type=Path),
+            help="The log folder.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def view() -> None:
+    """Look at maintained views: list them, show rows, follow changes."""
+
+
+@view.command("list")
+@_folder_options
+def list_views(log: Path, app: str | None, *, as_json: bool) -> None:
+    r"""List the views of a log folder.
+
+    \b
+    Example:
+      millstream view list --log ./data
+    """
+    rows = []
+    known = apps_with_views(log)
+    if app is not None and app not in known:
+        raise UnknownViewError(
+            f"The log folder {str(log)!r} has no views of an app {app!r}; there are views of: "
+            f"{', '.join(known) or 'none'}."
+        )
+    for each in [app] if app is not None else known:
+        with ViewStore(store_path(log, each), readonly=True) as store:
+            rows += [
+                {
+                    "app": each,
+                    "view": schema.name,
+                    "rows": store.count(schema.name),
+                    "key": ", ".join(schema.key),
+                    "columns": ", ".join(f"{n} {kind}" for n, kind in schema.columns),
+                }
+                for schema in store.views()
+            ]
+    if not rows and not as_json:
+        click.echo(f"No views in {log} yet. They appear once a pipeline with .view(...) has run.")
+        return
+    _print(rows, ("app", "view", "rows", "key", "columns"), as_json=as_json)
+
+
+@view.command("show")
+@click.argument("name")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(min=0), help="Rows.")
+@click.option("--where", multiple=True, metavar="COL=VALUE", help="Only rows with this value.")
+@_folder_options
+def show(
+    name: str, limit: int, where: tuple[str, ...], log: Path, app: str | None, *, as_json: bool
+) -> None:
+    r"""Show rows of a view, in the order of its key.
+
+    \b
+    Examples:
+      millstream view show ctr_by_hour --limit 10
+      millstream view show ctr_by_hour --where campaign=men
+      millstream view show ctr_by_hour --where window_start=2019-11-24T05:00:00Z --json
+    """
+    with open_view(name, log=log, app=app) as opened:
+        schema = opened.schema
+        conditions = dict(_condition(text, schema.kinds) for text in where)
+        frame = opened.scan(where=conditions, limit=limit + 1)
+    rows = [_with_json(row, schema.kinds) for row in frame.head(limit).iter_rows(named=True)]
+    _print(rows, schema.names, as_json=as_json)
+    if frame.height > limit and not as_json:
+        click.echo(f"The first {limit} rows; --limit shows more.")
+
+
+@view.command("changes")
+@click.argument("name")
+@click.option(
+    "--since",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="The last change number you have seen (_seq).",
+)
+@_folder_options
+def changes(name: str, since: int, log: Path, app: str | None, *, as_json: bool) -> None:
+    r"""Show what changed in a view after a change number, oldest first.
+
+    \b
+    Example:
+      millstream view changes ctr_by_hour --since 1200 --json
+    """
+    with open_view(name, log=log, app=app) as opened:
+        kinds = opened.schema.kinds
+        frame = opened.changes(since=since)
+    rows = [_with_json(row, kinds) for row in frame.iter_rows(named=True)]
+    _print(rows, tuple(frame.columns), as_json=as_json)
+
+
+def _condition(text: str, kinds: dict[str, str]) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not separator or name not in kinds:
+        raise ConfigError(
+            f"--where {text!r} is not COL=VALUE with one of the columns {', '.join(kinds)}."
+        )
+    return name, parsed(value, kinds[name])
+
+
+def _with_json(row: dict[str, Any], kinds: dict[str, str]) -> dict[str, Any]:
+    return {
+        name: json.loads(value) if kinds.get(name) == "json" and value is not None else value
+        for name, value in row.items()
+    }
+
+
+def _print(rows: list[dict[str, Any]], names: tuple[str, ...], *, as_json: bool) -> None:
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps({n: _jsonable(row[n]) for n in names}, ensure_ascii=False))
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in names:
+        numeric = all(isinstance(row[name], int | float | None) for row in rows)
+        table.add_column(Text(name), justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(Text(_shown(row[name])) for name in names))
+    console = Console(soft_wrap=False)
+    if not console.is_terminal:
+        # In a pipe nothing is cut off to fit a screen.
+        console = Console(width=max(80, *(_width(rows, name) for name in names)) * len(names))
+    console.print(table)
+
+
+def _width(rows: list[dict[str, Any]], name: str) -> int:
+    return max([len(name), *(len(_shown(row[name])) for row in rows)]) + 2
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, dt.datetime):
+        return value.isoformat(sep=" ").replace("+00:00", "Z")
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value)
+
+
+def _jsonable(value: Any) -> Any:
+    """Return a value as JSON has it; what JSON lacks becomes text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dt.datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, dt.timedelta):
+        return value.total_seconds()
+    if value is None or isinstance(value, bool | int | float | str | list | dict):
+        return value
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value)

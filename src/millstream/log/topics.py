@@ -1,0 +1,213 @@
+"""``control.db``: which topics there are, where their partitions lie, and the leader epoch.
+
+SQLite in WAL mode with synchronous=FULL: a commit that returned survives a power cut. The owner
+writes; anybody may read. A topic appears with one commit, after its folders are there for good, and
+disappears in three steps that recovery can finish (see :meth:`Catalog.mark_deleted`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream.errors import ConfigError, TopicExistsError, UnknownTopicError
+from millstream.log.state_file import SLOTS_MAX
+from millstream.record import TopicInfo
+
+CATALOG_NAME = "control.db"
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
+_TABLES = """
+CREATE TABLE IF NOT EXISTS folder (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS topics (
+    name TEXT PRIMARY KEY, topic_id TEXT NOT NULL UNIQUE, config TEXT NOT NULL,
+    deleted INTEGER NOT NULL DEFAULT 0) STRICT;
+CREATE TABLE IF NOT EXISTS partitions (
+    topic_id TEXT NOT NULL REFERENCES topics (topic_id) ON DELETE CASCADE,
+    partition INTEGER NOT NULL, slot INTEGER NOT NULL UNIQUE,
+    PRIMARY KEY (topic_id, partition)) STRICT;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the catalog knows it; ``slots[p]`` is where state.mm keeps partition p."""
+
+    name: str
+    topic_id: str
+    slots: tuple[int, ...]
+    config: Mapping[str, str]
+
+    @property
+    def folder_name(self) -> str:
+        """Name of its folder under ``t/``."""
+        return f"{self.name}.{self.topic_id[:8]}"
+
+    @property
+    def info(self) -> TopicInfo:
+        """The same for the outside."""
+        return TopicInfo(self.name, self.topic_id, len(self.slots))
+
+
+def partition_folder(folder: Path, topic: Topic, partition: int) -> Path:
+    """Return where the segments of a partition lie."""
+    return folder / "t" / topic.folder_name / str(partition)
+
+
+def check_topic_name(name: str) -> None:
+    """Refuse what Kafka would refuse as the name of a topic.
+
+    Raises:
+        ConfigError: use 1 to 249 letters, digits, dots, dashes or underscores.
+    """
+    if not _NAME.match(name) or name in {".", ".."}:
+        raise ConfigError(
+            f"topic name {name!r} is not possible; use 1 to 249 of the characters "
+            "A-Z a-z 0-9 . _ - (and not . or .. alone)"
+        )
+
+
+def unknown_topic(name: str, known: Mapping[str, object]) -> UnknownTopicError:
+    """Return the error for a topic that is not there, with the names that are."""
+    there = ", ".join(sorted(known)[:10]) or "none yet"
+    return UnknownTopicError(
+        f"there is no topic {name!r} (topics: {there}); create it, or mend the name"
+    )
+
+
+class Catalog:
+    """Topics and the leader epoch, in one SQLite file. Safe to use from many threads."""
+
+    def __init__(self, connection: sqlite3.Connection, *, write: bool) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        connection.execute("PRAGMA foreign_keys = ON")
+        if write:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.executescript(_TABLES)
+
+    @classmethod
+    def open(cls, folder: Path, *, write: bool) -> Catalog:
+        """Open the catalog of a folder; with ``write`` it is made if missing.
+
+        Raises:
+            ConfigError: there is none, or SQLite cannot open it.
+        """
+        path = folder / CATALOG_NAME
+        mode = "rwc" if write else "ro"
+        try:
+            connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={mode}",
+                uri=True,
+                timeout=30,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            return cls(connection, write=write)
+        except sqlite3.Error as error:
+            raise ConfigError(f"{path} cannot be opened: {error}; is {folder} a log?") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def next_leader_epoch(self) -> int:
+        """Count one more takeover of the folder, and return its number (from 1)."""
+        with self._lock:
+            rows = self._connection.execute(
+                "INSERT INTO folder VALUES ('leader_epoch', 1) "
+                "ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value"
+            ).fetchall()
+        return int(rows[0][0])
+
+    def topics(self) -> dict[str, Topic]:
+        """Return the topics that exist, by name, in the order of names."""
+        return self._select(deleted=False)
+
+    def deleted_topics(self) -> dict[str, Topic]:
+        """Return the topics whose files are still to be removed."""
+        return self._select(deleted=True)
+
+    def free_slots(self, count: int) -> tuple[int, ...]:
+        """Return ``count`` places of state.mm that no partition has.
+
+        Raises:
+            ConfigError: the folder would hold more than 8,160 partitions; use another folder.
+        """
+        with self._lock:
+            used = {row[0] for row in self._connection.execute("SELECT slot FROM partitions")}
+        free = tuple(slot for slot in range(SLOTS_MAX) if slot not in used)[:count]
+        if len(free) < count:
+            raise ConfigError(
+                f"{count} partitions do not fit: a log folder holds {SLOTS_MAX} and "
+                f"{len(used)} are taken; use fewer partitions or another folder"
+            )
+        return free
+
+    def insert(self, topic: Topic) -> None:
+        """Make a topic exist, in one commit. Its folders must be on stable storage already.
+
+        Raises:
+            TopicExistsError: the name is taken.
+        """
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                self._connection.execute(
+                    "INSERT INTO topics (name, topic_id, config) VALUES (?, ?, ?)",
+                    (topic.name, topic.topic_id, json.dumps(dict(topic.config))),
+                )
+                self._connection.executemany(
+                    "INSERT INTO partitions VALUES (?, ?, ?)",
+                    [(topic.topic_id, number, slot) for number, slot in enumerate(topic.slots)],
+                )
+                self._connection.execute("COMMIT")
+            except sqlite3.IntegrityError:
+                self._connection.execute("ROLLBACK")
+                raise TopicExistsError(
+                    f"there is a topic {topic.name!r} already; use it, or choose another name"
+                ) from None
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+
+    def mark_deleted(self, topic: Topic) -> None:
+        """Make a topic vanish, in one commit; its files and its row go afterwards.
+
+        1. This commit. A crash after it leaves files of a deleted topic: recovery removes them.
+        2. The folder is removed. A crash leaves the row: recovery does step 3.
+        3. :meth:`forget`. Only now may the slots in state.mm be given to another topic.
+        """
+        with self._lock:
+            # The name is free at once: a deleted row carries the id in its place.
+            self._connection.execute(
+                "UPDATE topics SET deleted = 1, name = name || '/' || topic_id WHERE topic_id = ?",
+                (topic.topic_id,),
+            )
+
+    def forget(self, topic_id: str) -> None:
+        """Remove the last trace of a deleted topic."""
+        with self._lock:
+            self._connection.execute("DELETE FROM topics WHERE topic_id = ?", (topic_id,))
+
+    def _select(self, *, deleted: bool) -> dict[str, Topic]:
+        with self._lock:
+            rows = self._connection.execute(
+                "SELECT name, topics.topic_id, config, slot FROM topics "
+                "JOIN partitions USING (topic_id) WHERE deleted = ? ORDER BY name, partition",
+                (int(deleted),),
+            ).fetchall()
+        slots: dict[tuple[str, str, str], list[int]] = {}
+        for name, topic_id, config, slot in rows:
+            slots.setdefault((name.partition("/")[0], topic_id, config), []).append(slot)
+        return {
+            (topic_id if deleted else name): Topic(
+                name, topic_id, tuple(places), json.loads(config)
+            )
+            for (name, topic_id, config), places in slots.items()
+        }

@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import (
+    ConfigError,
+    CorruptBatchError,
+    CorruptionError,
+    DiskFullError,
+    FencedError,
+    FolderOwnedError,
+    OffsetOutOfRangeError,
+    SyncFailedError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+from millstream.log.batch import EncodedBatch
+from millstream.log.encoding import Row, encode_rows
+from millstream.log.reader import LogReader
+from millstream.log.topics import Catalog
+from millstream.log.writer import NEEDS_VERIFY, LogWriter
+from millstream.testing.disk import SimulatedDisk
+
+
+def batch_of(*values: bytes, timestamp_ms: int = 0) -> EncodedBatch:
+    return encode_rows([Row(timestamp_ms, b"k", value) for value in values])
+
+
+def values_in(reader: LogReader, topic: str = "t", partition: int = 0) -> list[bytes]:
+    start, end = reader.offsets(topic)[partition]
+    batches = reader.read(topic, partition, start, end, columns=("value",))
+    return [value for batch in batches for value in batch["value"].to_pylist()]
+
+
+def segments(folder: Path, ending: str = ".log") -> list[Path]:
+    return sorted(folder.glob(f"t/*/0/*{ending}"))
+
+
+def test_offsets_go_on_over_segments_and_owners_and_readers_follow(tmp_path: Path) -> None:
+    reader = LogReader(tmp_path)
+    assert reader.topics() == {}
+    with LogWriter(tmp_path, segment_bytes_max=300) as writer:
+        info = writer.create_topic("t", partitions=2)
+        assert writer.append("t", 0, [batch_of(b"a" * 90, b"b"), batch_of(b"c" * 90)]) == [0, 2]
+        assert reader.topics() == {"t": info}
+        assert reader.offsets("t") == [(0, 3), (0, 0)]
+        for number in range(20):
+            writer.append("t", 0, [batch_of(b"%d" % number * 50)])
+            assert reader.high_watermark("t", 0) == 4 + number
+    assert len(segments(tmp_path)) > 3
+    with LogWriter(tmp_path) as writer:
+        assert writer.append("t", 0, [batch_of(b"last")]) == [23]
+    found = values_in(pickle.loads(pickle.dumps(reader)))
+    assert found[:3] == [b"a" * 90, b"b", b"c" * 90]
+    assert found[3:] == [b"%d" % number * 50 for number in range(20)] + [b"last"]
+
+
+def test_appends_of_many_threads_each_get_offsets_of_their_own(tmp_path: Path) -> None:
+    with LogWriter(tmp_path) as writer, ThreadPoolExecutor(8) as pool:
+        writer.create_topic("t")
+
+        def append(number: int) -> tuple[int, bytes]:
+            value = b"%d" % number
+            return writer.append("t", 0, [batch_of(value)])[0], value
+
+        given = dict(pool.map(append, range(300)))
+        assert values_in(LogReader(tmp_path)) == [given[offset] for offset in range(300)]
+
+
+def test_reading_outside_of_what_is_committed_says_what_is_there(tmp_path: Path) -> None:
+    with LogWriter(tmp_path) as writer:
+        writer.create_topic("t")
+        writer.append("t", 0, [batch_of(b"a", b"b")])
+        reader = LogReader(tmp_path)
+        with pytest.raises(OffsetOutOfRangeError, match=r"holds \[0, 2\)") as caught:
+            list(reader.read("t", 0, 0, 3))
+        assert (caught.value.start, caught.value.end) == (0, 2)
+        with pytest.raises(ConfigError, match="no partition 1; choose one of 0 to 0"):
+            list(reader.read("t", 1, 0, 1))
+        with pytest.raises(ConfigError, match="no column 'headers'"):
+            list(reader.read("t", 0, 0, 1, columns=("headers",)))
+        with pytest.raises(UnknownTopicError, match="topics: t"):
+            reader.offsets("u")
+
+
+def test_topics_are_checked_deleted_for_good_and_made_anew_with_another_id(tmp_path: Path) -> None:
+    with LogWriter(tmp_path) as writer:
+        reader = LogReader(tmp_path)
+        first = writer.create_topic("t")
+        writer.append("t", 0, [batch_of(b"old")])
+        with pytest.raises(TopicExistsError, match="'t'"):
+            writer.create_topic("t")
+        with pytest.raises(ConfigError, match="'a/b'"):
+            writer.create_topic("a/b")
+        with pytest.raises(ConfigError, match="0 partitions"):
+            writer.create_topic("u", partitions=0)
+        writer.delete_topic("t")
+        assert reader.topics() == {}
+        assert not list(tmp_path.glob("t/*"))
+        assert writer.create_topic("t").topic_id != first.topic_id
+        assert reader.offsets("t") == [(0, 0)]
+
+
+def test_a_second_writer_is_refused_with_the_owners_process_id(tmp_path: Path) -> None:
+    with LogWriter(tmp_path), pytest.raises(FolderOwnedError, match=f"process {os.getpid()};"):
+        LogWriter(tmp_path)
+    LogWriter(tmp_path).close()
+
+
+def _in_child(writer: LogWriter, answer: object) -> None:
+    try:
+        writer.append("t", 0, [batch_of(b"from the child")])
+    except FencedError as error:
+        answer.put(str(error))  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore:This process")  # forking with threads is what is tested
+def test_a_forked_child_neither_writes_nor_keeps_the_lock(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    answer = context.SimpleQueue()
+    writer = LogWriter(tmp_path, sync_threads=1)
+    writer.create_topic("t")
+    child = context.Process(target=_in_child, args=(writer, answer))
+    child.start()
+    assert "before a fork" in answer.get()
+    child.join()
+    assert writer.append("t", 0, [batch_of(b"from the parent")]) == [0]
+    writer.close()
+    LogWriter(tmp_path).close()
+
+
+def test_waiting_ends_when_something_is_committed_and_at_the_time_limit(tmp_path: Path) -> None:
+    with LogWriter(tmp_path) as writer:
+        writer.create_topic("t")
+        reader = LogReader(tmp_path)
+        assert not reader.wait("t", [0], 0.01)
+        thread = threading.Thread(target=writer.append, args=("t", 0, [batch_of(b"a")]))
+        thread.start()
+        assert reader.wait("t", [0], 30)
+        thread.join()
+
+
+def test_a_time_is_found_by_segment_index_and_record(tmp_path: Path) -> None:
+    with LogWriter(tmp_path, segment_bytes_max=40_000) as writer:
+        writer.create_topic("t")
+        for number in range(200):
+            batch = batch_of(b"x" * 500, b"y", timestamp_ms=1000 * number)
+            writer.append("t", 0, [batch])
+        reader = LogReader(tmp_path)
+        for moment_ms, offset in [(0, 0), (1, 2), (1000, 2), (150_500, 302), (199_001, 400)]:
+            assert reader.offset_for_time("t", 0, moment_ms) == offset
+
+
+# -- recovery: the cases of its table ----------------------------------------------------------
+
+
+def make_log(folder: Path, batches: int = 6) -> Path:
+    with LogWriter(folder) as writer:
+        writer.create_topic("t")
+        for number in range(batches):
+            writer.append("t", 0, [batch_of(b"%d" % number * 40)])
+    (path,) = segments(folder)
+    return path
+
+
+@pytest.mark.parametrize("rest", [b"\0" * 5000, b"garbage" * 9, b"\0\0\0"])
+def test_a_torn_tail_is_cut_and_kept_in_quarantine(tmp_path: Path, rest: bytes) -> None:
+    path = make_log(tmp_path)
+    good = path.read_bytes()
+    path.write_bytes(good + rest)
+    with LogWriter(tmp_path) as writer:
+        assert writer.append("t", 0, [batch_of(b"next")]) == [6]
+    assert path.read_bytes()[: len(good)] == good
+    (kept,) = (tmp_path / "quarantine").iterdir()
+    assert kept.read_bytes() == rest
+    assert values_in(LogReader(tmp_path))[-1] == b"next"
+
+
+def test_damage_below_the_durable_end_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+    path = make_log(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptionError, match=r"offsets \[3, 6\) are missing or broken") as caught:
+        LogWriter(tmp_path)
+    assert str(path) in str(caught.value)
+    assert "backup" in str(caught.value)
+    assert path.read_bytes() == data
+    reader = LogReader(tmp_path)
+    read = reader.read("t", 0, 0, 6)
+    assert next(read).num_rows == 3
+    with pytest.raises(CorruptBatchError, match="offset 3"):
+        next(read)
+
+
+def test_a_file_that_lost_acknowledged_records_is_refused(tmp_path: Path) -> None:
+    path = make_log(tmp_path)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(CorruptionError, match=r"\[5, 6\)"):
+        LogWriter(tmp_path)
+    path.unlink()
+    with pytest.raises(CorruptionError, match=r"\[0, 6\) were acknowledged"):
+        LogWriter(tmp_path)
+
+
+def test_without_state_damage_before_whole_batches_is_refused(tmp_path: Path) -> None:
+    path = make_log(tmp_path)
+    (tmp_path / "state.mm").unlink()
+    data = bytearray(path.read_bytes())
+    data[150] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptionError, match="was written after them"):
+        LogWriter(tmp_path)
+
+
+def test_state_is_rebuilt_from_the_log_when_it_is_gone(tmp_path: Path) -> None:
+    make_log(tmp_path)
+    (tmp_path / "state.mm").unlink()
+    with LogWriter(tmp_path):
+        assert LogReader(tmp_path).offsets("t") == [(0, 6)]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff" * 100, b"\0" * 40])
+def test_an_index_that_is_missing_or_wrong_is_rebuilt(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    with LogWriter(tmp_path, segment_bytes_max=50_000) as writer:
+        writer.create_topic("t")
+        for number in range(300):
+            writer.append("t", 0, [batch_of(b"%03d" % number * 200)])
+    before = {path: path.read_bytes() for path in segments(tmp_path, ".idx")}
+    assert any(before.values())
+    for path in segments(tmp_path, ".idx"):
+        path.unlink() if content is None else path.write_bytes(content)
+    wanted = [b"%03d" % number * 200 for number in range(300)]
+    assert values_in(LogReader(tmp_path)) == wanted
+    (batch,) = LogReader(tmp_path).read("t", 0, 250, 251)
+    assert batch["value"].to_pylist() == [wanted[250]]
+    LogWriter(tmp_path, segment_bytes_max=50_000).close()
+    if content != b"":  # an empty index is a poor one, but not a wrong one
+        assert {path: path.read_bytes() for path in before} == before
+
+
+def test_folders_of_a_half_made_topic_are_removed_but_never_records(tmp_path: Path) -> None:
+    make_log(tmp_path)
+    stray = tmp_path / "t" / "half.12345678" / "0"
+    stray.mkdir(parents=True)
+    (stray / f"{0:020d}.log").touch()
+    LogWriter(tmp_path).close()
+    assert not stray.parent.exists()
+    stray.mkdir(parents=True)
+    (stray / f"{0:020d}.log").write_bytes(b"records")
+    with pytest.raises(CorruptionError, match=r"control\.db knows no such topic"):
+        LogWriter(tmp_path)
+    assert stray.exists()
+
+
+def test_parts_of_two_folders_and_newer_formats_are_refused(tmp_path: Path) -> None:
+    make_log(tmp_path / "a")
+    make_log(tmp_path / "b")
+    (tmp_path / "a" / "state.mm").write_bytes((tmp_path / "b" / "state.mm").read_bytes())
+    with pytest.raises(ConfigError, match="belongs to log"):
+        LogWriter(tmp_path / "a")
+    with pytest.raises(ConfigError, match="belongs to log"):
+        LogReader(tmp_path / "a").topics()
+    (tmp_path / "b" / "FORMAT").write_text('{"version": 9, "directory_id": "x"}')
+    with pytest.raises(ConfigError, match="format version 9"):
+        LogReader(tmp_path / "b").topics()
+
+
+# -- disks that are full or broken --------------------------------------------------------------
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    return SimulatedDisk(seed=1)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    return Catalog.open(tmp_path, write=True)
+
+
+def on(disk: SimulatedDisk, catalog: Catalog) -> tuple[LogWriter, LogReader]:
+    folder = Path("/log")
+    writer = LogWriter(folder, files=disk, catalog=catalog, sync_threads=1)
+    return writer, LogReader(folder, files=disk, catalog=catalog)
+
+
+def test_a_full_disk_refuses_the_append_and_takes_it_again_once_there_is_room(
+    disk: SimulatedDisk, catalog: Catalog
+) -> None:
+    writer, reader = on(disk, catalog)
+    writer.create_topic("t")
+    writer.append("t", 0, [batch_of(b"a")])
+    disk.capacity_bytes = 400
+    with pytest.raises(DiskFullError, match="Make room"):
+        writer.append("t", 0, [batch_of(b"b" * 1000)])
+    assert values_in(reader) == [b"a"]
+    disk.capacity_bytes = None
+    assert writer.append("t", 0, [batch_of(b"c")]) == [1]
+    catalog.close()
+
+
+def test_after_a_failed_sync_nothing_is_accepted_until_the_folder_was_verified(
+    disk: SimulatedDisk, catalog: Catalog
+) -> None:
+    writer, reader = on(disk, catalog)
+    writer.create_topic("t")
+    writer.append("t", 0, [batch_of(b"a")])
+    disk.fail_sync_at = 1
+    with pytest.raises(SyncFailedError, match="nothing more is accepted"):
+        writer.append("t", 0, [batch_of(b"lost")])
+    with pytest.raises(SyncFailedError):
+        writer.append("t", 0, [batch_of(b"refused")])
+    assert disk.exists(Path("/log") / NEEDS_VERIFY)
+    assert values_in(reader) == [b"a"]
+    writer.close()
+    writer, reader = on(disk, catalog)
+    assert writer.append("t", 0, [batch_of(b"b")]) == [1]
+    assert values_in(reader) == [b"a", b"b"]
+    assert not disk.exists(Path("/log") / NEEDS_VERIFY)
+    catalog.close()
