@@ -91,14 +91,16 @@ def ours(folder: Path, batch: int) -> dict:
         clicked=ms.count(pl.col("kind") == "click"),
         cost=ms.sum("cost"),
     ).view("by_ad")
-    app.run(until="caught-up", cores=CORES, rows_per_batch=batch, on_progress=lambda _: meter.mark())
+    app.run(
+        until="caught-up", cores=CORES, rows_per_batch=batch, on_progress=lambda _: meter.mark()
+    )
     rows = ms.view("by_ad", log=folder / "log").scan().drop("window_end")
     rows.sort("window_start", "ad").write_parquet(folder / "ours.parquet")
     return result(meter)
 
 
 def peer(folder: Path, batch: int) -> dict:  # noqa: ARG001 - the files hold a batch each
-    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql import functions as F
 
     meter = Meter()
     meter.mark()
@@ -111,8 +113,8 @@ def peer(folder: Path, batch: int) -> dict:  # noqa: ARG001 - the files hold a b
         events.withWatermark("at", "30 seconds")
         .groupBy(F.window("at", "1 minute").alias("w"), "ad")
         .agg(
-            F.count_if("kind = 'impression'").alias("shown"),
-            F.count_if("kind = 'click'").alias("clicked"),
+            F.count_if(F.col("kind") == "impression").alias("shown"),
+            F.count_if(F.col("kind") == "click").alias("clicked"),
             F.sum("cost").alias("cost"),
         )
         .select(F.unix_micros("w.start").alias("start"), "ad", "shown", "clicked", "cost")
@@ -127,7 +129,9 @@ def peer(folder: Path, batch: int) -> dict:  # noqa: ARG001 - the files hold a b
     def upsert(frame, _batch_id):
         columns = frame.toArrow().to_pydict()
         db.execute("BEGIN")
-        db.executemany("INSERT OR REPLACE INTO v VALUES (?, ?, ?, ?, ?)", zip(*columns.values(), strict=True))
+        db.executemany(
+            "INSERT OR REPLACE INTO v VALUES (?, ?, ?, ?, ?)", zip(*columns.values(), strict=True)
+        )
         db.execute("COMMIT")
         meter.mark()
 
@@ -141,10 +145,10 @@ def peer(folder: Path, batch: int) -> dict:  # noqa: ARG001 - the files hold a b
         )
         query.awaitTermination()
     found = db.execute("SELECT * FROM v").fetchall()
-    frame = pl.DataFrame(found, schema=["window_start", "ad", "shown", "clicked", "cost"], orient="row")
-    frame = frame.with_columns(
-        pl.from_epoch("window_start", "us").dt.replace_time_zone("UTC")
+    frame = pl.DataFrame(
+        found, schema=["window_start", "ad", "shown", "clicked", "cost"], orient="row"
     )
+    frame = frame.with_columns(pl.from_epoch("window_start", "us").dt.replace_time_zone("UTC"))
     frame.sort("window_start", "ad").write_parquet(folder / "peer.parquet")
     return result(meter)
 
@@ -153,11 +157,19 @@ def result(meter: Meter) -> dict:
     """Whole run, and from the first batch's commit to the last one's."""
     last = len(meter.marks) - 1
     whole, warm = meter.between(0, last), meter.between(1, last)
-    return {"batches": last, "whole_s": whole[0], "whole_cpu_s": whole[1], "warm_s": warm[0], "warm_cpu_s": warm[1]}
+    return {
+        "batches": last,
+        "whole_s": whole[0],
+        "whole_cpu_s": whole[1],
+        "warm_s": warm[0],
+        "warm_cpu_s": warm[1],
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument("--batch", type=int, default=250_000)
     parser.add_argument("--pairs", type=int, default=3)
@@ -175,7 +187,9 @@ def main() -> None:
         for pair in range(options.pairs):
             for engine in ("ours", "peer") if pair % 2 == 0 else ("peer", "ours"):
                 runs[engine].append(run_apart(__file__, engine, folder, options.batch))
-            same = pl.read_parquet(folder / "ours.parquet").equals(pl.read_parquet(folder / "peer.parquet"))
+            same = pl.read_parquet(folder / "ours.parquet").equals(
+                pl.read_parquet(folder / "peer.parquet")
+            )
             if not same:
                 sys.exit("the results differ: no timing counts")
     report(options.events, runs)

@@ -19,6 +19,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,9 @@ def fill(folder: Path, batches: int) -> None:
         for batch in range(batches):
             lines = values(batch)
             producer.send_many("events", values=lines)
-            (folder / "files" / f"{batch:06}.json").write_bytes(b"\n".join(v.as_py() for v in lines))
+            (folder / "files" / f"{batch:06}.json").write_bytes(
+                b"\n".join(v.as_py() for v in lines)
+            )
 
 
 def ours(folder: Path, stages: int) -> list[float]:
@@ -75,7 +78,9 @@ def ours(folder: Path, stages: int) -> list[float]:
     if stages == 0:
         stream.filter(pl.col("user") == 7).view("out", key="id")
     elif stages == 1:
-        stream.window(ms.tumbling("10 seconds"), by="user").emit("update").agg(n=ms.count()).view("out")
+        stream.window(ms.tumbling("10 seconds"), by="user").emit("update").agg(n=ms.count()).view(
+            "out"
+        )
     else:
         first = stream.window(ms.tumbling("1 second"), by="user").agg(n=ms.count())
         first.window(ms.tumbling("10 seconds"), by="n").agg(users=ms.count()).view("out")
@@ -90,7 +95,7 @@ def ours(folder: Path, stages: int) -> list[float]:
 
 
 def peer(folder: Path, stages: int) -> list[float]:
-    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql import functions as F
 
     spark = plain_spark(CORES)
     events = (
@@ -101,7 +106,11 @@ def peer(folder: Path, stages: int) -> list[float]:
     if stages == 0:
         out, mode = events.where("user = 7").select("id", F.unix_micros("at"), "user"), "append"
     elif stages == 1:
-        counted = events.withWatermark("at", "2 seconds").groupBy(F.window("at", "10 seconds"), "user").count()
+        counted = (
+            events.withWatermark("at", "2 seconds")
+            .groupBy(F.window("at", "10 seconds"), "user")
+            .count()
+        )
         out, mode = counted.select(F.unix_micros("window.start"), "user", "count"), "update"
     else:
         first = (
@@ -137,21 +146,26 @@ def peer(folder: Path, stages: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--batches", type=int, default=450)
     parser.add_argument("--engine", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.engine:
         engine, folder, stages = options.engine
         marks = {"ours": ours, "peer": peer}[engine](Path(folder), int(stages))
-        durations = [(b - a) * 1000 for a, b in zip(marks, marks[1:], strict=False)]
+        durations = [(after - before) * 1000 for before, after in pairwise(marks)]
         print(json.dumps({"ms": durations}))
         return
     rows = []
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
         fill(Path(name), options.batches)
         for stages, title in enumerate(STAGES):
-            found = {engine: run_apart(__file__, engine, name, stages)["ms"] for engine in ("ours", "peer")}
+            found = {
+                engine: run_apart(__file__, engine, name, stages)["ms"]
+                for engine in ("ours", "peer")
+            }
             for label, part in (("first 50", slice(0, 50)), ("last 50", slice(-50, None))):
                 a, b = (quartiles(found[engine][part]) for engine in ("ours", "peer"))
                 rows.append([title, label, *a[1:], *b[1:], f"{b[0] / a[0]:.2f}"])

@@ -67,13 +67,15 @@ def ours(folder: Path, keys: int, count: int) -> list[float]:
 
 
 def peer(folder: Path, keys: int, count: int) -> list[float]:
-    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql import functions as F
 
     spark = plain_spark(CORES)
     files = folder / "files"
     files.mkdir()
     events = spark.readStream.schema("at timestamp, k long").json(str(files))
-    counted = events.withWatermark("at", "0 seconds").groupBy(F.window("at", "1000 days"), "k").count()
+    counted = (
+        events.withWatermark("at", "0 seconds").groupBy(F.window("at", "1000 days"), "k").count()
+    )
     query = start(counted, folder / "peer-checkpoint", "update")
     number = iter(range(1_000_000))
 
@@ -97,7 +99,9 @@ def timed(query, feed, keys: int, count: int) -> list[float]:
     for batch in batches(keys, count):
         feed(batch)
         progress = query.lastProgress
-        while progress is None or progress.batchId <= seen or not progress.durationMs.get("addBatch"):
+        while (
+            progress is None or progress.batchId <= seen or not progress.durationMs.get("addBatch")
+        ):
             if query.exception():
                 sys.exit(str(query.exception()))
             time.sleep(0.005)
@@ -109,7 +113,9 @@ def timed(query, feed, keys: int, count: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--keys", type=int, nargs="+", default=[10_000, 1_000_000, 10_000_000])
     parser.add_argument("--batches", type=int, default=25)
     parser.add_argument("--engine", nargs=4, help=argparse.SUPPRESS)
@@ -128,7 +134,16 @@ def main() -> None:
             ]
         half = [part[len(part) // 2 :] for part in found]  # the JVM is warmer in the second half
         (a, b) = (statistics.median(part) for part in half)
-        rows.append([f"{keys:,}", f"{a:.0f}", f"{max(half[0]):.0f}", f"{b:.0f}", f"{max(half[1]):.0f}", f"{b / a:.2f}"])
+        rows.append(
+            [
+                f"{keys:,}",
+                f"{a:.0f}",
+                f"{max(half[0]):.0f}",
+                f"{b:.0f}",
+                f"{max(half[1]):.0f}",
+                f"{b / a:.2f}",
+            ]
+        )
     header = ["keys held", "ours p50 ms", "max", "peer p50 ms", "max", "peer / ours"]
     table(f"time per batch of {BATCH_KEYS:,} random keys ({options.batches} batches)", header, rows)
 

@@ -39,7 +39,7 @@ def demo() -> None:
 @click.option("--fresh", is_flag=True, help="Begin anew, even if a run was interrupted.")
 @click.pass_context
 def ads(context: click.Context, log: str, speed: float, seed: int, *, fresh: bool) -> None:
-    r"""Click rates of a real week of advertising, kept up to date while events arrive.
+    """Click rates of a real week of advertising, kept up to date while events arrive.
 
     60,000 impressions and 287 clicks go through the log, late, mixed up and some of them twice.
     Spark keeps the rates per campaign and hour; at the end they are compared with a plain

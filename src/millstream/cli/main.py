@@ -23,7 +23,7 @@ COMMANDS = {
     "topic": "Create, list, describe and delete topics.",
     "produce": "Append each line of standard input to TOPIC as one record.",
     "consume": "Print the values of the records of TOPIC, one per line.",
-    "run": "Run the pipeline that a file declares.",
+    "run": "Run the pipeline that FILE declares, going on where it was.",
     "view": "Look at maintained views: list them, show rows, follow changes.",
     "doctor": "Check that this machine has what Millstream needs.",
 }

@@ -58,7 +58,7 @@ def find_app(file: Path, name: str | None) -> App:
     Raises:
         ConfigError: there is none, there are several and no name was given, or none has the name.
     """
-    from millstream.pipeline.app import App  # noqa: PLC0415 - `--help` is answered without it
+    from millstream.pipeline.app import App
 
     values = runpy.run_path(str(file), run_name="millstream_app").values()
     apps = {app.name: app for app in values if isinstance(app, App)}

@@ -52,7 +52,7 @@ def view() -> None:
 @view.command("list")
 @_folder_options
 def list_views(log: Path, app: str | None, *, as_json: bool) -> None:
-    r"""List the views of a log folder.
+    """List the views of a log folder.
 
     \b
     Example:
@@ -91,7 +91,7 @@ def list_views(log: Path, app: str | None, *, as_json: bool) -> None:
 def show(
     name: str, limit: int, where: tuple[str, ...], log: Path, app: str | None, *, as_json: bool
 ) -> None:
-    r"""Show rows of a view, in the order of its key.
+    """Show rows of a view, in the order of its key.
 
     \b
     Examples:
@@ -120,7 +120,7 @@ def show(
 )
 @_folder_options
 def changes(name: str, since: int, log: Path, app: str | None, *, as_json: bool) -> None:
-    r"""Show what changed in a view after a change number, oldest first.
+    """Show what changed in a view after a change number, oldest first.
 
     \b
     Example:

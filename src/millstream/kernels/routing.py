@@ -91,7 +91,7 @@ class EdgeRoute:
         operator = self.edge.operator
         if operator is None:
             yield FrameRow(
-                self.edge.port, home_bucket, encode_frame(table.drop(SEEN, LANE, strict=False))
+                self.edge.port, home_bucket, encode_frame(table.drop(SEEN, strict=False))
             )
             return
         if len(self.tables) > 1:

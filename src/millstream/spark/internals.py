@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from millstream.errors import EnvironmentProblem
+from millstream.errors import ConfigError, EnvironmentProblem
 
 ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 # The default manager starts a process for each file that it touches. This one renames files, which
@@ -86,8 +88,7 @@ def launch_jvm(
             with environment(PYSPARK_GATEWAY_PORT=str(port), PYSPARK_GATEWAY_SECRET=secret):
                 gateway = launch_gateway()  # type: ignore[no-untyped-call]
         except BaseException:
-            process.kill()
-            process.wait()
+            _end_process(process)
             raise
     gateway.proc = process
     return gateway
@@ -124,12 +125,23 @@ def _await_gateway(
 
 
 def end_jvm(gateway: Any) -> None:
-    """End the JVM behind a gateway and wait until it is gone. Forget it in PySpark too."""
-    with contextlib.suppress(
-        Exception
-    ):  # the JVM may be dead already: then there is no one to tell
+    """End the JVM behind a gateway and wait until it is gone; it may be dead already.
+
+    PySpark forgets it too, so that this process can start another.
+    """
+    with contextlib.suppress(Exception):  # a dead JVM does not answer, and need not
         gateway.shutdown()
-    process: subprocess.Popen[bytes] = gateway.proc
+    _end_process(gateway.proc)
+    context: Any = SparkContext._active_spark_context  # noqa: SLF001
+    if context is not None:
+        context._jsc = None  # noqa: SLF001 - its other half is gone
+        context.stop()
+    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
+    SparkSession._instantiatedSession = SparkSession._activeSession = None  # noqa: SLF001
+
+
+def _end_process(process: subprocess.Popen[bytes]) -> None:
+    """Ask the JVM to end by closing its standard input, then ask harder, until it is gone."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
@@ -139,8 +151,6 @@ def end_jvm(gateway: Any) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_WAIT_S)
             break
-    SparkContext._gateway = None  # noqa: SLF001
-    SparkContext._jvm = None  # noqa: SLF001
 
 
 def running_context() -> SparkContext | None:
@@ -153,11 +163,20 @@ def open_session(settings: Mapping[str, str], gateway: Any) -> SparkSession:
 
     PySpark answers a Ctrl-C by cancelling every running job, which would tear a batch that is
     about to commit; whoever runs the pipeline stops it between batches instead.
+
+    Raises:
+        ConfigError: Spark refuses a setting, or does not reach the cluster.
+
     """
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT) if main else None
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    context = SparkContext(conf=conf, gateway=gateway)
+    try:
+        context = SparkContext(conf=conf, gateway=gateway)
+    except (PySparkException, Py4JError) as refusal:
+        reason = refusal.java_exception.getMessage() if isinstance(refusal, Py4JJavaError) else None
+        first_line = (reason or str(refusal)).partition("\n")[0]
+        raise ConfigError(f"Spark does not start with these settings: {first_line}") from refusal
     # These print to the terminal what the exception says as well.
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True

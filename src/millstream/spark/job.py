@@ -11,18 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pyspark.errors import PySparkException
+
 from millstream.client import connect
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.plan import JobPlan
 from millstream.log.reader import LogReader
 from millstream.spark.birth import Birth, born, enter
 from millstream.spark.failures import as_ours
+from millstream.spark.log_source import SOURCE_NAME, LogSource
 from millstream.spark.native import add_native, rows_of
 from millstream.spark.run_store import copies_folder
 from millstream.spark.session import cores_available, start_session, stop_session
 from millstream.spark.shuffle import bucket_labels
 from millstream.spark.sink import JOB, CommitSink
-from millstream.spark.source import SOURCE_NAME, LogSource, SourceSpec
+from millstream.spark.source import SourceSpec
 from millstream.spark.stage import add_stage
 from millstream.views.commit import view_schemas
 from millstream.views.progress import Progress, Report
@@ -132,11 +135,11 @@ class _Query:
         finally:
             query.stop()
             self._clear_stop()
-        if self.sink.error is not None:
-            raise self.sink.error
-        failure = query.exception()
-        if failure is not None:
+        failure = self.sink.error or query.exception()
+        if isinstance(failure, PySparkException):
             raise as_ours(failure, self.job.app, self.job.folder / "spark.log") from None
+        if failure is not None:
+            raise failure
         return reason
 
     def _start(self) -> StreamingQuery:

@@ -14,7 +14,8 @@ from millstream.kernels.decode import polars_table
 from millstream.kernels.frames import TIME, decode_frame
 from millstream.kernels.plan import NativePlan
 from millstream.kernels.routing import Books, routes
-from millstream.spark.source import FRAME_SCHEMA, record_batches
+from millstream.spark.log_source import FRAME_SCHEMA
+from millstream.spark.source import record_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -113,7 +113,7 @@ def start_session(
 
     Raises:
         EnvironmentProblem: PySpark or Java is missing or does not start; the message says which.
-        ConfigError: the process has a session with other settings already.
+        ConfigError: the process has a session with other settings already, or Spark refuses one.
 
     Guarantees: thread-safe. The JVM and the workers end with this process, however it ends, and do
     not hear its Ctrl-C.
@@ -254,6 +254,8 @@ def _anywhere(partitions: int) -> dict[str, str]:
         # stop() waits for the batch in hand; Spark's default would wait for a hung one forever.
         f"{streaming}.stopTimeout": "60000",
         f"{streaming}.numRecentProgressUpdates": "256",
+        # Workers come ready from their parent: see that module.
+        "spark.python.daemon.module": "millstream.spark.daemon",
         # A state value may be megabytes: what an iterator over state fetches at once is bounded.
         "spark.sql.execution.arrow.transformWithStateInPySpark.maxStateRecordsPerBatch": "32",
         "spark.ui.showConsoleProgress": "false",

@@ -1,4 +1,4 @@
-"""The streaming source: a Spark Python data source that reads the log and yields frames.
+"""The streaming source: plans batches over the log, reads it in the workers, yields frames.
 
 The planner (one process on the driver) says where batches begin and end; the workers read segment
 files straight from the log's folder, decode, filter, reduce and divide into buckets before anything
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -30,8 +30,6 @@ from millstream.kernels.watermarks import PartitionProgress
 from millstream.log.reader import LogReader
 from millstream.spark.source_offsets import SourceOffset, Split, divide, next_offset
 
-SOURCE_NAME = "millstream"
-FRAME_SCHEMA = "port int, bucket int, frame binary"
 _ARROW_SCHEMA = pa.schema([("port", pa.int32()), ("bucket", pa.int32()), ("frame", pa.binary())])
 _COLUMNS = ("offset", "timestamp", "value")
 _TASK_ROWS_MIN = 20_000
@@ -60,20 +58,6 @@ class SourceSpec:
         spec = pickle.loads(base64.b64decode(option))  # noqa: S301 - made by to_option, in this job
         assert isinstance(spec, SourceSpec)
         return spec
-
-
-class LogSource(DataSource):
-    """The data source as Spark knows it, by the name ``millstream``."""
-
-    @classmethod
-    def name(cls) -> str:
-        return SOURCE_NAME
-
-    def schema(self) -> str:
-        return FRAME_SCHEMA
-
-    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's
-        return LogPlanner(SourceSpec.from_option(self.options["spec"]))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import polars as pl
 
 from millstream.errors import CorruptionError
 from millstream.kernels.frames import (
+    LANE,
     PORT_DEAD,
     PORT_LEDGER,
     PORT_TIME,
@@ -96,6 +97,8 @@ def gather(plan: JobPlan, rows: Iterable[FrameRow]) -> BatchOutcome:
     for port, tables in sorted(frames.items()):
         name = DEAD_VIEW if port == PORT_DEAD else sinks[port].name
         table = pl.concat(tables)
+        if LANE in table.columns:  # of rows that replace one another the last in the log shall stay
+            table = table.sort(LANE, maintain_order=True)
         outcome.changes.append(ViewChange(name, table.select(visible(table.columns))))
     return outcome
 

@@ -1,6 +1,7 @@
 """`millstream run` finds the app that a file declares, and says so when there is none."""
 
 import pytest
+
 from millstream.cli.run import find_app
 from millstream.errors import ConfigError
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from millstream.kernels.decode import Field, JsonDecoder
 
 DECODER = JsonDecoder(

@@ -4,6 +4,7 @@ import numpy as np
 import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
+
 from millstream.kernels.keyhash import buckets_of, hash_columns
 
 

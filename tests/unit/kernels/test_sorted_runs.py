@@ -1,10 +1,13 @@
 """Sorted runs against a dict: what is looked up and scanned is what was added, merged per key."""
 
+import itertools
+
 import numpy as np
 import polars as pl
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
+
 from millstream.kernels.frames import HASH
 from millstream.kernels.sorted_runs import (
     FOLD_RATIO,
@@ -75,9 +78,7 @@ def test_a_slot_keeps_few_runs_and_the_store_keeps_only_those(sizes):
         counts = {f"{number}-{i}": 1 for i in range(size)}
         runs.add(0, rows_of(counts, lambda k: hash(k) & 0xFFFF), merge)
     held = runs.slots[0]
-    assert all(
-        older.rows > FOLD_RATIO * newer.rows for older, newer in zip(held, held[1:], strict=False)
-    )
+    assert all(older.rows > FOLD_RATIO * newer.rows for older, newer in itertools.pairwise(held))
     assert set(store.tables) == {run.name for run in held}
 
 

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from millstream import testing
 from millstream.log.murmur2 import partition_of
 from millstream.pipeline import App, count, mean, sum, tumbling, watermark  # noqa: A004

@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import polars as pl
 import pytest
+
 from millstream import testing
 from millstream.errors import ConfigError, UserCodeError
 from millstream.pipeline import App, count, mean, sum, tumbling, watermark  # noqa: A004

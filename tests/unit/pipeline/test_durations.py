@@ -1,6 +1,7 @@
 from datetime import timedelta
 
 import pytest
+
 from millstream.errors import ConfigError
 from millstream.pipeline.durations import describe_us, to_us
 
@@ -23,7 +24,7 @@ def test_durations_are_read_as_people_write_them(text, microseconds):
 
 @pytest.mark.parametrize("bad", ["ten minutes", "10", 10, "10 parsecs", "", None, timedelta(-1)])
 def test_anything_else_is_refused_with_what_is_allowed(bad):
-    with pytest.raises(ConfigError, match="window's size is .*10 minutes"):
+    with pytest.raises(ConfigError, match=r"window's size is .*10 minutes"):
         to_us(bad, what="window's size")
 
 

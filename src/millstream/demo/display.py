@@ -1,0 +1,187 @@
+"""What the demo shows while it runs: a picture that is redrawn, or plain lines where none can be.
+
+Built from the Progress of each batch and the rows of the view as committed with it, never from the
+pipeline's insides: it is what any other program could show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Self
+
+import polars as pl
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from millstream.views.progress import Progress
+
+HOURS_SHOWN = 8
+_RATE_OVER_S = 5.0
+_LINE_EVERY_S = 1.0
+
+
+@dataclass
+class Counts:
+    """The figures of one moment; ``records`` is how many there are once all have arrived."""
+
+    records: int
+    arrived: int
+    lag: dict[str, int]
+    late: int
+    per_s: float
+    watermark: datetime | None
+
+    @property
+    def read(self) -> int:
+        return self.arrived - sum(self.lag.values())
+
+
+@dataclass
+class Rates:
+    """How fast records were read over the last seconds."""
+
+    clock: Callable[[], float] = time.monotonic
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def add(self, rows: int) -> float:
+        """Take in a batch; return records per second."""
+        now = self.clock()
+        self._seen.append((now, rows))
+        while len(self._seen) > 2 and now - self._seen[0][0] > _RATE_OVER_S:
+            self._seen.popleft()
+        # The first batch only says when the others began.
+        seconds = now - self._seen[0][0]
+        return sum(rows for _, rows in list(self._seen)[1:]) / seconds if seconds else 0.0
+
+
+def duplicates(by_hour: pl.DataFrame) -> int:
+    """Return how many copies were found beside the first of each event."""
+    sums = by_hour.select(pl.col("copies") - pl.col("shown") - pl.col("clicked")).sum()
+    return int(sums.item() or 0)
+
+
+class Display:
+    """Shows batches on a console; use it in a ``with`` statement.
+
+    In a terminal the picture is redrawn in place; elsewhere a line is printed about once a second,
+    so that a log file stays readable.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._rates = Rates(clock)
+        self._printed = -_LINE_EVERY_S
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            waiting = Text("Starting Spark …", style="dim")
+            self._live = Live(waiting, console=self._console, refresh_per_second=8)
+            self._live.start()
+        else:
+            self._console.print("Starting Spark.")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(
+        self,
+        progress: Progress,
+        by_hour: pl.DataFrame,
+        *,
+        records: int,
+        arrived: int,
+        late: int,
+    ) -> None:
+        """Show one committed batch.
+
+        Args:
+            records: How many records there will be in all.
+            arrived: How many the log has now.
+            late: How many events came too late so far.
+        """
+        counts = Counts(
+            records=records,
+            arrived=arrived,
+            lag=dict(progress.lag),
+            late=late,
+            per_s=self._rates.add(progress.read),
+            watermark=progress.watermark,
+        )
+        if self._live is not None:
+            self._live.update(picture(counts, by_hour))
+            return
+        now = self._clock()
+        if now - self._printed >= _LINE_EVERY_S or counts.read == counts.records:
+            self._printed = now
+            self._console.print(line(counts, by_hour), highlight=False, soft_wrap=True)
+
+
+def line(counts: Counts, by_hour: pl.DataFrame) -> str:
+    """Return the figures in one line."""
+    lag = "/".join(str(lag) for lag in counts.lag.values())
+    return (
+        f"read {counts.read:,} of {counts.records:,} ({counts.per_s:,.0f}/s)  lag {lag}  "
+        f"watermark {_time(counts.watermark)}  late {counts.late}  "
+        f"duplicates {duplicates(by_hour)}  hours {by_hour['window_start'].n_unique()}"
+    )
+
+
+def picture(counts: Counts, by_hour: pl.DataFrame) -> RenderableType:
+    """Return the figures and the latest hours as a picture."""
+    figures = Table.grid(padding=(0, 3))
+    figures.add_row(
+        _figure("events read", f"{counts.read:,}"),
+        _figure("per second", f"{counts.per_s:,.0f}"),
+        _figure("watermark", _time(counts.watermark)),
+        _figure("late", f"{counts.late:,}"),
+        _figure("duplicates", f"{duplicates(by_hour):,}"),
+    )
+    lag = Text.assemble(("lag  ", "dim"))
+    for partition, waiting in counts.lag.items():
+        lag.append(f"{partition} ", style="dim")
+        lag.append(f"{waiting:,}   ", style="bold" if waiting else "")
+    bar = ProgressBar(total=max(counts.records, 1), completed=counts.read, width=60)
+    return Group(bar, Text(), figures, lag, Text(), _hours(by_hour))
+
+
+def _figure(name: str, value: str) -> Text:
+    return Text.assemble((f"{value}\n", "bold"), (name, "dim"))
+
+
+def _hours(by_hour: pl.DataFrame) -> Table:
+    """Return the latest hours with the click rate of each campaign, newest first."""
+    campaigns = by_hour["campaign"].unique().sort().to_list()
+    table = Table(
+        "hour (UTC)",
+        *map(str, campaigns),
+        title="click rate by campaign",
+        title_justify="left",
+        title_style="dim",
+        box=box.SIMPLE_HEAD,
+    )
+    hours = by_hour["window_start"].unique().sort(descending=True).head(HOURS_SHOWN)
+    cells = {
+        (start, campaign): f"{rate:6.2%}  [dim]{clicked} of {shown}[/dim]"
+        for start, campaign, rate, clicked, shown in by_hour.select(
+            "window_start", "campaign", "rate", "clicked", "shown"
+        ).iter_rows()
+    }
+    for hour in hours:
+        table.add_row(_time(hour), *(cells.get((hour, name), "") for name in campaigns))
+    return table
+
+
+def _time(moment: datetime | None) -> str:
+    return "not yet known" if moment is None else moment.strftime("%a %d %b %H:%M")

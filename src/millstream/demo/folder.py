@@ -1,0 +1,97 @@
+"""The folder that a demo works in: its own, so that starting anew can empty it safely.
+
+A small file says that the demo made the folder, with which seed, and whether its run is complete.
+A folder that holds anything and lacks this file belongs to somebody else and is never touched.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from millstream.errors import ConfigError
+
+MARK = "millstream-demo.json"
+_HALF_WRITTEN = f"{MARK}.new"
+
+
+@dataclass(frozen=True)
+class DemoRun:
+    """What the mark says: which demo, with which seed, and whether it came to its end."""
+
+    demo: str
+    seed: int
+    completed: bool = False
+
+
+def prepare(folder: Path, run: DemoRun, *, fresh: bool = False) -> bool:
+    """Make the folder ready for a run; return True if it goes on with one that was interrupted.
+
+    A completed run, or ``fresh``, begins anew in an emptied folder.
+
+    Raises:
+        ConfigError: The folder holds other things, or an unfinished run with another seed.
+    """
+    known = _read(folder)
+    if known is None:
+        others = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        if others - {_HALF_WRITTEN}:
+            raise ConfigError(
+                f"{folder} is not empty and was not made by the demo. Give another folder with "
+                "--log, which the demo may fill and empty."
+            )
+        _write(folder, run)
+        return False
+    if fresh or known.completed:
+        # What a crash after each step leaves behind:
+        # 1. The mark says "completed": the next start empties the folder.
+        # 2. Some or all of the log and the apps are gone: the same, thanks to 1.
+        # 3. The mark is that of the new run: the next start goes on with it, from nothing.
+        complete(folder, known)
+        _empty(folder)
+        _write(folder, run)
+        return False
+    if known != run:
+        raise ConfigError(
+            f"{folder} holds an unfinished run of the demo {known.demo!r} with seed {known.seed}. "
+            f"Go on with --seed {known.seed}, or begin anew with --fresh."
+        )
+    return True
+
+
+def complete(folder: Path, run: DemoRun) -> None:
+    """Note that the run came to its end, so that the next one begins anew."""
+    _write(folder, DemoRun(run.demo, run.seed, completed=True))
+
+
+def _read(folder: Path) -> DemoRun | None:
+    try:
+        return DemoRun(**json.loads((folder / MARK).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{folder / MARK} cannot be read as the demo's mark. Remove the folder, or give "
+            "another one with --log."
+        ) from error
+
+
+def _write(folder: Path, run: DemoRun) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    # Written beside and moved into place: a crash leaves the old mark or the new one, not a half.
+    beside = folder / _HALF_WRITTEN
+    beside.write_text(json.dumps(asdict(run)), encoding="utf-8")
+    beside.replace(folder / MARK)
+
+
+def _empty(folder: Path) -> None:
+    """Remove everything but the mark."""
+    for path in folder.iterdir():
+        if path.name == MARK:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -1,0 +1,151 @@
+"""Opening a view store's SQLite file: durable settings, reader connections, errors in our words.
+
+The writer has one connection; every reading call takes a connection of its own for one short
+transaction, which sees one consistent state whatever the writer does meanwhile. Everything that
+SQLite raises leaves through :func:`in_our_words`.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+
+from millstream.errors import ConfigError, CorruptionError, MillstreamError, RetriableError
+
+# A commit of 100,000 rows writes 10 to 20 MB; moving the log into the file every 64 MB instead of
+# SQLite's 4 MB keeps that out of most commits.
+_CHECKPOINT_PAGES = 16_384
+_JOURNAL_BYTES_MAX = 64 << 20
+_CACHE_KIB = 64 << 10
+_BUSY_TIMEOUT_S = 30.0
+
+
+@contextmanager
+def in_our_words(path: Path) -> Iterator[None]:
+    """Turn what SQLite raises into the errors of this package.
+
+    Raises:
+        RetriableError: The file is locked, or the disk is full or failing.
+        CorruptionError: The file is damaged, or no view store.
+        ConfigError: The file cannot be opened, or a value is too large to keep.
+    """
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        said = f"SQLite says: {error}."
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise RetriableError(
+                f"{path} is locked by another process. Try again, or close it. {said}"
+            ) from error
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            raise RetriableError(
+                f"Writing to {path} failed and nothing of the batch was kept. Free some space or "
+                f"mend the disk, then run again. {said}"
+            ) from error
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise CorruptionError(
+                f"{path} is damaged or is no view store. Keep a copy; deleting the app's folder "
+                f"rebuilds its views from the log. {said}"
+            ) from error
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+            raise ConfigError(
+                f"{path} cannot be opened as needed. Check that it exists and may be read and "
+                f"written by you. {said}"
+            ) from error
+        if code == sqlite3.SQLITE_TOOBIG:
+            raise ConfigError(
+                f"A value is too large for {path}: at most 1,000,000,000 bytes. {said}"
+            ) from error
+        raise MillstreamError(f"{path} could not be used as a view store. {said}") from error
+
+
+def open_writer(path: Path) -> sqlite3.Connection:
+    """Open the file for writing, creating it and its folders durably."""
+    created = not path.exists()
+    folders = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = _connect(path, "rwc")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES_MAX}")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    if created:
+        # The names of new files and folders are durable only once the folder that holds them is.
+        for folder in {path.parent, *(made.parent for made in folders)}:
+            _fsync_folder(folder)
+    return connection
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    # The path goes into a URI: these three characters would end or change it.
+    escaped = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    connection = sqlite3.connect(
+        f"file:{escaped}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=_BUSY_TIMEOUT_S,
+        cached_statements=256,
+    )
+    connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    return connection
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Readers:
+    """Connections for reading, lent to one call at a time and kept for the next.
+
+    Guarantees: thread-safe; a borrowed connection is inside one read transaction, so all that a
+    call reads belongs to one commit.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._idle: list[sqlite3.Connection] = []
+        self._lock = Lock()
+        self._closed = False
+
+    @contextmanager
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """Lend a connection within one read transaction."""
+        with self._lock:
+            if self._closed:
+                raise ConfigError(f"The view store {self._path} is closed. Open it again.")
+            connection = self._idle.pop() if self._idle else None
+        with in_our_words(self._path):
+            connection = connection or _connect(self._path, "ro")
+            try:
+                connection.execute("BEGIN")
+                yield connection
+            finally:
+                self._give_back(connection)
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        with self._lock:
+            if not self._closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close all idle connections; those lent out close when they come back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()

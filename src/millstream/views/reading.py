@@ -1,0 +1,144 @@
+"""Reading the views of a log folder from anywhere: another thread, another process, a notebook.
+
+:func:`view` finds a view among the apps of the folder and opens its store for reading. What it
+returns sees whole batches only, and never holds up the job that writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import polars as pl
+
+from millstream.errors import ConfigError, UnknownViewError
+from millstream.views.schema import ViewSchema
+from millstream.views.store import ViewStore
+
+
+def store_path(log: Path | str, app: str) -> Path:
+    """Return where the view store of an app lies within a log folder."""
+    return Path(log) / "apps" / app / "views.db"
+
+
+def apps_with_views(log: Path | str) -> list[str]:
+    """Return the names of the apps of a log folder that have a view store, sorted."""
+    return sorted(path.parent.name for path in (Path(log) / "apps").glob("*/views.db"))
+
+
+class View:
+    """A view opened for reading.
+
+    Guarantees: thread-safe; each call sees the state of one commit, the newest at that moment.
+    Close it, or use it in a ``with`` statement, to give back its file handles.
+    """
+
+    def __init__(self, store: ViewStore, name: str, app: str) -> None:
+        self._store = store
+        self.name = name
+        self.app = app
+
+    def __repr__(self) -> str:
+        return f"View({self.name!r}, app={self.app!r})"
+
+    @property
+    def schema(self) -> ViewSchema:
+        """The view's columns, their kinds, and its key."""
+        return self._store.schema(self.name)
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """What of the log the view reflects; {} before its first batch."""
+        return self._store.position(self.name)
+
+    def get(self, **key: Any) -> dict[str, Any] | None:
+        """Return the row of a key, or None.
+
+        Raises:
+            ConfigError: The arguments are not exactly the view's key columns.
+        """
+        return self._store.get(self.name, **key)
+
+    def scan(
+        self, *, where: Mapping[str, Any] | None = None, limit: int | None = None
+    ) -> pl.DataFrame:
+        """Return the rows in key order, typed; with ``where`` those with these values alone.
+
+        Raises:
+            ConfigError: ``where`` names no column, or a value that the column cannot hold.
+        """
+        return self._store.scan(self.name, where=where, limit=limit)
+
+    def changes(self, *, since: int = 0) -> pl.DataFrame:
+        """Return the changes after change number ``since``: ``_seq, _batch_id, _op``, columns.
+
+        Raises:
+            OffsetOutOfRangeError: Those changes are gone; scan() and go on from the newest.
+        """
+        return self._store.changes(self.name, since=since)
+
+    def wait_for(
+        self,
+        *,
+        batch_id: int | None = None,
+        position: Mapping[str, Any] | None = None,
+        timeout_s: float = 10.0,
+    ) -> bool:
+        """Wait until the view reflects a batch or a position; False if it does not in time."""
+        return self._store.wait_for(
+            self.name, batch_id=batch_id, position=position, timeout_s=timeout_s
+        )
+
+    def close(self) -> None:
+        """Give back the file handles. Closing twice is allowed."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def view(name: str, log: Path | str = "./data", app: str | None = None) -> View:
+    """Open a view of a log folder for reading.
+
+    Args:
+        log: The log folder, as the pipeline's ``log=``.
+        app: Whose view; needed only if several apps of the folder have one of that name.
+
+    Raises:
+        UnknownViewError: No app of the folder has such a view; the message lists what there is.
+        ConfigError: Several apps have one; name the app.
+    """
+    known = apps_with_views(log)
+    if app is not None and app not in known:
+        raise UnknownViewError(
+            f"The log folder {str(log)!r} has no views of an app {app!r}; there are views of: "
+            f"{', '.join(known) or 'none'}. Correct the app or the folder, or run the app first."
+        )
+    found: list[View] = []
+    others: list[str] = []
+    for candidate in known if app is None else [app]:
+        store = ViewStore(store_path(log, candidate), readonly=True)
+        names = [schema.name for schema in store.views()]
+        if name in names:
+            found.append(View(store, name, candidate))
+        else:
+            others += [f"{candidate}/{other}" for other in names]
+            store.close()
+    if len(found) == 1:
+        return found[0]
+    for each in found:
+        each.close()
+    if found:
+        raise ConfigError(
+            f"Several apps have a view {name!r}: {', '.join(each.app for each in found)}. "
+            "Say which with app=."
+        )
+    raise UnknownViewError(
+        f"There is no view {name!r} in the log folder {str(log)!r}; there are: "
+        f"{', '.join(others) or 'none yet'}. Correct the name or the folder, or run the pipeline "
+        "that fills the view."
+    )

@@ -1,0 +1,198 @@
+"""dev.py, as far as it can be tried without a network: tests/unit runs inside what it has made."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DEV = Path(__file__).resolve().parents[2] / "dev.py"
+
+
+@pytest.fixture
+def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Load dev.py as if it lay in an empty project."""
+    spec = importlib.util.spec_from_file_location("dev", DEV)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "dev", module)
+    spec.loader.exec_module(module)
+    module.ROOT = tmp_path
+    module.STATE = tmp_path / ".dev"
+    module.ENVIRONMENT = tmp_path / ".venv"
+    module.STAMP = module.STATE / "environment.json"
+    module.STATE.mkdir()
+    for name in ("uv.lock", "pyproject.toml"):
+        (tmp_path / name).write_text(name)
+    return module
+
+
+def make_java(home: Path, release: str | None) -> Path:
+    """Lay out a Java whose program does nothing but exist."""
+    executable = home / "bin" / "java"
+    executable.parent.mkdir(parents=True)
+    executable.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
+    executable.chmod(0o755)
+    if release is not None:
+        (home / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{release}"\n')
+    return executable
+
+
+@pytest.mark.parametrize(("release", "major"), [("17.0.15", 17), ("21", 21), ("1.8.0_392", 8)])
+def test_a_java_is_known_by_its_release_file(
+    release: str, major: int, dev: ModuleType, tmp_path: Path
+) -> None:
+    assert dev.java_major(make_java(tmp_path / "java", release)) == major
+
+
+def test_a_java_without_a_release_file_is_asked(dev: ModuleType, tmp_path: Path) -> None:
+    assert dev.java_major(make_java(tmp_path / "java", None)) == 8
+
+
+def test_a_java_on_the_path_counts_when_java_home_is_too_old(
+    dev: ModuleType, tmp_path: Path
+) -> None:
+    old = make_java(tmp_path / "old", "11.0.2").parent
+    new = make_java(tmp_path / "new", "17.0.2").parent
+    assert dev.java_is_there({"JAVA_HOME": str(old.parent), "PATH": str(new)})
+    assert not dev.java_is_there({"JAVA_HOME": str(old.parent), "PATH": ""})
+    assert not dev.java_is_there({"PATH": str(tmp_path)})
+
+
+def test_what_pip_is_told_about_the_network_reaches_uv(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = (
+        ":env:.cert='/etc/ours.pem'\n"
+        "global.cert='/etc/theirs.pem'\n"
+        "global.index-url='https://mirror.example/simple'\n"
+        "install.extra-index-url='https://a.example/\\nhttps://b.example/'\n"
+        "global.timeout='60'\n"
+    )
+    monkeypatch.setattr(dev, "answer", lambda *_: listing)
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_", "SSL_"))]:
+        monkeypatch.delenv(name)
+    env = dev.uv_env(dev.pip_settings())
+    assert env["UV_DEFAULT_INDEX"] == "https://mirror.example/simple"
+    assert env["UV_INDEX"] == "https://a.example/ https://b.example/"
+    assert env["SSL_CERT_FILE"] == "/etc/ours.pem"
+    assert dev.own_index(env) == "https://mirror.example/simple"
+
+
+def test_what_uv_is_told_itself_stands(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://pypi.org/simple/")
+    env = dev.uv_env({"index-url": "https://mirror.example/simple"})
+    assert env["UV_DEFAULT_INDEX"] == "https://pypi.org/simple/"
+    assert dev.own_index(env) is None
+
+
+def test_no_python_is_ever_downloaded(dev: ModuleType) -> None:
+    env = dev.uv_env({})
+    assert env["UV_PYTHON"] == sys.executable
+    assert env["UV_PYTHON_DOWNLOADS"] == "never"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the cache's place depends on HOME on POSIX only")
+def test_without_a_home_the_cache_lies_in_the_project(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "UV_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert dev.uv_env({})["UV_CACHE_DIR"] == str(dev.STATE / "cache")
+
+
+def test_a_python_without_pip_and_without_venv_is_told_what_to_install(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dev, "answer", lambda *_: None)
+    with pytest.raises(dev.Problem, match="python3-pip"):
+        dev.find_pip()
+
+
+@pytest.fixture
+def installed(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Replace the installer by one that lays out an empty environment; return what it was asked."""
+    asked: list[object] = []
+
+    def install(environment: Path, needs: object) -> None:
+        asked.append(needs)
+        python = dev.python_of(environment)
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.write_text("#!/bin/sh\n")
+        python.chmod(0o755)
+
+    monkeypatch.setattr(dev, "install", install)
+    monkeypatch.setattr(dev, "java_is_there", lambda _: True)
+    return asked
+
+
+def test_an_environment_that_holds_enough_is_left_alone(
+    dev: ModuleType, installed: list[object]
+) -> None:
+    dev.prepare(dev.TEST)
+    dev.prepare(dev.DEMO)
+    assert installed == [dev.TEST]
+
+
+def test_what_one_command_needed_is_kept_for_the_next(
+    dev: ModuleType, installed: list[object]
+) -> None:
+    dev.prepare(dev.Needs(groups=("check",)))
+    dev.prepare(dev.DEMO)
+    assert installed[-1] == dev.Needs(extras=("spark",), groups=("check",))
+
+
+def test_a_changed_lock_or_a_lost_python_means_setting_up_again(
+    dev: ModuleType, installed: list[object]
+) -> None:
+    dev.prepare(dev.DEMO)
+    (dev.ROOT / "uv.lock").write_text("changed")
+    dev.prepare(dev.DEMO)
+    dev.python_of(dev.ENVIRONMENT).unlink()
+    dev.prepare(dev.DEMO)
+    assert len(installed) == 3
+
+
+def test_a_set_up_that_was_cut_short_is_not_trusted(
+    dev: ModuleType, installed: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dev.prepare(dev.DEMO)
+
+    def cut_short(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dev, "install", cut_short)
+        with pytest.raises(KeyboardInterrupt):
+            dev.prepare(dev.TEST)
+    dev.prepare(dev.DEMO)
+    assert installed == [dev.DEMO, dev.DEMO]
+
+
+def test_a_machine_without_java_is_given_one(
+    dev: ModuleType, installed: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dev, "java_is_there", lambda _: False)
+    dev.prepare(dev.DEMO)
+    assert installed == [dev.Needs(extras=("jre", "spark"))]
+
+
+def test_one_requirement_can_take_the_place_of_a_locked_one(
+    dev: ModuleType, tmp_path: Path
+) -> None:
+    listing = tmp_path / "requirements.txt"
+    listing.write_text("py4j==0.10.9.9\npyspark==4.3.0\n    # via millstream\n")
+    dev.substitute(listing, "pyspark==4.2.*")
+    assert listing.read_text() == "py4j==0.10.9.9\npyspark==4.2.*\n    # via millstream\n"
+
+
+def test_an_unknown_command_ends_as_one_sentence(
+    dev: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dev.main(["tset"]) == 1
+    assert capsys.readouterr().err.startswith("dev.py: there is no command 'tset'; there are: ")
