@@ -94,6 +94,19 @@ def launch_jvm(
     return gateway
 
 
+def lean_home(folder: Path) -> Path:
+    """Make ``folder`` a Spark home of links to this PySpark, without its zipped Python modules.
+
+    With those, every Python process that Spark starts compiles PySpark from the zip anew (0.3 s of
+    CPU each, and a query starts half a dozen), and one more starts to look for data sources that
+    other packages bring. Without them they import the PySpark that is installed.
+    """
+    folder.mkdir()
+    for name in ("bin", "jars"):
+        (folder / name).symlink_to(_spark_home({}) / name)
+    return folder
+
+
 def _spark_home(env: Mapping[str, str]) -> Path:
     """Return the Spark to start: the user's, else the one that came with this PySpark."""
     if home := env.get("SPARK_HOME"):

@@ -98,11 +98,15 @@ def test_the_users_settings_win_and_java_options_are_added_to_ours(tmp_path: Pat
 
 @pytest.mark.parametrize("local", [True, False])
 def test_the_environment_of_the_jvm_names_this_python(
-    *, local: bool, monkeypatch: pytest.MonkeyPatch
+    *, local: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/cluster/python")
-    made = session._environment({**os.environ, "SPARK_HOME": "/old/spark"}, local=local)
+    scratch = session._Scratch(tmp_path) if local else None
+    made = session._environment({**os.environ, "SPARK_HOME": "/old/spark"}, scratch)
     assert made["PYSPARK_DRIVER_PYTHON"] == sys.executable
     assert made["PYSPARK_PYTHON"] == (sys.executable if local else "/cluster/python")
-    assert ("SPARK_HOME" in made) is not local
+    assert (made["SPARK_HOME"] == "/old/spark") is not local
+    if scratch is not None:
+        assert (Path(made["SPARK_HOME"]) / "bin" / "spark-submit").is_file()
+        scratch.delete()
     assert ("POLARS_MAX_THREADS" in made) is (local or "POLARS_MAX_THREADS" in os.environ)
