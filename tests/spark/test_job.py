@@ -171,6 +171,19 @@ def test_a_deleted_checkpoint_is_refused_while_its_views_are_there(spark, tmp_pa
     assert view(app, "by_hour").equals(expected(rows(50), "by_hour"))
 
 
+def test_a_checkpoint_that_is_older_than_the_views_is_refused(spark, tmp_path):
+    app = two_stages(tmp_path)
+    send(tmp_path, rows(50))
+    app.run(until="caught-up")
+    shutil.copytree(app.folder / "checkpoint", tmp_path / "backup")
+    send(tmp_path, rows(50, start=50))
+    app.run(until="caught-up")
+    shutil.rmtree(app.folder / "checkpoint")
+    shutil.copytree(tmp_path / "backup", app.folder / "checkpoint")
+    with pytest.raises(ConfigError, match="older than they are"):
+        app.run(until="caught-up")
+
+
 def test_an_older_run_is_fenced_off_by_a_newer_one(spark, tmp_path):
     send(tmp_path, rows(50))
     app = two_stages(tmp_path)

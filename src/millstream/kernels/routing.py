@@ -97,7 +97,7 @@ class EdgeRoute:
         if len(self.tables) > 1:
             table = self._merged(table)
         buckets = buckets_of(hash_columns(table, operator.by), len(self.bucket_labels))
-        divided = table.with_columns(pl.Series(_BUCKET, buckets)).partition_by(
+        divided = table.hstack([pl.Series(_BUCKET, buckets)]).partition_by(
             _BUCKET, as_dict=True, include_key=False
         )
         for (bucket,), part in divided.items():

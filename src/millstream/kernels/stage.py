@@ -129,9 +129,11 @@ class OperatorRun:
         kept: list[pl.DataFrame] = []
         for partials in frames:
             late = kernel.late_rows(partials, baselines, floor_us)
-            in_time = partials.filter(~late).drop(LANE, strict=False)
+            in_time = partials.filter(pl.Series(~late)) if late.any() else partials
             held = rows_in(in_time)
             self.books.count(kernel.name, held=held, late=rows_in(partials) - held)
+            if LANE in in_time.columns:
+                in_time.drop_in_place(LANE)
             if in_time.height:
                 kept.append(in_time)
         return pl.concat(kept) if kept else None

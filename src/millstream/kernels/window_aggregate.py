@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from millstream.kernels.aggregates import Aggregate
@@ -32,6 +33,7 @@ from millstream.kernels.watermarks import UNSEEN
 from millstream.kernels.windows import Tumbling
 
 EmitMode = Literal["final", "update"]
+_SLOT = "__slot"
 SLOTS_OPEN_MAX = 8  # an open span of time is divided into about this many slots
 
 
@@ -70,9 +72,14 @@ class WindowAggregate:
         """Add each row's window."""
         return rows.with_columns(self.window.start(pl.col(TIME)).alias(WINDOW))
 
+    @property
+    def expires_after_us(self) -> int:
+        """How long after its start a window expires."""
+        return self.window.size_us + self.lateness_us
+
     def expiry(self) -> pl.Expr:
         """Give the watermark at which a row's window expires."""
-        return pl.col(WINDOW) + (self.window.size_us + self.lateness_us)
+        return pl.col(WINDOW) + self.expires_after_us
 
     def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Reduce rows (with ``__window``) to one partial per window, key and lane."""
@@ -93,15 +100,14 @@ class WindowAggregate:
 
     def late_rows(
         self, partials: pl.DataFrame, baselines: Mapping[int, int], floor_us: int
-    ) -> pl.Series:
+    ) -> npt.NDArray[np.bool_]:
         """Say which partials came too late. Rows without a lane are held to ``floor_us``."""
-        if LANE in partials.columns:
-            baseline = pl.col(LANE).replace_strict(
-                baselines, default=floor_us, return_dtype=pl.Int64
-            )
-        else:
-            baseline = pl.lit(floor_us, pl.Int64)
-        return partials.select(late=self.expiry() <= baseline).to_series()
+        expiry = partials[WINDOW].to_numpy() + self.expires_after_us
+        if LANE not in partials.columns:
+            return expiry <= floor_us
+        lanes, at = np.unique(partials[LANE].to_numpy(), return_inverse=True)
+        baseline = np.array([baselines.get(int(lane), floor_us) for lane in lanes], np.int64)
+        return expiry <= baseline[at]
 
     def process(
         self, runs: SortedRuns, partials: pl.DataFrame | None, watermark_us: int, before_us: int
@@ -112,40 +118,41 @@ class WindowAggregate:
         """
         if partials is not None:
             partials = self.merge(partials)
-            partials = partials.with_columns(pl.Series(HASH, hash_columns(partials, self.by)))
+            partials = partials.hstack([pl.Series(HASH, hash_columns(partials, self.by))])
         emitted = (
             self._expired(runs, partials, watermark_us, before_us)
             if self.mode == "final"
             else self._touched(runs, partials)
         )
         self._hold(runs, partials, watermark_us)
-        return self._results(emitted)
+        return None if emitted is None else self.read_off(emitted.sort(WINDOW, HASH))
 
     def _expired(
         self, runs: SortedRuns, partials: pl.DataFrame | None, watermark_us: int, before_us: int
-    ) -> list[pl.DataFrame]:
-        """Gather the partials of the windows that this batch expires."""
+    ) -> pl.DataFrame | None:
+        """Gather and merge the partials of the windows that this batch expires."""
         expiring = (self.expiry() <= watermark_us) & (self.expiry() > before_us)
         pieces: list[pl.DataFrame] = []
         for slot in runs.slots:
-            if slot + self.window.size_us + self.lateness_us <= watermark_us:
+            if slot + self.expires_after_us <= watermark_us:
                 pieces += [rows.filter(expiring) for rows in runs.scan(slot)]
         if partials is not None:
             pieces.append(partials.filter(self.expiry() <= watermark_us))
-        return pieces
+        pieces = [piece for piece in pieces if piece.height]
+        return self.merge(pl.concat(pieces)) if pieces else None
 
-    def _touched(self, runs: SortedRuns, partials: pl.DataFrame | None) -> list[pl.DataFrame]:
-        """Gather the partials, old and new, of the windows and keys that this batch touches."""
+    def _touched(self, runs: SortedRuns, partials: pl.DataFrame | None) -> pl.DataFrame | None:
+        """Merge the partials of the batch with the old ones of the same windows and keys."""
         if partials is None:
-            return []
-        keys = partials.select(WINDOW, *self.by)
-        pieces = [partials]
+            return None
+        keys = [WINDOW, *self.by]
+        known: list[pl.DataFrame] = []
         for slot, touched in self._by_slot(partials):
             hashes = np.unique(touched[HASH].to_numpy())
             for rows in runs.look_up(slot, hashes):
-                known = rows.join(keys, on=[WINDOW, *self.by], how="semi", nulls_equal=True)
-                pieces.append(known.select(partials.columns))
-        return pieces
+                same = rows.join(partials, on=keys, how="semi", nulls_equal=True)
+                known.append(same.select(partials.columns))
+        return self.merge(pl.concat([partials, *known])) if known else partials
 
     def _hold(self, runs: SortedRuns, partials: pl.DataFrame | None, watermark_us: int) -> None:
         """Put what is still open into the runs, and drop the slots whose time has passed."""
@@ -153,32 +160,29 @@ class WindowAggregate:
             runs.drop_slot(slot)
         if partials is None:
             return
-        held = partials.filter(self.expiry() > watermark_us)
-        for slot, rows in self._by_slot(held):
+        for slot, rows in self._by_slot(self._open(partials, watermark_us)):
             runs.add(slot, rows, lambda pieces: self.merge(self._open(pieces, watermark_us)))
 
     def _open(self, partials: pl.DataFrame, watermark_us: int) -> pl.DataFrame:
-        return partials.filter(self.expiry() > watermark_us)
+        """Leave out the windows that have expired."""
+        is_open = partials[WINDOW].to_numpy() + self.expires_after_us > watermark_us
+        return partials if is_open.all() else partials.filter(pl.Series(is_open))
 
     def _slot_expiry(self, slot: int) -> int:
         return slot + self.slot_us + self.lateness_us
 
     def _by_slot(self, rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
-        slots = rows.with_columns(
-            (
-                (pl.col(WINDOW) - self.window.offset_us) // self.slot_us * self.slot_us
-                + self.window.offset_us
-            ).alias("__slot")
+        if not rows.height:
+            return []
+        offset_us = self.window.offset_us
+        windows = rows[WINDOW].to_numpy()
+        slots = (windows - offset_us) // self.slot_us * self.slot_us + offset_us
+        if slots.min() == slots.max():
+            return [(int(slots[0]), rows)]
+        divided = rows.hstack([pl.Series(_SLOT, slots)]).partition_by(
+            _SLOT, as_dict=True, include_key=False
         )
-        divided = slots.partition_by("__slot", as_dict=True, include_key=False)
         return [(int(slot), part) for (slot,), part in sorted(divided.items())]
-
-    def _results(self, pieces: list[pl.DataFrame]) -> pl.DataFrame | None:
-        """Merge what was gathered and read the answers off, in order of window and key hash."""
-        pieces = [piece for piece in pieces if not piece.is_empty()]
-        if not pieces:
-            return None
-        return self.read_off(self.merge(pl.concat(pieces)).sort(WINDOW, HASH))
 
     def read_off(self, merged: pl.DataFrame) -> pl.DataFrame:
         """Turn merged partials into result rows, whose time is their window's last microsecond."""

@@ -72,6 +72,26 @@ def enter(folder: Path, birth: Birth, plan: JobPlan) -> str:
     return identity.read_text().strip()
 
 
+def require_current(folder: Path, next_batch_id: int) -> None:
+    """Make sure that the checkpoint knows every batch that the views hold.
+
+    Otherwise Spark would plan some of them anew, with other ranges, and the views, which hold
+    batches of those numbers, would leave them out.
+
+    Raises:
+        ConfigError: the checkpoint is older than the views.
+    """
+    offsets = folder / "checkpoint" / "offsets"
+    known = [int(path.name) for path in offsets.glob("[0-9]*") if path.name.isdigit()]
+    last = max(known, default=-1)
+    if last < next_batch_id - 1:
+        raise ConfigError(
+            f"The checkpoint in {folder} ends with batch {last}, but the views hold batches up to "
+            f"{next_batch_id - 1}: it is older than they are. Restore the checkpoint that belongs "
+            "to them, or delete the app's folder to rebuild both from the log."
+        )
+
+
 def fingerprint(plan: JobPlan) -> dict[str, dict[str, Any]]:
     """Describe each stateful step by what its state depends on."""
     steps: dict[str, dict[str, Any]] = {}

@@ -17,7 +17,7 @@ from millstream.client import connect
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.plan import JobPlan
 from millstream.log.reader import LogReader
-from millstream.spark.birth import Birth, born, enter
+from millstream.spark.birth import Birth, born, enter, require_current
 from millstream.spark.failures import as_ours
 from millstream.spark.log_source import SOURCE_NAME, LogSource
 from millstream.spark.native import add_native, rows_of
@@ -73,7 +73,8 @@ def run_job(job: Job, options: RunOptions) -> Report:
     with ViewStore(job.folder / "views.db") as store:
         for schema in view_schemas(plan):
             store.declare(schema)
-        run, _ = store.begin_run(job.app, JOB, checkpoint_id)
+        run, next_batch_id = store.begin_run(job.app, JOB, checkpoint_id)
+        require_current(job.folder, next_batch_id)
         sink = CommitSink(plan, store, LogReader(job.log), run, options.on_progress)
         with _session(job, options) as spark:
             reason = _Query(job, options, plan, birth, sink, spark).run()
