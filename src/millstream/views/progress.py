@@ -61,7 +61,8 @@ class Report:
         rate = self.read / self.seconds if self.seconds else 0.0
         lag = sum(self.lag.values())
         lines = [
-            f"{self.app}: {self.reason} after {self.batches} batches in {self.seconds:.1f} s",
+            f"{self.app}: {self.reason} after {self.batches} "
+            f"{'batch' if self.batches == 1 else 'batches'} in {self.seconds:.1f} s",
             f"  read {self.read:,} events ({rate:,.0f} a second), {lag:,} unread",
             f"  late {self.late:,}, dead {self.dead:,}, filtered {self.filtered:,}",
             f"  watermark {self.watermark.isoformat() if self.watermark else 'not yet set'}",
