@@ -27,9 +27,8 @@ from millstream.pipeline.graph import NativeNode, Node, SourceNode, StepNode, Wi
 from millstream.pipeline.schema import Columns, columns_of, fields_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from millstream.pipeline.app import App
+    from millstream.spark.job import DataFrame
 
 WINDOW_COLUMNS = ("window_start", "window_end")
 _IN_ORDER = watermark("0 seconds")

@@ -32,7 +32,8 @@ from millstream.views.progress import Progress, Report
 from millstream.views.store import ViewStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame as DataFrame  # noqa: PLC0414 - given on to the pipeline
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 Until = Literal["stopped", "caught-up"] | Callable[[Progress], bool]

@@ -60,9 +60,9 @@ class Report:
     def __str__(self) -> str:
         rate = self.read / self.seconds if self.seconds else 0.0
         lag = sum(self.lag.values())
+        batches = "1 batch" if self.batches == 1 else f"{self.batches} batches"
         lines = [
-            f"{self.app}: {self.reason} after {self.batches} "
-            f"{'batch' if self.batches == 1 else 'batches'} in {self.seconds:.1f} s",
+            f"{self.app}: {self.reason} after {batches} in {self.seconds:.1f} s",
             f"  read {self.read:,} events ({rate:,.0f} a second), {lag:,} unread",
             f"  late {self.late:,}, dead {self.dead:,}, filtered {self.filtered:,}",
             f"  watermark {self.watermark.isoformat() if self.watermark else 'not yet set'}",
