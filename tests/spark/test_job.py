@@ -16,6 +16,7 @@ import pytest
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError, FencedError, UserCodeError
+from millstream.spark.session import stop_session
 from millstream.views.store import ViewStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -129,6 +130,7 @@ def test_native_steps_and_streams_given_out_are_spark_dataframes(spark, tmp_path
         .start()
     )
     query.awaitTermination()
+    stop_session(frame.sparkSession)  # what to_spark started; the fixture's own use goes on
     assert sorted(row.id for row in seen) == sorted(e["id"] for e in events if e["kind"] == "c")
 
 

@@ -237,7 +237,8 @@ class Stream:
     def to_spark(self) -> DataFrame:
         """Give the stream as a streaming Spark DataFrame, to be written with ``writeStream``.
 
-        The query that you start has a checkpoint and guarantees of its own.
+        The query that you start has a checkpoint and guarantees of its own. Spark stays up until
+        the process ends.
         """
         from millstream.spark.job import stream_to_spark  # noqa: PLC0415 - loads pyspark
 
