@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
@@ -136,10 +135,3 @@ def _check_braces(values: pa.Array) -> None:
 def _reason(error: Exception) -> str:
     text = str(error).strip().splitlines()[0]
     return text.removesuffix(" in row 0").removeprefix("JSON parse error: ")
-
-
-def polars_table(table: pa.Table) -> pl.DataFrame:
-    """Give an Arrow table as a polars one, without copying where layouts agree."""
-    frame = pl.from_arrow(table)
-    assert isinstance(frame, pl.DataFrame)
-    return frame

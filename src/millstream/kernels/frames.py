@@ -59,6 +59,13 @@ def decode_message(frame: bytes) -> dict[str, Any]:
     return message
 
 
+def polars_table(table: pa.Table) -> pl.DataFrame:
+    """Give an Arrow table as a polars one, without copying where layouts agree."""
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
 def plain_schema(columns: Mapping[str, pl.DataType]) -> pa.Schema:
     """Give the Arrow schema of polars columns in the plain layouts that every Arrow reader knows."""
     table = pl.DataFrame(schema=columns).to_arrow(compat_level=pl.CompatLevel.oldest())

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from millstream.kernels.decode import JsonDecoder, polars_table
+from millstream.kernels.decode import JsonDecoder
 from millstream.kernels.frames import (
     LANE,
     PORT_DEAD,
@@ -23,6 +23,7 @@ from millstream.kernels.frames import (
     FrameRow,
     encode_frame,
     encode_message,
+    polars_table,
 )
 from millstream.kernels.plan import SourcePlan
 from millstream.kernels.routing import SEEN, Books, routes

@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from millstream.kernels.frames import HASH
+from millstream.kernels.frames import HASH, polars_table
 from millstream.kernels.keyhash import Hashes
 
 FOLD_RATIO = 2  # a newer run is folded into while the older is at most this many times its size
@@ -86,7 +86,7 @@ class SortedRuns:
     def scan(self, slot: int) -> Iterator[pl.DataFrame]:
         """Yield all rows of a slot, run by run, oldest first."""
         for run in self.slots.get(slot, ()):
-            yield _to_polars(self.store.load(run))
+            yield polars_table(self.store.load(run))
 
     def look_up(self, slot: int, hashes: Hashes) -> Iterator[pl.DataFrame]:
         """Yield, run by run, the rows of a slot whose hash is among ``hashes`` (sorted, distinct).
@@ -98,7 +98,7 @@ class SortedRuns:
             table = self.store.load(run)
             found = _positions(table.column(HASH).chunk(0).to_numpy(), hashes)
             if len(found):
-                yield _to_polars(table.take(pa.array(found)))
+                yield polars_table(table.take(pa.array(found)))
 
     def add(
         self, slot: int, rows: pl.DataFrame, merge: Callable[[pl.DataFrame], pl.DataFrame]
@@ -111,7 +111,7 @@ class SortedRuns:
             folded.append(runs.pop())
             size += folded[-1].rows
         if folded:
-            older = [_to_polars(self.store.load(run)) for run in reversed(folded)]
+            older = [polars_table(self.store.load(run)) for run in reversed(folded)]
             rows = merge(pl.concat([*older, rows]))
         runs.append(self.store.save(slot, _to_arrow(rows.sort(HASH))))
         for run in folded:
@@ -140,12 +140,6 @@ def _positions(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int6
 def _to_arrow(rows: pl.DataFrame) -> pa.Table:
     # The oldest layout (offsets and bytes, no string views) is the one every Arrow can gather from.
     return rows.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
-
-
-def _to_polars(table: pa.Table) -> pl.DataFrame:
-    frame = pl.from_arrow(table)
-    assert isinstance(frame, pl.DataFrame)
-    return frame
 
 
 def encode_run(table: pa.Table) -> bytes:

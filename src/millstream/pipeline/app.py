@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from millstream.errors import ConfigError
 from millstream.kernels.plan import JobPlan
@@ -16,14 +16,12 @@ from millstream.pipeline.durations import Duration, to_us
 from millstream.pipeline.graph import Output
 from millstream.pipeline.schema import fields_of
 from millstream.pipeline.streams import Stream, Topic
-from millstream.views.progress import Progress, Report
+from millstream.views.progress import Progress, Report, Until
 
 if TYPE_CHECKING:
     from millstream.spark.job import Job
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-
-Until = Literal["stopped", "caught-up"] | Callable[[Progress], bool]
 
 
 @dataclass

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 
@@ -28,7 +28,7 @@ from millstream.spark.sink import JOB, CommitSink
 from millstream.spark.source import SourceSpec
 from millstream.spark.stage import add_stage
 from millstream.views.commit import view_schemas
-from millstream.views.progress import Progress, Report
+from millstream.views.progress import Progress, Report, Until
 from millstream.views.store import ViewStore
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-Until = Literal["stopped", "caught-up"] | Callable[[Progress], bool]
 _POLL_S = 0.02
 
 

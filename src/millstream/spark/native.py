@@ -10,8 +10,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from millstream.kernels.decode import polars_table
-from millstream.kernels.frames import TIME, decode_frame
+from millstream.kernels.frames import TIME, decode_frame, polars_table
 from millstream.kernels.plan import NativePlan
 from millstream.kernels.routing import Books, routes
 from millstream.spark.log_source import FRAME_SCHEMA

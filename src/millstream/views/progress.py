@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class Progress:
         values["at"] = self.at.isoformat()
         values["watermark"] = self.watermark.isoformat() if self.watermark else None
         return values
+
+
+Until = Literal["stopped", "caught-up"] | Callable[[Progress], bool]
+"""How long a run goes on: see :meth:`millstream.App.run`."""
 
 
 @dataclass(frozen=True)
