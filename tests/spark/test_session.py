@@ -87,8 +87,8 @@ from millstream.spark.session import start_session
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 spark = start_session("stepwise", folder=Path(sys.argv[1]))
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-print(spark.sparkContext._gateway.proc.pid, flush=True)
-try:
+try:  # the interrupt may come as soon as the line below is read
+    print(spark.sparkContext._gateway.proc.pid, flush=True)
     sys.stdin.readline()
 except KeyboardInterrupt:
     print("interrupted", spark.range(10).count(), flush=True)
