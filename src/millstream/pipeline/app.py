@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.plan import JobPlan
 from millstream.pipeline.compile import compile_plan
-from millstream.pipeline.durations import Duration, to_us
 from millstream.pipeline.graph import Output
 from millstream.pipeline.schema import fields_of
 from millstream.pipeline.streams import Stream, Topic

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import polars as pl
 
+from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels import aggregates
 from millstream.kernels.watermarks import WatermarkRule
 from millstream.kernels.windows import Tumbling
-from millstream.pipeline.durations import Duration, to_us
 
 Column = str | pl.Expr
 

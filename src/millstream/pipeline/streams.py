@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from millstream.durations import Duration, describe_us, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.aggregates import Aggregate
 from millstream.kernels.decode import Field
@@ -21,7 +22,6 @@ from millstream.kernels.steps import Filter, Select, Step, WithColumns
 from millstream.kernels.watermarks import WatermarkRule
 from millstream.kernels.window_aggregate import EmitMode, WindowAggregate
 from millstream.kernels.windows import Tumbling
-from millstream.pipeline.durations import Duration, describe_us, to_us
 from millstream.pipeline.functions import Column, as_expression, watermark
 from millstream.pipeline.graph import NativeNode, Node, SourceNode, StepNode, WindowNode
 from millstream.pipeline.schema import Columns, columns_of, fields_of

@@ -21,11 +21,11 @@ from typing import Any, Literal
 
 import polars as pl
 
+from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.routing import LEDGER_EXITS
 from millstream.log.murmur2 import partition_of
 from millstream.pipeline.app import App
-from millstream.pipeline.durations import Duration, to_us
 from millstream.testing.kernel_engine import KernelEngine
 from millstream.views.commit import DEAD_VIEW
 from millstream.views.store import ViewStore

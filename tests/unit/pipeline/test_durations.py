@@ -2,8 +2,8 @@ from datetime import timedelta
 
 import pytest
 
+from millstream.durations import describe_us, to_us
 from millstream.errors import ConfigError
-from millstream.pipeline.durations import describe_us, to_us
 
 
 @pytest.mark.parametrize(
