@@ -12,9 +12,14 @@ carry the data. A message names the value seen, what is allowed, and the next st
     │   └── EnvironmentProblem      install or set what is missing; `millstream doctor` checks it
     ├── RetriableError          try again later, unchanged
     │   ├── FolderOwnedError        another process owns the folder; wait, or stop that process
-    │   └── DiskFullError           nothing was appended; make room, then send again
+    │   ├── DiskFullError           nothing was appended; make room, then send again
+    │   └── OverloadError           the producer's buffer is full; slow down, or choose what gives way
     ├── FencedError             a newer writer has taken over: close, never retry
+    │   └── ProducerFencedError     a newer producer of the same name has taken over
     ├── ConflictError           the state has moved on: reload, decide again
+    │   ├── OutOfOrderSequenceError records before these are missing: send those first
+    │   ├── TransactionAbortedError the transaction was taken back: begin another, send again
+    │   └── FencePassedError        the work of this batch id is committed already: skip it
     ├── OffsetOutOfRangeError   the records are gone or not yet there: seek to the stated range
     ├── CorruptionError         stop and keep the bytes: what is on disk is not what was written
     │   ├── CorruptBatchError       one record batch; names file, position and offsets
@@ -66,12 +71,39 @@ class DiskFullError(RetriableError):
     """The disk did not take the records: none of them was appended. Make room, then send again."""
 
 
+class OverloadError(RetriableError):
+    """The producer's buffer is full: the record was not taken, or gave way. Slow down, or spill."""
+
+
 class FencedError(MillstreamError):
     """A newer writer has taken over. Close this one; never retry."""
 
 
+class ProducerFencedError(FencedError):
+    """A newer producer of the same transactional id has taken over. Close this one."""
+
+
 class ConflictError(MillstreamError):
     """The state has moved on since it was read. Reload it and decide again."""
+
+
+class OutOfOrderSequenceError(ConflictError):
+    """Records before these are missing. Send those first, or begin again with a new producer."""
+
+
+class TransactionAbortedError(ConflictError):
+    """The transaction was taken back, by its timeout or a failure. Begin another, send again."""
+
+
+class FencePassedError(ConflictError):
+    """The fence stands at this batch id or a later one: its work is committed already. Skip it.
+
+    ``batch_id`` is where the fence stands.
+    """
+
+    def __init__(self, message: str, *, batch_id: int) -> None:
+        super().__init__(message)
+        self.batch_id = batch_id
 
 
 class OffsetOutOfRangeError(MillstreamError):
@@ -91,12 +123,20 @@ class CorruptionError(MillstreamError):
 
 
 class CorruptBatchError(CorruptionError):
-    """One record batch is damaged. ``path`` and ``position`` say where it lies."""
+    """Bytes of a segment are damaged. ``path`` and ``position`` say where they lie.
 
-    def __init__(self, message: str, *, path: str, position: int) -> None:
+    ``start`` and ``end`` are the offsets that cannot be read, as ``[start, end)``; -1 where they
+    are not known. What comes after them can be read from ``end`` on.
+    """
+
+    def __init__(
+        self, message: str, *, path: str, position: int, start: int = -1, end: int = -1
+    ) -> None:
         super().__init__(message)
         self.path = path
         self.position = position
+        self.start = start
+        self.end = end
 
 
 class SyncFailedError(CorruptionError):

@@ -36,7 +36,10 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One event as a consumer sees it. ``value`` is None for a tombstone."""
+    """One event as a consumer sees it. ``value`` is None for a tombstone.
+
+    ``headers`` are names with values in the order in which they were sent; a name may come twice.
+    """
 
     topic: str
     partition: int
@@ -44,6 +47,7 @@ class Record:
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
 
     @property
     def timestamp(self) -> datetime:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import google_crc32c
@@ -45,24 +45,45 @@ MAGIC = 2
 RECORD_BYTES_MIN = 7  # a record whose every varint is one byte, without key or value
 BATCH_BYTES_MAX = 16 * 1024 * 1024  # a batch of several records is closed before it grows past this
 OFFSET_MAX = (1 << 63) - 1
+SEQUENCE_MAX = (1 << 31) - 1
 RECORD_BYTES_MAX = 64 * 1024 * 1024  # one record may be larger than that; it travels alone
 
 COMPRESSION_MASK = 0x07
 LOG_APPEND_TIME = 0x08
+TRANSACTIONAL = 0x10
 CONTROL = 0x20
+DELETE_HORIZON = 0x40  # the base timestamp says when tombstones in the batch may go
 
 PREFIX = struct.Struct(">qiib")
 TAIL = struct.Struct(">hiqqqhii")  # attributes .. record count: bytes 21 to 61
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 
 
+class ProducerStamp(NamedTuple):
+    """Which producer sent a batch, in which of its lives, and the sequence of its first record."""
+
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
+NO_PRODUCER = ProducerStamp(-1, -1, -1)
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """A batch that has no offset yet: everything from the CRC field on, and what stamping needs."""
+    """A batch that has no offset yet: everything from the CRC field on, and what appending needs.
+
+    ``count`` is how many offsets it takes, which is more than it has records after compaction;
+    ``unkeyed`` says that it holds a record without a key, which a compacted topic refuses.
+    """
 
     tail: bytes
     count: int
     max_timestamp_ms: int
+    attributes: int = 0
+    producer: ProducerStamp = NO_PRODUCER
+    unkeyed: bool = False
 
     @property
     def size(self) -> int:
@@ -98,17 +119,64 @@ class BatchHeader(NamedTuple):
         return LENGTH_END + self.batch_length
 
     @property
+    def producer(self) -> ProducerStamp:
+        """Who sent it; NO_PRODUCER for nobody that can be told from others."""
+        return ProducerStamp(self.producer_id, self.producer_epoch, self.base_sequence)
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of its last offset; sequences begin again at 0 after 2^31 - 1."""
+        return (self.base_sequence + self.last_offset_delta) & SEQUENCE_MAX
+
+    @property
     def next_offset(self) -> int:
         """The first offset after this batch."""
         return self.base_offset + self.last_offset_delta + 1
 
 
-def seal(attributes: int, timestamps_ms: tuple[int, int], count: int, body: bytes) -> EncodedBatch:
-    """Return ``body`` (encoded records) with its header and CRC; timestamps are (base, max)."""
+def finish(
+    body: bytes,
+    *,
+    records: int,
+    timestamps_ms: tuple[int, int],
+    count: int | None = None,
+    attributes: int = 0,
+    producer: ProducerStamp = NO_PRODUCER,
+    unkeyed: bool = False,
+) -> EncodedBatch:
+    """Return ``body`` (encoded records, perhaps compressed) with its header and CRC.
+
+    Args:
+        records: How many records the body holds.
+        timestamps_ms: Base and largest timestamp.
+        count: How many offsets the batch takes; as many as records if not given.
+    """
     base, latest = timestamps_ms
-    tail = TAIL.pack(attributes, count - 1, base, latest, -1, -1, -1, count) + body
-    crc = google_crc32c.value(tail)
-    return EncodedBatch(crc.to_bytes(4, "big") + tail, count, latest)
+    taken = records if count is None else count
+    tail = TAIL.pack(attributes, taken - 1, base, latest, *producer, records) + body
+    crc = google_crc32c.value(tail).to_bytes(4, "big")
+    return EncodedBatch(crc + tail, taken, latest, attributes, producer, unkeyed)
+
+
+def stamp(batch: EncodedBatch, producer: ProducerStamp, *, transactional: bool) -> EncodedBatch:
+    """Return a batch as one of ``producer``'s; its records stay as they are."""
+    attributes = batch.attributes & ~TRANSACTIONAL | (TRANSACTIONAL if transactional else 0)
+    tail = bytearray(batch.tail)
+    struct.pack_into(">h", tail, 4, attributes)
+    struct.pack_into(">qhi", tail, 26, *producer)
+    tail[:4] = google_crc32c.value(bytes(tail[4:])).to_bytes(4, "big")
+    return replace(batch, tail=bytes(tail), attributes=attributes, producer=producer)
+
+
+def as_encoded(data: bytes, at: int, header: BatchHeader) -> EncodedBatch:
+    """Return the batch at ``at`` as one that can be written again, at its offset or another."""
+    return EncodedBatch(
+        data[at + PREFIX_BYTES : at + header.size],
+        header.last_offset_delta + 1,
+        header.max_timestamp_ms,
+        header.attributes,
+        header.producer,
+    )
 
 
 def read_header(data: bytes, at: int) -> BatchHeader:
@@ -132,7 +200,8 @@ def header_fault(header: BatchHeader, expected_offset: int) -> str | None:  # no
         return f"last offset delta is {header.last_offset_delta}"
     if not 0 <= header.record_count <= header.last_offset_delta + 1:
         return f"record count is {header.record_count} in {header.last_offset_delta + 1} offsets"
-    if header.record_count * RECORD_BYTES_MIN > header.size - HEADER_BYTES:
+    plain = not header.attributes & COMPRESSION_MASK
+    if plain and header.record_count * RECORD_BYTES_MIN > header.size - HEADER_BYTES:
         return f"record count is {header.record_count} in {header.size - HEADER_BYTES} bytes"
     return None
 

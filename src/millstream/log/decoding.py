@@ -1,15 +1,16 @@
 """From record batches to Arrow columns, many batches at once.
 
-The records of all batches in a block are found first (the only step that may touch a record in
-Python), then every field is read as a column and every key and value gathered in one copy. What is
-not asked for is not decoded: offsets alone come from the headers. A batch whose counts or lengths
-lie gives CorruptBatchError; every position is checked against the record that it belongs to.
+Compressed batches are decompressed first. Then the records of all batches are found
+(``boundaries``), every field is read as a column and every key and value gathered in one copy. What
+is not asked for is not decoded: offsets alone come from the headers of the batches. A batch whose
+counts or lengths lie gives CorruptBatchError; every position is checked against the record that it
+belongs to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, cast
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,19 +25,26 @@ from millstream.log.batch import (
     BatchHeader,
     damaged,
 )
-from millstream.log.varint import Bytes, Int64s, read_varints
+from millstream.log.boundaries import Bodies, find_records
+from millstream.log.compression import decompress
+from millstream.log.varint import Bytes, Int64s, read_varint, read_varints
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 COLUMNS = ("offset", "timestamp", "key", "value")
+ALL_COLUMNS = (*COLUMNS, "headers")
+_HEADER_FIELDS = (pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary()))
 SCHEMA = pa.schema(
     [
         pa.field("offset", pa.int64(), nullable=False),
         pa.field("timestamp", pa.timestamp("ms", "UTC"), nullable=False),
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
+        pa.field("headers", pa.list_(pa.struct(_HEADER_FIELDS)), nullable=False),
     ]
 )
-_LANES_MIN = 200  # with fewer batches side by side, hopping record by record is quicker
-_RUN_MIN = 12  # equal lengths in a row before the rest is looked at as a run
+PART_BYTES_MAX = 64 * 1024 * 1024  # decompressed batches are decoded together up to this
 
 
 class Block(NamedTuple):
@@ -48,15 +56,24 @@ class Block(NamedTuple):
     position: int
 
 
+class _Part(NamedTuple):
+    """Batches without compression, and where each came from; body i is at [starts[i], stops[i])."""
+
+    data: bytes
+    starts: list[int]
+    stops: list[int]
+    batches: Sequence[tuple[int, BatchHeader]]
+
+
 def select_schema(columns: Sequence[str]) -> pa.Schema:
     """Return the schema of these columns, in the order asked for.
 
     Raises:
-        ConfigError: a column is not one of offset, timestamp, key, value.
+        ConfigError: a column is not one of offset, timestamp, key, value, headers.
     """
     for name in columns:
-        if name not in COLUMNS:
-            raise ConfigError(f"no column {name!r} in a log; choose from {', '.join(COLUMNS)}")
+        if name not in ALL_COLUMNS:
+            raise ConfigError(f"no column {name!r} in a log; choose from {', '.join(ALL_COLUMNS)}")
     return pa.schema([SCHEMA.field(name) for name in columns])
 
 
@@ -64,72 +81,147 @@ def decode(block: Block, start: int, end: int, columns: Sequence[str] = COLUMNS)
     """Return the records of ``block`` with offsets in [start, end), in offset order.
 
     Raises:
-        CorruptBatchError: a count or a length in a batch cannot be. Not retriable.
-        ConfigError: a batch is compressed, or a column unknown.
+        CorruptBatchError: a count or a length in a batch cannot be, or its records cannot be
+            decompressed. Not retriable.
+        ConfigError: a column is unknown, or the keys or values take more than 2 GiB when
+            decompressed; read fewer bytes at a time, or use decode_parts.
+    """
+    parts = list(decode_parts(block, start, end, columns))
+    if len(parts) > 1:
+        parts = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    if len(parts) > 1:
+        raise ConfigError(
+            f"the batches at byte {block.position} of {block.path} take more than 2 GiB when "
+            "decompressed, which is too much for one table; read fewer bytes at a time"
+        )
+    if parts:
+        return parts[0]
+    schema = select_schema(columns)
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def decode_parts(
+    block: Block, start: int, end: int, columns: Sequence[str] = COLUMNS
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of ``block`` with offsets in [start, end), in offset order.
+
+    All at once if no batch is compressed, else of about PART_BYTES_MAX decompressed bytes at a time
+    (one batch, if that alone is larger). Nothing for a block without records.
+
+    Raises:
+        CorruptBatchError: a count or a length in a batch cannot be, or its records cannot be
+            decompressed. Not retriable.
+        ConfigError: a column is unknown.
     """
     schema = select_schema(columns)
-    kept = [
+    for part in _parts(block):
+        records = _Records(block, part)
+        arrays = records.columns(columns)
+        batch = pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
+        first, last = part.batches[0][1], part.batches[-1][1]
+        if first.base_offset < start or last.next_offset > end:
+            offsets = arrays.get("offset")
+            if offsets is None:
+                offsets = records.columns(("offset",))["offset"]
+            low, high = np.searchsorted(np.asarray(offsets), [start, end])
+            batch = batch.slice(int(low), int(high - low))
+        yield batch
+
+
+def _parts(block: Block) -> Iterator[_Part]:
+    """Yield the batches that have records for a reader, decompressed."""
+    batches = [
         (at, header)
         for at, header in block.batches
         if header.record_count and not header.attributes & CONTROL
     ]
-    for _, header in kept:
-        if header.attributes & COMPRESSION_MASK:
-            raise ConfigError(
-                f"the batch at offset {header.base_offset} of {block.path} is compressed "
-                "(attribute bits 0 to 2); write it again without compression to read it here"
-            )
-    if not kept:
-        empty = [pa.nulls(0, field.type) for field in schema]
-        return pa.RecordBatch.from_arrays(empty, schema=schema)
-    arrays = _Records(block, kept).columns(columns)
-    batch = pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
-    first, last = kept[0][1], kept[-1][1]
-    if first.base_offset >= start and last.next_offset <= end:
-        return batch
-    offsets = arrays.get("offset")
-    if offsets is None:
-        offsets = _Records(block, kept).columns(("offset",))["offset"]
-    low, high = np.searchsorted(np.asarray(offsets), [start, end])
-    return batch.slice(int(low), int(high - low))
+    if not batches:
+        return
+    if not any(header.attributes & COMPRESSION_MASK for _, header in batches):
+        starts = [at + HEADER_BYTES for at, _ in batches]
+        yield _Part(block.data, starts, [at + header.size for at, header in batches], batches)
+        return
+    bodies: list[bytes] = []
+    size = 0
+    for number, (at, header) in enumerate(batches):
+        body = _body(block, at, header)
+        if bodies and size + len(body) > PART_BYTES_MAX:
+            yield _joined(bodies, batches[number - len(bodies) : number])
+            bodies, size = [], 0
+        bodies.append(body)
+        size += len(body)
+    yield _joined(bodies, batches[-len(bodies) :])
+
+
+def _joined(bodies: list[bytes], batches: Sequence[tuple[int, BatchHeader]]) -> _Part:
+    stops = np.cumsum([len(body) for body in bodies]).tolist()
+    return _Part(b"".join(bodies), [0, *stops[:-1]], stops, batches)
+
+
+def _body(block: Block, at: int, header: BatchHeader) -> bytes:
+    """Return the records of a batch without compression, at least as many bytes as they must be."""
+    position, offset = block.position + at, header.base_offset
+    body = decompress(
+        block.data[at + HEADER_BYTES : at + header.size],
+        header.attributes & COMPRESSION_MASK,
+        path=block.path,
+        position=position,
+        offset=offset,
+    )
+    if header.record_count * RECORD_BYTES_MIN > len(body):
+        fault = f"record count is {header.record_count} in {len(body)} decompressed bytes"
+        raise damaged(block.path, position, offset, fault)
+    return body
 
 
 class _Records:
-    """The records of some batches as columns of positions into one block."""
+    """The records of a part as columns of positions into its bytes."""
 
-    def __init__(self, block: Block, batches: Sequence[tuple[int, BatchHeader]]) -> None:
+    def __init__(self, block: Block, part: _Part) -> None:
         self._block = block
-        self._bytes: Bytes = np.frombuffer(block.data, np.uint8)
-        self._headers = batches
-        self._counts: Int64s = np.array([header.record_count for _, header in batches], np.int64)
+        self._part = part
+        self._bytes: Bytes = np.frombuffer(part.data, np.uint8)
+        self._heads = [header for _, header in part.batches]
+        self._counts: Int64s = np.array([h.record_count for h in self._heads], np.int64)
 
     def columns(self, names: Sequence[str]) -> dict[str, pa.Array]:
-        dense = all(
-            header.record_count == header.last_offset_delta + 1 for _, header in self._headers
-        )
+        dense = all(h.record_count == h.last_offset_delta + 1 for h in self._heads)
         if set(names) <= {"offset"} and dense:
             return {"offset": _int64_array(self._dense_offsets())}
-        starts, ends = self._bounds()
-        time_deltas, at = read_varints(self._bytes, starts + 1)
-        offset_deltas, at = read_varints(self._bytes, at)
-        limit = self._repeat([header.last_offset_delta for _, header in self._headers])
-        self._check(((offset_deltas >= 0) & (offset_deltas <= limit)).all(), "an offset delta")
+        at, ends = self._bounds()
         out = {}
+        time_deltas, at = read_varints(self._bytes, at + 1)
+        offset_deltas, at = read_varints(self._bytes, at)
+        limit = self._repeat([h.last_offset_delta for h in self._heads])
+        self._check((offset_deltas >= 0) & (offset_deltas <= limit), "an offset delta")
         if "offset" in names:
-            base = self._repeat([header.base_offset for _, header in self._headers])
+            base = self._repeat([h.base_offset for h in self._heads])
             out["offset"] = _int64_array(base + offset_deltas)
         if "timestamp" in names:
             out["timestamp"] = self._timestamps(time_deltas)
-        if "key" in names or "value" in names:
-            key_lengths, at = read_varints(self._bytes, at)
-            self._check_field(at, key_lengths, ends)
+        depth = max(map(ALL_COLUMNS.index, names), default=0)  # each is found by those before it
+        if depth >= 2:
+            lengths, at = self._field(at, ends)
             if "key" in names:
-                out["key"] = self._gather(at, key_lengths)
-        if "value" in names:
-            lengths, at = read_varints(self._bytes, at + np.maximum(key_lengths, 0))
-            self._check_field(at, lengths, ends)
-            out["value"] = self._gather(at, lengths)
+                out["key"] = self._gather(at, lengths)
+        if depth >= 3:
+            lengths, at = self._field(at + np.maximum(lengths, 0), ends)
+            if "value" in names:
+                out["value"] = self._gather(at, lengths)
+        if depth == 4:
+            out["headers"] = self._headers_column(at + np.maximum(lengths, 0), ends)
         return out
+
+    def _bounds(self) -> tuple[Int64s, Int64s]:
+        starts, stops = (np.array(x, np.int64) for x in (self._part.starts, self._part.stops))
+        bodies = Bodies(self._part.data, self._bytes, starts, stops, self._counts)
+        return find_records(bodies, self._misfit)
+
+    def _field(self, at: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the lengths of the keys or values at ``at``, and where their bytes begin."""
+        lengths, at = read_varints(self._bytes, at)
+        self._check((lengths >= -1) & (lengths <= ends - at), "a key or value length")
+        return lengths, at
 
     def _repeat(self, per_batch: Sequence[int]) -> Int64s:
         return cast("Int64s", np.repeat(np.array(per_batch, np.int64), self._counts))
@@ -137,70 +229,53 @@ class _Records:
     def _dense_offsets(self) -> Int64s:
         total = int(self._counts.sum())
         before = np.cumsum(self._counts) - self._counts
-        bases = np.array([header.base_offset for _, header in self._headers], np.int64)
+        bases = np.array([h.base_offset for h in self._heads], np.int64)
         return cast(
             "Int64s", np.arange(total, dtype=np.int64) + np.repeat(bases - before, self._counts)
         )
 
     def _timestamps(self, deltas: Int64s) -> pa.Array:
-        appended = [bool(header.attributes & LOG_APPEND_TIME) for _, header in self._headers]
-        times = self._repeat([header.base_timestamp_ms for _, header in self._headers]) + deltas
+        appended = [bool(h.attributes & LOG_APPEND_TIME) for h in self._heads]
+        times = self._repeat([h.base_timestamp_ms for h in self._heads]) + deltas
         if any(appended):
-            latest = self._repeat([header.max_timestamp_ms for _, header in self._headers])
+            latest = self._repeat([h.max_timestamp_ms for h in self._heads])
             times = np.where(np.repeat(np.array(appended), self._counts), latest, times)
         return _int64_array(times).view(pa.timestamp("ms", "UTC"))
 
-    def _bounds(self) -> tuple[Int64s, Int64s]:
-        """Return where each record begins (after its length) and ends."""
-        counts = self._counts
-        if len(counts) >= _LANES_MIN and int(counts.sum()) >= _LANES_MIN * int(counts.max()):
-            return self._bounds_side_by_side()
-        parts: list[tuple[Int64s, Int64s]] = []
-        for at, header in self._headers:
-            found = _hop(
-                self._block.data,
-                self._bytes,
-                at + HEADER_BYTES,
-                at + header.size,
-                header.record_count,
-            )
-            if found is None:
-                raise self._misfit("a record length", at, header)
-            parts.append(found)
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate([s for s, _ in parts]), np.concatenate([e for _, e in parts])
+    def _headers_column(self, at: Int64s, ends: Int64s) -> pa.Array:
+        """Return the headers of every record; only records that have some are looked at one by one."""
+        self._check(at < ends, "a number of headers")
+        counts = np.zeros(len(at) + 1, np.int32)
+        keys: list[bytes] = []
+        values: list[bytes | None] = []
+        present = np.flatnonzero((self._bytes[at] != 0) | (at + 1 != ends))
+        for row, start, end in zip(
+            present.tolist(), at[present].tolist(), ends[present].tolist(), strict=True
+        ):
+            try:
+                found = _read_headers(self._part.data, start, end)
+            except ValueError:
+                raise self._misfit("a header", self._batch_of(row)) from None
+            counts[row + 1] = len(found)
+            keys += [key for key, _ in found]
+            values += [value for _, value in found]
+        pairs = pa.StructArray.from_arrays(
+            [_binary_array(keys, pa.string()), _binary_array(values, pa.binary())],
+            fields=_HEADER_FIELDS,
+        )
+        places = pa.py_buffer(np.cumsum(counts, dtype=np.int32))
+        kind = SCHEMA.field("headers").type
+        return pa.Array.from_buffers(kind, len(at), [None, places], children=[pairs])
 
-    def _bounds_side_by_side(self) -> tuple[Int64s, Int64s]:
-        """Find the n-th record of every batch in one step; quick for many small batches."""
-        starts = np.empty(int(self._counts.sum()), np.int64)
-        ends = np.empty_like(starts)
-        slot = np.cumsum(self._counts) - self._counts
-        at = np.array([place + HEADER_BYTES for place, _ in self._headers], np.int64)
-        stop = np.array([place + header.size for place, header in self._headers], np.int64)
-        left = self._counts
-        while len(left):
-            lengths, begin = read_varints(self._bytes, at)
-            at = begin + lengths
-            fits = (lengths >= RECORD_BYTES_MIN - 1) & (lengths <= stop - begin)
-            self._check(fits.all(), "a record length")
-            starts[slot], ends[slot] = begin, at
-            more = left > 1
-            self._check((at[~more] == stop[~more]).all(), "the end of the last record")
-            if more.all():
-                slot, left = slot + 1, left - 1
-            else:
-                slot, left, at, stop = slot[more] + 1, left[more] - 1, at[more], stop[more]
-        return starts, ends
+    def _check(self, holds: NDArray[np.bool_], what: str) -> None:
+        if not holds.all():
+            raise self._misfit(what, self._batch_of(int(np.argmin(holds))))
 
-    def _check_field(self, at: Int64s, lengths: Int64s, ends: Int64s) -> None:
-        self._check(((lengths >= -1) & (lengths < ends - at + 1)).all(), "a key or value length")
+    def _batch_of(self, record: int) -> int:
+        return int(np.searchsorted(np.cumsum(self._counts), record, "right"))
 
-    def _check(self, holds: object, what: str) -> None:
-        if not holds:
-            raise self._misfit(what, *self._headers[0])
-
-    def _misfit(self, what: str, at: int, header: BatchHeader) -> CorruptBatchError:
+    def _misfit(self, what: str, batch: int) -> CorruptBatchError:
+        at, header = self._part.batches[batch]
         fault = f"{what} does not fit into its batch"
         return damaged(self._block.path, self._block.position + at, header.base_offset, fault)
 
@@ -215,7 +290,7 @@ class _Records:
         offsets = np.empty(2 * count, np.int32)
         offsets[0::2] = at
         offsets[1::2] = at + np.maximum(lengths, 0)
-        data = pa.py_buffer(self._block.data)
+        data = pa.py_buffer(self._part.data)
         both = pa.Array.from_buffers(
             pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), data]
         )
@@ -231,70 +306,35 @@ def _int64_array(numbers: Int64s) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def _hop(data: bytes, view: Bytes, at: int, stop: int, count: int) -> tuple[Int64s, Int64s] | None:
-    """Return begin and end of ``count`` records between ``at`` and ``stop``; None if they lie.
+def _binary_array(parts: Sequence[bytes | None], kind: pa.DataType) -> pa.Array:
+    offsets = np.zeros(len(parts) + 1, np.int32)
+    np.cumsum([len(part or b"") for part in parts], out=offsets[1:])
+    absent = np.array([part is None for part in parts], bool)
+    present = pa.py_buffer(np.packbits(~absent, bitorder="little")) if absent.any() else None
+    data = pa.py_buffer(b"".join(part or b"" for part in parts))
+    return pa.Array.from_buffers(kind, len(parts), [present, pa.py_buffer(offsets), data])
 
-    Lengths are followed one by one until several in a row are equal; then the whole run of that
-    length is found in one step, because each length of a run proves where the next one is.
+
+def _read_headers(data: bytes, at: int, end: int) -> list[tuple[bytes, bytes | None]]:
+    """Return the headers of the record that ends at ``end``: keys in UTF-8, values as they are.
+
+    Raises:
+        ValueError: they are not what these bytes can hold, or do not fill them.
     """
-    places: list[int] = []
-    runs: list[Int64s] = []
-    append = places.append
-    last, equal, found = -1, 0, 0
-    while found < count:
-        if at >= stop:
-            return None
-        append(at)
-        found += 1
-        first = data[at]
-        if first < 128:
-            width, size = 1, 1 + (first >> 1)
-        elif at + 1 < stop and (second := data[at + 1]) < 128:
-            width, size = 2, 2 + ((second << 6) | (first & 127) >> 1)
-        else:
-            width, size = _long_length(data, at)
-        at += size
-        if size != last:
-            last, equal = size, 0
-            continue
-        equal += 1
-        if equal >= _RUN_MIN:
-            run = _run(view, at, min(count - found, (stop - at) // size), size, width)
-            runs += (np.array(places, np.int64), run)
-            places, equal = [], 0
-            append = places.append
-            at += size * len(run)
-            found += len(run)
-    if at != stop:
-        return None
-    lengths, begins = read_varints(view, np.concatenate([*runs, np.array(places, np.int64)]))
-    ends = begins + lengths
-    return (begins, ends) if bool((lengths >= RECORD_BYTES_MIN - 1).all()) else None
-
-
-def _long_length(data: bytes, at: int) -> tuple[int, int]:
-    """Return the width of a record length of up to five bytes, and the size that it gives."""
-    folded = 0
-    for width, byte in enumerate(data[at : at + 5]):
-        folded |= (byte & 127) << 7 * width
-        if byte < 128:
-            return width + 1, width + 1 + (folded >> 1)
-    return 1, 1  # no length: a record too short to be one, which the caller refuses
-
-
-def _run(view: Bytes, at: int, count_max: int, size: int, width: int) -> Int64s:
-    """Return the places from ``at`` on where records of the same size as the last one begin."""
-    pieces: list[Int64s] = []
-    model = view[at - size : at - size + width]
-    step = 64
-    while count_max > 0:
-        places = at + size * np.arange(min(step, count_max), dtype=np.int64)
-        same = view[places] == model[0]
-        for byte in range(1, width):
-            same &= view[places + byte] == model[byte]
-        length = len(places) if same.all() else int(np.argmin(same))
-        pieces.append(places[:length])
-        if length < len(places):
-            break
-        at, count_max, step = at + size * length, count_max - length, step * 8
-    return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+    count, at = read_varint(data, at, end)
+    if count < 0:
+        raise ValueError
+    found: list[tuple[bytes, bytes | None]] = []
+    for _ in range(count):
+        length, at = read_varint(data, at, end)
+        if not 0 <= length <= end - at:
+            raise ValueError
+        key = data[at : at + length].decode("utf-8", "replace").encode()
+        length, at = read_varint(data, at + length, end)
+        if not -1 <= length <= end - at:
+            raise ValueError
+        found.append((key, None if length < 0 else data[at : at + length]))
+        at += max(length, 0)
+    if at != end:
+        raise ValueError
+    return found

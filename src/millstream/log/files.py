@@ -183,6 +183,18 @@ def read_whole(files: Files, path: Path) -> bytes:
         files.close(handle)
 
 
+def size_of(files: Files, path: Path) -> int:
+    """Return how many bytes a file has; 0 if there is none."""
+    try:
+        handle = files.open(path)
+    except FileNotFoundError:
+        return 0
+    try:
+        return files.size(handle)
+    finally:
+        files.close(handle)
+
+
 def replace_file(files: Files, path: Path, data: bytes) -> None:
     """Put ``data`` at ``path`` so that a crash leaves the old file or the new one, never a mix.
 

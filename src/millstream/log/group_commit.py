@@ -10,6 +10,20 @@ and commits it; the others wait, and what gathers meanwhile is the next group. A
    whose producers were not told: they are durable, and stay.
 4. Acknowledge. Now the records survive the loss of power; not the loss of the disk.
 
+How much of that an append waits for is its durability:
+
+===========  ================================  ===============================================
+durability   acknowledged                      an acknowledged record survives
+===========  ================================  ===============================================
+synced       after step 3 (the default)        the loss of power
+written      after step 1; synced at once in   the death of the process; what was acknowledged
+             the background                    within the last sync may be lost with the power
+periodic     after step 1; synced every        the same, with up to a second of records
+             ``SYNC_EVERY_S``                  at stake, for fewer syncs
+===========  ================================  ===============================================
+
+Readers see a record after step 3 in every case: what is seen is never lost.
+
 A sync that failed is never tried again: the kernel may have dropped the dirty pages, so that the
 next one would succeed without them. The log stops, and is verified when it is opened again.
 
@@ -19,8 +33,10 @@ Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, get_args
 
 from millstream.errors import (
     DiskFullError,
@@ -30,6 +46,10 @@ from millstream.errors import (
 )
 from millstream.log.batch import EncodedBatch
 from millstream.log.partition import Partition
+
+Durability = Literal["synced", "written", "periodic"]
+DURABILITIES: tuple[str, ...] = get_args(Durability)
+SYNC_EVERY_S = 1.0
 
 
 class PendingAppend:
@@ -50,81 +70,139 @@ class GroupCommit:
 
     Args:
         leader_epoch: Stamped into every batch.
+        admit: Called with each batch before it is written; raises for one that may not be.
         publish: Called with the partitions just synced; makes their records visible.
         stop: Called once when the disk failed; leaves word for the next opening.
         sync_threads: How many segments are synced at the same time.
+        background: Sync what was only written from a thread; without it, call :meth:`sync`.
     """
 
     def __init__(
         self,
         *,
         leader_epoch: int,
+        admit: Callable[[EncodedBatch], None],
         publish: Callable[[Iterable[Partition]], None],
         stop: Callable[[MillstreamError], None],
         sync_threads: int = 4,
+        background: bool = True,
     ) -> None:
         self._leader_epoch = leader_epoch
+        self._admit = admit
         self._publish = publish
         self._stop = stop
+        self._unsynced: dict[int, Partition] = {}  # by id(); written, but not synced
+        self._syncer = _Syncer(self.sync) if background else None
         self._queue: list[PendingAppend] = []
         self._queue_lock = threading.Lock()
         self._commit_lock = threading.Lock()
         self.failure: MillstreamError | None = None  # why nothing more is accepted
+        self.healthy = True  # no sync has failed
         self._pool = (
             ThreadPoolExecutor(sync_threads, "millstream-sync") if sync_threads > 1 else None
         )
 
-    def append(self, appends: Sequence[PendingAppend]) -> None:
-        """Return when every append is durable and visible, or has failed with its ``error`` set.
+    def append(self, appends: Sequence[PendingAppend], durability: Durability = "synced") -> None:
+        """Return when every append is as durable as asked, or has failed with its ``error`` set.
 
-        The batches for one partition keep their order; after one fails, so do those behind it.
+        The batches for one partition keep their order; after one fails for want of room, so do
+        those behind it.
         """
-        with self._queue_lock:
-            self._queue += appends
+        if durability == "synced":
+            with self._queue_lock:
+                self._queue += appends
+            with self._commit_lock:
+                # Whoever held the lock before may have committed ours along with its own.
+                if not all(append.done for append in appends):
+                    self._commit()
+            return
         with self._commit_lock:
-            # Whoever held the lock before may have committed ours along with its own.
-            if not all(append.done for append in appends):
-                self._commit()
+            self._commit_group(appends, sync=False)
+            waiting = bool(self._unsynced)
+        if waiting and self._syncer is not None:
+            self._syncer.wake(at_once=durability == "written")
 
-    def exclusively(self, action: Callable[[], None]) -> None:
-        """Run ``action`` while nothing is being committed."""
+    def sync(self) -> None:
+        """Return when everything written so far is durable and visible.
+
+        Raises:
+            SyncFailedError: the disk failed; nothing more is accepted.
+        """
         with self._commit_lock:
-            action()
+            if self._unsynced:
+                self._commit_group((), sync=True)
+            self._check()
+
+    def exclusively(self, action: Callable[[], None], *, synced: bool = False) -> None:
+        """Run ``action`` while nothing is being committed; with ``synced``, after a sync of all."""
+        with self._commit_lock:
+            if synced and self._unsynced:
+                self._commit_group((), sync=True)
+                self._check()
+            try:
+                action()
+            except SyncFailedError as error:
+                self._fail(error)
+                raise
 
     def close(self, reason: MillstreamError) -> None:
-        """Refuse every append from now on, for ``reason``."""
+        """Sync what was written, and refuse every append from now on, for ``reason``.
+
+        Raises:
+            SyncFailedError: records that were acknowledged when they were written may be lost.
+        """
+        if self._syncer is not None:
+            self._syncer.stop()
         with self._commit_lock:
+            healthy = self.failure is None
+            if self._unsynced and healthy:
+                self._commit_group((), sync=True)
+            failed = self.failure if healthy else None
             self.failure = self.failure or reason
         if self._pool is not None:
             self._pool.shutdown()
+        if failed is not None:
+            raise failed
 
     def disable(self, reason: MillstreamError) -> None:
         """Refuse everything in a forked child, whatever its parent's threads were doing."""
         self._queue_lock, self._commit_lock = threading.Lock(), threading.Lock()
-        self._queue, self._pool, self.failure = [], None, reason
+        self._queue, self._pool, self._syncer, self.failure = [], None, None, reason
 
     def _commit(self) -> None:
         with self._queue_lock:
             group, self._queue = self._queue, []
+        self._commit_group(group, sync=True)
+
+    def _commit_group(self, group: Sequence[PendingAppend], *, sync: bool) -> None:
         try:
             self._check()
-            written = self._write(group)
-            self._sync(written)
-            self._publish(written)
+            for partition in self._write(group):
+                self._unsynced[id(partition)] = partition
+            if sync:
+                synced = [one for one in self._unsynced.values() if not one.closed]
+                self._sync(synced)
+                self._unsynced.clear()
+                self._publish(synced)
         except MillstreamError as error:
-            if self.failure is None:
-                self.failure = error
-                self._stop(error)
+            self._fail(error)
             for append in group:
                 append.error = append.error or error
         except BaseException as error:
             self.failure = SyncFailedError(f"a commit was interrupted ({error!r}); open it again")
+            self.healthy = False
             for append in group:
                 append.error = append.error or self.failure
             raise
         finally:
             for append in group:
                 append.done = True
+
+    def _fail(self, error: MillstreamError) -> None:
+        """Accept nothing more, and leave word; only the first failure counts."""
+        if self.failure is None:
+            self.failure, self.healthy = error, False
+            self._stop(error)
 
     def _check(self) -> None:
         if self.failure is not None:
@@ -152,20 +230,44 @@ class GroupCommit:
                     "to it; create it, or send elsewhere"
                 )
             return
-        start = 0
-        while start < len(appends):
-            stop = start + _fitting(appends[start:], partition.room())
-            run = appends[start:stop]
+        run: list[PendingAppend] = []
+        room = partition.room()
+        for place, append in enumerate(appends):
+            if run and room < append.batch.size:
+                if not self._write_run(partition, run, appends[place:]):
+                    return
+                run, room = [], partition.room()
             try:
-                offset = partition.write([append.batch for append in run], self._leader_epoch)
-            except DiskFullError as error:
-                for append in appends[start:]:
-                    append.error = error
-                return
-            for append in run:
-                append.offset = offset
-                offset += append.batch.count
-            start = stop
+                self._admit(append.batch)
+                known = partition.reserve(append.batch)
+            except MillstreamError as error:
+                append.error = error  # what was wrong with this batch is not the others' fault
+                continue
+            if known is None:
+                run.append(append)
+                room -= append.batch.size
+            else:
+                append.offset = known
+        if run:
+            self._write_run(partition, run, ())
+
+    def _write_run(
+        self,
+        partition: Partition,
+        run: Sequence[PendingAppend],
+        behind: Sequence[PendingAppend],
+    ) -> bool:
+        """Write reserved batches in one go; False if there was no room, for those behind either."""
+        try:
+            offset = partition.write([append.batch for append in run], self._leader_epoch)
+        except DiskFullError as error:
+            for append in (*run, *behind):
+                append.error = error
+            return False
+        for append in run:
+            append.offset = offset
+            offset += append.batch.count
+        return True
 
     def _sync(self, partitions: Sequence[Partition]) -> None:
         try:
@@ -181,10 +283,47 @@ class GroupCommit:
             ) from error
 
 
-def _fitting(appends: Sequence[PendingAppend], room: int) -> int:
-    """Return how many of the appends go into ``room`` bytes, but at least one."""
-    for count, append in enumerate(appends):
-        room -= append.batch.size
-        if room < 0:
-            return max(count, 1)
-    return len(appends)
+class _Syncer:
+    """The thread that syncs what was acknowledged when it was only written."""
+
+    def __init__(self, sync: Callable[[], None]) -> None:
+        self._sync = sync
+        self._changed = threading.Condition()
+        self._due_s: float | None = None
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def wake(self, *, at_once: bool) -> None:
+        """See to it that a sync begins now, or within ``SYNC_EVERY_S``."""
+        due_s = time.monotonic() + (0 if at_once else SYNC_EVERY_S)
+        with self._changed:
+            if self._thread is None and not self._stopped:
+                self._thread = threading.Thread(
+                    target=self._run, name="millstream-syncer", daemon=True
+                )
+                self._thread.start()
+            if self._due_s is None or due_s < self._due_s:
+                self._due_s = due_s
+                self._changed.notify()
+
+    def stop(self) -> None:
+        """End the thread; what is still to be synced is the caller's."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._stopped and (self._due_s is None or self._due_s > time.monotonic()):
+                    left = None if self._due_s is None else self._due_s - time.monotonic()
+                    self._changed.wait(left)
+                if self._stopped:
+                    return
+                self._due_s = None
+            try:
+                self._sync()
+            except MillstreamError:
+                return  # the failure is kept by the group commit, and refuses every append

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 INDEX_BYTES = 8192  # log bytes from one entry to the next, at least
-SEGMENT_BYTES_LIMIT = 1 << 32  # positions are 32 bits wide
 _ENTRY = struct.Struct("<IIqI")
 _FIELDS = np.dtype([("offset", "<u4"), ("position", "<u4"), ("latest", "<i8"), ("chain", "<u4")])
-_NO_TIME = -(1 << 63)
+NO_TIME = -(1 << 63)
 
 
 class IndexBuilder:
@@ -35,18 +34,43 @@ class IndexBuilder:
 
     def __init__(self, base_offset: int) -> None:
         self._base_offset = base_offset
-        self._chain = 0
         self._next_entry = INDEX_BYTES
-        self.latest_ms = _NO_TIME
+        self.chain = 0
+        self.first_ms: int | None = None
+        self.latest_ms = NO_TIME
         self.content = bytearray()
+
+    @classmethod
+    def resume(
+        cls, base_offset: int, content: bytes, *, chain: int, first_ms: int, latest_ms: int
+    ) -> IndexBuilder:
+        """Go on after a clean end, from what was written then."""
+        builder = cls(base_offset)
+        builder.content = bytearray(content)
+        if content:
+            last = _ENTRY.unpack_from(content, len(content) - _ENTRY.size)
+            builder._next_entry = last[1] + INDEX_BYTES
+        builder.chain, builder.latest_ms = chain, latest_ms
+        builder.first_ms = None if first_ms == NO_TIME else first_ms
+        return builder
+
+    def copy(self) -> IndexBuilder:
+        """Return the same, to go on from independently."""
+        same = IndexBuilder(self._base_offset)
+        same._next_entry, same.chain = self._next_entry, self.chain
+        same.first_ms, same.latest_ms = self.first_ms, self.latest_ms
+        same.content = bytearray(self.content)
+        return same
 
     def add(self, offset: int, position: int, header: bytes, max_timestamp_ms: int) -> None:
         """Note a batch: its base offset, its place, its 61 header bytes, its largest timestamp."""
         if position >= self._next_entry:
-            entry = _ENTRY.pack(offset - self._base_offset, position, self.latest_ms, self._chain)
+            entry = _ENTRY.pack(offset - self._base_offset, position, self.latest_ms, self.chain)
             self.content += entry
             self._next_entry = position + INDEX_BYTES
-        self._chain = google_crc32c.extend(self._chain, header)
+        self.chain = google_crc32c.extend(self.chain, header)
+        if self.first_ms is None:
+            self.first_ms = max_timestamp_ms
         self.latest_ms = max(self.latest_ms, max_timestamp_ms)
 
 

@@ -1,25 +1,50 @@
 """One partition as its owner sees it: a row of segments, of which the last one grows.
 
 Offsets are given out here, by one writer, and never twice: a batch that could not be written takes
-its offsets back before anybody has seen them. ``write`` puts batches into the file, ``sync`` makes
-them durable, ``publish`` shows them to readers; ``group_commit`` calls the three in that order.
+its offsets back before anybody has seen them. ``reserve`` decides about a batch, ``write`` puts the
+reserved ones into the file, ``sync`` makes them durable, ``publish`` shows them to readers;
+``group_commit`` calls the four in that order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from millstream.errors import DiskFullError, SyncFailedError
-from millstream.log.batch import EncodedBatch
+from millstream.errors import ConfigError, DiskFullError, RecordTooLargeError, SyncFailedError
+from millstream.log.batch import CONTROL, EncodedBatch, read_header
+from millstream.log.config import TopicConfig
 from millstream.log.files import Files
-from millstream.log.segment import Segment
+from millstream.log.markers import is_commit
+from millstream.log.producers import ProducerStates
+from millstream.log.retention import Holding
+from millstream.log.seal import Seal
+from millstream.log.segment import Segment, remove_segment, segment_name
 from millstream.log.state_file import PartitionState, StateFile
 from millstream.record import TopicPartition
 
 
+class SealedSegment(NamedTuple):
+    """A segment that no longer grows."""
+
+    base_offset: int
+    seal: Seal
+
+    @property
+    def name(self) -> str:
+        """Its file name."""
+        return segment_name(self.base_offset)
+
+
 class Partition:
-    """The writing end of a partition. Not thread-safe: ``group_commit`` holds the lock."""
+    """The writing end of a partition. Not thread-safe: ``group_commit`` holds the lock.
+
+    Args:
+        sealed: The segments before the growing one, in the order of offsets.
+        producers: What is known of producers at ``log_end_offset``.
+    """
 
     def __init__(
         self,
@@ -27,23 +52,55 @@ class Partition:
         folder: Path,
         name: TopicPartition,
         *,
+        sealed: Sequence[SealedSegment],
         active: Segment,
         log_start: int,
         log_end_offset: int,
-        segment_bytes_max: int,
+        producers: ProducerStates,
+        config: TopicConfig,
+        clock_ms: Callable[[], int],
     ) -> None:
         self._files = files
-        self._folder = folder
+        self.folder = folder
         self.name = name
+        self.sealed = list(sealed)
         self._active = active
-        self._log_start = log_start
+        self.log_start = log_start
         self.log_end_offset = log_end_offset
-        self._segment_bytes_max = segment_bytes_max
-        self._dirty = False
+        self.producers = producers
+        self.config = config
+        self._clock_ms = clock_ms
+        self._reserved_end = log_end_offset
+        self.dirty = False
         self.closed = False
 
+    # -- appending ----------------------------------------------------------------------------
+
+    def reserve(self, batch: EncodedBatch) -> int | None:
+        """Decide about a batch: None, and it is the next to be written; or where it is already.
+
+        Raises:
+            ProducerFencedError, OutOfOrderSequenceError: see ``producers``.
+            ConfigError: the topic is compacted and a record has no key; a batch holds nothing.
+            RecordTooLargeError: the batch is larger than the topic allows.
+        """
+        self._check_allowed(batch)
+        if batch.producer.producer_id >= 0 and not batch.attributes & CONTROL:
+            known = self.producers.duplicate_of(self.name, batch)
+            if known is not None:
+                return known
+            self.producers.add(
+                base_offset=self._reserved_end,
+                count=batch.count,
+                attributes=batch.attributes,
+                producer=batch.producer,
+                used_ms=self._clock_ms(),
+            )
+        self._reserved_end += batch.count
+        return None
+
     def write(self, batches: Sequence[EncodedBatch], leader_epoch: int) -> int:
-        """Put batches at the end of the partition; return the offset of the first.
+        """Put the reserved batches at the end of the partition; return the offset of the first.
 
         All of them or none, in one segment.
 
@@ -52,41 +109,98 @@ class Partition:
             SyncFailedError: the disk failed; do not write again.
         """
         first = self.log_end_offset
-        size = sum(batch.size for batch in batches)
-        if self._active.size and self._active.size + size > self._segment_bytes_max:
-            self._roll()
-        self.log_end_offset = self._active.append(batches, first, leader_epoch)
-        self._dirty = True
+        try:
+            if self._should_roll(batches):
+                self.roll()
+            end = self._active.append(batches, first, leader_epoch)
+        except DiskFullError:
+            self.producers.rollback()
+            self._reserved_end = first
+            raise
+        assert end == self._reserved_end, "what was reserved is what is written"
+        self.log_end_offset = end
+        self.dirty = True
+        self._note_markers(batches, first)
+        self.producers.keep()
         return first
 
     def room(self) -> int:
         """Bytes that still fit into the growing segment."""
-        return self._segment_bytes_max - self._active.size
+        return self.config.segment_bytes - self._active.size
 
     def sync(self) -> None:
         """Return when everything written is on stable storage. OSError: never call it again."""
-        if self._dirty:
+        if self.dirty:
             self._active.sync()
-            self._dirty = False
+            self.dirty = False
 
     def publish(self, state: StateFile, slot: int, topic_id: str) -> None:
         """Show readers everything written so far. Only after :meth:`sync` has returned."""
-        assert not self._dirty, "a high watermark above what is synced"
+        assert not self.dirty, "a high watermark above what is synced"
         end = self.log_end_offset
-        published = PartitionState(self._log_start, end, end, end)
+        stable = self.producers.last_stable(end)
+        published = PartitionState(self.log_start, stable, end, end)
         state.publish(slot, topic_id, self.name.partition, published)
 
-    def close(self) -> None:
-        """Let go of the files; nothing may be written from here on."""
-        self.closed = True
-        self._active.close()
+    def _check_allowed(self, batch: EncodedBatch) -> None:
+        if batch.count < 1:
+            # It would have the offset of the batch behind it, which then no one could read.
+            raise ConfigError(
+                f"a batch of {batch.count} offsets was sent to topic {self.name.topic!r}; send one "
+                "record at least"
+            )
+        if batch.unkeyed and self.config.compacts:
+            raise ConfigError(
+                f"a record without a key was sent to topic {self.name.topic!r}, which keeps the "
+                "last record of each key; give every record a key, or set cleanup to delete"
+            )
+        if batch.count == 1 and batch.size > self.config.max_message_bytes + 128:
+            raise RecordTooLargeError(
+                f"a record of {batch.size:,} bytes is larger than the "
+                f"{self.config.max_message_bytes:,} that topic {self.name.topic!r} allows; send a "
+                "reference to it, or raise max.message.bytes"
+            )
 
-    def _roll(self) -> None:
-        """Begin a new segment.
+    def _should_roll(self, batches: Sequence[EncodedBatch]) -> bool:
+        active = self._active
+        if not active.size:
+            return False
+        size = sum(batch.size for batch in batches)
+        latest = max(batch.max_timestamp_ms for batch in batches)
+        too_old = active.first_ms is not None and (
+            latest - active.first_ms >= self.config.segment_ms
+        )
+        # Offsets in the index are 32 bits wide, counted from the segment's first.
+        too_far = self._reserved_end - active.base_offset >= 1 << 32
+        return active.size + size > self.config.segment_bytes or too_old or too_far
+
+    def _note_markers(self, batches: Sequence[EncodedBatch], offset: int) -> None:
+        """Take transactions that were just ended off the open ones, and write the aborted down."""
+        ranges = []
+        for batch in batches:
+            if batch.attributes & CONTROL:
+                data = batch.prefix(offset, 0) + batch.tail
+                commit = is_commit(data, 0, read_header(data, 0))
+                if commit is not None:
+                    aborted = self.producers.end_transaction(batch.producer, offset, commit=commit)
+                    ranges += [aborted] if aborted else []
+            offset += batch.count
+        if ranges:
+            self._active.note_aborted(ranges)
+
+    # -- segments -----------------------------------------------------------------------------
+
+    def roll(self) -> None:
+        """Close the growing segment and begin another.
 
         1. Sync the full one. A crash leaves it as the last segment, with a torn tail at worst.
         2. Create the next one and sync the folder (see :meth:`Segment.create`). A crash leaves an
            empty last segment. Since step 1 came first, only the last segment can have a torn tail.
+        3. Seal the full one. A crash leaves no seal: it is made again from the segment.
+
+        Raises:
+            DiskFullError: there is no room for another segment; nothing has changed.
+            SyncFailedError: the disk failed; do not write again.
         """
         try:
             self.sync()
@@ -96,11 +210,77 @@ class Partition:
                 "Check the disk, then open the folder again: it will be verified"
             ) from error
         try:
-            fresh = Segment.create(self._files, self._folder, self.log_end_offset)
+            fresh = Segment.create(self._files, self.folder, self.log_end_offset)
         except OSError as error:
             raise DiskFullError(
-                f"no new segment could be made in {self._folder}: {error}; nothing was appended. "
+                f"no new segment could be made in {self.folder}: {error}; nothing was appended. "
                 "Make room on the disk, then send again"
             ) from error
+        full, self._active = self._active, fresh
+        self.sealed.append(SealedSegment(full.base_offset, self._seal(full)))
+        full.close()
+
+    def roll_if_old(self, now_ms: int) -> bool:
+        """Close the growing segment if its first record is older than a segment may get."""
+        first_ms = self._active.first_ms
+        if not self._active.size or first_ms is None or now_ms - first_ms < self.config.segment_ms:
+            return False
+        self.roll()
+        return True
+
+    def drop_below_start(self) -> int:
+        """Remove the sealed segments that lie below the log start; return how many."""
+        dropped = 0
+        while self.sealed and self.sealed[0].seal.next_offset <= self.log_start:
+            remove_segment(self._files, self.folder, self.sealed.pop(0).base_offset)
+            dropped += 1
+        return dropped
+
+    @property
+    def active_base(self) -> int:
+        """The first offset of the growing segment."""
+        return self._active.base_offset
+
+    @property
+    def active_size(self) -> int:
+        """Bytes in the growing segment."""
+        return self._active.size
+
+    def holding(self) -> Holding:
+        """Return what retention must know."""
+        return Holding(
+            self.name,
+            self.config,
+            self.log_start,
+            self.producers.last_stable(self.log_end_offset),
+            [segment.seal for segment in self.sealed],
+            self._active.size,
+        )
+
+    @property
+    def files(self) -> Files:
+        """The file system that the partition is on."""
+        return self._files
+
+    def path_of(self, segment: SealedSegment) -> Path:
+        """Return the .log file of a sealed segment."""
+        return self.folder / segment.name
+
+    def close(self, *, seal: bool = False) -> None:
+        """Let go of the files; nothing may be written from here on.
+
+        With ``seal`` what is known of the growing segment is left beside it, so that the next owner
+        need not read it. Everything must be synced.
+        """
+        self.closed = True
+        if seal and not self.dirty:
+            self._seal(self._active)
         self._active.close()
-        self._active = fresh
+
+    def _seal(self, segment: Segment) -> Seal:
+        # What is reserved and not yet written belongs to the next segment.
+        producers = self.producers.kept()
+        # A seal is a copy of what the segment says: a disk without room for it fails nothing.
+        with suppress(OSError):
+            return segment.seal(self.log_end_offset, producers)
+        return segment.facts(self.log_end_offset, producers)

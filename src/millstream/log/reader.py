@@ -10,22 +10,39 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from millstream.errors import ConfigError, CorruptionError, OffsetOutOfRangeError
-from millstream.log.batch import HEADER_BYTES, BatchHeader, header_fault, read_header
-from millstream.log.decoding import COLUMNS, Block, decode, select_schema
-from millstream.log.files import DISK, Files, read_whole
+from millstream.errors import (
+    ConfigError,
+    CorruptBatchError,
+    CorruptionError,
+    OffsetOutOfRangeError,
+)
+from millstream.log import aborted, seal
+from millstream.log.batch import (
+    HEADER_BYTES,
+    TRANSACTIONAL,
+    BatchHeader,
+    header_fault,
+    read_header,
+)
+from millstream.log.control import ControlDb
+from millstream.log.decoding import COLUMNS, Block, decode, decode_parts, select_schema
+from millstream.log.files import DISK, Files, read_whole, size_of
 from millstream.log.index import SparseIndex
 from millstream.log.owner import read_format
-from millstream.log.segment import read_blocks, segment_name, segment_offsets
+from millstream.log.producers import AbortedRange
+from millstream.log.retention import Holding
+from millstream.log.segment import find_batch_after, read_blocks, segment_name, segment_offsets
 from millstream.log.signal import signal_of
 from millstream.log.state_file import STATE_NAME, PartitionState, StateFile, check_same_folder
 from millstream.log.topics import Catalog, Topic, partition_folder, unknown_topic
-from millstream.record import TopicInfo
+from millstream.record import TopicInfo, TopicPartition
+
+Isolation = Literal["read_committed", "read_uncommitted"]
 
 
 class LogReader:
@@ -36,25 +53,37 @@ class LogReader:
     Args:
         folder: The log folder. A folder that is not a log yet has no topics; it becomes visible
             when an owner has made it one.
+        isolation: ``read_committed`` shows nothing of a transaction that is open or was aborted,
+            so it ends at the first record of the oldest open one; ``read_uncommitted`` shows all.
         files: The file system; only tests give another one.
-        catalog: The list of topics; only tests give another one.
+        control: What stands in control.db; only tests give another one.
     """
 
     def __init__(
-        self, folder: Path | str, *, files: Files = DISK, catalog: Catalog | None = None
+        self,
+        folder: Path | str,
+        *,
+        isolation: Isolation = "read_committed",
+        files: Files = DISK,
+        control: ControlDb | None = None,
     ) -> None:
+        if isolation not in ("read_committed", "read_uncommitted"):
+            raise ConfigError(
+                f"isolation is {isolation!r}; give 'read_committed' or 'read_uncommitted'"
+            )
         self.folder = Path(folder)
+        self._isolation = isolation
         self._files = files
-        self._given_catalog = catalog
+        self._given_control = control
         self._state: StateFile | None = None
         self._topics: dict[str, Topic] = {}
         self._catalog_version = -1
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder}
+        return {"folder": self.folder, "isolation": self._isolation}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["folder"])  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
     def close(self) -> None:
         """Give the mapping back; the reader opens it again when it is used."""
@@ -74,25 +103,79 @@ class LogReader:
         return {name: topic.info for name, topic in self._topics.items()}
 
     def offsets(self, topic: str) -> list[tuple[int, int]]:
-        """Return for each partition ``[log start, high watermark)``: what can be read now.
+        """Return for each partition ``[log start, end)``: what can be read now.
+
+        Some of these offsets may have no record: markers of transactions, aborted records, records
+        that compaction removed.
 
         Raises:
             UnknownTopicError: there is no such topic.
         """
         found = self._topic(topic)
         states = [self._partition_state(found, number) for number in range(len(found.slots))]
-        return [(state.log_start, state.high_watermark) for state in states]
+        return [(state.log_start, self._end(state)) for state in states]
 
     def high_watermark(self, topic: str, partition: int) -> int:
-        """Return the offset after the last record that can be read.
+        """Return the offset after the last durable record, whether committed or not.
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition.
         """
         return self._partition_state(self._topic(topic), partition).high_watermark
 
+    def end_offset(self, topic: str, partition: int) -> int:
+        """Return the offset after the last record that can be read.
+
+        Raises:
+            UnknownTopicError, ConfigError: there is no such topic or partition.
+        """
+        return self._end(self._partition_state(self._topic(topic), partition))
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """Return ``[log start, end)`` of one partition; see :meth:`offsets`.
+
+        Raises:
+            UnknownTopicError, ConfigError: there is no such topic or partition.
+        """
+        state = self._partition_state(self._topic(topic), partition)
+        return state.log_start, self._end(state)
+
+    def settings(self, topic: str) -> dict[str, str]:
+        """Return every setting of a topic, under Kafka's names.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        return self._topic(topic).config.settings()
+
+    def holding(self, topic: str, partition: int) -> Holding:
+        """Return what the partition holds, as its seals tell.
+
+        Raises:
+            UnknownTopicError, ConfigError: there is no such topic or partition.
+        """
+        found = self._topic(topic)
+        state = self._partition_state(found, partition)
+        folder = partition_folder(self.folder, found, partition)
+        paths = [folder / segment_name(base) for base in segment_offsets(self._files.names(folder))]
+        seals = [seal.read_any(self._files, path) for path in paths[:-1]]
+        active_bytes = size_of(self._files, paths[-1]) if paths else 0
+        return Holding(
+            TopicPartition(topic, partition),
+            found.config,
+            state.log_start,
+            state.last_stable_offset,
+            [one for one in seals if one is not None],
+            active_bytes,
+        )
+
+    def _end(self, state: PartitionState) -> int:
+        if self._isolation == "read_committed":
+            return state.last_stable_offset
+        return state.high_watermark
+
     def wait(self, topic: str, seen: Sequence[int], timeout_s: float) -> bool:
-        """Return True as soon as a high watermark is past ``seen``, False after ``timeout_s``.
+        """Return True as soon as an end is past ``seen`` or a partition was added, False after ``timeout_s``.
 
         At once if the owner is in this process, within about 2 ms otherwise (see ``signal``).
 
@@ -101,8 +184,9 @@ class LogReader:
         """
 
         def passed() -> bool:
-            return any(
-                end > known for (_, end), known in zip(self.offsets(topic), seen, strict=True)
+            ends = [end for _, end in self.offsets(topic)]
+            return len(ends) > len(seen) or any(
+                end > known for end, known in zip(ends, seen, strict=True)
             )
 
         return signal_of(self.folder).wait_until(passed, timeout_s)
@@ -131,7 +215,8 @@ class LogReader:
         Raises:
             OffsetOutOfRangeError: some of [start, end) is gone or not committed; seek to the range
                 [error.start, error.end).
-            CorruptBatchError: a batch is damaged. The records before it have been yielded.
+            CorruptBatchError: some of [start, end) is damaged. The records before it have been
+                yielded; those after it can be read from ``error.end`` on.
             UnknownTopicError, ConfigError: there is no such topic, partition or column.
         """
         select_schema(columns)
@@ -139,17 +224,30 @@ class LogReader:
         state = self._partition_state(found, partition)
         if start == end:
             return
-        if not state.log_start <= start < end <= state.high_watermark:
-            raise OffsetOutOfRangeError(
-                f"offsets [{start}, {end}) were asked for of {topic}/{partition}, which holds "
-                f"[{state.log_start}, {state.high_watermark}); read within these",
-                start=state.log_start,
-                end=state.high_watermark,
-            )
+        self._check_range(f"{topic}/{partition}", state, start, end)
         for block in self._blocks(found, partition, start, end, bytes_max):
-            batch = decode(block, start, end, columns)
-            if batch.num_rows:
-                yield batch
+            for batch in decode_parts(block, start, end, columns):
+                if batch.num_rows:
+                    yield batch
+
+    def _check_range(self, name: str, state: PartitionState, start: int, end: int) -> None:
+        low, high = state.log_start, self._end(state)
+        if low <= start < end <= high:
+            return
+        if start < low:
+            gone = min(low, end)
+            raise OffsetOutOfRangeError(
+                f"offsets [{start}, {gone}) of {name} are gone, {gone - start} in all: they were "
+                f"removed by retention, or on request. It holds [{low}, {high}); read on from {low}",
+                start=low,
+                end=high,
+            )
+        raise OffsetOutOfRangeError(
+            f"offsets [{start}, {end}) were asked for of {name}, which holds [{low}, {high}); read "
+            "within these",
+            start=low,
+            end=high,
+        )
 
     def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return the first offset whose timestamp is ``timestamp_ms`` or later.
@@ -161,38 +259,88 @@ class LogReader:
         """
         found = self._topic(topic)
         state = self._partition_state(found, partition)
-        folder = partition_folder(self.folder, found, partition)
+        end = self._end(state)
+        start = self._segment_for_time(found, partition, timestamp_ms, state.log_start)
+        if start >= end:
+            return end
+        for block in self._blocks(found, partition, start, end, 4 << 20):
+            if max(header.max_timestamp_ms for _, header in block.batches) < timestamp_ms:
+                continue
+            batch = decode(block, start, end, ("offset", "timestamp"))
+            times = np.asarray(batch["timestamp"].cast(pa.int64()))
+            if (times >= timestamp_ms).any():
+                return int(batch["offset"][int(np.argmax(times >= timestamp_ms))].as_py())
+        return end
+
+    def _segment_for_time(
+        self, topic: Topic, partition: int, timestamp_ms: int, log_start: int
+    ) -> int:
+        """Return an offset before which every timestamp is lower, by seals and one index."""
+        folder = partition_folder(self.folder, topic, partition)
         bases = segment_offsets(self._files.names(folder))
-        for base, following in zip(bases, [*bases[1:], state.high_watermark], strict=True):
-            segment = _SegmentReader(self._files, folder / segment_name(base), base)
-            start = max(segment.offset_before(timestamp_ms), state.log_start)
-            for block in segment.blocks(start, min(following, state.high_watermark), 4 << 20):
-                if max(header.max_timestamp_ms for _, header in block.batches) < timestamp_ms:
-                    continue
-                batch = decode(block, start, following, ("offset", "timestamp"))
-                times = np.asarray(batch["timestamp"].cast(pa.int64()))
-                if (times >= timestamp_ms).any():
-                    return int(batch["offset"][int(np.argmax(times >= timestamp_ms))].as_py())
-        return state.high_watermark
+        for base in bases[:-1]:
+            found = seal.read_any(self._files, folder / segment_name(base))
+            if found is None or found.max_timestamp_ms >= timestamp_ms:
+                break
+        else:
+            base = bases[-1] if bases else 0
+        segment = _SegmentReader(self._files, folder / segment_name(base), base)
+        return max(segment.offset_before(timestamp_ms), log_start)
 
     def _blocks(
         self, topic: Topic, partition: int, start: int, end: int, block_bytes: int
     ) -> Iterator[Block]:
-        """Yield the batches that hold [start, end), from one segment after the other."""
+        """Yield the batches that hold [start, end), from one segment after the other.
+
+        Retention may remove a segment while it is looked for, and compaction may merge it into the
+        one before it: then the folder is looked at again.
+        """
         folder = partition_folder(self.folder, topic, partition)
-        bases = segment_offsets(self._files.names(folder))
-        later = bisect_right(bases, start)
-        if later == 0:
-            self._topic(topic.name)  # says so if the topic was deleted meanwhile
-            raise CorruptionError(
-                f"{folder} holds no segment with offset {start}, which was committed; "
-                "restore the missing file from a backup"
-            )
-        for base, following in zip(bases[later - 1 :], [*bases[later:], end], strict=True):
-            if base >= end:
-                return
-            segment = _SegmentReader(self._files, folder / segment_name(base), base)
-            yield from segment.blocks(max(start, base), min(end, following), block_bytes)
+        ranges: list[AbortedRange] | None = None
+        offset, vanished = start, -1
+        while offset < end:
+            bases = segment_offsets(self._files.names(folder))
+            later = bisect_right(bases, offset)
+            if ranges is None and self._isolation == "read_committed":
+                ranges = self._aborted(folder, bases[max(later - 1, 0) :], start, end)
+            try:
+                base = bases[later - 1] if later else offset
+                following = min(end, bases[later]) if later < len(bases) else end
+                segment = _SegmentReader(self._files, folder / segment_name(base), base)
+                for block in segment.blocks(offset, following, block_bytes):
+                    offset = block.batches[-1][1].next_offset
+                    yield _without_aborted(block, ranges) if ranges else block
+                offset = max(offset, following)
+            except FileNotFoundError as error:
+                self._check_gone(topic, partition, offset, end)
+                if vanished == offset:
+                    raise CorruptionError(
+                        f"{folder} holds no segment with offset {offset}, which was committed; "
+                        "restore the missing file from a backup"
+                    ) from error
+                vanished = offset
+
+    def _check_gone(self, topic: Topic, partition: int, start: int, end: int) -> None:
+        """Say so if the topic was deleted, or the records removed, since they were asked for."""
+        self._topic(topic.name)
+        state = self._partition_state(topic, partition)
+        if start < state.log_start:
+            self._check_range(f"{topic.name}/{partition}", state, start, end)
+
+    def _aborted(
+        self, folder: Path, bases: Sequence[int], start: int, end: int
+    ) -> list[AbortedRange]:
+        """Return the aborted transactions with records in [start, end).
+
+        Their markers may lie in any later segment, and are all there: nothing at or after the last
+        stable offset is read.
+        """
+        return [
+            found
+            for base in bases
+            for found in aborted.read(self._files, folder / segment_name(base))
+            if found.first_offset < end and found.last_offset >= start
+        ]
 
     # -- the mapped state and the catalog -----------------------------------------------------
 
@@ -252,13 +400,13 @@ class LogReader:
         return True
 
     def _read_catalog(self) -> dict[str, Topic]:
-        if self._given_catalog is not None:
-            return self._given_catalog.topics()
-        catalog = Catalog.open(self.folder, write=False)
+        if self._given_control is not None:
+            return Catalog(self._given_control).topics()
+        control = ControlDb.open(self.folder, write=False)
         try:
-            return catalog.topics()
+            return Catalog(control).topics()
         finally:
-            catalog.close()
+            control.close()
 
 
 class _SegmentReader:
@@ -276,8 +424,9 @@ class _SegmentReader:
         """Yield the batches that hold [start, end); end is at most the end of the segment.
 
         Raises:
-            CorruptBatchError: a batch is damaged.
-            CorruptionError: the segment ends before ``end``.
+            FileNotFoundError: the segment has been removed.
+            CorruptBatchError: some of [start, end) is damaged or missing.
+            CorruptionError: the disk does not give the bytes.
         """
         offset, position = self._index.seek(start)
         handle = -1
@@ -285,19 +434,31 @@ class _SegmentReader:
             handle = self._files.open(self._path)
             if not self._begins_at(handle, offset, position):
                 offset, position = self._base_offset, 0
-            for block in read_blocks(
-                self._files,
-                handle,
-                self._path,
-                position=position,
-                offset=offset,
-                end_offset=end,
-                block_bytes=block_bytes,
-                position_end=self._index.position_of(end),
-            ):
-                offset = block.batches[-1][1].next_offset
-                if offset > start:
-                    yield block._replace(batches=_from_offset(block.batches, start))
+            while offset < end:
+                try:
+                    for block in read_blocks(
+                        self._files,
+                        handle,
+                        self._path,
+                        position=position,
+                        offset=offset,
+                        end_offset=end,
+                        block_bytes=block_bytes,
+                        position_end=self._index.position_of(end),
+                    ):
+                        at, last = block.batches[-1]
+                        offset, position = last.next_offset, block.position + at + last.size
+                        if offset > start:
+                            yield block._replace(batches=_from_offset(block.batches, start))
+                    fault = "the file ends there"
+                except CorruptBatchError as error:
+                    fault = str(error)
+                if offset < end:
+                    offset, position = self._over_damage(
+                        handle, (offset, position), (start, end), fault
+                    )
+        except FileNotFoundError:
+            raise
         except OSError as error:
             raise CorruptionError(
                 f"{self._path} cannot be read for offsets [{max(offset, start)}, {end}): {error}; "
@@ -306,11 +467,30 @@ class _SegmentReader:
         finally:
             if handle >= 0:
                 self._files.close(handle)
-        if offset < end:
-            raise CorruptionError(
-                f"{self._path} ends at offset {offset}, but offsets [{offset}, {end}) were "
-                "committed; restore the file from a backup"
+
+    def _over_damage(
+        self, handle: int, at: tuple[int, int], wanted: tuple[int, int], fault: str
+    ) -> tuple[int, int]:
+        """Return (offset, position) of the next whole batch, if nothing that is wanted lies before.
+
+        Raises:
+            CorruptBatchError: some of the offsets ``wanted`` cannot be read.
+        """
+        (offset, position), (start, end) = at, wanted
+        rest = self._files.pread(handle, self._files.size(handle) - position, position)
+        found = find_batch_after(rest, offset)
+        place, after = (position + found[0], found[1]) if found else (position + len(rest), end)
+        if after > start and offset < min(after, end):
+            raise CorruptBatchError(
+                f"offsets [{offset}, {min(after, end)}) cannot be read: {self._path} is damaged at "
+                f"byte {position} ({fault}). Restore the file from a backup, or read on from "
+                f"offset {min(after, end)}",
+                path=str(self._path),
+                position=position,
+                start=offset,
+                end=min(after, end),
             )
+        return after, place
 
     def offset_before(self, timestamp_ms: int) -> int:
         """Return an offset before which every timestamp of the segment is lower."""
@@ -320,6 +500,21 @@ class _SegmentReader:
         """Return whether the index told the truth: a batch with this offset begins there."""
         head = self._files.pread(handle, HEADER_BYTES, position)
         return len(head) == HEADER_BYTES and header_fault(read_header(head, 0), offset) is None
+
+
+def _without_aborted(block: Block, ranges: Sequence[AbortedRange]) -> Block:
+    """Return the block without the batches of aborted transactions."""
+    kept = [
+        (at, header)
+        for at, header in block.batches
+        if not header.attributes & TRANSACTIONAL
+        or not any(
+            one.producer_id == header.producer_id
+            and one.first_offset <= header.base_offset <= one.last_offset
+            for one in ranges
+        )
+    ]
+    return block._replace(batches=kept)
 
 
 def _from_offset(

@@ -2,50 +2,61 @@
 
 Three facts decide. The *durable end* is the high watermark found in ``state.mm``: everything below
 it was synced before it was published, so it must be there, whatever happened. It is *exact* if the
-machine has not restarted since (same boot id): then nothing above it was ever acknowledged. After a
-power cut it may be older than the last acknowledgement, so what lies above it is cut only if it
-looks like writes that never reached the disk. Without a whole state.mm the durable end is the start
-of the last segment, because a segment is synced before the next one begins.
+machine has not restarted since (same boot id): then the writes that were acknowledged above it are
+all in the file, before the first that is not whole. After a power cut it may be older than the last
+acknowledgement, so what lies above it is cut only if it looks like writes that never reached the
+disk. Without a whole state.mm the durable end is the start of the last segment, because a segment
+is synced before the next one begins.
 
-The last segment is read from its start. At the first batch that is not whole and right, at offset
-``p``:
+The last segment is read from its start, unless the log was closed cleanly and its seal holds. At
+the first batch that is not whole and right, at offset ``p``:
 
 =====  =========================  ==========================================  =====================
 case   where                      what follows                                 done
 =====  =========================  ==========================================  =====================
 A      nothing is wrong           the file ends after a batch                  keep everything
-B      p < durable end            anything                                     CorruptionError
-C      p >= durable end, exact    anything (none of it was acknowledged)       cut at p
+B      p < durable end            anything                                     damage: keep, report
+C      p >= durable end, exact    anything (it was never whole)                cut at p
 D      p >= durable end           no whole batch after p                       cut at p
 E      p >= durable end           whole batches, but a page before them is     cut at p
                                   zeros, as one that was never stored is
-F      p >= durable end           whole batches, no page of zeros              CorruptionError
+F      p >= durable end           whole batches, no page of zeros              damage: keep, report
 =====  =========================  ==========================================  =====================
 
-The bytes that are cut are kept in ``quarantine/`` first. The sparse index is rebuilt when it is
-missing or differs. Sealed segments are read only after a failed sync (``NEEDS_VERIFY``); at other
-times every reader checks every batch that it reads.
+*Cut* is for a torn tail: the bytes are kept in ``quarantine/`` first. *Damage* is for records that
+were acknowledged, or may have been: nothing is removed but a torn tail behind the last whole batch.
+The segment is closed with the damaged offsets written into its seal, and appends go to a new
+segment that begins after everything that was ever acknowledged, so that no offset is used twice.
+What is whole can be read; reading the damaged offsets raises an error that names them. ``millstream
+log repair`` puts an empty batch in their place.
+
+A sealed segment is trusted if its seal is whole and tells its size; otherwise it is read, and what
+lies beside it (index, seal, aborted transactions) is made again. After a failed sync
+(``NEEDS_VERIFY``) all of them are read. What a crash may leave is removed: ``.new``, ``.cleaned``
+and ``.merged`` files, segments below the log start, and segments that were merged into the one
+before them.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from millstream.errors import CorruptBatchError, CorruptionError
-from millstream.log.batch import HEADER_BYTES
+from millstream.errors import CorruptionError
+from millstream.log import aborted, seal
 from millstream.log.files import Files, read_whole, write_whole
+from millstream.log.findings import holes
 from millstream.log.index import IndexBuilder, SparseIndex
-from millstream.log.segment import (
-    Segment,
-    find_batch_after,
-    read_blocks,
-    segment_name,
-    segment_offsets,
-)
+from millstream.log.partition import SealedSegment
+from millstream.log.producers import ProducerStates
+from millstream.log.scan import Scan, scan_segment
+from millstream.log.seal import Seal
+from millstream.log.segment import Segment, remove_segment, segment_name, segment_offsets
 
+LEFTOVER_SUFFIXES = (".new", ".cleaned", ".merged")
 _PAGE_BYTES = 4096
 _OFFSET_BYTES = 8
 _log = logging.getLogger(__name__)
@@ -53,21 +64,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DurableEnd:
-    """What state.mm says of one partition, and how far it can be trusted (see above)."""
+    """What state.mm says of one partition, and how far it can be trusted (see above).
+
+    Every transaction that began below ``last_stable`` has ended.
+    """
 
     log_start: int
     offset: int
     published: bool
     exact: bool
+    last_stable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A partition that may be appended to: its growing segment and its bounds."""
+    """A partition that may be appended to: its segments, its bounds, its producers."""
 
+    sealed: list[SealedSegment]
     active: Segment
     log_start: int
     log_end_offset: int
+    producers: ProducerStates
 
 
 class Recovery:
@@ -90,9 +107,14 @@ class Recovery:
         """Return the partition in ``folder``, with its torn tail cut and everything left synced.
 
         Raises:
-            CorruptionError: records that were acknowledged are damaged or missing. Nothing was
-                changed; the message names file, position and offsets, and what to do.
+            CorruptionError: every segment is gone though records were acknowledged. Nothing was
+                changed; the message says what to do.
         """
+        if not self._clean:
+            # The last owner may have died between creating a segment and syncing its name. What is
+            # appended to that segment now must not vanish with the name.
+            self._files.sync_folder(folder)
+        self._remove_leftovers(folder)
         bases = segment_offsets(self._files.names(folder))
         if not bases:
             if durable.offset > 0:
@@ -100,54 +122,206 @@ class Recovery:
                     f"{folder} holds no segment, but offsets [{durable.log_start}, "
                     f"{durable.offset}) were acknowledged; restore the folder from a backup"
                 )
-            return Recovered(Segment.create(self._files, folder, 0), 0, 0)
-        for base, following in pairwise(bases):
-            self._sealed(folder / segment_name(base), base, following)
-        if not self._clean:
-            # The last owner may have died between creating a segment and syncing its name. What is
-            # appended to that segment now must not vanish with the name.
-            self._files.sync_folder(folder)
-        active, end = self._last(folder / segment_name(bases[-1]), bases[-1], durable)
-        return Recovered(active, max(durable.log_start, bases[0]), end)
+            return Recovered([], Segment.create(self._files, folder, 0), 0, 0, ProducerStates())
+        sealed, producers = self._sealed(folder, bases, durable.log_start)
+        active, end, producers = self._last(folder, bases[-1], durable, producers, sealed)
+        producers.settle(durable.last_stable)
+        first = sealed[0].base_offset if sealed else active.base_offset
+        log_start = durable.log_start
+        if first > log_start and not durable.published:
+            log_start = first
+        elif first > log_start:
+            # Retention publishes the log start before it removes a file: this one is missing.
+            _log.error(
+                "%s holds no segment with offsets [%d, %d), which were committed. Restore the "
+                "missing file from a backup, or let `millstream log repair` mark them as lost",
+                folder,
+                log_start,
+                first,
+            )
+        return Recovered(sealed, active, log_start, end, producers)
 
-    def _sealed(self, path: Path, base: int, following: int) -> None:
-        """Check a sealed segment if it must be, and give it an index if it has none."""
+    # -- sealed segments ----------------------------------------------------------------------
+
+    def _sealed(
+        self, folder: Path, bases: Sequence[int], log_start: int
+    ) -> tuple[list[SealedSegment], ProducerStates]:
+        """Return all segments but the last, each with its seal, and the producers at their end."""
+        sealed: list[SealedSegment] = []
+        producers = ProducerStates()
+        for place, base in enumerate(bases[:-1]):
+            if sealed and sealed[-1].seal.next_offset > base:
+                # Compaction put its records into the segment before it, and died.
+                remove_segment(self._files, folder, base)
+                continue
+            if bases[place + 1] <= log_start:
+                # Retention moved the log start past it, and died.
+                remove_segment(self._files, folder, base)
+                continue
+            path = folder / segment_name(base)
+            found = None if self._verify else self._trusted(path, base)
+            if found is None:
+                found = self._resealed(path, base, producers, bases[place + 1 :])
+            producers = found.producers.copy()
+            sealed.append(SealedSegment(base, found))
+        return sealed, producers
+
+    def _trusted(self, path: Path, base: int) -> Seal | None:
+        """Return the seal of a segment if everything beside the segment fits it."""
+        handle = self._files.open(path)
+        try:
+            size = self._files.size(handle)
+        finally:
+            self._files.close(handle)
+        found = seal.read(self._files, path, size)
+        if found is None:
+            return None
+        ends = [one.last_offset for one in aborted.read(self._files, path)]
+        if len(ends) != found.aborted or not all(base <= end < found.next_offset for end in ends):
+            return None
         index_path = path.with_suffix(".idx")
-        has_index = (
-            self._files.exists(index_path)
-            and SparseIndex(read_whole(self._files, index_path), base).plausible
-        )
-        if has_index and not self._verify:
-            return
-        scan = _Scan(self._files, path, base, fresh=self._verify)
-        if self._verify and (scan.fault or scan.end_offset != following):
-            raise self._corrupt(path, scan, following)
-        if not has_index:
-            self._write_index(path, scan.index)
+        if not self._files.exists(index_path):
+            return None
+        return found if SparseIndex(read_whole(self._files, index_path), base).plausible else None
 
-    def _last(self, path: Path, base: int, durable: DurableEnd) -> tuple[Segment, int]:
+    def _resealed(
+        self, path: Path, base: int, producers: ProducerStates, later: Sequence[int]
+    ) -> Seal:
+        """Read a sealed segment, and make again what lies beside it.
+
+        ``later`` are the base offsets of the segments behind it. It ends where the next one begins,
+        or, if some were merged into it, where the one after those does. Where else it seems to end
+        says a base offset behind damage, which no CRC covers: that must not cost other segments.
+        """
+        before = seal.read_any(self._files, path)
+        scan = scan_segment(self._files, path, base, producers, fresh=self._verify)
+        end = scan.end_offset if scan.end_offset in later else later[0]
+        if scan.end_offset > end:
+            scan = scan_segment(self._files, path, base, producers, end_offset=end)
+        parts = holes(self._files, path, scan, end)
+        damaged = [(hole.start, hole.end) for hole in parts if hole.start < hole.end]
+        for start, stop in damaged:
+            _log.error(
+                "%s is damaged: offsets [%d, %d) cannot be read; %s. What is around them can. "
+                "Restore the file from a backup, or let `millstream log repair` mark them as lost",
+                path,
+                start,
+                stop,
+                scan.fault or "the file ends there",
+            )
+        scan.believe(aborted.read(self._files, path), damaged)
+        made = scan.as_seal(end, damaged)
+        if before is not None and before.chain == made.chain:
+            made = replace(made, cleaned_ms=before.cleaned_ms, horizon_ms=before.horizon_ms)
+        self._write_beside(path, scan)
+        with suppress(OSError):  # it is a copy: an opening needs no room on the disk
+            seal.write(self._files, path, made)
+        return made
+
+    # -- the last segment ---------------------------------------------------------------------
+
+    def _last(
+        self,
+        folder: Path,
+        base: int,
+        durable: DurableEnd,
+        producers: ProducerStates,
+        sealed: list[SealedSegment],
+    ) -> tuple[Segment, int, ProducerStates]:
+        path = folder / segment_name(base)
+        if self._clean and not self._verify and (trusted := self._reopened(path, base, durable)):
+            return trusted
         # The last owner may have died of a failed sync before it could leave word: then the cache
         # shows records that the disk does not have. Without a clean close only the disk counts.
-        scan = _Scan(self._files, path, base, fresh=not self._clean)
-        if scan.end_offset < durable.offset:
-            raise self._corrupt(path, scan, durable.offset)  # case B
+        scan = scan_segment(
+            self._files, path, base, producers, fresh=self._verify or not self._clean
+        )
+        if not self.must_keep(path, scan, durable):
+            scan = scan.first_run()  # cases A, C, D, E
         if scan.position < scan.size:
-            self._cut(path, scan, durable)
+            self._cut(path, scan)
+        end = max(scan.end_offset, durable.offset)
+        damaged = [*scan.damaged]
+        if scan.end_offset < end:
+            damaged.append((scan.end_offset, end))
+        scan.believe(aborted.read(self._files, path), damaged)
+        self._write_beside(path, scan)
+        if self._files.exists(path.with_suffix(seal.SUFFIX)):
+            self._files.remove(path.with_suffix(seal.SUFFIX))
         segment = Segment(
-            self._files, path, base, size=scan.position, index=self._write_index(path, scan.index)
+            self._files,
+            path,
+            base,
+            size=scan.position,
+            index=scan.index,
+            aborted_count=len(scan.aborted),
         )
         # What was written but never synced is whole, so it becomes durable before it is published.
         segment.sync()
-        return segment, scan.end_offset
+        if not damaged or end == base:
+            return segment, end, scan.producers
+        fresh, closed = self._closed_with_damage(segment, scan, end, damaged)
+        sealed.append(closed)
+        return fresh, end, scan.producers
 
-    def _cut(self, path: Path, scan: _Scan, durable: DurableEnd) -> None:
+    def _reopened(
+        self, path: Path, base: int, durable: DurableEnd
+    ) -> tuple[Segment, int, ProducerStates] | None:
+        """Return the growing segment as a clean close left it; None if it must be read."""
+        found = self._trusted(path, base)
+        if found is None or found.next_offset < durable.offset or found.damaged:
+            return None
+        index = IndexBuilder.resume(
+            base,
+            read_whole(self._files, path.with_suffix(".idx")),
+            chain=found.chain,
+            first_ms=found.first_timestamp_ms,
+            latest_ms=found.max_timestamp_ms,
+        )
+        segment = Segment(
+            self._files, path, base, size=found.size, index=index, aborted_count=found.aborted
+        )
+        return segment, found.next_offset, found.producers.copy()
+
+    def must_keep(self, path: Path, scan: Scan, durable: DurableEnd) -> bool:
+        """Return whether there is damage (cases B and F), not just a torn tail."""
+        first = scan.first_run()
+        if first.end_offset < durable.offset:
+            return True  # case B
+        if durable.exact or not scan.gaps:
+            return False
+        if not durable.published:
+            return True
+        start, end = scan.gaps[0]
+        return not _has_lost_page(self._read(path, start, end - start), start)  # case F, or else E
+
+    def _closed_with_damage(
+        self, segment: Segment, scan: Scan, end: int, damaged: Sequence[tuple[int, int]]
+    ) -> tuple[Segment, SealedSegment]:
+        """Close a damaged last segment; return a new one after all that was acknowledged, and it.
+
+        1. Create the new segment. A crash leaves it empty behind the damaged one, which is then
+           closed like any sealed segment without a seal.
+        2. Write the seal.
+        """
+        for start, stop in damaged:
+            _log.error(
+                "%s is damaged: offsets [%d, %d) were acknowledged, or may have been, and cannot "
+                "be read; %s. What is around them can, and appends go on at offset %d. Restore the "
+                "file from a backup, or let `millstream log repair` mark them as lost",
+                segment.path,
+                start,
+                stop,
+                scan.fault or "the file ends there",
+                end,
+            )
+        fresh = Segment.create(self._files, segment.path.parent, end)
+        made = segment.seal(end, scan.producers, damaged=damaged)
+        segment.close()
+        return fresh, SealedSegment(segment.base_offset, made)
+
+    def _cut(self, path: Path, scan: Scan) -> None:
         rest = self._read(path, scan.position, scan.size - scan.position)
-        if not durable.exact:
-            follower = find_batch_after(rest, scan.end_offset)
-            lost_page = durable.published and _has_lost_page(rest, scan.position, follower)
-            if follower is not None and not lost_page:
-                at, offset = follower
-                raise self._corrupt(path, scan, offset, scan.position + at)  # case F
         self._quarantine_bytes(path, scan.position, rest)
         _log.warning(
             "cut %d bytes that were never acknowledged off %s at byte %d (offset %d); "
@@ -170,11 +344,13 @@ class Recovery:
 
         1. Write and sync the copy. A crash leaves a part of it; the log still has the bytes, and
            the next recovery writes the copy again under the same name.
-        2. Sync the folder. Only then is the log cut.
+        2. Sync the folder, and the one that it is in if it is new. Only then is the log cut.
         """
         topic, partition = path.parent.parent.name, path.parent.name
         name = f"{topic}.{partition}.{path.stem}.{position}.bytes"
-        self._files.make_folder(self._quarantine)
+        if not self._files.exists(self._quarantine):
+            self._files.make_folder(self._quarantine)
+            self._files.sync_folder(self._quarantine.parent)
         handle = self._files.open(self._quarantine / name, write=True, create=True)
         try:
             self._files.truncate(handle, 0)
@@ -184,19 +360,27 @@ class Recovery:
             self._files.close(handle)
         self._files.sync_folder(self._quarantine)
 
-    def _write_index(self, path: Path, index: IndexBuilder) -> IndexBuilder:
+    # -- files beside segments ----------------------------------------------------------------
+
+    def _remove_leftovers(self, folder: Path) -> None:
+        for name in self._files.names(folder):
+            if name.endswith(LEFTOVER_SUFFIXES):
+                self._files.remove(folder / name)
+
+    def _write_beside(self, path: Path, scan: Scan) -> None:
+        """Make index and aborted transactions say what the segment says."""
+        aborted.rewrite(self._files, path, scan.aborted)
         target = path.with_suffix(".idx")
-        content = bytes(index.content)
-        known = read_whole(self._files, target) if self._files.exists(target) else b""
+        content = bytes(scan.index.content)
+        known = read_whole(self._files, target) if self._files.exists(target) else None
         if known == content:
-            return index
+            return
         handle = self._files.open(target, write=True, create=True)
         try:
             self._files.truncate(handle, 0)
             write_whole(self._files, handle, content, 0)
         finally:
             self._files.close(handle)
-        return index
 
     def _read(self, path: Path, position: int, size: int) -> bytes:
         handle = self._files.open(path)
@@ -205,54 +389,16 @@ class Recovery:
         finally:
             self._files.close(handle)
 
-    def _corrupt(
-        self, path: Path, scan: _Scan, good_from: int, position: int | None = None
-    ) -> CorruptionError:
-        what = scan.fault or "the file ends there"
-        again = "" if position is None else f" (byte {position})"
-        return CorruptionError(
-            f"{path} is damaged at byte {scan.position}: offsets [{scan.end_offset}, {good_from}) "
-            f"are missing or broken, and offset {good_from}{again} was written after them; {what}. "
-            "Nothing was changed. Restore this file from a backup; until then the offsets before "
-            f"{scan.end_offset} can still be read"
-        )
 
+def _has_lost_page(gap: bytes, position: int) -> bool:
+    """Return whether pages before the next whole batch look as if they never reached the disk.
 
-class _Scan:
-    """One pass over a segment: how far it is whole, why no further, and its index."""
-
-    def __init__(self, files: Files, path: Path, base: int, *, fresh: bool) -> None:
-        self.end_offset = base
-        self.position = 0
-        self.fault: str | None = None
-        self.index = IndexBuilder(base)
-        handle = files.open(path)
-        try:
-            if fresh:
-                files.forget_cached(handle)
-            self.size = files.size(handle)
-            for block in read_blocks(files, handle, path, position=0, offset=base):
-                for at, header in block.batches:
-                    place = block.position + at
-                    head = block.data[at : at + HEADER_BYTES]
-                    self.index.add(header.base_offset, place, head, header.max_timestamp_ms)
-                    self.position = place + header.size
-                    self.end_offset = header.next_offset
-        except CorruptBatchError as error:
-            self.fault = str(error)
-        finally:
-            files.close(handle)
-
-
-def _has_lost_page(rest: bytes, position: int, follower: tuple[int, int] | None) -> bool:
-    """Return whether pages before the following batch look as if they never reached the disk.
-
-    Such a page is zeros: all of it, or from the damage at ``position`` to its end. The first eight
-    bytes of a batch, its offset, may be zeros of their own and are no evidence.
+    ``gap`` begins at ``position`` of the file, where the damage is. Such a page is zeros: all of
+    it, or from the damage to its end. The first eight bytes of a batch, its offset, may be zeros of
+    their own and are no evidence.
     """
-    end = len(rest) if follower is None else follower[0]
     first = -position % _PAGE_BYTES
-    if first > _OFFSET_BYTES and rest[:first] == bytes(first):
+    if first > _OFFSET_BYTES and first <= len(gap) and gap[:first] == bytes(first):
         return True
-    whole = range(first, end - _PAGE_BYTES + 1, _PAGE_BYTES)
-    return any(rest[at : at + _PAGE_BYTES] == bytes(_PAGE_BYTES) for at in whole)
+    whole = range(first, len(gap) - _PAGE_BYTES + 1, _PAGE_BYTES)
+    return any(gap[at : at + _PAGE_BYTES] == bytes(_PAGE_BYTES) for at in whole)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from millstream.errors import CorruptBatchError, DiskFullError, SyncFailedError
+from millstream.log import aborted, seal
 from millstream.log.batch import (
     HEADER_BYTES,
     MAGIC,
@@ -26,9 +28,12 @@ from millstream.log.batch import (
 )
 from millstream.log.decoding import Block
 from millstream.log.files import Files, write_whole
-from millstream.log.index import IndexBuilder
+from millstream.log.index import NO_TIME, IndexBuilder
+from millstream.log.producers import AbortedRange, ProducerStates
+from millstream.log.seal import Seal
 
-SEGMENT_BYTES_MAX = 128 * 1024 * 1024
+SIDE_SUFFIXES = (".idx", seal.SUFFIX, aborted.SUFFIX)
+OFFSETS_LOST_MAX = 1 << 31  # more cannot be missing in one segment: its index has 32-bit offsets
 READ_BYTES = 4 * 1024 * 1024
 _INDEX_FLUSH_BYTES = 400  # 20 entries: a reader scans at most about 160 KiB behind the index
 _AFTER_PREFIX = HEADER_BYTES - PREFIX_BYTES
@@ -52,7 +57,14 @@ class Segment:
     """The growing segment of a partition, as its owner sees it. Not thread-safe."""
 
     def __init__(
-        self, files: Files, path: Path, base_offset: int, *, size: int, index: IndexBuilder
+        self,
+        files: Files,
+        path: Path,
+        base_offset: int,
+        *,
+        size: int,
+        index: IndexBuilder,
+        aborted_count: int = 0,
     ) -> None:
         self._files = files
         self.path = path
@@ -60,7 +72,19 @@ class Segment:
         self.size = size
         self._index = index
         self._index_written = 0
+        self._aborted_count = aborted_count
+        self._aborted_handle: int | None = None
         self._handle = files.open(path, write=True)
+
+    @property
+    def first_ms(self) -> int | None:
+        """Largest timestamp of the first batch; None while the segment is empty."""
+        return self._index.first_ms
+
+    @property
+    def latest_ms(self) -> int:
+        """Largest timestamp of all batches."""
+        return self._index.latest_ms
 
     @classmethod
     def create(cls, files: Files, folder: Path, base_offset: int) -> Segment:
@@ -116,14 +140,67 @@ class Segment:
             "Make room on the disk, then send them again"
         ) from error
 
+    def note_aborted(self, ranges: Sequence[AbortedRange]) -> None:
+        """Write down transactions whose abort markers were just appended.
+
+        Raises:
+            SyncFailedError: it could not be written; readers would see what was taken back.
+        """
+        try:
+            if self._aborted_handle is None:
+                path = self.path.with_suffix(aborted.SUFFIX)
+                self._aborted_handle = self._files.open(path, write=True, create=True)
+            place = self._aborted_count * aborted.ENTRY_BYTES
+            write_whole(self._files, self._aborted_handle, aborted.pack(ranges), place)
+        except OSError as error:
+            raise SyncFailedError(
+                f"{self.path.with_suffix(aborted.SUFFIX)} could not be written ({error}); check "
+                "the disk, then open the folder again"
+            ) from error
+        self._aborted_count += len(ranges)
+
     def sync(self) -> None:
         """Return when everything appended is on stable storage. Never call it again after OSError."""
         self._files.sync(self._handle)
 
+    def seal(
+        self,
+        next_offset: int,
+        producers: ProducerStates,
+        *,
+        damaged: Sequence[tuple[int, int]] = (),
+    ) -> Seal:
+        """Write down, durably, what the segment holds; its batches are synced already.
+
+        1. Sync what lies beside the segment. A crash leaves no seal: it is made from the segment.
+        2. Write the seal (see :func:`replace_file`).
+        """
+        self._flush_index(0)
+        if self._aborted_handle is not None:
+            self._files.sync(self._aborted_handle)
+        made = replace(self.facts(next_offset, producers), damaged=tuple(damaged))
+        seal.write(self._files, self.path, made)
+        return made
+
+    def facts(self, next_offset: int, producers: ProducerStates) -> Seal:
+        """Return what a seal would say now, without writing it."""
+        return Seal(
+            next_offset=next_offset,
+            size=self.size,
+            first_timestamp_ms=NO_TIME if self.first_ms is None else self.first_ms,
+            max_timestamp_ms=self.latest_ms,
+            chain=self._index.chain,
+            aborted=self._aborted_count,
+            producers=producers.copy(),
+        )
+
     def close(self) -> None:
-        """Write the rest of the index and let go of the file."""
+        """Write the rest of the index and let go of the files."""
         self._flush_index(1)
         self._files.close(self._handle)
+        if self._aborted_handle is not None:
+            self._files.close(self._aborted_handle)
+            self._aborted_handle = None
 
     def _flush_index(self, bytes_min: int) -> None:
         content = self._index.content
@@ -138,6 +215,14 @@ class Segment:
                 self._index_written = len(content)
             finally:
                 self._files.close(handle)
+
+
+def remove_segment(files: Files, folder: Path, base_offset: int) -> None:
+    """Remove a segment and what lies beside it; the segment first, as it is what counts."""
+    path = folder / segment_name(base_offset)
+    for target in (path, *(path.with_suffix(suffix) for suffix in SIDE_SUFFIXES)):
+        if files.exists(target):
+            files.remove(target)
 
 
 def read_blocks(
@@ -160,9 +245,10 @@ def read_blocks(
         CorruptBatchError: a batch is damaged. Not retriable.
     """
     size = files.size(handle)
+    block_bytes = max(block_bytes, HEADER_BYTES)  # with less, not even a size could be read
     want = block_bytes
     if position_end is not None and position_end > position:
-        want = min(want, position_end - position)
+        want = max(min(want, position_end - position), HEADER_BYTES)
     while size - position >= HEADER_BYTES and offset < end_offset:
         data = files.pread(handle, min(want, size - position), position)
         batches: list[tuple[int, BatchHeader]] = []
@@ -192,22 +278,48 @@ def read_blocks(
 
 
 def find_batch_after(data: bytes, offset: int) -> tuple[int, int] | None:
-    """Return (place, base offset) of a whole batch in ``data`` that begins at ``offset`` or later.
+    """Return (place, base offset) of the first whole batch behind the damage at the start of ``data``.
 
-    Looks at every byte, because damage may have changed the lengths by which batches are found.
+    Looks at every byte, because damage may have changed the lengths by which batches are found. The
+    base offset lies outside the CRC, so it is believed only where it can be right: not at the very
+    place of the damage, not far ahead of ``offset``, not if another batch continues differently. If
+    it says that no offset is missing although bytes are, as zeros do at the start of a log, another
+    batch has to continue it.
     """
-    at = data.find(bytes([MAGIC]), PREFIX_BYTES - 1)
+    at = data.find(bytes([MAGIC]), PREFIX_BYTES)
     while at != -1:
         place = at - PREFIX_BYTES + 1
         if len(data) - place < HEADER_BYTES:
             return None
         header = read_header(data, place)
         if (
-            header.base_offset >= offset
-            and header_fault(header, header.base_offset) is None
-            and header.size <= len(data) - place
-            and crc_matches(data, place, header)
+            0 <= header.base_offset - offset < OFFSETS_LOST_MAX
+            and _whole(data, place, header)
+            and _goes_on(
+                data, place + header.size, header.next_offset, header.base_offset == offset
+            )
         ):
             return place, header.base_offset
         at = data.find(bytes([MAGIC]), at + 1)
     return None
+
+
+def _whole(data: bytes, place: int, header: BatchHeader) -> bool:
+    return (
+        header_fault(header, header.base_offset) is None
+        and header.size <= len(data) - place
+        and crc_matches(data, place, header)
+    )
+
+
+def _goes_on(data: bytes, place: int, offset: int, prove: bool) -> bool:  # noqa: FBT001
+    """Return whether nothing at ``place`` speaks against ``offset`` being the next there.
+
+    To ``prove`` it, a whole batch must begin there with that offset.
+    """
+    if len(data) - place < HEADER_BYTES:
+        return not prove
+    header = read_header(data, place)
+    if prove:
+        return header.base_offset == offset and _whole(data, place, header)
+    return header.base_offset == offset or not _whole(data, place, header)

@@ -1,7 +1,6 @@
-"""``control.db``: which topics there are, where their partitions lie, and the leader epoch.
+"""Which topics there are, where their partitions lie, and the leader epoch; kept in control.db.
 
-SQLite in WAL mode with synchronous=FULL: a commit that returned survives a power cut. The owner
-writes; anybody may read. A topic appears with one commit, after its folders are there for good, and
+A topic appears with one commit, after its folders are there for good, and
 disappears in three steps that recovery can finish (see :meth:`Catalog.mark_deleted`).
 """
 
@@ -10,42 +9,40 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.errors import ConfigError, TopicExistsError, UnknownTopicError
+from millstream.log.config import TopicConfig
+from millstream.log.control import ControlDb
 from millstream.log.state_file import SLOTS_MAX
 from millstream.record import TopicInfo
 
-CATALOG_NAME = "control.db"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
-_TABLES = """
-CREATE TABLE IF NOT EXISTS folder (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS topics (
-    name TEXT PRIMARY KEY, topic_id TEXT NOT NULL UNIQUE, config TEXT NOT NULL,
-    deleted INTEGER NOT NULL DEFAULT 0) STRICT;
-CREATE TABLE IF NOT EXISTS partitions (
-    topic_id TEXT NOT NULL REFERENCES topics (topic_id) ON DELETE CASCADE,
-    partition INTEGER NOT NULL, slot INTEGER NOT NULL UNIQUE,
-    PRIMARY KEY (topic_id, partition)) STRICT;
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as the catalog knows it; ``slots[p]`` is where state.mm keeps partition p."""
+    """A topic as the catalog knows it; ``slots[p]`` is where state.mm keeps partition p.
+
+    ``settings`` holds what was set, under Kafka's names; ``config`` what is in force.
+    """
 
     name: str
     topic_id: str
     slots: tuple[int, ...]
-    config: Mapping[str, str]
+    settings: Mapping[str, str]
+
+    @property
+    def config(self) -> TopicConfig:
+        """The settings as values, with the defaults."""
+        return TopicConfig.parse(self.settings)
 
     @property
     def folder_name(self) -> str:
-        """Name of its folder under ``t/``."""
-        return f"{self.name}.{self.topic_id[:8]}"
+        """Name of its folder under ``t/``: at most 255 characters, which file systems allow."""
+        return f"{self.name[:240]}.{self.topic_id[:8]}"
 
     @property
     def info(self) -> TopicInfo:
@@ -80,46 +77,15 @@ def unknown_topic(name: str, known: Mapping[str, object]) -> UnknownTopicError:
 
 
 class Catalog:
-    """Topics and the leader epoch, in one SQLite file. Safe to use from many threads."""
+    """Topics and the leader epoch. Safe to use from many threads."""
 
-    def __init__(self, connection: sqlite3.Connection, *, write: bool) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
-        connection.execute("PRAGMA foreign_keys = ON")
-        if write:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.executescript(_TABLES)
-
-    @classmethod
-    def open(cls, folder: Path, *, write: bool) -> Catalog:
-        """Open the catalog of a folder; with ``write`` it is made if missing.
-
-        Raises:
-            ConfigError: there is none, or SQLite cannot open it.
-        """
-        path = folder / CATALOG_NAME
-        mode = "rwc" if write else "ro"
-        try:
-            connection = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode={mode}",
-                uri=True,
-                timeout=30,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-            return cls(connection, write=write)
-        except sqlite3.Error as error:
-            raise ConfigError(f"{path} cannot be opened: {error}; is {folder} a log?") from error
-
-    def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
+    def __init__(self, control: ControlDb) -> None:
+        self._control = control
 
     def next_leader_epoch(self) -> int:
         """Count one more takeover of the folder, and return its number (from 1)."""
-        with self._lock:
-            rows = self._connection.execute(
+        with self._control.commit() as connection:
+            rows = connection.execute(
                 "INSERT INTO folder VALUES ('leader_epoch', 1) "
                 "ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value"
             ).fetchall()
@@ -139,8 +105,7 @@ class Catalog:
         Raises:
             ConfigError: the folder would hold more than 8,160 partitions; use another folder.
         """
-        with self._lock:
-            used = {row[0] for row in self._connection.execute("SELECT slot FROM partitions")}
+        used = {row[0] for row in self._control.rows("SELECT slot FROM partitions")}
         free = tuple(slot for slot in range(SLOTS_MAX) if slot not in used)[:count]
         if len(free) < count:
             raise ConfigError(
@@ -155,26 +120,26 @@ class Catalog:
         Raises:
             TopicExistsError: the name is taken.
         """
-        with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                self._connection.execute(
+        try:
+            with self._control.commit() as connection:
+                connection.execute(
                     "INSERT INTO topics (name, topic_id, config) VALUES (?, ?, ?)",
-                    (topic.name, topic.topic_id, json.dumps(dict(topic.config))),
+                    (topic.name, topic.topic_id, json.dumps(dict(topic.settings))),
                 )
-                self._connection.executemany(
-                    "INSERT INTO partitions VALUES (?, ?, ?)",
-                    [(topic.topic_id, number, slot) for number, slot in enumerate(topic.slots)],
-                )
-                self._connection.execute("COMMIT")
-            except sqlite3.IntegrityError:
-                self._connection.execute("ROLLBACK")
-                raise TopicExistsError(
-                    f"there is a topic {topic.name!r} already; use it, or choose another name"
-                ) from None
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
+                _insert_partitions(connection, topic, 0)
+        except sqlite3.IntegrityError:
+            raise TopicExistsError(
+                f"there is a topic {topic.name!r} already; use it, or choose another name"
+            ) from None
+
+    def update(self, topic: Topic, *, partitions_before: int) -> None:
+        """Write down changed settings and added partitions, in one commit."""
+        with self._control.commit() as connection:
+            connection.execute(
+                "UPDATE topics SET config = ? WHERE topic_id = ?",
+                (json.dumps(dict(topic.settings)), topic.topic_id),
+            )
+            _insert_partitions(connection, topic, partitions_before)
 
     def mark_deleted(self, topic: Topic) -> None:
         """Make a topic vanish, in one commit; its files and its row go afterwards.
@@ -183,25 +148,24 @@ class Catalog:
         2. The folder is removed. A crash leaves the row: recovery does step 3.
         3. :meth:`forget`. Only now may the slots in state.mm be given to another topic.
         """
-        with self._lock:
+        with self._control.commit() as connection:
             # The name is free at once: a deleted row carries the id in its place.
-            self._connection.execute(
+            connection.execute(
                 "UPDATE topics SET deleted = 1, name = name || '/' || topic_id WHERE topic_id = ?",
                 (topic.topic_id,),
             )
 
     def forget(self, topic_id: str) -> None:
         """Remove the last trace of a deleted topic."""
-        with self._lock:
-            self._connection.execute("DELETE FROM topics WHERE topic_id = ?", (topic_id,))
+        with self._control.commit() as connection:
+            connection.execute("DELETE FROM topics WHERE topic_id = ?", (topic_id,))
 
     def _select(self, *, deleted: bool) -> dict[str, Topic]:
-        with self._lock:
-            rows = self._connection.execute(
-                "SELECT name, topics.topic_id, config, slot FROM topics "
-                "JOIN partitions USING (topic_id) WHERE deleted = ? ORDER BY name, partition",
-                (int(deleted),),
-            ).fetchall()
+        rows = self._control.rows(
+            "SELECT name, topics.topic_id, config, slot FROM topics "
+            "JOIN partitions USING (topic_id) WHERE deleted = ? ORDER BY name, partition",
+            (int(deleted),),
+        )
         slots: dict[tuple[str, str, str], list[int]] = {}
         for name, topic_id, config, slot in rows:
             slots.setdefault((name.partition("/")[0], topic_id, config), []).append(slot)
@@ -211,3 +175,14 @@ class Catalog:
             )
             for (name, topic_id, config), places in slots.items()
         }
+
+
+def _insert_partitions(connection: sqlite3.Connection, topic: Topic, first: int) -> None:
+    connection.executemany(
+        "INSERT INTO partitions VALUES (?, ?, ?)",
+        [
+            (topic.topic_id, number, slot)
+            for number, slot in enumerate(topic.slots)
+            if number >= first
+        ],
+    )

@@ -8,29 +8,35 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from millstream.errors import (
     ConfigError,
-    CorruptionError,
     DiskFullError,
     FencedError,
     MillstreamError,
+    OffsetOutOfRangeError,
     TopicExistsError,
 )
 from millstream.log.batch import EncodedBatch
+from millstream.log.config import TopicConfig
+from millstream.log.control import ControlDb
 from millstream.log.files import DISK, Files, replace_file
-from millstream.log.group_commit import GroupCommit, PendingAppend
-from millstream.log.index import SEGMENT_BYTES_LIMIT
+from millstream.log.group_commit import Durability, GroupCommit, PendingAppend
+from millstream.log.groups import Offsets, check_offsets, put_offsets
+from millstream.log.housekeeping import Housekeeper, KeepingReport
 from millstream.log.owner import FolderLock, make_format
 from millstream.log.partition import Partition
-from millstream.log.recovery import DurableEnd, Recovery
-from millstream.log.segment import SEGMENT_BYTES_MAX, Segment, segment_offsets
+from millstream.log.producers import ProducerStates
+from millstream.log.recovery import Recovered, Recovery
+from millstream.log.segment import Segment
 from millstream.log.signal import signal_of
 from millstream.log.state_file import (
     CLEAN,
@@ -38,6 +44,7 @@ from millstream.log.state_file import (
     StateFile,
     check_same_folder,
 )
+from millstream.log.takeover import durable_end, remove_leftovers, remove_topic
 from millstream.log.topics import (
     Catalog,
     Topic,
@@ -45,10 +52,17 @@ from millstream.log.topics import (
     partition_folder,
     unknown_topic,
 )
+from millstream.log.transactions import OpenPartition, Transactions
 from millstream.record import TopicInfo, TopicPartition
 
 NEEDS_VERIFY = "NEEDS_VERIFY"
+HOUSEKEEPING_S = 30.0
 _open_writers: weakref.WeakSet[LogWriter] = weakref.WeakSet()
+
+
+def wall_clock_ms() -> int:
+    """Return milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 class LogWriter:
@@ -56,14 +70,17 @@ class LogWriter:
 
     Args:
         folder: Made if it is missing.
-        segment_bytes_max: A segment is closed before it grows past this; at most 4 GiB.
+        segment_bytes: A segment is closed before it grows past this, in topics that do not say.
         files: The file system; only tests give another one.
-        catalog: The list of topics; only tests give another one.
+        control: What stands in control.db; only tests give another one.
+        clock_ms: Milliseconds since 1970; only tests give another clock.
         sync_threads: How many partitions are synced at the same time.
+        background: Keep house (retention, compaction, timeouts) and sync from threads; without it,
+            the caller does: :meth:`keep_house`, :meth:`sync`.
 
     Raises:
         FolderOwnedError: another process writes to this folder.
-        CorruptionError: acknowledged records are damaged; nothing was changed. See ``recovery``.
+        CorruptionError: whole files are missing; nothing was changed. See ``recovery``.
         ConfigError: the folder is of another format version, or parts of two folders were mixed.
     """
 
@@ -71,18 +88,18 @@ class LogWriter:
         self,
         folder: Path | str,
         *,
-        segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        segment_bytes: int | None = None,
         files: Files = DISK,
-        catalog: Catalog | None = None,
+        control: ControlDb | None = None,
+        clock_ms: Callable[[], int] = wall_clock_ms,
         sync_threads: int = 4,
+        background: bool = True,
     ) -> None:
-        if not 0 < segment_bytes_max <= SEGMENT_BYTES_LIMIT:
-            raise ConfigError(
-                f"segment_bytes_max is {segment_bytes_max}; give 1 to {SEGMENT_BYTES_LIMIT} bytes"
-            )
         self.folder = Path(folder)
         self._files = files
-        self._segment_bytes_max = segment_bytes_max
+        self._clock_ms = clock_ms
+        self._defaults = {} if segment_bytes is None else {"segment.bytes": str(segment_bytes)}
+        TopicConfig.parse(self._defaults)
         self._topics_lock = threading.Lock()
         self._closing = ExitStack()
         with ExitStack() as undo, _opening(self.folder):
@@ -92,18 +109,20 @@ class LogWriter:
             directory_id = make_format(self.folder, files)
             self._state = StateFile(self.folder, files, write=True)
             undo.callback(self._state.close)
-            self._catalog = catalog or Catalog.open(self.folder, write=True)
-            if catalog is None:
-                undo.callback(self._catalog.close)
+            self.control = control or ControlDb.open(self.folder, write=True)
+            if control is None:
+                undo.callback(self.control.close)
+            self._catalog = Catalog(self.control)
             self._signal = signal_of(self.folder)
             undo.enter_context(self._signal.owned())
-            self._take_over(directory_id, sync_threads)
+            self._take_over(directory_id, sync_threads, background=background)
             self._closing = undo.pop_all()
         _open_writers.add(self)
+        self.housekeeper = Housekeeper(self, every_s=HOUSEKEEPING_S if background else None)
 
     # -- opening ------------------------------------------------------------------------------
 
-    def _take_over(self, directory_id: str, sync_threads: int) -> None:
+    def _take_over(self, directory_id: str, sync_threads: int, *, background: bool) -> None:
         """Recover every partition, and only then become visible as the owner."""
         before = self._state.header()
         if before is not None:
@@ -111,23 +130,39 @@ class LogWriter:
         boot_id = self._files.boot_id()
         exact = before is not None and boot_id == before.boot_id and any(boot_id)
         self._topics = self._catalog.topics()
-        self._remove_leftovers()
+        remove_leftovers(self._files, self.folder, self._catalog, self._topics)
         clean = before is not None and bool(before.flags & CLEAN)
         verify = self._files.exists(self.folder / NEEDS_VERIFY)
         recovery = Recovery(self._files, self.folder / "quarantine", clean=clean, verify=verify)
         self._partitions: dict[TopicPartition, Partition] = {}
         for topic in self._topics.values():
             for number in range(len(topic.slots)):
-                self._recover(recovery, topic, number, exact=exact)
-        leader_epoch = self._catalog.next_leader_epoch()
+                durable = durable_end(
+                    self._files, self.folder, self._state, topic, number, exact=exact
+                )
+                folder = partition_folder(self.folder, topic, number)
+                found = recovery.partition(folder, durable)
+                if not clean or verify:
+                    found.producers.touch(self._clock_ms())
+                self._add_partition(topic, number, found)
+        self.leader_epoch = self._catalog.next_leader_epoch()
         self._header = FolderState(
             directory_id=bytes.fromhex(directory_id),
             boot_id=boot_id,
             owner_pid=os.getpid(),
-            leader_epoch=leader_epoch,
+            leader_epoch=self.leader_epoch,
             flags=0,
             catalog_version=(before.catalog_version if before else 0) + 1,
         )
+        self._commit = GroupCommit(
+            leader_epoch=self.leader_epoch,
+            admit=self._admit,
+            publish=self._publish,
+            stop=self._mark_needs_verify,
+            sync_threads=sync_threads,
+            background=background,
+        )
+        self.transactions = Transactions(self.control, self, clock_ms=self._clock_ms)
         # 1. The partitions were recovered and synced; 2. their state and the header are published;
         # 3. state.mm is synced; 4. the mark is removed. A crash before 4 means verifying again.
         self._publish(self._partitions.values())
@@ -136,69 +171,28 @@ class LogWriter:
         if verify:
             self._files.remove(self.folder / NEEDS_VERIFY)
             self._files.sync_folder(self.folder)
-        self._commit = GroupCommit(
-            leader_epoch=leader_epoch,
-            publish=self._publish,
-            stop=self._mark_needs_verify,
-            sync_threads=sync_threads,
-        )
+        # Markers that the last owner still owed go last: they are appends like any other.
+        with suppress(DiskFullError):
+            self.transactions.recover()
 
-    def _recover(self, recovery: Recovery, topic: Topic, number: int, *, exact: bool) -> None:
-        state = self._state.partition(topic.slots[number], topic.topic_id, number)
-        if state is None:
-            folder = partition_folder(self.folder, topic, number)
-            bases = segment_offsets(self._files.names(folder))
-            durable = DurableEnd(0, bases[-1] if bases else 0, published=False, exact=False)
-        else:
-            durable = DurableEnd(state.log_start, state.high_watermark, published=True, exact=exact)
-        folder = partition_folder(self.folder, topic, number)
-        found = recovery.partition(folder, durable)
-        self._add_partition(topic, number, found.active, found.log_start, found.log_end_offset)
-
-    def _add_partition(
-        self, topic: Topic, number: int, active: Segment, log_start: int, end: int
-    ) -> None:
+    def _add_partition(self, topic: Topic, number: int, found: Recovered) -> None:
         name = TopicPartition(topic.name, number)
         self._partitions[name] = Partition(
             self._files,
             partition_folder(self.folder, topic, number),
             name,
-            active=active,
-            log_start=log_start,
-            log_end_offset=end,
-            segment_bytes_max=self._segment_bytes_max,
+            sealed=found.sealed,
+            active=found.active,
+            log_start=found.log_start,
+            log_end_offset=found.log_end_offset,
+            producers=found.producers,
+            config=self.config_of(topic),
+            clock_ms=self._clock_ms,
         )
 
-    def _remove_leftovers(self) -> None:
-        """Finish deletions, and remove folders of topics that were never quite created.
-
-        Raises:
-            CorruptionError: a folder that no topic owns holds records; it is not touched.
-        """
-        for topic in self._catalog.deleted_topics().values():
-            self._remove_topic(topic)
-        known = {topic.folder_name for topic in self._topics.values()}
-        for name in self._files.names(self.folder / "t"):
-            if name in known:
-                continue
-            folder = self.folder / "t" / name
-            if self._holds_records(folder):
-                raise CorruptionError(
-                    f"{folder} holds records, but control.db knows no such topic; restore "
-                    "control.db from a backup, or move this folder away"
-                )
-            self._files.remove_folder(folder)
-
-    def _holds_records(self, folder: Path) -> bool:
-        for partition in self._files.names(folder):
-            for name in self._files.names(folder / partition):
-                handle = self._files.open(folder / partition / name)
-                try:
-                    if self._files.size(handle):
-                        return True
-                finally:
-                    self._files.close(handle)
-        return False
+    def config_of(self, topic: Topic) -> TopicConfig:
+        """Return the settings of a topic that are in force here."""
+        return TopicConfig.parse({**self._defaults, **topic.settings})
 
     # -- topics -------------------------------------------------------------------------------
 
@@ -215,7 +209,7 @@ class LogWriter:
         return len(self._topic(topic).slots)
 
     def create_topic(
-        self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None
+        self, name: str, *, partitions: int = 1, settings: Mapping[str, str] | None = None
     ) -> TopicInfo:
         """Make a topic; when this returns it survives the loss of power.
 
@@ -226,13 +220,17 @@ class LogWriter:
            yet: the next owner publishes it.
         3. Publish its partitions, then the new catalog version, in state.mm.
 
+        Args:
+            settings: Under Kafka's names, see ``config``.
+
         Raises:
             TopicExistsError: the name is taken.
-            ConfigError: the name or the number of partitions is not possible.
+            ConfigError: the name, the number of partitions or a setting is not possible.
         """
         check_topic_name(name)
         if partitions < 1:
             raise ConfigError(f"a topic of {partitions} partitions is not possible; give 1 or more")
+        TopicConfig.parse(settings or {})
         self._check_usable()
         with self._topics_lock:
             if name in self._topics:
@@ -240,23 +238,69 @@ class LogWriter:
                     f"there is a topic {name!r} already; use it, or choose another name"
                 )
             slots = self._catalog.free_slots(partitions)
-            topic = Topic(name, uuid.uuid4().hex, slots, dict(config or {}))
-            try:
-                segments = self._make_topic_folders(topic)
-            except OSError as error:
-                raise DiskFullError(
-                    f"topic {name!r} could not be made in {self.folder}: {error}; what there is of "
-                    "it is removed at the next opening. Make room on the disk, then try again"
-                ) from error
+            topic = Topic(name, uuid.uuid4().hex, slots, dict(settings or {}))
+            segments = self._make_partition_folders(topic, 0)
             self._catalog.insert(topic)
-            for number, segment in enumerate(segments):
-                self._add_partition(topic, number, segment, 0, 0)
-            self._topics[name] = topic
-            self._publish(
-                self._partitions[TopicPartition(name, number)] for number in range(partitions)
-            )
-            self._bump_catalog_version()
+            self._show(topic, segments, 0)
         return topic.info
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        settings: Mapping[str, str | None] | None = None,
+        partitions: int | None = None,
+    ) -> TopicInfo:
+        """Change settings of a topic (None takes one back to its default), or add partitions.
+
+        Steps as in :meth:`create_topic`. Records stay where they are: with more partitions, a key
+        may go to another one from now on.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+            ConfigError: a setting is not possible, or there would be fewer partitions.
+        """
+        self._check_usable()
+        with self._topics_lock:
+            before = self._topic(name)
+            count = len(before.slots)
+            wanted = count if partitions is None else partitions
+            if wanted < count:
+                raise ConfigError(
+                    f"topic {name!r} has {count} partitions and cannot have {wanted}: they can be "
+                    "added, not taken away; make another topic and copy the records"
+                )
+            merged = {**before.settings, **(settings or {})}
+            kept = {key: value for key, value in merged.items() if value is not None}
+            TopicConfig.parse(kept)
+            slots = before.slots + self._catalog.free_slots(wanted - count)
+            topic = replace(before, slots=slots, settings=kept)
+            segments = self._make_partition_folders(topic, count)
+            self._catalog.update(topic, partitions_before=count)
+            self._show(topic, segments, count)
+            config = self.config_of(topic)
+            for number in range(count):
+                self._partitions[TopicPartition(name, number)].config = config
+        return topic.info
+
+    def settings(self, name: str) -> dict[str, str]:
+        """Return every setting of a topic, under Kafka's names.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        return self.config_of(self._topic(name)).settings()
+
+    def _show(self, topic: Topic, segments: Sequence[Segment], first: int) -> None:
+        """Begin to use partitions from ``first`` on, and let readers see them."""
+        for number, segment in enumerate(segments, start=first):
+            self._add_partition(topic, number, Recovered([], segment, 0, 0, ProducerStates()))
+        self._topics[topic.name] = topic
+        self._publish(
+            self._partitions[TopicPartition(topic.name, number)]
+            for number in range(first, len(topic.slots))
+        )
+        self._bump_catalog_version()
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic and all its records, for good. Steps: :meth:`Catalog.mark_deleted`.
@@ -276,22 +320,25 @@ class LogWriter:
 
             self._commit.exclusively(unlink)
             self._bump_catalog_version()
-            self._remove_topic(topic)
+            remove_topic(self._files, self.folder, self._catalog, topic)
 
-    def _make_topic_folders(self, topic: Topic) -> list[Segment]:
+    def _make_partition_folders(self, topic: Topic, first: int) -> list[Segment]:
         segments = []
-        for number in range(len(topic.slots)):
-            folder = partition_folder(self.folder, topic, number)
-            self._files.make_folder(folder)
-            segments.append(Segment.create(self._files, folder, 0))
-        self._files.sync_folder(self.folder / "t" / topic.folder_name)
-        self._files.sync_folder(self.folder / "t")
-        self._files.sync_folder(self.folder)
+        try:
+            for number in range(first, len(topic.slots)):
+                folder = partition_folder(self.folder, topic, number)
+                self._files.make_folder(folder)
+                segments.append(Segment.create(self._files, folder, 0))
+            if segments:
+                self._files.sync_folder(self.folder / "t" / topic.folder_name)
+                self._files.sync_folder(self.folder / "t")
+                self._files.sync_folder(self.folder)
+        except OSError as error:
+            raise DiskFullError(
+                f"topic {topic.name!r} could not be made in {self.folder}: {error}; what there is "
+                "of it is removed at the next opening. Make room on the disk, then try again"
+            ) from error
         return segments
-
-    def _remove_topic(self, topic: Topic) -> None:
-        self._files.remove_folder(self.folder / "t" / topic.folder_name)
-        self._catalog.forget(topic.topic_id)
 
     def _topic(self, name: str) -> Topic:
         topic = self._topics.get(name)
@@ -306,18 +353,29 @@ class LogWriter:
 
     # -- appending ----------------------------------------------------------------------------
 
-    def append(self, topic: str, partition: int, batches: Sequence[EncodedBatch]) -> list[int]:
+    def append(
+        self,
+        topic: str,
+        partition: int,
+        batches: Sequence[EncodedBatch],
+        *,
+        durability: Durability = "synced",
+    ) -> list[int]:
         """Append batches to one partition; return the offset of the first record of each.
 
-        When this returns, the records are on stable storage and readers see them.
+        When this returns, the records are on stable storage and readers see them, unless a lower
+        durability is asked for (see ``group_commit``).
 
         Raises:
-            UnknownTopicError, ConfigError: there is no such topic or partition.
+            UnknownTopicError, ConfigError: there is no such topic or partition; a record has no key
+                in a compacted topic.
             DiskFullError: some of the batches, from one on, were not appended. Make room, retry.
             SyncFailedError: the disk failed; open the folder again.
+            ProducerFencedError, OutOfOrderSequenceError, TransactionAbortedError: see ``producers``
+                and ``transactions``.
         """
         appends = [self.pending(topic, partition, batch) for batch in batches]
-        self.commit(appends)
+        self.commit(appends, durability)
         for append in appends:
             if append.error is not None:
                 raise append.error
@@ -329,17 +387,143 @@ class LogWriter:
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition.
         """
-        found = self._partitions.get(TopicPartition(topic, partition))
-        if found is None:
-            count = len(self._topic(topic).slots)
-            raise ConfigError(
-                f"topic {topic!r} has no partition {partition}; choose one of 0 to {count - 1}"
-            )
-        return PendingAppend(found, batch)
+        return PendingAppend(self.partition(TopicPartition(topic, partition)), batch)
 
-    def commit(self, appends: Sequence[PendingAppend]) -> None:
+    def commit(self, appends: Sequence[PendingAppend], durability: Durability = "synced") -> None:
         """Return when each append has its offset, or its ``error``; see ``group_commit``."""
-        self._commit.append(appends)
+        self._commit.append(appends, durability)
+
+    def partition(self, name: TopicPartition) -> Partition:
+        """Return a partition. Only to be changed :meth:`exclusively`.
+
+        Raises:
+            UnknownTopicError, ConfigError: there is no such topic or partition.
+        """
+        found = self._partitions.get(name)
+        if found is None:
+            count = len(self._topic(name.topic).slots)
+            raise ConfigError(
+                f"topic {name.topic!r} has no partition {name.partition}; "
+                f"choose one of 0 to {count - 1}"
+            )
+        return found
+
+    def partitions(self) -> list[Partition]:
+        """Return every partition there is now."""
+        return list(self._partitions.copy().values())
+
+    def _admit(self, batch: EncodedBatch) -> None:
+        self.transactions.admit(batch)
+
+    # -- what transactions and housekeeping need -----------------------------------------------
+
+    def exclusively(self, action: Callable[[], None]) -> None:
+        """Run ``action`` while nothing is being appended."""
+        self._commit.exclusively(action)
+
+    def sync(self) -> None:
+        """Return when everything appended is durable and visible.
+
+        Raises:
+            SyncFailedError: the disk failed; open the folder again.
+        """
+        self._commit.sync()
+
+    def open_partitions(self) -> dict[int, list[OpenPartition]]:
+        """Return where transactions are open, by producer id."""
+        found: dict[int, list[OpenPartition]] = {}
+
+        def look() -> None:
+            for name, partition in self._partitions.items():
+                topic_id = self._topics[name.topic].topic_id
+                for producer_id, (life, first) in partition.producers.open_transactions().items():
+                    place = OpenPartition(name, topic_id, life, first)
+                    found.setdefault(producer_id, []).append(place)
+
+        self._commit.exclusively(look)
+        return found
+
+    def append_markers(self, markers: Sequence[tuple[TopicPartition, EncodedBatch]]) -> None:
+        """Append control batches; they are durable and visible when this returns.
+
+        Those of partitions that were deleted meanwhile are left out.
+
+        Raises:
+            DiskFullError: some were not appended; appending all of them again does no harm.
+            SyncFailedError: the disk failed; open the folder again.
+        """
+        appends = [
+            PendingAppend(self._partitions[name], marker)
+            for name, marker in markers
+            if name in self._partitions
+        ]
+        self.commit(appends)
+        for append in appends:
+            if append.error is not None and not append.partition.closed:
+                raise append.error
+
+    def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the ids of topics.
+
+        Raises:
+            UnknownTopicError: one of them does not exist.
+        """
+        return {name: self._topic(name).topic_id for name in names}
+
+    def commit_offsets(self, group: str, offsets: Offsets) -> None:
+        """Note how far a group has read; durable when this returns.
+
+        Raises:
+            UnknownTopicError, ConfigError: there is no such topic or partition, or an offset is
+                not possible; nothing was noted.
+        """
+        check_offsets(group, offsets)
+        for name in offsets:
+            self.partition(name)
+        topic_ids = self.topic_ids(sorted({name.topic for name in offsets}))
+        with self.control.commit() as connection:
+            put_offsets(connection, group, offsets, topic_ids=topic_ids, now_ms=self._clock_ms())
+
+    def delete_records(self, name: TopicPartition, before_offset: int) -> int:
+        """Give up the records below ``before_offset``; return the log start. Durable on return.
+
+        1. Publish the log start, and sync state.mm. A crash leaves segments below the log start:
+           recovery removes them.
+        2. Remove the segments that lie below it.
+
+        Raises:
+            OffsetOutOfRangeError: the offset is above the high watermark.
+            UnknownTopicError, ConfigError: there is no such topic or partition.
+        """
+        partition = self.partition(name)
+        if before_offset > partition.log_end_offset:
+            raise OffsetOutOfRangeError(
+                f"records of {name.topic}/{name.partition} below {before_offset} were to be "
+                f"deleted, but it ends at {partition.log_end_offset}; give an offset up to that",
+                start=partition.log_start,
+                end=partition.log_end_offset,
+            )
+        self.move_log_start(partition, before_offset)
+        return partition.log_start
+
+    def move_log_start(self, partition: Partition, offset: int) -> None:
+        """Make ``offset`` the first that can be read; see :meth:`delete_records` for the steps."""
+
+        def move() -> None:
+            if partition.closed or offset <= partition.log_start:
+                return
+            partition.log_start = offset
+            self._publish([partition])
+            self._state.flush()
+            partition.drop_below_start()
+
+        self._check_usable()
+        self._commit.exclusively(move, synced=True)
+        self._check_usable()
+
+    def keep_house(self, now_ms: int | None = None) -> KeepingReport:
+        """Do now what housekeeping does every half minute; return what was done."""
+        return self.housekeeper.keep_house(self._clock_ms() if now_ms is None else now_ms)
 
     def _publish(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:
@@ -362,13 +546,21 @@ class LogWriter:
     # -- closing ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish what is being committed, mark the folder as closed cleanly, let the next in."""
-        if self in _open_writers:
-            _open_writers.discard(self)
-            healthy = self._commit.failure is None
+        """Finish what is being committed, mark the folder as closed cleanly, let the next in.
+
+        Raises:
+            SyncFailedError: records that were acknowledged when they were written may be lost.
+        """
+        if self not in _open_writers:
+            return
+        _open_writers.discard(self)
+        self.housekeeper.stop()
+        try:
             self._commit.close(FencedError(f"the log {self.folder} was closed; connect again"))
+        finally:
+            healthy = self._commit.healthy
             for partition in self._partitions.values():
-                partition.close()
+                partition.close(seal=healthy)
             if healthy:
                 self._state.publish_header(self._header._replace(flags=CLEAN, owner_pid=0))
                 self._state.flush()

@@ -22,9 +22,9 @@ from millstream.errors import (
     UnknownTopicError,
 )
 from millstream.log.batch import EncodedBatch
+from millstream.log.control import ControlDb
 from millstream.log.encoding import Row, encode_rows
 from millstream.log.reader import LogReader
-from millstream.log.topics import Catalog
 from millstream.log.writer import NEEDS_VERIFY, LogWriter
 from millstream.testing.disk import SimulatedDisk
 
@@ -33,9 +33,12 @@ def batch_of(*values: bytes, timestamp_ms: int = 0) -> EncodedBatch:
     return encode_rows([Row(timestamp_ms, b"k", value) for value in values])
 
 
-def values_in(reader: LogReader, topic: str = "t", partition: int = 0) -> list[bytes]:
-    start, end = reader.offsets(topic)[partition]
-    batches = reader.read(topic, partition, start, end, columns=("value",))
+def values_in(
+    reader: LogReader, topic: str = "t", partition: int = 0, start: int | None = None
+) -> list[bytes]:
+    low, end = reader.offsets(topic)[partition]
+    first = low if start is None else start
+    batches = reader.read(topic, partition, first, end, columns=("value",))
     return [value for batch in batches for value in batch["value"].to_pylist()]
 
 
@@ -46,7 +49,7 @@ def segments(folder: Path, ending: str = ".log") -> list[Path]:
 def test_offsets_go_on_over_segments_and_owners_and_readers_follow(tmp_path: Path) -> None:
     reader = LogReader(tmp_path)
     assert reader.topics() == {}
-    with LogWriter(tmp_path, segment_bytes_max=300) as writer:
+    with LogWriter(tmp_path, segment_bytes=300) as writer:
         info = writer.create_topic("t", partitions=2)
         assert writer.append("t", 0, [batch_of(b"a" * 90, b"b"), batch_of(b"c" * 90)]) == [0, 2]
         assert reader.topics() == {"t": info}
@@ -84,8 +87,8 @@ def test_reading_outside_of_what_is_committed_says_what_is_there(tmp_path: Path)
         assert (caught.value.start, caught.value.end) == (0, 2)
         with pytest.raises(ConfigError, match="no partition 1; choose one of 0 to 0"):
             list(reader.read("t", 1, 0, 1))
-        with pytest.raises(ConfigError, match="no column 'headers'"):
-            list(reader.read("t", 0, 0, 1, columns=("headers",)))
+        with pytest.raises(ConfigError, match="no column 'colour'"):
+            list(reader.read("t", 0, 0, 1, columns=("colour",)))
         with pytest.raises(UnknownTopicError, match="topics: t"):
             reader.offsets("u")
 
@@ -148,7 +151,7 @@ def test_waiting_ends_when_something_is_committed_and_at_the_time_limit(tmp_path
 
 
 def test_a_time_is_found_by_segment_index_and_record(tmp_path: Path) -> None:
-    with LogWriter(tmp_path, segment_bytes_max=40_000) as writer:
+    with LogWriter(tmp_path, segment_bytes=40_000) as writer:
         writer.create_topic("t")
         for number in range(200):
             batch = batch_of(b"x" * 500, b"y", timestamp_ms=1000 * number)
@@ -183,41 +186,75 @@ def test_a_torn_tail_is_cut_and_kept_in_quarantine(tmp_path: Path, rest: bytes) 
     assert values_in(LogReader(tmp_path))[-1] == b"next"
 
 
-def test_damage_below_the_durable_end_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+def unseal(folder: Path) -> None:
+    """Make the next opening read the segments: what a crash leaves has no seal at the end."""
+    for path in segments(folder, ".seal"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+@pytest.mark.parametrize("place", [0, 3, 7, 9, 16, 20, 60, 61, 100])
+def test_damage_in_the_middle_is_kept_told_with_its_offsets_and_read_around(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int, crashed: bool
+) -> None:
     path = make_log(tmp_path)
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[len(data) // 2 + place] ^= 1  # in the fourth of six batches of one record
     path.write_bytes(data)
-    with pytest.raises(CorruptionError, match=r"offsets \[3, 6\) are missing or broken") as caught:
-        LogWriter(tmp_path)
-    assert str(path) in str(caught.value)
-    assert "backup" in str(caught.value)
-    assert path.read_bytes() == data
+    if crashed:
+        unseal(tmp_path)
+    with LogWriter(tmp_path) as writer:
+        assert ("offsets [3, 4) were acknowledged" in caplog.text) == crashed
+        assert writer.append("t", 0, [batch_of(b"next")]) == [6]
+    if crashed:
+        assert path.read_bytes() == data
+        assert [one.name for one in segments(tmp_path)] == [path.name, f"{6:020d}.log"]
     reader = LogReader(tmp_path)
-    read = reader.read("t", 0, 0, 6)
+    read = reader.read("t", 0, 0, 7)
     assert next(read).num_rows == 3
-    with pytest.raises(CorruptBatchError, match="offset 3"):
+    with pytest.raises(CorruptBatchError, match="read on from offset 4") as caught:
         next(read)
+    assert (caught.value.start, caught.value.end) == (3, 4)
+    rest = [v for batch in reader.read("t", 0, 4, 7) for v in batch["value"].to_pylist()]
+    assert rest == [b"4" * 40, b"5" * 40, b"next"]
+    with pytest.raises(CorruptBatchError):
+        list(reader.read("t", 0, 3, 4))
 
 
-def test_a_file_that_lost_acknowledged_records_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_lost_acknowledged_records_is_told_and_none_of_its_offsets_used_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = make_log(tmp_path)
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(CorruptionError, match=r"\[5, 6\)"):
-        LogWriter(tmp_path)
+    with LogWriter(tmp_path) as writer:
+        assert "offsets [5, 6) were acknowledged" in caplog.text
+        assert writer.append("t", 0, [batch_of(b"next")]) == [6]
+    reader = LogReader(tmp_path)
+    assert reader.offsets("t") == [(0, 7)]
+    with pytest.raises(CorruptBatchError, match=r"\[5, 6\) cannot be read"):
+        list(reader.read("t", 0, 5, 7))
+    assert values_in(reader, start=6) == [b"next"]
+
+
+def test_a_partition_without_any_segment_is_refused(tmp_path: Path) -> None:
+    path = make_log(tmp_path)
     path.unlink()
     with pytest.raises(CorruptionError, match=r"\[0, 6\) were acknowledged"):
         LogWriter(tmp_path)
 
 
-def test_without_state_damage_before_whole_batches_is_refused(tmp_path: Path) -> None:
+def test_without_state_damage_before_whole_batches_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = make_log(tmp_path)
     (tmp_path / "state.mm").unlink()
+    unseal(tmp_path)
     data = bytearray(path.read_bytes())
     data[150] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CorruptionError, match="was written after them"):
-        LogWriter(tmp_path)
+    with LogWriter(tmp_path) as writer:
+        assert "offsets [1, 2) were acknowledged, or may have been" in caplog.text
+        assert writer.append("t", 0, [batch_of(b"next")]) == [6]
 
 
 def test_state_is_rebuilt_from_the_log_when_it_is_gone(tmp_path: Path) -> None:
@@ -231,7 +268,7 @@ def test_state_is_rebuilt_from_the_log_when_it_is_gone(tmp_path: Path) -> None:
 def test_an_index_that_is_missing_or_wrong_is_rebuilt(
     tmp_path: Path, content: bytes | None
 ) -> None:
-    with LogWriter(tmp_path, segment_bytes_max=50_000) as writer:
+    with LogWriter(tmp_path, segment_bytes=50_000) as writer:
         writer.create_topic("t")
         for number in range(300):
             writer.append("t", 0, [batch_of(b"%03d" % number * 200)])
@@ -243,7 +280,7 @@ def test_an_index_that_is_missing_or_wrong_is_rebuilt(
     assert values_in(LogReader(tmp_path)) == wanted
     (batch,) = LogReader(tmp_path).read("t", 0, 250, 251)
     assert batch["value"].to_pylist() == [wanted[250]]
-    LogWriter(tmp_path, segment_bytes_max=50_000).close()
+    LogWriter(tmp_path, segment_bytes=50_000).close()
     if content != b"":  # an empty index is a poor one, but not a wrong one
         assert {path: path.read_bytes() for path in before} == before
 
@@ -284,20 +321,20 @@ def disk() -> SimulatedDisk:
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    return Catalog.open(tmp_path, write=True)
+def control(tmp_path: Path) -> ControlDb:
+    return ControlDb.open(tmp_path, write=True)
 
 
-def on(disk: SimulatedDisk, catalog: Catalog) -> tuple[LogWriter, LogReader]:
+def on(disk: SimulatedDisk, control: ControlDb) -> tuple[LogWriter, LogReader]:
     folder = Path("/log")
-    writer = LogWriter(folder, files=disk, catalog=catalog, sync_threads=1)
-    return writer, LogReader(folder, files=disk, catalog=catalog)
+    writer = LogWriter(folder, files=disk, control=control, sync_threads=1, background=False)
+    return writer, LogReader(folder, files=disk, control=control)
 
 
 def test_a_full_disk_refuses_the_append_and_takes_it_again_once_there_is_room(
-    disk: SimulatedDisk, catalog: Catalog
+    disk: SimulatedDisk, control: ControlDb
 ) -> None:
-    writer, reader = on(disk, catalog)
+    writer, reader = on(disk, control)
     writer.create_topic("t")
     writer.append("t", 0, [batch_of(b"a")])
     disk.capacity_bytes = 400
@@ -306,13 +343,13 @@ def test_a_full_disk_refuses_the_append_and_takes_it_again_once_there_is_room(
     assert values_in(reader) == [b"a"]
     disk.capacity_bytes = None
     assert writer.append("t", 0, [batch_of(b"c")]) == [1]
-    catalog.close()
+    control.close()
 
 
 def test_after_a_failed_sync_nothing_is_accepted_until_the_folder_was_verified(
-    disk: SimulatedDisk, catalog: Catalog
+    disk: SimulatedDisk, control: ControlDb
 ) -> None:
-    writer, reader = on(disk, catalog)
+    writer, reader = on(disk, control)
     writer.create_topic("t")
     writer.append("t", 0, [batch_of(b"a")])
     disk.fail_sync_at = 1
@@ -323,8 +360,8 @@ def test_after_a_failed_sync_nothing_is_accepted_until_the_folder_was_verified(
     assert disk.exists(Path("/log") / NEEDS_VERIFY)
     assert values_in(reader) == [b"a"]
     writer.close()
-    writer, reader = on(disk, catalog)
+    writer, reader = on(disk, control)
     assert writer.append("t", 0, [batch_of(b"b")]) == [1]
     assert values_in(reader) == [b"a", b"b"]
     assert not disk.exists(Path("/log") / NEEDS_VERIFY)
-    catalog.close()
+    control.close()

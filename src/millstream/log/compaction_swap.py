@@ -1,0 +1,146 @@
+"""Puts a finished file in the place of one segment, or of several that follow each other.
+
+Each step is safe to be the last one. Readers in other processes may hold an old file open: it stays
+as it was, and tells the same story, only longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from millstream.errors import SyncFailedError
+from millstream.log import aborted, seal
+from millstream.log.files import replace_file
+from millstream.log.partition import Partition, SealedSegment
+from millstream.log.scan import Scan
+from millstream.log.seal import Seal
+from millstream.log.segment import remove_segment
+
+if TYPE_CHECKING:
+    from millstream.log.writer import LogWriter
+
+
+def replace_segments(
+    writer: LogWriter,
+    partition: Partition,
+    olds: Sequence[SealedSegment],
+    draft: Path,
+    *,
+    scan: Scan,
+    made: Seal,
+) -> SealedSegment | None:
+    """Put ``draft``, which is synced, in the place of ``olds``; return the segment that it is now.
+
+    None if one of them is gone meanwhile, by retention or with its topic.
+
+    1. Remove the first one's seal, and sync the folder. A crash leaves the old segment without a
+       seal: the next opening reads it. From here on no seal can be believed of a file for which it
+       was not made, even if the two are equally long.
+    2. Rename the draft onto the first one, and sync the folder. A crash leaves the old file or the
+       new one, both whole, without a seal: the next opening reads it. After a merge its records are
+       also in the segments behind it. Readers go by the names, so they see each once; the next
+       opening removes segments that begin before the end of the one in front of them.
+    3. Replace index and aborted transactions. A crash leaves old ones: a reader notices an index
+       that lies, and transactions of which nothing is left hide nothing; without a seal the next
+       opening makes both again. The new ones are synced before there is a seal that vouches for them.
+    4. Write the seal.
+    5. Remove the others. A crash leaves some: see 2.
+
+    Args:
+        scan: Of the draft; ``made`` is the seal that follows from it.
+
+    Raises:
+        OSError: the disk failed before step 2: the old ones are in place, perhaps without a seal.
+        SyncFailedError: the disk failed in step 2; whether the old or the new file survives a power
+            cut is open, so nothing more is accepted.
+    """
+    fresh = SealedSegment(olds[0].base_offset, made)
+    replaced: list[SealedSegment] = []
+
+    def swap() -> None:
+        place = _place_of(partition, olds)
+        if place is None:
+            return
+        files, path = partition.files, partition.path_of(fresh)
+        files.remove(path.with_suffix(seal.SUFFIX))
+        files.sync_folder(partition.folder)
+        files.rename(draft, path)
+        try:
+            files.sync_folder(partition.folder)
+        except OSError as error:
+            raise SyncFailedError(
+                f"the disk failed to keep the name of {path}, which compaction replaced ({error}); "
+                "nothing more is accepted. Check the disk, then open the folder again"
+            ) from error
+        partition.sealed[place : place + len(olds)] = [fresh]
+        replaced.append(fresh)
+        with suppress(OSError):  # without a seal, all of this is made again by the next opening
+            replace_file(files, path.with_suffix(".idx"), bytes(scan.index.content))
+            _replace_aborted(partition, path, scan)
+            seal.write(files, path, made)
+        for old in olds[1:]:
+            remove_segment(files, partition.folder, old.base_offset)
+
+    writer.exclusively(swap)
+    return replaced[0] if replaced else None
+
+
+def replace_seal(
+    writer: LogWriter, partition: Partition, old: SealedSegment, made: Seal
+) -> SealedSegment | None:
+    """Give a segment that stays as it is another seal; a crash leaves the old one, which fits too.
+
+    None if it is gone meanwhile.
+    """
+    fresh = SealedSegment(old.base_offset, made)
+    replaced: list[SealedSegment] = []
+
+    def swap() -> None:
+        place = _place_of(partition, [old])
+        if place is None:
+            return
+        partition.sealed[place] = fresh
+        replaced.append(fresh)
+        with suppress(OSError):  # it is a copy of what the segment says
+            seal.write(partition.files, partition.path_of(fresh), made)
+
+    writer.exclusively(swap)
+    return replaced[0] if replaced else None
+
+
+def set_aside(writer: LogWriter, partition: Partition, old: SealedSegment) -> None:
+    """Count a segment as damaged from here on, in memory only; the next opening looks for itself."""
+    damaged = replace(old.seal, damaged=((old.base_offset, old.seal.next_offset),))
+
+    def swap() -> None:
+        place = _place_of(partition, [old])
+        if place is not None:
+            partition.sealed[place] = SealedSegment(old.base_offset, damaged)
+
+    writer.exclusively(swap)
+
+
+def _place_of(partition: Partition, olds: Sequence[SealedSegment]) -> int | None:
+    """Return where in the row of segments these are; None unless all of them still are."""
+    if partition.closed:
+        return None
+    for place, segment in enumerate(partition.sealed):
+        if segment is olds[0]:
+            found = partition.sealed[place : place + len(olds)]
+            whole = len(found) == len(olds)
+            same = all(a is b for a, b in zip(found, olds, strict=False))
+            return place if whole and same else None
+    return None
+
+
+def _replace_aborted(partition: Partition, path: Path, scan: Scan) -> None:
+    """Name the aborted transactions of which something is left, in a file that is whole at any time."""
+    target = path.with_suffix(aborted.SUFFIX)
+    if scan.aborted:
+        replace_file(partition.files, target, aborted.pack(scan.aborted))
+    elif partition.files.exists(target):
+        partition.files.remove(target)

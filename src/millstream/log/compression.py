@@ -1,0 +1,215 @@
+"""Compression of record batches, as Kafka stores them: the records, never the 61-byte header.
+
+The low three bits of a batch's attributes name the codec. What is written here, the Java client,
+librdkafka, kafka-python and aiokafka read; what they write is read here::
+
+    1  gzip     one member or several
+    2  snappy   in the xerial framing (16 bytes, then blocks: int32 length, raw snappy), or raw
+    3  lz4      frames of independent blocks: the Java client refuses blocks that need earlier ones
+    4  zstd     one frame or several
+
+Reading is bounded: no batch may grow past ``DECOMPRESSED_BYTES_MAX``, whatever its bytes say.
+
+Source: Kafka ``CompressionType``, ``Lz4BlockOutputStream``; xerial ``SnappyOutputStream``; the LZ4
+frame format.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Literal, get_args
+
+import google_crc32c
+import pyarrow as pa
+
+from millstream.errors import ConfigError
+from millstream.log.batch import (
+    COMPRESSION_MASK,
+    CONTROL,
+    HEADER_BYTES,
+    PREFIX_BYTES,
+    EncodedBatch,
+    damaged,
+)
+
+CompressionName = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+COMPRESSIONS: tuple[CompressionName, ...] = get_args(CompressionName)  # by Kafka's code
+
+DECOMPRESSED_BYTES_MAX = 256 * 1024 * 1024  # four times the largest record that may be written
+
+_BODY = HEADER_BYTES - PREFIX_BYTES  # where the records begin in the tail of a batch
+_LEVELS = {"gzip": 6, "zstd": 3}  # what the Java client takes
+_BLOCK_BYTES = 64 * 1024  # the largest block that the header of the LZ4 frame allows
+_READ_BYTES = 64 * 1024
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_XERIAL_MAGIC = b"\x82SNAPPY\0"
+_XERIAL_HEAD = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)  # version, and the oldest that can read it
+# Magic; version 1 with independent blocks and no checksums; blocks of 64 KiB; the second byte of
+# the xxHash-32 of the two bytes before it, which is what it is as long as they are what they are.
+_LZ4_HEAD = b"\x04\x22\x4d\x18\x60\x40\x82"
+_LZ4_END = bytes(4)
+_LZ4_STORED = 1 << 31  # the block is not compressed
+
+
+class _TooLargeError(Exception):
+    """The records would take more than DECOMPRESSED_BYTES_MAX."""
+
+
+def compress(batch: EncodedBatch, name: CompressionName) -> EncodedBatch:
+    """Return the batch with its records compressed.
+
+    The batch itself for "none", if compressing does not make it smaller, and if it is compressed
+    already or a control batch.
+
+    Raises:
+        ConfigError: there is no such codec.
+    """
+    if name not in COMPRESSIONS:
+        raise ConfigError(f"compression is {name!r}; choose from {', '.join(COMPRESSIONS)}")
+    if name == "none" or batch.attributes & (COMPRESSION_MASK | CONTROL):
+        return batch
+    body = batch.tail[_BODY:]
+    packed = _pack(body, name)
+    if len(packed) >= len(body):
+        return batch
+    attributes = batch.attributes | COMPRESSIONS.index(name)
+    covered = struct.pack(">h", attributes) + batch.tail[6:_BODY] + packed
+    crc = google_crc32c.value(covered).to_bytes(4, "big")
+    return replace(batch, tail=crc + covered, attributes=attributes)
+
+
+def decompress(
+    body: bytes, code: int, *, path: str = "", position: int = 0, offset: int = 0
+) -> bytes:
+    """Return the records of a batch whose attributes name the codec ``code``.
+
+    Args:
+        path: The file that the batch came from, for the error; ``position`` is where in it, and
+            ``offset`` its base offset.
+
+    Raises:
+        CorruptBatchError: there is no such codec, the bytes are not what it writes, or they stand
+            for more than DECOMPRESSED_BYTES_MAX. Not retriable.
+    Guarantees: allocates a small multiple of DECOMPRESSED_BYTES_MAX at most.
+    """
+    if code == 0:
+        return body
+    if code >= len(COMPRESSIONS):
+        fault = f"its attributes name codec {code}, and only 0 to {len(COMPRESSIONS) - 1} exist"
+        raise damaged(path, position, offset, fault)
+    name = COMPRESSIONS[code]
+    try:
+        return _unpack(body, name)
+    except _TooLargeError:
+        fault = f"its {name} records take more than {DECOMPRESSED_BYTES_MAX:,} bytes"
+        raise damaged(path, position, offset, fault) from None
+    except (OSError, pa.ArrowException) as error:
+        raise damaged(path, position, offset, f"its records are not {name}: {error}") from error
+
+
+def _pack(body: bytes, name: CompressionName) -> bytes:
+    if name == "snappy":
+        return b"".join((_XERIAL_HEAD, *_snappy_blocks(body)))
+    if name == "lz4":
+        return b"".join((_LZ4_HEAD, *_lz4_blocks(body), _LZ4_END))
+    packed: bytes = pa.Codec(name, compression_level=_LEVELS[name]).compress(body, asbytes=True)
+    return packed
+
+
+def _snappy_blocks(body: bytes) -> Iterator[bytes]:
+    codec = pa.Codec("snappy")
+    for start in range(0, len(body), _BLOCK_BYTES):
+        block = codec.compress(body[start : start + _BLOCK_BYTES], asbytes=True)
+        yield struct.pack(">i", len(block))
+        yield block
+
+
+def _lz4_blocks(body: bytes) -> Iterator[bytes]:
+    codec = pa.Codec("lz4_raw")
+    for start in range(0, len(body), _BLOCK_BYTES):
+        plain = body[start : start + _BLOCK_BYTES]
+        block = codec.compress(plain, asbytes=True)
+        if len(block) < len(plain):
+            yield struct.pack("<I", len(block))
+            yield block
+        else:
+            yield struct.pack("<I", len(plain) | _LZ4_STORED)
+            yield plain
+
+
+def _unpack(body: bytes, name: CompressionName) -> bytes:
+    if name == "snappy":
+        return _read_snappy_blocks(body)
+    size = _zstd_size(body) if name == "zstd" else None
+    if size is not None:
+        # Three times as quick as a stream. Frames behind the first one do not fit in.
+        with suppress(OSError):
+            return _read_exactly(body, name, size, DECOMPRESSED_BYTES_MAX)
+    return _read_stream(body, name)
+
+
+def _zstd_size(body: bytes) -> int | None:
+    """Return how many bytes the first frame says it stands for; None if it does not say."""
+    if len(body) < 6 or not body.startswith(_ZSTD_MAGIC):
+        return None
+    flags = body[4]
+    no_window = flags >> 5 & 1
+    width = (no_window, 2, 4, 8)[flags >> 6]
+    if not width:
+        return None
+    at = 6 - no_window + (0, 1, 2, 4)[flags & 3]  # behind the window and a dictionary's number
+    return int.from_bytes(body[at : at + width], "little") + (256 if width == 2 else 0)
+
+
+def _read_exactly(body: bytes, name: CompressionName, size: int, bytes_max: int) -> bytes:
+    """Return what ``body`` stands for, which its own header says to be ``size`` bytes.
+
+    The codec holds it against the header; Arrow would not tell that it filled only a part.
+    """
+    if size > bytes_max:
+        raise _TooLargeError
+    plain: bytes = pa.Codec(name).decompress(body, decompressed_size=size, asbytes=True)
+    return plain
+
+
+def _read_snappy_blocks(body: bytes) -> bytes:
+    if not body.startswith(_XERIAL_MAGIC):
+        return _read_snappy(body, DECOMPRESSED_BYTES_MAX)
+    # The two versions after the magic are not looked at: some producers write them little-endian.
+    pieces, left, at = [], DECOMPRESSED_BYTES_MAX, len(_XERIAL_HEAD)
+    while at < len(body):
+        start = at + 4
+        at = start + int.from_bytes(body[at:start], "big")
+        if at > len(body):
+            break
+        pieces.append(_read_snappy(body[start:at], left))
+        left -= len(pieces[-1])
+    if at != len(body):
+        raise OSError("a block is cut short")
+    return b"".join(pieces)
+
+
+def _read_snappy(block: bytes, bytes_max: int) -> bytes:
+    """Return what a raw snappy block stands for; it begins with its length when decompressed."""
+    size = 0
+    for place, byte in enumerate(block[:5]):
+        size |= (byte & 127) << 7 * place
+        if byte < 128:
+            break
+    return _read_exactly(block, "snappy", size, bytes_max)
+
+
+def _read_stream(body: bytes, name: CompressionName) -> bytes:
+    pieces: list[bytes] = []
+    size, want = 0, max(_READ_BYTES, 4 * len(body))
+    with pa.CompressedInputStream(pa.BufferReader(body), name) as stream:
+        while piece := stream.read(min(want, DECOMPRESSED_BYTES_MAX + 1 - size)):
+            pieces.append(piece)
+            size += len(piece)
+            if size > DECOMPRESSED_BYTES_MAX:
+                raise _TooLargeError
+            want = max(want, size)
+    return b"".join(pieces)

@@ -1,0 +1,149 @@
+"""``control.db``: everything that the log must know besides its records, in one SQLite file.
+
+WAL mode with synchronous=FULL: a commit that returned survives a power cut, and one commit may hold
+several things that must be true together (a transaction's decision, the offsets of a group, a
+fence). Topics are kept by ``topics``, groups by ``groups``, producers and transactions by
+``transactions``; each brings its own tables. The owner writes; readers in other processes read, and
+commit the offsets of groups.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import ConfigError, CorruptionError, DiskFullError, RetriableError
+
+CONTROL_NAME = "control.db"
+_WAIT_S = 30  # for another process to finish its commit
+_TABLES = """
+CREATE TABLE IF NOT EXISTS folder (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS topics (
+    name TEXT PRIMARY KEY, topic_id TEXT NOT NULL UNIQUE, config TEXT NOT NULL,
+    deleted INTEGER NOT NULL DEFAULT 0) STRICT;
+CREATE TABLE IF NOT EXISTS partitions (
+    topic_id TEXT NOT NULL REFERENCES topics (topic_id) ON DELETE CASCADE,
+    partition INTEGER NOT NULL, slot INTEGER NOT NULL UNIQUE,
+    PRIMARY KEY (topic_id, partition)) STRICT;
+CREATE TABLE IF NOT EXISTS group_offsets (
+    group_name TEXT NOT NULL,
+    topic_id TEXT NOT NULL REFERENCES topics (topic_id) ON DELETE CASCADE,
+    partition INTEGER NOT NULL, committed_offset INTEGER NOT NULL,
+    metadata TEXT NOT NULL, committed_ms INTEGER NOT NULL,
+    PRIMARY KEY (group_name, topic_id, partition)) STRICT;
+CREATE TABLE IF NOT EXISTS fences (writer TEXT PRIMARY KEY, batch_id INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS producers (
+    producer_id INTEGER PRIMARY KEY, transactional_id TEXT UNIQUE,
+    producer_epoch INTEGER NOT NULL, timeout_ms INTEGER NOT NULL, in_process INTEGER NOT NULL,
+    used_ms INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS decisions (
+    producer_id INTEGER NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL,
+    first_offset INTEGER NOT NULL, producer_epoch INTEGER NOT NULL, committed INTEGER NOT NULL,
+    PRIMARY KEY (producer_id, topic_id, partition)) STRICT;
+"""
+
+
+class ControlDb:
+    """One connection, safe to use from many threads. Errors of SQLite become ours.
+
+    Args:
+        before_commit: Called before each commit; only tests give one, to crash there.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        *,
+        write: bool,
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._connection = connection
+        self._lock = threading.RLock()
+        self._before_commit = before_commit
+        connection.execute("PRAGMA foreign_keys = ON")
+        if write:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.executescript(_TABLES)
+
+    @classmethod
+    def open(cls, folder: Path, *, write: bool) -> ControlDb:
+        """Open the file of a folder; with ``write`` it is made if missing.
+
+        Raises:
+            ConfigError: there is none, or SQLite cannot open it.
+        """
+        path = folder / CONTROL_NAME
+        mode = "rwc" if write else "ro"
+        try:
+            connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={mode}",
+                uri=True,
+                timeout=_WAIT_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            return cls(connection, write=write)
+        except sqlite3.Error as error:
+            raise ConfigError(f"{path} cannot be opened: {error}; is {folder} a log?") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close()
+
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query.
+
+        Raises:
+            RetriableError: another process held the file for too long.
+            DiskFullError: the disk is full.
+            CorruptionError: the file is damaged; restore it from a backup.
+        """
+        with self._lock, _translated():
+            return self._connection.execute(query, values).fetchall()
+
+    @contextmanager
+    def commit(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection for several statements that become true together, or not at all.
+
+        Raises:
+            RetriableError: another process held the file for too long; nothing has changed.
+            DiskFullError: the disk is full; nothing has changed.
+            CorruptionError: the file is damaged; restore it from a backup.
+        """
+        with self._lock, _translated():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._before_commit()
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "full" in str(error):
+            raise DiskFullError(
+                f"{CONTROL_NAME} could not be written: {error}; nothing has changed. Make room on "
+                "the disk, then try again"
+            ) from error
+        raise RetriableError(
+            f"{CONTROL_NAME} could not be used: {error}; nothing has changed, try again"
+        ) from error
+    except sqlite3.IntegrityError:
+        raise  # a rule of the tables, of which the caller knows
+    except sqlite3.DatabaseError as error:
+        raise CorruptionError(
+            f"{CONTROL_NAME} is damaged ({error}); restore it from a backup of the folder"
+        ) from error

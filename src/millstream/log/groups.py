@@ -1,0 +1,115 @@
+"""Committed offsets: how far each group has read each partition; kept in control.db.
+
+A committed offset is the next offset that the group will read. It belongs to the topic's id, so a
+topic that is made anew under the same name begins anew. Offsets are committed by any process on the
+machine, alone or together with a transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from millstream.errors import ConfigError
+from millstream.log.control import ControlDb
+from millstream.record import TopicPartition
+
+METADATA_CHARACTERS_MAX = 4096
+
+
+class CommittedOffset(NamedTuple):
+    """How far a group has read one partition, what it noted there, and when."""
+
+    offset: int
+    metadata: str
+    committed_ms: int
+
+
+Offsets = Mapping[TopicPartition, int | tuple[int, str]]
+
+
+def check_offsets(group: str, offsets: Offsets) -> None:
+    """Refuse what cannot be an offset.
+
+    Raises:
+        ConfigError: the group has no name, an offset is negative, or metadata is too long.
+    """
+    if not group:
+        raise ConfigError("the group has no name; give one such as 'billing'")
+    if not group.isprintable():
+        raise ConfigError(
+            f"the group {group!r} has characters that cannot be printed; give a name such as "
+            "'billing'"
+        )
+    for name, given in offsets.items():
+        offset, metadata = given if isinstance(given, tuple) else (given, "")
+        if offset < 0:
+            raise ConfigError(
+                f"offset {offset} of {name.topic}/{name.partition} is negative; commit the next "
+                "offset to read, 0 or more"
+            )
+        if len(metadata) > METADATA_CHARACTERS_MAX:
+            raise ConfigError(
+                f"metadata of {len(metadata)} characters; at most {METADATA_CHARACTERS_MAX} are kept"
+            )
+
+
+def put_offsets(
+    connection: sqlite3.Connection,
+    group: str,
+    offsets: Offsets,
+    *,
+    topic_ids: Mapping[str, str],
+    now_ms: int,
+) -> None:
+    """Write offsets within a commit of control.db. ``topic_ids`` has every topic named."""
+    rows = []
+    for name, given in offsets.items():
+        offset, metadata = given if isinstance(given, tuple) else (given, "")
+        rows.append((group, topic_ids[name.topic], name.partition, offset, metadata, now_ms))
+    connection.executemany(
+        "INSERT INTO group_offsets VALUES (?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET "
+        "committed_offset = excluded.committed_offset, metadata = excluded.metadata, "
+        "committed_ms = excluded.committed_ms",
+        rows,
+    )
+
+
+def committed_offsets(control: ControlDb, group: str) -> dict[TopicPartition, CommittedOffset]:
+    """Return what a group has committed, of topics that exist; empty for an unknown group."""
+    rows = control.rows(
+        "SELECT name, partition, committed_offset, metadata, committed_ms FROM group_offsets "
+        "JOIN topics USING (topic_id) WHERE group_name = ? AND deleted = 0 "
+        "ORDER BY name, partition",
+        (group,),
+    )
+    return {TopicPartition(name, number): CommittedOffset(*rest) for name, number, *rest in rows}
+
+
+def group_names(control: ControlDb) -> list[str]:
+    """Return every group that has committed something, sorted."""
+    return [
+        name for (name,) in control.rows("SELECT DISTINCT group_name FROM group_offsets ORDER BY 1")
+    ]
+
+
+def forget_offsets(control: ControlDb, group: str, topic: str | None = None) -> int:
+    """Forget what a group has committed, of one topic or of all; return how many offsets."""
+    with control.commit() as connection:
+        if topic is None:
+            cursor = connection.execute("DELETE FROM group_offsets WHERE group_name = ?", (group,))
+        else:
+            cursor = connection.execute(
+                "DELETE FROM group_offsets WHERE group_name = ? AND topic_id IN "
+                "(SELECT topic_id FROM topics WHERE name = ?)",
+                (group, topic),
+            )
+        return cursor.rowcount
+
+
+def fence_of(control: ControlDb, writer: str) -> int | None:
+    """Return the batch id at which the fence of ``writer`` stands; None if it has none."""
+    rows = control.rows("SELECT batch_id FROM fences WHERE writer = ?", (writer,))
+    return int(rows[0][0]) if rows else None

@@ -1,0 +1,159 @@
+"""What the owner does from time to time: close old segments, remove, compact, end what hangs.
+
+A pass goes over every partition in turn and takes the commit lock only for moments, so appends go
+on beside it. What it does is decided by ``retention``, ``compaction`` and ``transactions``; each is
+safe to be cut off at any point, because the next opening finishes or forgets it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from millstream.errors import DiskFullError, MillstreamError, RetriableError
+from millstream.log.compaction import compact_partition
+from millstream.log.groups import committed_offsets, group_names
+from millstream.log.partition import Partition
+from millstream.log.producers import PRODUCER_EXPIRES_MS
+from millstream.log.retention import RetentionRisk, RunningClock, risks, start_after_pass
+
+if TYPE_CHECKING:
+    from millstream.log.writer import LogWriter
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class KeepingReport:
+    """What one pass did."""
+
+    rolled: int = 0
+    segments_removed: int = 0
+    segments_compacted: int = 0
+    transactions_aborted: int = 0
+    producers_forgotten: int = 0
+    risks: list[RetentionRisk] = field(default_factory=list)
+
+
+class Housekeeper:
+    """Keeps one log in order.
+
+    Args:
+        every_s: How often, from a thread of its own; None: only when :meth:`keep_house` is called.
+    """
+
+    def __init__(self, writer: LogWriter, *, every_s: float | None) -> None:
+        self._writer = writer
+        self._every_s = every_s
+        self._pass_lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._clock: RunningClock | None = None
+        self._callbacks: list[Callable[[RetentionRisk], None]] = []
+        self._told: set[tuple[str, str, int, bool]] = set()
+        self._thread: threading.Thread | None = None
+        if every_s is not None:
+            self._thread = threading.Thread(
+                target=self._run, name="millstream-housekeeping", daemon=True
+            )
+            self._thread.start()
+
+    def on_risk(self, callback: Callable[[RetentionRisk], None]) -> None:
+        """Call ``callback`` when a group begins to be at risk of losing records, and when it has."""
+        self._callbacks.append(callback)
+
+    def stop(self) -> None:
+        """Let the pass that is at work end, and do no other."""
+        self._stopped.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def keep_house(self, now_ms: int, *, running_ms: int | None = None) -> KeepingReport:
+        """Do one pass; return what was done.
+
+        Raises:
+            SyncFailedError: the disk failed; open the folder again.
+        """
+        running = time.monotonic_ns() // 1_000_000 if running_ms is None else running_ms
+        report = KeepingReport()
+        with self._pass_lock:
+            self._clock = self._clock or RunningClock(now_ms, running)
+            now_ms = self._clock.read(now_ms, running)
+            report.transactions_aborted = self._writer.transactions.expire(now_ms)
+            for partition in self._writer.partitions():
+                if self._stopped.is_set():
+                    break
+                self._keep(partition, now_ms, report)
+            before_ms = now_ms - PRODUCER_EXPIRES_MS
+            report.producers_forgotten = self._writer.transactions.forget_idle(before_ms)
+            report.risks = self.risks(now_ms)
+            self._tell(report.risks)
+        return report
+
+    def risks(self, now_ms: int) -> list[RetentionRisk]:
+        """Return the groups that lost records or are about to."""
+        control = self._writer.control
+        groups = {
+            name: {place: found.offset for place, found in committed_offsets(control, name).items()}
+            for name in group_names(control)
+        }
+        found: list[RetentionRisk] = []
+
+        def look() -> None:
+            holdings = [one.holding() for one in self._writer.partitions() if not one.closed]
+            found.extend(risks(groups, holdings, now_ms))
+
+        self._writer.exclusively(look)
+        return found
+
+    def _keep(self, partition: Partition, now_ms: int, report: KeepingReport) -> None:
+        writer = self._writer
+        rolled: list[bool] = []
+        start: list[int] = []
+
+        def look() -> None:
+            if not partition.closed:
+                rolled.append(partition.roll_if_old(now_ms))
+                partition.producers.forget_idle(now_ms - PRODUCER_EXPIRES_MS)
+                start.append(start_after_pass(partition.holding(), now_ms))
+
+        try:
+            writer.exclusively(look)
+            report.rolled += sum(rolled)
+            if start and start[0] > partition.log_start:
+                before = len(partition.sealed)
+                writer.move_log_start(partition, start[0])
+                report.segments_removed += before - len(partition.sealed)
+            if partition.config.compacts and not partition.closed:
+                report.segments_compacted += compact_partition(writer, partition, now_ms)
+        except DiskFullError as error:
+            _log.warning("housekeeping left %s for later: %s", partition.folder, error)
+
+    def _tell(self, found: list[RetentionRisk]) -> None:
+        """Tell of each risk once when it begins, and once more when records are lost."""
+        now = {(one.group, one.topic, one.partition, one.records_lost > 0) for one in found}
+        for one in found:
+            key = (one.group, one.topic, one.partition, one.records_lost > 0)
+            if key in self._told:
+                continue
+            _log.warning("%s", one)
+            for callback in self._callbacks:
+                try:
+                    callback(one)
+                except Exception:  # noqa: BLE001 - a callback is the user's; the log must go on
+                    _log.exception("the callback for a retention risk failed")
+        self._told = now
+
+    def _run(self) -> None:
+        assert self._every_s is not None
+        while not self._stopped.wait(self._every_s):
+            try:
+                self.keep_house(time.time_ns() // 1_000_000)
+            except RetriableError as error:
+                _log.warning("housekeeping is tried again later: %s", error)
+            except MillstreamError as error:
+                _log.error("housekeeping stopped: %s", error)
+                return

@@ -1,0 +1,526 @@
+"""Giving up what cannot be read, so that everything else is read without an error.
+
+An opening keeps damage as it is and tells of it (see ``recovery``); a repair is the decision that
+nothing better will come. It never invents a record and never uses an offset again: in the place of
+offsets that cannot be read it puts batches without records, in the place of a missing segment one
+that holds nothing else. Whole batches stay byte for byte what they were, at their offsets.
+
+What was there is kept: the whole damaged file in ``quarantine/``, and beside it a note that names
+the lost offsets. One thing is written anew: the markers of transactions that are known to have
+ended, since ``.aborted`` and the last stable offset still tell how. Without its marker a transaction
+would seem to go on into the next one of its producer, and share its fate.
+
+1. Under the folder's lock, look everything over, and take away the seals of segments with which
+   something is wrong: they are copies, and the next opening reads what has none. A crash leaves
+   that to be done by it.
+2. Open the folder as its owner does. Now every damaged segment is closed, and its seal tells which
+   offsets it lacks. A crash leaves what any crash of an owner leaves.
+3. Write each of them anew, and what is missing. A crash leaves some as they were, whole or damaged:
+   the next repair goes on with them.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import google_crc32c
+
+from millstream.errors import ConfigError, CorruptionError, DiskFullError
+from millstream.log import aborted, seal
+from millstream.log.batch import EncodedBatch, ProducerStamp
+from millstream.log.compaction_swap import replace_segments
+from millstream.log.control import ControlDb
+from millstream.log.decoding import Block
+from millstream.log.files import DISK, Files, replace_file, size_of, write_whole
+from millstream.log.findings import Finding, Hole, holes
+from millstream.log.index import IndexBuilder
+from millstream.log.inspection import QUARANTINE, Progress, check_is_log, inspect
+from millstream.log.markers import encode_filler, encode_marker
+from millstream.log.owner import FolderLock
+from millstream.log.partition import Partition, SealedSegment
+from millstream.log.producers import AbortedRange, ProducerStates
+from millstream.log.scan import Scan, scan_segment
+from millstream.log.segment import (
+    SIDE_SUFFIXES,
+    Segment,
+    read_blocks,
+    segment_name,
+    segment_offsets,
+)
+from millstream.log.writer import LogWriter, wall_clock_ms
+
+NO_TIMESTAMP_MS = -1  # Kafka's word for none: it keeps no segment from retention by age
+_FILLER_OFFSETS_MAX = 1 << 31  # the last offset delta is a signed 32-bit number
+_COPY_BYTES = 4 * 1024 * 1024
+_BLOCKING = ("control", "format")
+_DISTRUSTED = ("aborted index", "damage", "index", "missing segment", "seal")
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """Offsets ``[start, end)`` that were given up; none where only stray bytes were taken out.
+
+    ``kept`` is the damaged file as it was, None if it was missing; ``note`` tells of it in JSON.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    kept: Path | None
+    note: Path
+
+
+def repair(
+    folder: Path | str,
+    *,
+    files: Files = DISK,
+    control: ControlDb | None = None,
+    clock_ms: Callable[[], int] = wall_clock_ms,
+    progress: Progress | None = None,
+) -> list[Repaired]:
+    """Make everything in a log folder readable that can be; return what was given up.
+
+    Args:
+        control: What stands in control.db; only tests give another one.
+        progress: Called with the bytes of segments looked over so far, and in all.
+
+    Raises:
+        FolderOwnedError: another process writes to this folder; stop it first.
+        ConfigError, CorruptionError: something is missing that only a backup has; the message says
+            what to do.
+        DiskFullError: there is no room for the copies; what was repaired until then is.
+    Guarantees: killed at any point, it leaves a folder that opens and can be repaired again.
+    """
+    folder = Path(folder)
+    found = _prepare(folder, files, control, progress)
+    with LogWriter(
+        folder,
+        files=files,
+        control=control,
+        clock_ms=clock_ms,
+        sync_threads=1,
+        background=False,
+    ) as writer:
+        damaged = {finding.path for finding in found if finding.kind == "damage"}
+        repaired: list[Repaired] = []
+        for partition in writer.partitions():
+            repaired += _PartitionRepair(writer, partition, files, clock_ms()).done(damaged)
+        for finding in found:
+            _remove_orphan(files, finding)
+    return repaired
+
+
+def _prepare(
+    folder: Path, files: Files, control: ControlDb | None, progress: Progress | None
+) -> list[Finding]:
+    """Do step 1; return what is wrong.
+
+    Raises:
+        FolderOwnedError: another process writes to this folder.
+        ConfigError: the folder is not a log, or lacks what only a backup has.
+    """
+    check_is_log(folder, files)
+    lock = FolderLock(folder, files)
+    try:
+        found = list(
+            inspect(folder, files, control=control, progress=progress, owner_lives=lambda _: False)
+        )
+        for finding in found:
+            if finding.kind in _BLOCKING:
+                raise ConfigError(f"{finding.where}: {finding.text}; {finding.advice}")
+        for finding in found:
+            if finding.kind in _DISTRUSTED:
+                files.remove(finding.path.with_suffix(seal.SUFFIX))
+            partition = finding.path.parent
+            if finding.kind == "missing segment" and not segment_offsets(files.names(partition)):
+                # The owner refuses a partition without any segment. An empty one is damage like
+                # any other, if there were records.
+                with _told(finding.path):
+                    Segment.create(files, partition, int(finding.path.stem)).close()
+    finally:
+        lock.release()
+    return found
+
+
+def _remove_orphan(files: Files, finding: Finding) -> None:
+    """Remove a file beside a segment that is gone."""
+    beside = finding.kind == "leftover" and finding.path.suffix in SIDE_SUFFIXES
+    if beside and not files.exists(finding.path.with_suffix(".log")):
+        files.remove(finding.path)
+
+
+class _PartitionRepair:
+    """Step 3, for one partition of a log that is open here."""
+
+    def __init__(self, writer: LogWriter, partition: Partition, files: Files, now_ms: int) -> None:
+        self._writer = writer
+        self._partition = partition
+        self._files = files
+        self._now_ms = now_ms
+        self._quarantine = writer.folder / QUARANTINE
+
+    def done(self, damaged: Collection[Path]) -> Iterator[Repaired]:
+        """Repair the segments that their seals tell of, and ``damaged``; yield what was given up."""
+        partition = self._partition
+        if partition.folder / segment_name(partition.active_base) in damaged:
+            # It lacks no offset, else it would be closed by now; but bytes are to be taken out.
+            self._writer.exclusively(partition.roll)
+        first = partition.sealed[0].base_offset if partition.sealed else partition.active_base
+        if partition.log_start < first:
+            yield self._replace_missing(None, partition.log_start, first)
+        for segment in list(partition.sealed):
+            path = partition.path_of(segment)
+            if segment.seal.damaged or path in damaged:
+                with _told(path):
+                    yield from self._repaired(segment, path)
+
+    def _repaired(self, segment: SealedSegment, path: Path) -> Iterator[Repaired]:
+        base, end = segment.base_offset, segment.seal.next_offset
+        producers = self._producers_before(base)
+        scan = scan_segment(self._files, path, base, producers, end_offset=end)
+        found = holes(self._files, path, scan, end)
+        if not found:
+            return
+        last = found[-1]
+        if len(found) == 1 and last.position == last.position_end and last.start > base:
+            yield self._replace_missing(segment, last.start, last.end)
+        else:
+            yield from self._rewrite(segment, path, found)
+
+    def _producers_before(self, base: int) -> ProducerStates:
+        """Return what is known of producers where the segment at ``base`` begins."""
+        producers = ProducerStates()
+        for segment in self._partition.sealed:
+            if segment.base_offset < base:
+                producers = segment.seal.producers
+        return producers.copy()
+
+    def _known_ends(self) -> _KnownEnds:
+        partition, files = self._partition, self._files
+        # The file may have stayed when its segment went.
+        paths = (partition.folder / name for name in files.names(partition.folder))
+        told = [
+            one
+            for path in paths
+            if path.suffix == aborted.SUFFIX
+            for one in aborted.read(files, path)
+        ]
+        return _KnownEnds(told, partition.producers.last_stable(partition.log_end_offset))
+
+    # -- a segment with holes -----------------------------------------------------------------
+
+    def _rewrite(
+        self, segment: SealedSegment, path: Path, found: Sequence[Hole]
+    ) -> Iterator[Repaired]:
+        """Write a damaged segment anew, with its holes filled; yield what was given up.
+
+        1. Keep the file and the note (see :meth:`_keep`). A crash leaves copies, which the next
+           repair makes again under the same names.
+        2. Write the new file and sync it. A crash leaves a .new file, which the next opening removes.
+        3. Read it back, and put it in the place of the old one: see ``replace_segments``.
+        """
+        base, end = segment.base_offset, segment.seal.next_offset
+        lost = [(hole.start, hole.end) for hole in found]
+        known = self._known_ends()
+        kept = self._keep(path)
+        note = self._write_note(path, lost, kept)
+        draft = self._draft_of(base)
+        with _NewFile(self._files, draft) as writing:
+            filling = _Filling(self._files, path, writing, self._writer.leader_epoch, known)
+            filling.fill(found, segment, self._producers_before(base))
+            writing.sync()
+        scan = self._read_back(draft, base, end)
+        scan.believe(known.aborted, lost)
+        made = replace(
+            scan.as_seal(end, ()),
+            cleaned_ms=segment.seal.cleaned_ms,
+            horizon_ms=segment.seal.horizon_ms,
+        )
+        replace_segments(self._writer, self._partition, [segment], draft, scan=scan, made=made)
+        for start, stop in lost:
+            yield self._given_up(start, stop, kept, note)
+
+    def _draft_of(self, base: int) -> Path:
+        return self._partition.folder / f"{segment_name(base)}.new"
+
+    def _read_back(self, draft: Path, base: int, end: int) -> Scan:
+        """Return the scan of a new file.
+
+        Raises:
+            CorruptionError: it does not hold what was written into it.
+        """
+        scan = scan_segment(self._files, draft, base, self._producers_before(base))
+        if holes(self._files, draft, scan, end) or scan.end_offset != end:
+            raise CorruptionError(
+                f"{draft} does not hold what was just written into it; check the disk, then repair "
+                "again"
+            )
+        return scan
+
+    # -- a segment that is missing ------------------------------------------------------------
+
+    def _replace_missing(self, before: SealedSegment | None, start: int, end: int) -> Repaired:
+        """Put a segment without records where one is missing, behind ``before``.
+
+        1. Write the note; write the new file and sync it. A crash leaves a .new file, which the
+           next opening removes.
+        2. Remove the seal of the segment before it, and one that the missing segment may have left;
+           sync the folder. The first says that its segment reaches over the gap, and a file within
+           it would be taken for a leftover. A crash leaves no seals: they are made from segments.
+        3. Rename the new file, and sync the folder. A crash leaves it there or not.
+        4. Write the seals of both. A crash leaves some: the others are made from the segments.
+        """
+        partition, files = self._partition, self._files
+        path, draft = partition.folder / segment_name(start), self._draft_of(start)
+        note = self._write_note(path, [(start, end)], None)
+        known = self._known_ends()
+        with _told(path), _NewFile(files, draft) as writing:
+            filling = _Filling(files, path, writing, self._writer.leader_epoch, known)
+            filling.fill_hole(Hole(0, 0, start, end), self._producers_before(start))
+            writing.sync()
+        scan = self._read_back(draft, start, end)
+        scan.believe(known.aborted, [(start, end)])
+        made = [SealedSegment(start, scan.as_seal(end, ()))]
+        if before is not None:
+            shorter = replace(before.seal, next_offset=start, damaged=())
+            made.insert(0, SealedSegment(before.base_offset, shorter))
+
+        def put() -> None:
+            for target in (path, *(partition.path_of(segment) for segment in made)):
+                files.remove(target.with_suffix(seal.SUFFIX))
+            files.sync_folder(partition.folder)
+            files.rename(draft, path)
+            files.sync_folder(partition.folder)
+            replace_file(files, path.with_suffix(".idx"), bytes(scan.index.content))
+            aborted.rewrite(files, path, scan.aborted)
+            for segment in made:
+                seal.write(files, partition.path_of(segment), segment.seal)
+            place = 0 if before is None else partition.sealed.index(before)
+            partition.sealed[place : place + len(made) - 1] = made
+
+        with _told(path):
+            self._writer.exclusively(put)
+        return self._given_up(start, end, None, note)
+
+    # -- what is kept -------------------------------------------------------------------------
+
+    def _keep(self, path: Path) -> Path | None:
+        """Copy a damaged file to quarantine/; return the copy, None if the file is empty.
+
+        The name has a checksum of the bytes: the same file has one copy, however often it is
+        repaired, and another state of it does not take its place.
+
+        Its bytes are synced when this returns; its name is with the note, which comes next. A crash
+        leaves a part of it, and the file where it was.
+        """
+        size = size_of(self._files, path)
+        if not size:
+            return None
+        source = self._files.open(path)
+        try:
+            pieces = range(0, size, _COPY_BYTES)
+            crc = 0
+            for position in pieces:
+                crc = google_crc32c.extend(crc, self._files.pread(source, _COPY_BYTES, position))
+            kept = self._quarantine / f"{self._name(path)}.{crc:08x}.log"
+            self._make_quarantine()
+            with _NewFile(self._files, kept) as copy:
+                for position in pieces:
+                    copy.write(self._files.pread(source, _COPY_BYTES, position))
+                copy.sync()
+        finally:
+            self._files.close(source)
+        return kept
+
+    def _write_note(self, path: Path, lost: Sequence[tuple[int, int]], kept: Path | None) -> Path:
+        """Write down durably what is given up; return the file."""
+        content = {
+            "topic": self._partition.name.topic,
+            "partition": self._partition.name.partition,
+            "segment": str(path.relative_to(self._writer.folder)),
+            "lost": [self._still_wanted(*part) for part in lost],
+            "kept": None if kept is None else kept.name,
+            "repaired_ms": self._now_ms,
+        }
+        stem = f"{self._name(path)}.missing" if kept is None else kept.stem
+        note = self._quarantine / f"{stem}.json"
+        self._make_quarantine()
+        replace_file(self._files, note, json.dumps(content, indent=2).encode("ascii") + b"\n")
+        return note
+
+    def _make_quarantine(self) -> None:
+        if not self._files.exists(self._quarantine):
+            self._files.make_folder(self._quarantine)
+            self._files.sync_folder(self._quarantine.parent)
+
+    def _name(self, path: Path) -> str:
+        return f"{path.parent.parent.name}.{path.parent.name}.{path.stem}"
+
+    def _still_wanted(self, start: int, end: int) -> tuple[int, int]:
+        """Return the part of some offsets that was not deleted anyway."""
+        wanted = max(start, min(end, self._partition.log_start))
+        return wanted, end
+
+    def _given_up(self, start: int, end: int, kept: Path | None, note: Path) -> Repaired:
+        name = self._partition.name
+        return Repaired(
+            name.topic, name.partition, *self._still_wanted(start, end), kept=kept, note=note
+        )
+
+
+class _NewFile:
+    """A file that is written from its start to its end. Leaving the context closes it."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files = files
+        self._handle = files.open(path, write=True, create=True)
+        self._position = 0
+        files.truncate(self._handle, 0)  # one of a repair that was cut off may lie there
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close(self._handle)
+
+    def write(self, data: bytes) -> None:
+        """Add ``data`` at the end."""
+        write_whole(self._files, self._handle, data, self._position)
+        self._position += len(data)
+
+    def sync(self) -> None:
+        """Return when all of it is on stable storage."""
+        self._files.sync(self._handle)
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownEnds:
+    """How transactions ended: ``aborted``, or committed if they began below ``last_stable``."""
+
+    aborted: Sequence[AbortedRange]
+    last_stable: int
+
+    def markers(
+        self, hole: Hole, producers: ProducerStates
+    ) -> list[tuple[int, ProducerStamp, bool]]:
+        """Return (offset, producer, committed) of the markers that belong into a hole, by offset.
+
+        Where the marker of a committed transaction was is not known, nor whether it comes later;
+        that is no matter: what is committed in two parts is committed.
+
+        Args:
+            producers: What is known of them where the hole begins.
+        """
+        aborts: dict[int, ProducerStamp] = {}
+        commits: list[ProducerStamp] = []
+        for producer_id, (life, since) in producers.open_transactions().items():
+            stamp = ProducerStamp(producer_id, life, -1)
+            ends = [
+                one.last_offset
+                for one in self.aborted
+                if one.producer_id == producer_id and one.first_offset <= since <= one.last_offset
+            ]
+            if ends and hole.start <= ends[0] < hole.end:
+                aborts[ends[0]] = stamp
+            elif not ends and since < self.last_stable:
+                commits.append(stamp)
+        free = (offset for offset in range(hole.start, hole.end) if offset not in aborts)
+        found = [(offset, stamp, False) for offset, stamp in aborts.items()]
+        found += [(offset, stamp, True) for stamp, offset in zip(commits, free, strict=False)]
+        return sorted(found)
+
+
+class _Filling:
+    """Copies a segment, and puts batches without records where it has holes."""
+
+    def __init__(
+        self, files: Files, path: Path, writing: _NewFile, leader_epoch: int, known: _KnownEnds
+    ) -> None:
+        self._files = files
+        self._path = path
+        self._writing = writing
+        self._leader_epoch = leader_epoch
+        self._known = known
+
+    def fill(
+        self, found: Sequence[Hole], segment: SealedSegment, producers: ProducerStates
+    ) -> None:
+        """Write the whole segment.
+
+        Args:
+            producers: What is known of them where it begins; is not changed.
+        """
+        handle = self._files.open(self._path)
+        # It is followed here only to know which transactions are open at a hole.
+        passed = Scan(segment.base_offset, 0, IndexBuilder(segment.base_offset), producers.copy())
+        position, offset = 0, segment.base_offset
+        try:
+            for hole in found:
+                self._copy(handle, position, offset, hole.start, passed)
+                self.fill_hole(hole, passed.producers)
+                position, offset = hole.position_end, hole.end
+            self._copy(handle, position, offset, segment.seal.next_offset, passed)
+        finally:
+            self._files.close(handle)
+
+    def _copy(self, handle: int, position: int, offset: int, end: int, passed: Scan) -> None:
+        for block in read_blocks(
+            self._files, handle, self._path, position=position, offset=offset, end_offset=end
+        ):
+            self._writing.write(_whole_batches(block))
+            passed.add(block)
+
+    def fill_hole(self, hole: Hole, producers: ProducerStates) -> None:
+        """Take up the offsets of a hole, with the markers that are known, and nothing else.
+
+        Args:
+            producers: What is known of them at the hole; is taken behind it.
+        """
+        offset = hole.start
+        for place, stamp, commit in self._known.markers(hole, producers):
+            self._put_filler(offset, place)
+            marker = encode_marker(
+                commit=commit,
+                producer_id=stamp.producer_id,
+                producer_epoch=stamp.producer_epoch,
+                leader_epoch=self._leader_epoch,
+                timestamp_ms=NO_TIMESTAMP_MS,
+            )
+            self._put(marker, place)
+            producers.end_transaction(stamp, place, commit=commit)
+            offset = place + 1
+        self._put_filler(offset, hole.end)
+
+    def _put_filler(self, start: int, end: int) -> None:
+        """Write batches without records that take the offsets [start, end)."""
+        for offset in range(start, end, _FILLER_OFFSETS_MAX):
+            count = min(end - offset, _FILLER_OFFSETS_MAX)
+            self._put(encode_filler(count, max_timestamp_ms=NO_TIMESTAMP_MS), offset)
+
+    def _put(self, batch: EncodedBatch, offset: int) -> None:
+        self._writing.write(batch.prefix(offset, self._leader_epoch) + batch.tail)
+
+
+def _whole_batches(block: Block) -> bytes:
+    (first, _), (last, header) = block.batches[0], block.batches[-1]
+    return block.data[first : last + header.size]
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Say of which file the disk refused something."""
+    try:
+        yield
+    except OSError as error:
+        kind = DiskFullError if error.errno == errno.ENOSPC else CorruptionError
+        raise kind(
+            f"{path} could not be repaired: {error}; it is as it was. Make room on the disk, or "
+            "check it, then repair again"
+        ) from error

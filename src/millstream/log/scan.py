@@ -1,0 +1,172 @@
+"""One pass over the batches of a segment: what it holds, what is damaged, what follows from it.
+
+Recovery, verification and repair all go by a scan. It reads headers and checksums, never records;
+it goes over damage to the next whole batch, and remembers how things stood before the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from millstream.errors import CorruptBatchError
+from millstream.log.batch import CONTROL, HEADER_BYTES, OFFSET_MAX
+from millstream.log.decoding import Block
+from millstream.log.files import Files
+from millstream.log.index import NO_TIME, IndexBuilder
+from millstream.log.markers import is_commit
+from millstream.log.producers import AbortedRange, ProducerStates
+from millstream.log.seal import Seal
+from millstream.log.segment import find_batch_after, read_blocks
+
+
+@dataclass(slots=True)
+class Scan:
+    """How a segment looks up to ``position``, where ``end_offset`` would come next.
+
+    ``damaged`` holds the offsets ``[start, end)`` between whole batches that cannot be read, and
+    ``gaps`` the bytes ``[start, end)`` where they would be. ``fault`` says what was wrong first;
+    None for a segment that merely ends in the middle of a batch.
+    """
+
+    base_offset: int
+    size: int
+    index: IndexBuilder
+    producers: ProducerStates
+    position: int = 0
+    end_offset: int = 0
+    fault: str | None = None
+    batches: int = 0
+    records: int = 0
+    aborted: list[AbortedRange] = field(default_factory=list)
+    damaged: list[tuple[int, int]] = field(default_factory=list)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    before_damage: Scan | None = None
+
+    def first_run(self) -> Scan:
+        """Return the scan as it stood before the first damage."""
+        return self.before_damage or self
+
+    def as_seal(self, next_offset: int, damaged: Sequence[tuple[int, int]]) -> Seal:
+        """Return the seal of the whole file."""
+        return Seal(
+            next_offset=next_offset,
+            size=self.size,
+            first_timestamp_ms=NO_TIME if self.index.first_ms is None else self.index.first_ms,
+            max_timestamp_ms=self.index.latest_ms,
+            chain=self.index.chain,
+            aborted=len(self.aborted),
+            damaged=tuple(damaged),
+            producers=self.producers.copy(),
+        )
+
+    def add(self, block: Block) -> None:
+        """Note the batches of a block."""
+        for at, header in block.batches:
+            place = block.position + at
+            head = block.data[at : at + HEADER_BYTES]
+            self.index.add(header.base_offset, place, head, header.max_timestamp_ms)
+            commit = is_commit(block.data, at, header) if header.attributes & CONTROL else None
+            taken_back = self.producers.replay(header, commit=commit)
+            if taken_back is not None:
+                self.aborted.append(taken_back)
+            self.batches += 1
+            self.records += 0 if header.attributes & CONTROL else header.record_count
+            self.position = place + header.size
+            self.end_offset = header.next_offset
+
+    def believe(self, known: Sequence[AbortedRange], damaged: Sequence[tuple[int, int]]) -> None:
+        """Go by what was ``known`` of aborted transactions where their markers are ``damaged``.
+
+        Without its marker, a transaction would seem to go on into the next one of its producer, and
+        an aborted one to have been committed.
+        """
+        by_marker = {one.last_offset: one for one in known}
+        found = {one.last_offset: by_marker.get(one.last_offset, one) for one in self.aborted}
+        found |= {
+            offset: one
+            for offset, one in by_marker.items()
+            if any(start <= offset < stop for start, stop in damaged)
+        }
+        self.aborted = [found[offset] for offset in sorted(found)]
+
+    def _copy(self) -> Scan:
+        return Scan(
+            self.base_offset,
+            self.size,
+            self.index.copy(),
+            self.producers.copy(),
+            self.position,
+            self.end_offset,
+            self.fault,
+            self.batches,
+            self.records,
+            list(self.aborted),
+        )
+
+    def go_over_damage(self, rest: bytes) -> bool:
+        """Move on to the next whole batch in ``rest``, which begins here; False if there is none."""
+        found = find_batch_after(rest, self.end_offset)
+        if found is None:
+            return False
+        place, offset = found
+        if self.before_damage is None:
+            self.before_damage = self._copy()
+        if offset > self.end_offset:
+            self.damaged.append((self.end_offset, offset))
+        self.gaps.append((self.position, self.position + place))
+        self.position += place
+        self.end_offset = offset
+        return True
+
+
+def scan_segment(
+    files: Files,
+    path: Path,
+    base_offset: int,
+    producers: ProducerStates,
+    *,
+    fresh: bool = False,
+    end_offset: int = OFFSET_MAX,
+) -> Scan:
+    """Read a segment from its start to its end, over any damage.
+
+    Args:
+        producers: What is known of producers where the segment begins; is not changed.
+        fresh: Read from the device, not from what the kernel keeps.
+        end_offset: Stop before this offset.
+    """
+    handle = files.open(path)
+    try:
+        if fresh:
+            files.forget_cached(handle)
+        scan = Scan(
+            base_offset,
+            files.size(handle),
+            IndexBuilder(base_offset),
+            producers.copy(),
+            end_offset=base_offset,
+        )
+        while True:
+            try:
+                for block in read_blocks(
+                    files,
+                    handle,
+                    path,
+                    position=scan.position,
+                    offset=scan.end_offset,
+                    end_offset=end_offset,
+                ):
+                    scan.add(block)
+            except CorruptBatchError as error:
+                scan.fault = scan.fault or str(error)
+            if scan.position >= scan.size or scan.end_offset >= end_offset:
+                break
+            rest = files.pread(handle, scan.size - scan.position, scan.position)
+            if not scan.go_over_damage(rest):
+                break
+    finally:
+        files.close(handle)
+    scan.producers.keep()
+    return scan

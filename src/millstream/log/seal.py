@@ -1,0 +1,87 @@
+"""``<base offset>.seal``: what is known of a segment without reading it.
+
+Written and synced when a segment is closed for good, and for the growing one when the log is closed
+cleanly. It is a copy of what the segment says itself, so it may be missing; it counts only if it
+is whole and tells the segment's very size. JSON on one line, and its CRC-32C on the next.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import google_crc32c
+
+from millstream.log.files import Files, read_whole, replace_file
+from millstream.log.producers import ProducerStates
+
+SUFFIX = ".seal"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What a segment holds, and what was known of producers at its end.
+
+    ``chain`` is the CRC-32C over all batch headers, ``aborted`` how many aborted transactions end
+    here, ``damaged`` the offsets ``[start, end)`` that cannot be read. ``cleaned_ms`` says when
+    compaction last went over the segment, ``horizon_ms`` when the last of its tombstones may go.
+    """
+
+    next_offset: int
+    size: int
+    first_timestamp_ms: int
+    max_timestamp_ms: int
+    chain: int
+    aborted: int = 0
+    damaged: tuple[tuple[int, int], ...] = ()
+    cleaned_ms: int | None = None
+    horizon_ms: int | None = None
+    producers: ProducerStates = field(default_factory=ProducerStates, compare=False)
+
+
+def write(files: Files, path: Path, seal: Seal) -> None:
+    """Put the seal beside the segment at ``path``, durably; a crash leaves the old one or this."""
+    values = {
+        "version": _VERSION,
+        "next_offset": seal.next_offset,
+        "size": seal.size,
+        "first_timestamp_ms": seal.first_timestamp_ms,
+        "max_timestamp_ms": seal.max_timestamp_ms,
+        "chain": seal.chain,
+        "aborted": seal.aborted,
+        "damaged": [list(part) for part in seal.damaged],
+        "cleaned_ms": seal.cleaned_ms,
+        "horizon_ms": seal.horizon_ms,
+        "producers": seal.producers.to_rows(),
+    }
+    line = json.dumps(values, separators=(",", ":")).encode("ascii")
+    content = line + b"\n%08x\n" % google_crc32c.value(line)
+    replace_file(files, path.with_suffix(SUFFIX), content)
+
+
+def read(files: Files, path: Path, size: int) -> Seal | None:
+    """Return the seal of the segment at ``path``, which has ``size`` bytes; None if none counts."""
+    found = read_any(files, path)
+    return found if found is not None and found.size == size else None
+
+
+def read_any(files: Files, path: Path) -> Seal | None:
+    """Return the seal beside a segment, fitting or not; None if none is whole."""
+    try:
+        content = read_whole(files, path.with_suffix(SUFFIX))
+    except FileNotFoundError:
+        return None
+    line, _, rest = content.partition(b"\n")
+    if rest != b"%08x\n" % google_crc32c.value(line):
+        return None
+    try:
+        values = json.loads(line)
+        if values.pop("version") != _VERSION:
+            return None
+        values["producers"] = ProducerStates.from_rows(values["producers"])
+        values["damaged"] = tuple((int(a), int(b)) for a, b in values["damaged"])
+        return Seal(**values)
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,135 @@
+"""How large the partitions of a log are, and what is in them, without reading every record.
+
+Closed segments are known by their seals; only one that grows, or has no seal, is read. Needs no
+lock, and may run beside a living owner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream.errors import CorruptionError
+from millstream.log import seal
+from millstream.log.control import ControlDb
+from millstream.log.files import DISK, Files, size_of
+from millstream.log.inspection import check_is_log
+from millstream.log.owner import read_format
+from millstream.log.producers import ProducerStates
+from millstream.log.scan import scan_segment
+from millstream.log.seal import Seal
+from millstream.log.segment import segment_name, segment_offsets
+from millstream.log.state_file import STATE_NAME, PartitionState, StateFile
+from millstream.log.topics import Catalog, Topic, partition_folder
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """One partition. Offsets ``[start, end)`` are committed.
+
+    ``oldest_ms`` is the timestamp of the first batch and ``newest_ms`` the largest of all; None if
+    there is none. ``damaged`` are the offsets that cannot be read, as far as is known: what has
+    changed since a segment was closed is found by ``inspect``.
+    """
+
+    topic: str
+    partition: int
+    segments: int
+    size_bytes: int
+    start: int
+    end: int
+    oldest_ms: int | None
+    newest_ms: int | None
+    open_transactions: int
+    damaged: tuple[tuple[int, int], ...]
+
+
+def measure(
+    folder: Path | str, files: Files = DISK, *, control: ControlDb | None = None
+) -> list[PartitionFacts]:
+    """Return what each partition holds, by topic and number.
+
+    Args:
+        control: What stands in control.db; only tests give another one.
+
+    Raises:
+        ConfigError: the folder is not a log, or control.db cannot be opened.
+        CorruptionError: state.mm says nothing of a partition; open the folder for writing once.
+    """
+    folder = Path(folder)
+    check_is_log(folder, files)
+    read_format(folder, files)
+    topics = _topics(folder, control)
+    if not topics:
+        return []
+    if not files.exists(folder / STATE_NAME):
+        raise _unknown(folder)
+    state = StateFile(folder, files, write=False)
+    try:
+        return [
+            _facts(folder, files, state, topic, number)
+            for topic in topics.values()
+            for number in range(len(topic.slots))
+        ]
+    finally:
+        state.close()
+
+
+def _topics(folder: Path, control: ControlDb | None) -> dict[str, Topic]:
+    if control is not None:
+        return Catalog(control).topics()
+    opened = ControlDb.open(folder, write=False)
+    try:
+        return Catalog(opened).topics()
+    finally:
+        opened.close()
+
+
+def _unknown(folder: Path) -> CorruptionError:
+    return CorruptionError(
+        f"{folder / STATE_NAME} does not tell how far the partitions go; open the folder for "
+        "writing once, to have it recovered"
+    )
+
+
+def _facts(
+    folder: Path, files: Files, state: StateFile, topic: Topic, number: int
+) -> PartitionFacts:
+    published = state.partition(topic.slots[number], topic.topic_id, number)
+    if published is None:
+        raise _unknown(folder)
+    of_partition = partition_folder(folder, topic, number)
+    bases = segment_offsets(files.names(of_partition))
+    seals: list[Seal] = []
+    producers = ProducerStates()
+    for base in bases:
+        found = _seal_of(files, of_partition / segment_name(base), base, producers, published)
+        producers = found.producers
+        seals.append(found)
+    producers = producers.copy()
+    producers.settle(published.last_stable_offset)
+    times = [one.first_timestamp_ms for one in seals if one.first_timestamp_ms >= 0]
+    latest = [one.max_timestamp_ms for one in seals if one.max_timestamp_ms >= 0]
+    return PartitionFacts(
+        topic=topic.name,
+        partition=number,
+        segments=len(bases),
+        size_bytes=sum(one.size for one in seals),
+        start=published.log_start,
+        end=published.high_watermark,
+        oldest_ms=times[0] if times else None,
+        newest_ms=max(latest, default=None),
+        open_transactions=len(producers.open_transactions()),
+        damaged=tuple(part for one in seals for part in one.damaged),
+    )
+
+
+def _seal_of(
+    files: Files, path: Path, base: int, producers: ProducerStates, published: PartitionState
+) -> Seal:
+    """Return what a segment's seal says, or would say if it had one."""
+    found = seal.read(files, path, size_of(files, path))
+    if found is not None:
+        return found
+    scan = scan_segment(files, path, base, producers, end_offset=published.high_watermark)
+    return scan.as_seal(scan.end_offset, scan.damaged)

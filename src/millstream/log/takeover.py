@@ -1,0 +1,67 @@
+"""What a new owner finds besides the partitions: how far each was durable, and half-made topics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from millstream.errors import CorruptionError
+from millstream.log.files import Files, size_of
+from millstream.log.recovery import DurableEnd
+from millstream.log.segment import segment_offsets
+from millstream.log.state_file import StateFile
+from millstream.log.topics import Catalog, Topic, partition_folder
+
+
+def durable_end(
+    files: Files, folder: Path, state: StateFile, topic: Topic, partition: int, *, exact: bool
+) -> DurableEnd:
+    """Return how far a partition was durable when its last owner went."""
+    found = state.partition(topic.slots[partition], topic.topic_id, partition)
+    if found is None:
+        bases = segment_offsets(files.names(partition_folder(folder, topic, partition)))
+        return DurableEnd(0, bases[-1] if bases else 0, published=False, exact=False)
+    return DurableEnd(
+        found.log_start,
+        found.high_watermark,
+        published=True,
+        exact=exact,
+        last_stable=found.last_stable_offset,
+    )
+
+
+def remove_leftovers(
+    files: Files, folder: Path, catalog: Catalog, topics: Mapping[str, Topic]
+) -> None:
+    """Finish deletions, and remove folders of topics that were never quite created.
+
+    Raises:
+        CorruptionError: a folder that no topic owns holds records; it is not touched.
+    """
+    for topic in catalog.deleted_topics().values():
+        remove_topic(files, folder, catalog, topic)
+    known = {topic.folder_name for topic in topics.values()}
+    unknown = [folder / "t" / name for name in files.names(folder / "t") if name not in known]
+    # All are looked at before one is removed: if control.db was lost, they are all topics.
+    for path in unknown:
+        if _holds_records(files, path):
+            raise CorruptionError(
+                f"{path} holds records, but control.db knows no such topic; restore control.db "
+                "from a backup, or move this folder away"
+            )
+    for path in unknown:
+        files.remove_folder(path)
+
+
+def remove_topic(files: Files, folder: Path, catalog: Catalog, topic: Topic) -> None:
+    """Remove the files of a deleted topic, then its last trace; see :meth:`Catalog.mark_deleted`."""
+    files.remove_folder(folder / "t" / topic.folder_name)
+    catalog.forget(topic.topic_id)
+
+
+def _holds_records(files: Files, folder: Path) -> bool:
+    return any(
+        size_of(files, folder / partition / name)
+        for partition in files.names(folder)
+        for name in files.names(folder / partition)
+    )

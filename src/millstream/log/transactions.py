@@ -1,0 +1,515 @@
+"""Producers with a name, and transactions: several partitions, group offsets and a fence at once.
+
+A producer registers and gets an identity: a producer id and a producer epoch. Registering the same
+transactional id again raises the producer epoch; whoever still has the older one is fenced. A
+transaction is ended in these steps:
+
+1. No more appends of the producer are let in; everything that it wrote is synced. A crash leaves an
+   open transaction without a decision: it is aborted.
+2. One commit of control.db: the decision with the first offset of the transaction in each partition,
+   the offsets of groups, the fence, the next producer epoch. *This is the moment at which it is
+   committed.* A crash leaves a decision without markers: the next owner appends them.
+3. A marker is appended to each partition, and the last stable offset moves past it. A crash leaves
+   some partitions with a marker and some without: the next owner appends the rest. A transaction
+   that a decision speaks of is known by its first offset, so an old decision never ends a new one.
+
+An open transaction is found in the partitions' own knowledge of producers, so beginning one and
+adding a partition to it cost nothing. Every end raises the producer epoch: an append that was delayed on
+its way cannot get into the transaction after it.
+
+At an opening, each transaction that is open in some partition is
+
+=====================================================  ======================================
+case                                                   done
+=====================================================  ======================================
+a decision names this partition and this first offset  ended as it was decided
+its producer is not known, or has a newer life         aborted
+its producer lived in the owner's process              aborted: it died with the owner
+any other                                              left open, until its timeout
+=====================================================  ======================================
+
+Source: Kafka KIP-98 and KIP-890; Jepsen's analysis of Bufstream 0.1.0 for why the
+producer epoch must rise.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from millstream.errors import (
+    ConfigError,
+    DiskFullError,
+    FencePassedError,
+    ProducerFencedError,
+    TransactionAbortedError,
+)
+from millstream.log.batch import CONTROL, TRANSACTIONAL, EncodedBatch
+from millstream.log.control import ControlDb
+from millstream.log.groups import Offsets, check_offsets, put_offsets
+from millstream.log.markers import encode_marker
+from millstream.record import TopicPartition
+
+PRODUCER_EPOCH_MAX = (1 << 15) - 1
+TIMEOUT_MS = 60_000
+TIMEOUT_MS_MAX = 15 * 60_000
+_log = logging.getLogger(__name__)
+
+
+class ProducerIdentity(NamedTuple):
+    """What a producer stamps into its batches."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+class OpenPartition(NamedTuple):
+    """Where a transaction is open: since which offset, by which life of its producer."""
+
+    name: TopicPartition
+    topic_id: str
+    producer_epoch: int
+    first_offset: int
+
+
+class TransactionLog(Protocol):
+    """What transactions need of the log."""
+
+    leader_epoch: int
+
+    def exclusively(self, action: Callable[[], None]) -> None:
+        """Run ``action`` while nothing is being appended."""
+
+    def sync(self) -> None:
+        """Return when everything appended is durable and published."""
+
+    def open_partitions(self) -> dict[int, list[OpenPartition]]:
+        """Return where transactions are open, by producer id."""
+
+    def append_markers(self, markers: Sequence[tuple[TopicPartition, EncodedBatch]]) -> None:
+        """Append control batches; they are durable and published when this returns."""
+
+    def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the ids of topics that exist."""
+
+
+@dataclass(slots=True)
+class _Producer:
+    """A producer as this owner knows it; ``ended_by`` says why an older identity was ended."""
+
+    producer_id: int
+    transactional_id: str | None
+    producer_epoch: int
+    timeout_ms: int
+    in_process: bool
+    state: Literal["idle", "open", "ending"] = "idle"
+    started_ms: int = 0
+    timed_out_epoch: int = -1
+
+
+class Transactions:
+    """The transaction coordinator of one folder. Thread-safe."""
+
+    def __init__(
+        self, control: ControlDb, log: TransactionLog, *, clock_ms: Callable[[], int]
+    ) -> None:
+        self._control = control
+        self._log = log
+        self._clock_ms = clock_ms
+        self._lock = threading.RLock()
+        self._unmarked: list[tuple[TopicPartition, EncodedBatch]] = []
+        self._producers = {
+            row[0]: _Producer(row[0], row[1], row[2], row[3], bool(row[4]))
+            for row in control.rows(
+                "SELECT producer_id, transactional_id, producer_epoch, timeout_ms, in_process "
+                "FROM producers"
+            )
+        }
+        self._by_name = {
+            producer.transactional_id: producer
+            for producer in self._producers.values()
+            if producer.transactional_id is not None
+        }
+
+    # -- producers ----------------------------------------------------------------------------
+
+    def register(
+        self,
+        transactional_id: str | None = None,
+        *,
+        timeout_ms: int = TIMEOUT_MS,
+        in_process: bool = True,
+    ) -> ProducerIdentity:
+        """Return an identity that no living producer has; an older one of this name is fenced.
+
+        A transaction that the older one left open is aborted.
+
+        Raises:
+            ConfigError: the name or the timeout is not possible.
+        """
+        if transactional_id is not None and not transactional_id:
+            raise ConfigError("transactional_id is empty; give a name, or None")
+        if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
+            raise ConfigError(
+                f"a transaction timeout of {timeout_ms} ms is not possible; give 1 to "
+                f"{TIMEOUT_MS_MAX} ms"
+            )
+        with self._lock:
+            known = self._by_name.get(transactional_id) if transactional_id else None
+            if known is None or known.producer_epoch >= PRODUCER_EPOCH_MAX - 1:
+                return self._insert(known, transactional_id, timeout_ms, in_process=in_process)
+            self._raise_epoch(known, timeout_ms=timeout_ms, in_process=in_process)
+            self._abort_open(known)
+            return ProducerIdentity(known.producer_id, known.producer_epoch)
+
+    def _insert(
+        self,
+        before: _Producer | None,
+        transactional_id: str | None,
+        timeout_ms: int,
+        *,
+        in_process: bool,
+    ) -> ProducerIdentity:
+        """Make a producer with an id of its own; it takes the name over from ``before``."""
+        if before is not None:
+            before.producer_epoch = PRODUCER_EPOCH_MAX
+            self._abort_open(before)
+        with self._control.commit() as connection:
+            if before is not None:
+                connection.execute(
+                    "UPDATE producers SET transactional_id = NULL, producer_epoch = ? "
+                    "WHERE producer_id = ?",
+                    (PRODUCER_EPOCH_MAX, before.producer_id),
+                )
+            (producer_id,) = connection.execute(
+                "INSERT INTO folder VALUES ('producer_id', 1) "
+                "ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value"
+            ).fetchone()
+            connection.execute(
+                "INSERT INTO producers VALUES (?, ?, 0, ?, ?, ?)",
+                (producer_id, transactional_id, timeout_ms, in_process, self._clock_ms()),
+            )
+        producer = _Producer(producer_id, transactional_id, 0, timeout_ms, in_process)
+        self._producers[producer_id] = producer
+        if transactional_id is not None:
+            self._by_name[transactional_id] = producer
+        return ProducerIdentity(producer_id, 0)
+
+    def _raise_epoch(
+        self, producer: _Producer, *, timeout_ms: int | None = None, in_process: bool | None = None
+    ) -> None:
+        timeout = producer.timeout_ms if timeout_ms is None else timeout_ms
+        local = producer.in_process if in_process is None else in_process
+        with self._control.commit() as connection:
+            connection.execute(
+                "UPDATE producers SET producer_epoch = ?, timeout_ms = ?, in_process = ?, "
+                "used_ms = ? WHERE producer_id = ?",
+                (
+                    producer.producer_epoch + 1,
+                    timeout,
+                    local,
+                    self._clock_ms(),
+                    producer.producer_id,
+                ),
+            )
+        producer.producer_epoch += 1
+        producer.timeout_ms, producer.in_process = timeout, local
+
+    # -- one transaction ----------------------------------------------------------------------
+
+    def begin(self, identity: ProducerIdentity) -> None:
+        """Open a transaction.
+
+        Raises:
+            ProducerFencedError: a newer producer of this name has taken over.
+            ConfigError: one is open already.
+            DiskFullError: the markers of the one before are still to be written.
+        """
+        with self._lock:
+            producer = self._checked(identity)
+            self._write_unmarked()
+            if producer.state != "idle":
+                raise ConfigError(
+                    "a transaction of this producer is open already; commit or abort it first"
+                )
+            producer.state, producer.started_ms = "open", self._clock_ms()
+
+    def admit(self, batch: EncodedBatch) -> None:
+        """Refuse a batch that belongs to no open transaction. Called while appends are locked out.
+
+        Raises:
+            ProducerFencedError, TransactionAbortedError: as the text says.
+        """
+        if not batch.attributes & TRANSACTIONAL or batch.attributes & CONTROL:
+            return
+        stamp = batch.producer
+        producer = self._checked(ProducerIdentity(stamp.producer_id, stamp.producer_epoch))
+        if producer.state != "open":
+            raise TransactionAbortedError(
+                "no transaction of this producer is open; begin one before you send"
+            )
+
+    def end(
+        self,
+        identity: ProducerIdentity,
+        *,
+        commit: bool,
+        offsets: Mapping[str, Offsets] | None = None,
+        fence: tuple[str, int] | None = None,
+        raise_epoch: bool = True,
+    ) -> ProducerIdentity:
+        """Commit or abort the open transaction; return the identity for the next one.
+
+        Args:
+            raise_epoch: False only for clients whose protocol cannot tell them a new producer epoch.
+            offsets: By group, what it has read; committed together with the transaction.
+            fence: A writer's name and the id of the batch that this transaction is. It stands until
+                a higher one is committed.
+
+        Raises:
+            ProducerFencedError: a newer producer of this name has taken over.
+            TransactionAbortedError: it was aborted by its timeout, or none is open.
+            FencePassedError: a batch with this id or a higher one is committed; this one is aborted.
+            ConfigError: an offset is not possible, or of an unknown topic; it is still open.
+        """
+        with self._lock:
+            producer = self._checked(identity)
+            if producer.state != "open":
+                raise TransactionAbortedError(
+                    "no transaction of this producer is open; begin one before you end it"
+                )
+            given = dict(offsets or {}) if commit else {}
+            for group, of_group in given.items():
+                check_offsets(group, of_group)
+            names = sorted({name.topic for of_group in given.values() for name in of_group})
+            topic_ids = self._log.topic_ids(names)
+            self._close_door(producer)
+            try:
+                self._log.sync()
+                self._decide(
+                    producer,
+                    commit=commit,
+                    offsets=given,
+                    topic_ids=topic_ids,
+                    fence=fence if commit else None,
+                    raise_epoch=raise_epoch,
+                )
+            except FencePassedError:
+                producer.state = "open"
+                self.end(identity, commit=False)
+                raise
+            except BaseException:
+                producer.state = "open"
+                raise
+            self._write_unmarked_or_warn()
+            if producer.producer_epoch >= PRODUCER_EPOCH_MAX - 1:
+                return self._insert(
+                    producer,
+                    producer.transactional_id,
+                    producer.timeout_ms,
+                    in_process=producer.in_process,
+                )
+            return ProducerIdentity(producer.producer_id, producer.producer_epoch)
+
+    def expire(self, now_ms: int) -> int:
+        """Abort transactions that are open longer than their timeout; return how many."""
+        expired = 0
+        with self._lock:
+            self._write_unmarked_or_warn()
+            for producer in list(self._producers.values()):
+                # Where the clock has gone back, its time begins anew: else it might never end.
+                producer.started_ms = min(producer.started_ms, now_ms)
+                too_long = now_ms - producer.started_ms > producer.timeout_ms
+                if producer.state == "open" and too_long:
+                    _log.warning(
+                        "the transaction of producer %s was open for more than %d ms: aborted",
+                        producer.transactional_id or producer.producer_id,
+                        producer.timeout_ms,
+                    )
+                    self._take_back(producer)
+                    expired += 1
+        return expired
+
+    def _take_back(self, producer: _Producer) -> None:
+        """Abort a transaction whose time is over; it stays open where that cannot be noted."""
+        self._close_door(producer)
+        life = producer.producer_epoch
+        try:
+            self._decide(producer, commit=False)
+        except BaseException:
+            producer.state = "open"
+            raise
+        producer.timed_out_epoch = life
+        self._write_unmarked_or_warn()
+
+    def forget_idle(self, before_ms: int) -> int:
+        """Forget producers unused since before ``before_ms``; return how many. Open ones stay."""
+        with self._lock:
+            with self._control.commit() as connection:
+                rows = connection.execute(
+                    "SELECT producer_id FROM producers WHERE used_ms < ?", (before_ms,)
+                ).fetchall()
+                idle = [
+                    producer_id
+                    for (producer_id,) in rows
+                    if self._producers[producer_id].state == "idle"
+                ]
+                connection.executemany(
+                    "DELETE FROM producers WHERE producer_id = ?", [(one,) for one in idle]
+                )
+            for producer_id in idle:
+                producer = self._producers.pop(producer_id)
+                if producer.transactional_id is not None:
+                    self._by_name.pop(producer.transactional_id, None)
+        return len(idle)
+
+    def open_count(self) -> int:
+        """Return how many transactions are open."""
+        with self._lock:
+            return sum(producer.state != "idle" for producer in self._producers.values())
+
+    def recover(self) -> None:
+        """End what the last owner left open, by the table in the module."""
+        with self._lock:
+            decisions = {
+                (row[0], row[1], row[2], row[3]): bool(row[4])
+                for row in self._control.rows(
+                    "SELECT producer_id, topic_id, partition, first_offset, committed "
+                    "FROM decisions"
+                )
+            }
+            now_ms = self._clock_ms()
+            for producer_id, places in self._log.open_partitions().items():
+                producer = self._producers.get(producer_id)
+                for place in places:
+                    key = (producer_id, place.topic_id, place.name.partition, place.first_offset)
+                    commit = decisions.get(key)
+                    newer = producer is None or producer.producer_epoch > place.producer_epoch
+                    if commit is None and not newer and producer and not producer.in_process:
+                        producer.state, producer.started_ms = "open", now_ms
+                        continue
+                    self._mark(producer_id, place, commit=bool(commit))
+            self._write_unmarked()
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _checked(self, identity: ProducerIdentity) -> _Producer:
+        producer = self._producers.get(identity.producer_id)
+        if producer is None:
+            raise ProducerFencedError(
+                f"producer {identity.producer_id} is not known to this log; make a new one"
+            )
+        if identity.producer_epoch == producer.timed_out_epoch:
+            raise TransactionAbortedError(
+                f"the transaction was open for more than its timeout of {producer.timeout_ms} ms "
+                "and was aborted; begin another one and send its records again"
+            )
+        if identity.producer_epoch != producer.producer_epoch:
+            raise ProducerFencedError(
+                f"the producer {producer.transactional_id or producer.producer_id!r} has been "
+                f"replaced by a newer one (producer epoch {identity.producer_epoch}, now "
+                f"{producer.producer_epoch}); close this one"
+            )
+        return producer
+
+    def _close_door(self, producer: _Producer) -> None:
+        def close() -> None:
+            producer.state = "ending"
+
+        self._log.exclusively(close)
+
+    def _decide(
+        self,
+        producer: _Producer,
+        *,
+        commit: bool,
+        offsets: Mapping[str, Offsets] | None = None,
+        topic_ids: Mapping[str, str] | None = None,
+        fence: tuple[str, int] | None = None,
+        raise_epoch: bool = True,
+    ) -> None:
+        """Step 2: make the decision durable, and note the markers that follow from it."""
+        places = self._log.open_partitions().get(producer.producer_id, [])
+        next_epoch = producer.producer_epoch + int(raise_epoch)
+        with self._control.commit() as connection:
+            if fence is not None:
+                _pass_fence(connection, *fence)
+            connection.execute(
+                "DELETE FROM decisions WHERE producer_id = ?", (producer.producer_id,)
+            )
+            connection.executemany(
+                "INSERT INTO decisions VALUES (?, ?, ?, ?, ?, ?)",
+                [
+                    (
+                        producer.producer_id,
+                        place.topic_id,
+                        place.name.partition,
+                        place.first_offset,
+                        producer.producer_epoch,
+                        commit,
+                    )
+                    for place in places
+                ],
+            )
+            for group, of_group in (offsets or {}).items():
+                put_offsets(
+                    connection,
+                    group,
+                    of_group,
+                    topic_ids=topic_ids or {},
+                    now_ms=self._clock_ms(),
+                )
+            connection.execute(
+                "UPDATE producers SET producer_epoch = ?, used_ms = ? WHERE producer_id = ?",
+                (next_epoch, self._clock_ms(), producer.producer_id),
+            )
+        for place in places:
+            self._mark(producer.producer_id, place, commit=commit)
+        producer.producer_epoch = next_epoch
+        producer.state = "idle"
+
+    def _abort_open(self, producer: _Producer) -> None:
+        """Take back what an older life of a producer left open; its number was raised before."""
+        self._close_door(producer)
+        for place in self._log.open_partitions().get(producer.producer_id, []):
+            self._mark(producer.producer_id, place, commit=False)
+        producer.state = "idle"
+        self._write_unmarked()
+
+    def _mark(self, producer_id: int, place: OpenPartition, *, commit: bool) -> None:
+        marker = encode_marker(
+            commit=commit,
+            producer_id=producer_id,
+            producer_epoch=place.producer_epoch,
+            leader_epoch=self._log.leader_epoch,
+            timestamp_ms=self._clock_ms(),
+        )
+        self._unmarked.append((place.name, marker))
+
+    def _write_unmarked(self) -> None:
+        """Step 3: append the markers that are due. Those that fail stay due."""
+        if self._unmarked:
+            self._log.append_markers(self._unmarked)
+            self._unmarked = []
+
+    def _write_unmarked_or_warn(self) -> None:
+        try:
+            self._write_unmarked()
+        except DiskFullError as error:
+            # It is decided, and durable: only its records are not to be seen yet.
+            _log.warning("markers of ended transactions wait for room on the disk: %s", error)
+
+
+def _pass_fence(connection: object, writer: str, batch_id: int) -> None:
+    execute = connection.execute  # type: ignore[attr-defined]
+    row = execute("SELECT batch_id FROM fences WHERE writer = ?", (writer,)).fetchone()
+    if row is not None and row[0] >= batch_id:
+        raise FencePassedError(
+            f"the fence of {writer!r} stands at batch {row[0]}, so batch {batch_id} is committed "
+            "already; skip it",
+            batch_id=row[0],
+        )
+    execute("INSERT OR REPLACE INTO fences VALUES (?, ?)", (writer, batch_id))

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import ConfigError, OffsetOutOfRangeError
+from millstream.log.config import TopicConfig
+from millstream.log.encoding import Row, encode_rows
+from millstream.log.reader import LogReader
+from millstream.log.retention import Holding, RunningClock, start_after_pass
+from millstream.log.seal import Seal
+from millstream.log.writer import LogWriter
+from millstream.record import TopicPartition
+
+DAY_MS = 86_400_000
+NAME = TopicPartition("t", 0)
+
+
+def fill(writer: LogWriter, count: int, *, first_ms: int = 0, step_ms: int = 1000) -> None:
+    for number in range(count):
+        row = Row(first_ms + number * step_ms, b"k", b"v" * 100)
+        writer.append("t", 0, [encode_rows([row])])
+
+
+def opened(folder: Path, **settings: str) -> LogWriter:
+    writer = LogWriter(folder, background=False)
+    given = {name.replace("_", "."): value for name, value in settings.items()}
+    writer.create_topic("t", settings={"segment.bytes": "600", **given})
+    return writer
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("t/*/0/*.log"))
+
+
+def test_without_a_limit_nothing_is_ever_removed(tmp_path: Path) -> None:
+    with opened(tmp_path) as writer:
+        fill(writer, 50)
+        for day in range(40):
+            assert writer.keep_house(day * DAY_MS).segments_removed == 0
+        assert LogReader(tmp_path).offsets("t") == [(0, 50)]
+
+
+def test_by_size_the_oldest_segments_go_until_the_rest_is_just_enough(tmp_path: Path) -> None:
+    with opened(tmp_path, retention_bytes="2000") as writer:
+        fill(writer, 50)
+        before = sum(path.stat().st_size for path in segments(tmp_path))
+        report = writer.keep_house(0)
+        after = [path.stat().st_size for path in segments(tmp_path)]
+        assert report.segments_removed > 5
+        assert before > sum(after) >= 2000 > sum(after[1:])
+        (start, end) = LogReader(tmp_path).offsets("t")[0]
+        assert (start, end) == (int(segments(tmp_path)[0].stem), 50)
+
+
+def test_by_age_only_segments_whose_last_record_is_too_old_go_and_few_at_a_time(
+    tmp_path: Path,
+) -> None:
+    with opened(tmp_path, retention_ms="20000") as writer:
+        fill(writer, 50)
+        reader = LogReader(tmp_path)
+        assert writer.housekeeper.keep_house(20_000, running_ms=0).segments_removed == 0
+        starts = []
+        for minute in range(1, 40):
+            now_ms = 20_000 + minute * 60_000
+            writer.housekeeper.keep_house(now_ms, running_ms=minute * 60_000)
+            starts.append(reader.offsets("t")[0][0])
+        assert starts == sorted(starts)
+        assert len(set(starts)) >= 5, "a pass takes only a tenth"
+        last_base = int(segments(tmp_path)[-1].stem)
+        assert starts[-1] == last_base, "the growing segment stays"
+
+
+def test_a_clock_that_jumps_ahead_empties_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path, retention_ms=str(DAY_MS)) as writer:
+        fill(writer, 50)
+        for minute in range(20):
+            jumped = 10 * DAY_MS if minute else 0
+            writer.housekeeper.keep_house(
+                50_000 + minute * 60_000 + jumped, running_ms=minute * 60_000
+            )
+        assert LogReader(tmp_path).offsets("t") == [(0, 50)]
+
+
+def test_a_running_clock_follows_a_jump_back_and_not_one_ahead() -> None:
+    clock = RunningClock(1_000_000, 0)
+    assert clock.read(1_005_000, 5_000) == 1_005_000
+    assert clock.read(9_000_000, 10_000) == 1_070_000
+    assert clock.read(500_000, 20_000) == 500_000
+
+
+def test_a_reader_below_the_start_is_told_what_it_missed_and_how_many(tmp_path: Path) -> None:
+    with opened(tmp_path) as writer:
+        fill(writer, 50)
+        reader = LogReader(tmp_path)
+        stream = reader.read("t", 0, 0, 50, bytes_max=200)
+        first = next(stream)
+        assert writer.delete_records(NAME, 30) == 30
+        assert reader.offsets("t") == [(30, 50)]
+        with pytest.raises(OffsetOutOfRangeError, match=r"offsets \[3, 30\) of t/0 are gone, 27"):
+            list(reader.read("t", 0, 3, 50))
+        with pytest.raises(OffsetOutOfRangeError, match="are gone") as caught:
+            while True:
+                first = next(stream)
+        assert caught.value.start == 30
+        assert first.num_rows
+        with pytest.raises(OffsetOutOfRangeError, match="ends at 50"):
+            writer.delete_records(NAME, 51)
+        assert writer.delete_records(NAME, 3) == 30
+    with LogWriter(tmp_path):
+        assert LogReader(tmp_path).offsets("t") == [(30, 50)]
+        assert LogReader(tmp_path).read("t", 0, 30, 31)
+
+
+def test_records_below_the_start_stay_gone_after_a_power_cut(tmp_path: Path) -> None:
+    with opened(tmp_path) as writer:
+        fill(writer, 50)
+        writer.delete_records(NAME, 7)
+    for path in tmp_path.glob("t/*/0/*.seal"):
+        path.unlink()
+    with LogWriter(tmp_path):
+        assert LogReader(tmp_path).offsets("t") == [(7, 50)]
+
+
+def test_segments_that_get_old_are_closed_so_that_retention_can_take_them(tmp_path: Path) -> None:
+    with opened(tmp_path, segment_ms="60000", retention_ms="100000") as writer:
+        fill(writer, 2)
+        assert writer.housekeeper.keep_house(59_000, running_ms=59_000).rolled == 0
+        assert writer.housekeeper.keep_house(61_000, running_ms=61_000).rolled == 1
+        fill(writer, 1, first_ms=300_000)
+        writer.housekeeper.keep_house(300_000, running_ms=300_000)
+        assert LogReader(tmp_path).offsets("t") == [(2, 3)]
+        fill(writer, 1, first_ms=361_000)
+        assert len(segments(tmp_path)) == 2, "a record far younger than the first begins another"
+
+
+def test_a_group_is_told_before_it_loses_records_and_when_it_has(tmp_path: Path) -> None:
+    with opened(tmp_path, retention_bytes="4000") as writer:
+        told: list[str] = []
+        writer.housekeeper.on_risk(lambda risk: told.append(str(risk)))
+        fill(writer, 5)
+        writer.commit_offsets("g", {NAME: 5})
+        writer.commit_offsets("quick", {NAME: 5})
+        assert writer.keep_house(0).risks == []
+        while not told:
+            fill(writer, 1)
+            writer.commit_offsets("quick", {NAME: LogReader(tmp_path).end_offset("t", 0)})
+            writer.keep_house(0)
+        assert LogReader(tmp_path).offsets("t")[0][0] <= 5, "before the loss"
+        assert "group 'g' in t/0 is about to lose" in told[0]
+        writer.keep_house(0)
+        assert len(told) == 1, "once"
+        fill(writer, 40)
+        writer.keep_house(0)
+        assert "has lost" in told[-1]
+        lost = {risk.group: risk.records_lost for risk in writer.keep_house(0).risks}
+        assert lost["g"] == LogReader(tmp_path).offsets("t")[0][0] - 5
+
+
+def test_one_pass_takes_what_is_too_much_and_a_tenth_of_what_is_too_old() -> None:
+    sealed = [Seal((n + 1) * 10, 100, n, n, 0) for n in range(40)]
+    config = TopicConfig.parse({"retention.ms": "1"})
+    holding = Holding(NAME, config, 0, 400, sealed, 0)
+    assert start_after_pass(holding, DAY_MS) == 40
+    bound = Holding(NAME, config, 0, 25, sealed, 0)
+    assert start_after_pass(bound, DAY_MS) == 20, "never past an open transaction"
+    by_size = TopicConfig.parse({"retention.bytes": "950"})
+    assert start_after_pass(Holding(NAME, by_size, 0, 400, sealed, 0), DAY_MS) == 300
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("retention.ms", "x", "whole number from -1"),
+        ("segment.bytes", "0", "from 1"),
+        ("cleanup.policy", "shred", "delete, compact, or"),
+        ("min.cleanable.dirty.ratio", "2", "from 0 to 1"),
+        ("nope", "1", "choose from cleanup.policy"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(
+    tmp_path: Path, name: str, value: str, told: str
+) -> None:
+    with LogWriter(tmp_path) as writer:
+        with pytest.raises(ConfigError, match=told):
+            writer.create_topic("t", settings={name: value})
+        writer.create_topic("t")
+        with pytest.raises(ConfigError, match=told):
+            writer.alter_topic("t", settings={name: value})
+
+
+def test_settings_are_changed_and_taken_back_and_partitions_added(tmp_path: Path) -> None:
+    with LogWriter(tmp_path) as writer:
+        writer.create_topic("t", settings={"retention.ms": "5"})
+        reader = LogReader(tmp_path)
+        assert (
+            writer.alter_topic("t", settings={"segment.bytes": "1"}, partitions=3).partitions == 3
+        )
+        assert reader.offsets("t") == [(0, 0)] * 3
+        writer.append("t", 2, [encode_rows([Row(0, None, b"x")])])
+        assert reader.settings("t")["segment.bytes"] == "1"
+        writer.alter_topic("t", settings={"retention.ms": None})
+        assert writer.settings("t")["retention.ms"] == "-1"
+        with pytest.raises(ConfigError, match="has 3 partitions and cannot have 2"):
+            writer.alter_topic("t", partitions=2)
+    with LogWriter(tmp_path) as writer:
+        assert writer.settings("t")["segment.bytes"] == "1"
+        assert writer.partition_count("t") == 3
