@@ -1,4 +1,4 @@
-"""The columns of a bulk send: brought to one form, sliced and picked from without copying values."""
+"""The columns of a bulk send: brought to one form, sliced and picked without copying values."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import ConfigError
+from millstream.log.decoding import ALL_COLUMNS, SCHEMA
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,24 +21,33 @@ class Columns(NamedTuple):
     timestamps_ms: NDArray[np.int64]
     keys: pa.Array | None
     values: pa.Array
+    headers: pa.Array | None = None
 
     def slice(self, start: int, length: int) -> Columns:
         """Return ``length`` rows from ``start`` on."""
-        keys = None if self.keys is None else self.keys.slice(start, length)
         times = self.timestamps_ms[start : start + length]
-        return Columns(times, keys, self.values.slice(start, length))
+        keys, headers = (
+            None if column is None else column.slice(start, length)
+            for column in (self.keys, self.headers)
+        )
+        return Columns(times, keys, self.values.slice(start, length), headers)
 
     def take(self, rows: NDArray[np.int64]) -> Columns:
         """Return these rows, in this order."""
-        keys = None if self.keys is None else self.keys.take(pa.array(rows))
-        return Columns(self.timestamps_ms[rows], keys, self.values.take(pa.array(rows)))
+        places = pa.array(rows)
+        keys, headers = (
+            None if column is None else column.take(places) for column in (self.keys, self.headers)
+        )
+        return Columns(self.timestamps_ms[rows], keys, self.values.take(places), headers)
 
 
 def as_columns(
     table: pa.Table | pa.RecordBatch | None,
+    *,
     values: Any,
     keys: Any,
     timestamps_ms: Any,
+    headers: Any,
     clock_ms: Callable[[], int],
 ) -> Columns:
     """Return the columns given as a table or one by one, checked.
@@ -46,32 +56,31 @@ def as_columns(
         ConfigError: values are missing, or a column has another type or length than it may.
     """
     if table is not None:
-        names = set(table.schema.names)
-        if values is not None or keys is not None or timestamps_ms is not None:
+        if any(column is not None for column in (values, keys, timestamps_ms, headers)):
             raise ConfigError("a table and single columns were given; give the one or the other")
-        if "value" not in names or not names <= {"offset", "timestamp", "key", "value"}:
-            raise ConfigError(
-                f"the table has the columns {sorted(names)}; it must have value, and may have key, "
-                "timestamp and offset (which is not used)"
-            )
-        values = table["value"]
-        keys = table["key"] if "key" in names else None
-        timestamps_ms = table["timestamp"] if "timestamp" in names else None
+        values, keys, timestamps_ms, headers = _of_table(table)
     if values is None:
         raise ConfigError("no values were given; give a table with a value column, or values=")
     payload = _binary("values", values)
+    count = len(payload)
     named = None if keys is None else _binary("keys", keys)
-    if timestamps_ms is None:
-        times = np.full(len(payload), clock_ms(), np.int64)
-    else:
-        times = _times(timestamps_ms)
-    for what, length in (
-        ("keys", len(payload if named is None else named)),
-        ("timestamps_ms", len(times)),
-    ):
-        if length != len(payload):
-            raise ConfigError(f"{what} has {length} rows, values has {len(payload)}; give as many")
-    return Columns(times, named, payload)
+    extra = None if headers is None else _headers(headers)
+    times = np.full(count, clock_ms(), np.int64) if timestamps_ms is None else _times(timestamps_ms)
+    for what, column in (("keys", named), ("timestamps_ms", times), ("headers", extra)):
+        if column is not None and len(column) != count:
+            raise ConfigError(f"{what} has {len(column)} rows, values has {count}; give as many")
+    return Columns(times, named, payload, extra)
+
+
+def _of_table(table: pa.Table | pa.RecordBatch) -> list[Any]:
+    names = set(table.schema.names)
+    if "value" not in names or not names <= set(ALL_COLUMNS):
+        raise ConfigError(
+            f"the table has the columns {sorted(names)}; it must have value, and may have key, "
+            "timestamp, headers and offset (which is not used)"
+        )
+    columns = ("value", "key", "timestamp", "headers")
+    return [table[name] if name in names else None for name in columns]
 
 
 def _array(what: str, column: Any) -> pa.Array:
@@ -118,3 +127,15 @@ def _times(column: Any) -> NDArray[np.int64]:
             "milliseconds or Arrow timestamps, without nulls"
         )
     return np.asarray(array.cast(pa.int64()))
+
+
+def _headers(column: Any) -> pa.Array:
+    array = _array("headers", column)
+    kind = SCHEMA.field("headers").type
+    try:
+        return array.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ConfigError(
+            f"headers is a column of {array.type}; give lists of structs with key (text) and value "
+            "(binary), as a read returns them"
+        ) from error

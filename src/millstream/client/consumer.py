@@ -1,22 +1,30 @@
 """Reading a topic record by record: an iterator that sleeps at the end until more is committed.
 
-Within a partition records come in offset order; between partitions no order is promised. The
-consumer keeps its positions in memory only. For whole columns at once use ``EventLog.read``.
+Within a partition records come in offset order; between partitions no order is promised. A consumer
+of a group goes on where the group has committed; what it has handed out and not yet committed is
+handed out again after a crash (at least once). For whole columns at once use ``EventLog.read``.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Literal, Self
 
 import pyarrow as pa
 
+from millstream.client.groups import GroupOffsets
 from millstream.errors import ConfigError, OffsetOutOfRangeError
+from millstream.log.decoding import ALL_COLUMNS
+from millstream.log.groups import check_offsets
 from millstream.log.reader import LogReader
-from millstream.record import Record, to_timestamp_ms
+from millstream.record import Record, TopicPartition, to_timestamp_ms
 
+Start = Literal["earliest", "latest"] | datetime | Mapping[int, int]
+
+COMMIT_EVERY_S = 1.0
 _FETCH_BYTES = 512 * 1024
 _LOOK_UP_S = 0.2  # how often a waiting consumer looks whether it was closed
 
@@ -32,17 +40,40 @@ class Consumer:
         reader: LogReader,
         topic: str,
         *,
-        start: Literal["earliest", "latest"] | datetime | Mapping[int, int],
+        group: str | None,
+        offsets: GroupOffsets,
+        start: Start,
+        commit: Literal["auto", "manual"],
         follow: bool,
+        partitions: Sequence[int] | None = None,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
+        if commit not in ("auto", "manual"):
+            raise ConfigError(f"commit is {commit!r}; give 'auto' or 'manual'")
+        if group is not None:
+            check_offsets(group, {})
         self._reader = reader
         self._topic = topic
+        self._group = group
+        self._offsets = offsets
+        self._clock_ms = clock_ms
+        self._automatic = group is not None and commit == "auto"
         bounds = reader.offsets(topic)
-        self._next = _start_offsets(reader, topic, bounds, start)
+        chosen = _chosen(topic, len(bounds), partitions, start)
+        self._next = _start_offsets(reader, topic, bounds, start, chosen)
+        committed = {} if group is None else self._where_committed(group, bounds, chosen)
+        self._next |= committed
+        self._grows = partitions is None and not isinstance(start, Mapping) and follow
         self._stop = None if follow else {number: bounds[number][1] for number in self._next}
         self._turn = deque(self._next)
         self._fetched: Iterator[Record] = iter(())
         self._positions = dict(self._next)
+        # Read, and not yet committed. Where a group begins is committed too, so that its lag is known
+        # for partitions from which nothing has come yet.
+        self._done = {n: offset for n, offset in self._next.items() if n not in committed}
+        self._read_any = False
+        self._in_hand: tuple[int, int] | None = None  # (partition, next offset)
+        self._commit_due_s = time.monotonic() + COMMIT_EVERY_S
         self._closed = False
 
     @property
@@ -50,20 +81,64 @@ class Consumer:
         """The next offset of each partition: one past the last record that was handed out."""
         return dict(self._positions)
 
+    def seek(self, positions: Mapping[int, int]) -> None:
+        """Go on at these offsets; other partitions go on where they are.
+
+        Raises:
+            ConfigError: the consumer does not read such a partition.
+            OffsetOutOfRangeError: an offset is gone or not yet there.
+        """
+        bounds = self._reader.offsets(self._topic)
+        for number, offset in positions.items():
+            if number not in self._next:
+                raise ConfigError(
+                    f"partition {number} is not read by this consumer, which reads "
+                    f"{sorted(self._next)}; seek in one of these"
+                )
+            _check_offset(self._topic, number, bounds[number], offset)
+        self._settle()
+        # What was fetched and not handed out is fetched again.
+        self._next = dict(self._positions) | dict(positions)
+        self._positions = dict(self._next)
+        self._done |= positions
+        self._fetched = iter(())
+
+    def commit(self) -> None:
+        """Commit, for the group, everything that was handed out so far. Durable on return.
+
+        Raises:
+            ConfigError: the consumer has no group.
+        """
+        if self._group is None:
+            raise ConfigError("this consumer has no group; give consumer(..., group='name')")
+        self._settle()
+        self._put()
+
     def close(self) -> None:
-        """End the iteration, at the latest 0.2 s later if it waits."""
-        self._closed = True
+        """End the iteration, at the latest 0.2 s later if it waits; the last record counts as read.
+
+        With automatic commits what was read is committed.
+        """
+        if not self._closed:
+            self._closed = True
+            if self._automatic:
+                self._settle()
+                self._put()
 
     def __iter__(self) -> Iterator[Record]:
         return self
 
     def __next__(self) -> Record:
+        self._settle()
         while not self._closed:
             record = next(self._fetched, None)
             if record is not None:
                 self._positions[record.partition] = record.offset + 1
+                self._in_hand = (record.partition, record.offset + 1)
+                self._put_if_due()
                 return record
             if not self._fetch():
+                self._put_if_due()
                 if self._stop is not None:
                     break
                 self._wait()
@@ -72,8 +147,61 @@ class Consumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._in_hand = None  # it was being worked on: it will be handed out again
         self.close()
+
+    # -- committing ---------------------------------------------------------------------------
+
+    def _where_committed(
+        self, group: str, bounds: Sequence[tuple[int, int]], chosen: Sequence[int]
+    ) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for name, committed in self._offsets.committed(group).items():
+            number = name.partition
+            if name.topic != self._topic or number not in chosen:
+                continue
+            low, end = bounds[number]
+            if committed.offset < low:
+                raise OffsetOutOfRangeError(
+                    f"group {group!r} has read {self._topic}/{number} up to offset "
+                    f"{committed.offset}, but it now begins at {low}: {low - committed.offset} "
+                    "records were removed unread. To go on without them, commit a later offset "
+                    "(commit_offsets, or `millstream group reset`)",
+                    start=low,
+                    end=end,
+                )
+            found[number] = committed.offset
+        return found
+
+    def _settle(self) -> None:
+        """Count the record in hand as read: its user has come back."""
+        if self._in_hand is not None:
+            partition, offset = self._in_hand
+            self._done[partition] = offset
+            self._in_hand, self._read_any = None, True
+
+    def _put_if_due(self) -> None:
+        if (
+            self._automatic
+            and self._read_any
+            and self._done
+            and time.monotonic() >= self._commit_due_s
+        ):
+            self._put()
+
+    def _put(self) -> None:
+        self._commit_due_s = time.monotonic() + COMMIT_EVERY_S
+        if self._group is None or not self._done:
+            return
+        offsets = {
+            TopicPartition(self._topic, number): offset for number, offset in self._done.items()
+        }
+        self._offsets.commit(self._group, offsets, reader=self._reader, now_ms=self._clock_ms())
+        self._done = {}
+
+    # -- fetching -----------------------------------------------------------------------------
 
     def _wait(self) -> None:
         ends = [end for _, end in self._reader.offsets(self._topic)]
@@ -83,6 +211,8 @@ class Consumer:
     def _fetch(self) -> bool:
         """Read some records of the next partition that has any; False when none has."""
         bounds = self._reader.offsets(self._topic)
+        if self._grows:
+            self._take_in(bounds)
         for _ in range(len(self._turn)):
             self._turn.rotate(-1)
             number = self._turn[-1]
@@ -90,15 +220,25 @@ class Consumer:
             end = bounds[number][1] if self._stop is None else self._stop[number]
             if start >= end:
                 continue
-            read = self._reader.read(self._topic, number, start, end, bytes_max=_FETCH_BYTES)
+            read = self._reader.read(
+                self._topic, number, start, end, columns=ALL_COLUMNS, bytes_max=_FETCH_BYTES
+            )
             batch = next(read, None)
             if batch is None:
-                self._next[number] = end  # nothing but control records
+                # Offsets without a record: markers of transactions, or what compaction removed.
+                self._next[number] = self._positions[number] = self._done[number] = end
                 continue
             self._next[number] = batch["offset"][-1].as_py() + 1
             self._fetched = _records(self._topic, number, batch)
             return True
         return False
+
+    def _take_in(self, bounds: Sequence[tuple[int, int]]) -> None:
+        """Begin to read partitions that were added to the topic, from their start."""
+        for number in range(len(bounds)):
+            if number not in self._next:
+                self._next[number] = self._positions[number] = bounds[number][0]
+                self._turn.append(number)
 
 
 def _records(topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[Record]:
@@ -107,44 +247,70 @@ def _records(topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[Reco
         batch["timestamp"].cast(pa.int64()).to_pylist(),
         batch["key"].to_pylist(),
         batch["value"].to_pylist(),
+        _headers(batch["headers"]),
     )
-    for offset, timestamp_ms, key, value in zip(*columns, strict=True):
-        yield Record(topic, partition, offset, timestamp_ms, key, value)
+    for offset, timestamp_ms, key, value, headers in zip(*columns, strict=True):
+        yield Record(topic, partition, offset, timestamp_ms, key, value, headers)
+
+
+def _headers(column: pa.ListArray) -> list[tuple[tuple[str, bytes | None], ...]]:
+    if not len(column.flatten()):
+        return [()] * len(column)
+    return [
+        tuple((header["key"], header["value"]) for header in of_record)
+        for of_record in column.to_pylist()
+    ]
+
+
+def _chosen(
+    topic: str, count: int, partitions: Sequence[int] | None, start: Start
+) -> Sequence[int]:
+    """Return which partitions are read."""
+    if partitions is None:
+        partitions = list(start) if isinstance(start, Mapping) else range(count)
+    for number in partitions:
+        if not 0 <= number < count:
+            raise ConfigError(
+                f"topic {topic!r} has no partition {number}; choose of 0 to {count - 1}"
+            )
+    return partitions
 
 
 def _start_offsets(
     reader: LogReader,
     topic: str,
     bounds: list[tuple[int, int]],
-    start: Literal["earliest", "latest"] | datetime | Mapping[int, int],
+    start: Start,
+    chosen: Sequence[int],
 ) -> dict[int, int]:
     if start == "earliest":
-        return {number: low for number, (low, _) in enumerate(bounds)}
+        return {number: bounds[number][0] for number in chosen}
     if start == "latest":
-        return {number: end for number, (_, end) in enumerate(bounds)}
+        return {number: bounds[number][1] for number in chosen}
     if isinstance(start, datetime):
         moment_ms = to_timestamp_ms(start)
-        return {
-            number: reader.offset_for_time(topic, number, moment_ms)
-            for number in range(len(bounds))
-        }
+        return {number: reader.offset_for_time(topic, number, moment_ms) for number in chosen}
     if not isinstance(start, Mapping):
         raise ConfigError(
             f"start is {start!r}; give 'earliest', 'latest', a datetime, or offsets by partition "
             "such as {0: 17}"
         )
     for number, offset in start.items():
-        if not 0 <= number < len(bounds):
+        if number not in chosen:
             raise ConfigError(
-                f"start names partition {number} of topic {topic!r}, which has 0 to "
-                f"{len(bounds) - 1}; name one of these"
+                f"start names partition {number}, which is not among the partitions to read, "
+                f"{sorted(chosen)}; name one of these"
             )
-        low, end = bounds[number]
-        if not low <= offset <= end:
-            raise OffsetOutOfRangeError(
-                f"start is offset {offset} of {topic}/{number}, which holds [{low}, {end}); "
-                "start within these",
-                start=low,
-                end=end,
-            )
-    return dict(start)
+        _check_offset(topic, number, bounds[number], offset)
+    return {number: start.get(number, bounds[number][0]) for number in chosen}
+
+
+def _check_offset(topic: str, number: int, bounds: tuple[int, int], offset: int) -> None:
+    low, end = bounds
+    if not low <= offset <= end:
+        raise OffsetOutOfRangeError(
+            f"start is offset {offset} of {topic}/{number}, which holds [{low}, {end}); "
+            "start within these",
+            start=low,
+            end=end,
+        )

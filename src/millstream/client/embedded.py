@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 import pyarrow as pa
 
-from millstream.client.consumer import Consumer
-from millstream.client.producer import LINGER_MS, Producer
+from millstream.client.consumer import Consumer, Start
+from millstream.client.groups import GroupOffsets, Lag, lag_of
+from millstream.client.producer import BUFFER_BYTES_MAX, LINGER_MS, Overload, Producer
+from millstream.client.settings import topic_settings
+from millstream.durations import Duration, to_us
 from millstream.errors import FencedError
+from millstream.log.compression import CompressionName
 from millstream.log.decoding import COLUMNS, select_schema
-from millstream.log.reader import LogReader
+from millstream.log.group_commit import Durability
+from millstream.log.groups import CommittedOffset, Offsets
+from millstream.log.housekeeping import KeepingReport
+from millstream.log.reader import Isolation, LogReader
+from millstream.log.retention import RetentionRisk
 from millstream.log.writer import LogWriter
-from millstream.record import TopicInfo
+from millstream.record import TopicInfo, TopicPartition
 
 _writers: dict[str, tuple[LogWriter, int]] = {}
 _writers_lock = threading.Lock()
@@ -40,19 +49,73 @@ class EventLog:
         self._writer: LogWriter | None = None
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
+        self._groups = GroupOffsets(folder)
         self._closed = False
 
     # -- topics -------------------------------------------------------------------------------
 
-    def create_topic(self, name: str, *, partitions: int = 1) -> TopicInfo:
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        retention: Duration | None = None,
+        retention_bytes: int | None = None,
+        cleanup: str = "delete",
+        settings: Mapping[str, str] | None = None,
+    ) -> TopicInfo:
         """Make a topic; it is durable and visible when this returns.
+
+        Args:
+            retention: How long records are kept, by their timestamps, such as "7 days"; for ever if
+                not given. They are removed by whole segments.
+            retention_bytes: How many bytes of each partition are kept at least; all if not given.
+            cleanup: "delete", "compact" (the last record of each key is kept) or "compact,delete".
+            settings: Any others, under Kafka's names, such as {"segment.bytes": "1048576"}.
 
         Raises:
             TopicExistsError: the name is taken.
-            ConfigError: the name or the number of partitions is not possible.
+            ConfigError: the name, the number of partitions or a setting is not possible.
             FolderOwnedError: another process writes to this folder.
         """
-        return self._own().create_topic(name, partitions=partitions)
+        given = topic_settings(retention, retention_bytes, cleanup, settings)
+        return self._own().create_topic(name, partitions=partitions, settings=given)
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        settings: Mapping[str, str | None] | None = None,
+    ) -> TopicInfo:
+        """Add partitions to a topic, or change its settings (None: back to the default).
+
+        Records stay where they are: with more partitions, a key may go to another one from now on.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+            ConfigError: a setting is not possible, or there would be fewer partitions.
+            FolderOwnedError: another process writes to this folder.
+        """
+        return self._own().alter_topic(name, partitions=partitions, settings=settings)
+
+    def topic_settings(self, name: str) -> dict[str, str]:
+        """Return every setting of a topic, under Kafka's names.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        return self._reader().settings(name)
+
+    def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
+        """Give up the records of a partition below an offset; return where it begins now.
+
+        Raises:
+            OffsetOutOfRangeError: the offset is above the end.
+            UnknownTopicError, ConfigError: there is no such topic or partition.
+            FolderOwnedError: another process writes to this folder.
+        """
+        return self._own().delete_records(TopicPartition(topic, partition), before_offset)
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic and all its records, for good.
@@ -68,7 +131,7 @@ class EventLog:
         return self._reader().topics()
 
     def offsets(self, topic: str) -> list[tuple[int, int]]:
-        """Return for each partition ``[log start, high watermark)``: what can be read now.
+        """Return for each partition ``[log start, end)``: what can be read now.
 
         Raises:
             UnknownTopicError: there is no such topic.
@@ -93,19 +156,121 @@ class EventLog:
 
     # -- writing ------------------------------------------------------------------------------
 
-    def producer(self, *, linger_ms: float = LINGER_MS) -> Producer:
+    def producer(
+        self,
+        *,
+        linger_ms: float = LINGER_MS,
+        compression: CompressionName = "none",
+        durability: Durability = "synced",
+        overload: Overload = "block",
+        buffer_bytes: int = BUFFER_BYTES_MAX,
+        block_timeout: Duration = "1 minute",
+        transactional_id: str | None = None,
+        transaction_timeout: Duration = "1 minute",
+        name: str | None = None,
+    ) -> Producer:
         """Return a producer: ``send`` one record, ``send_many`` columns; both give futures.
 
         Args:
             linger_ms: How long a record may wait for others to share its batch.
+            compression: "none", "gzip", "snappy", "lz4" or "zstd", for whole batches.
+            durability: When a record is acknowledged. "synced": it is on stable storage. "written":
+                it survives the process, not the loss of power. "periodic": the same, with fewer
+                syncs. Readers see records only when they are synced.
+            overload: What gives way when more than ``buffer_bytes`` wait. "block": ``send`` waits,
+                up to ``block_timeout``. "drop_newest", "drop_oldest": records are dropped, counted,
+                and their futures fail. "spill": records wait on disk, in order; needs ``name``.
+            transactional_id: For ``producer.transaction()``. A producer with the same id that is
+                still about is fenced off.
+            transaction_timeout: A transaction that is open for longer is aborted.
+            name: Under which records that were spilled are found again after a restart.
 
         Raises:
+            ConfigError: a setting is not possible.
             FolderOwnedError: another process writes to this folder.
         """
-        producer = Producer(self._own(), linger_ms=linger_ms)
+        producer = Producer(
+            self._own(),
+            linger_ms=linger_ms,
+            compression=compression,
+            durability=durability,
+            overload=overload,
+            buffer_bytes=buffer_bytes,
+            block_timeout_s=to_us(block_timeout, what="block_timeout") / 1e6,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=to_us(transaction_timeout, what="transaction_timeout") // 1000,
+            name=name,
+        )
         with self._lock:
             self._producers.append(producer)
         return producer
+
+    def fence(self, writer: str) -> int | None:
+        """Return the batch id at which the fence of ``writer`` stands; None if it has none.
+
+        A fence moves with the transaction that commits a batch: see ``Producer.transaction``.
+        """
+        self._reader()
+        return self._groups.fence(writer)
+
+    def keep_house(self) -> KeepingReport:
+        """Do now what the owner does every half minute: retention, compaction, timeouts.
+
+        Raises:
+            FolderOwnedError: another process writes to this folder, and keeps house.
+        """
+        return self._own().keep_house()
+
+    def on_retention_risk(self, callback: Callable[[RetentionRisk], None]) -> None:
+        """Call ``callback`` when a group is about to lose records that it has not read.
+
+        Once when the risk begins and once when records are lost, from a thread of the owner.
+
+        Raises:
+            FolderOwnedError: another process writes to this folder, and watches over it.
+        """
+        self._own().housekeeper.on_risk(callback)
+
+    # -- groups -------------------------------------------------------------------------------
+
+    def commit_offsets(self, group: str, offsets: Offsets) -> None:
+        """Note how far a group has read: the next offset of each partition. Durable on return.
+
+        Any process on the machine may do so.
+
+        Raises:
+            UnknownTopicError, ConfigError: there is no such topic or partition, or an offset is
+                not possible; nothing was noted.
+        """
+        self._groups.commit(
+            group, offsets, reader=self._reader(), now_ms=time.time_ns() // 1_000_000
+        )
+
+    def committed_offsets(self, group: str) -> dict[TopicPartition, CommittedOffset]:
+        """Return what a group has committed; empty for a group that has committed nothing."""
+        self._reader()
+        return self._groups.committed(group)
+
+    def groups(self) -> list[str]:
+        """Return the names of all groups that have committed something, sorted."""
+        self._reader()
+        return self._groups.names()
+
+    def forget_group(self, group: str, topic: str | None = None) -> int:
+        """Forget what a group has committed, of one topic or of all; return how many offsets."""
+        self._reader()
+        return self._groups.forget(group, topic)
+
+    def lag(self, group: str | None = None) -> list[Lag]:
+        """Return how far groups are behind, by group, topic and partition.
+
+        Args:
+            group: One group; all of them if not given.
+        """
+        reader = self._reader()
+        names = self._groups.names() if group is None else [group]
+        found = {name: self._groups.committed(name) for name in names}
+        return lag_of(found, reader, time.time_ns() // 1_000_000)
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -113,21 +278,42 @@ class EventLog:
         self,
         topic: str,
         *,
-        start: Literal["earliest", "latest"] | datetime | Mapping[int, int] = "earliest",
+        group: str | None = None,
+        start: Start = "earliest",
+        commit: Literal["auto", "manual"] = "auto",
         follow: bool = True,
+        partitions: Sequence[int] | None = None,
+        isolation: Isolation = "read_committed",
     ) -> Consumer:
         """Return an iterator over the records of a topic, in offset order within each partition.
 
         Args:
-            start: The first or next record; a time (the first record at it or later); or offsets by
-                partition (only these partitions are read).
+            group: Go on where this group has committed, and commit for it.
+            start: Where to begin (in a group: where it has committed nothing): the first or next
+                record; a time (the first record at it or later); or offsets by partition (only
+                these partitions are read).
+            commit: "auto": a record counts as read when the next one is asked for, or the consumer
+                is closed; committed every second and when it is closed. "manual": only
+                ``consumer.commit()``.
             follow: Wait for more at the end; otherwise stop at the end seen by this call.
+            partitions: Read these only.
+            isolation: "read_committed" gives nothing of a transaction that is open or was aborted.
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic, partition or start.
-            OffsetOutOfRangeError: the offset asked for is gone or not yet there.
+            OffsetOutOfRangeError: the offset asked for, or committed, is gone or not yet there.
         """
-        consumer = Consumer(self._reader(), topic, start=start, follow=follow)
+        reader = self._reader(isolation)
+        consumer = Consumer(
+            reader,
+            topic,
+            group=group,
+            offsets=self._groups,
+            start=start,
+            commit=commit,
+            follow=follow,
+            partitions=partitions,
+        )
         with self._lock:
             self._consumers.append(consumer)
         return consumer
@@ -136,25 +322,37 @@ class EventLog:
         self,
         topic: str,
         partition: int,
-        start: int = 0,
+        start: int | None = None,
         end: int | None = None,
         *,
         columns: Sequence[str] = COLUMNS,
+        isolation: Isolation = "read_committed",
     ) -> pa.Table:
         """Return the records with offsets in [start, end) of one partition as an Arrow table.
 
+        Offsets without a record (markers of transactions, aborted records, what compaction removed)
+        are left out.
+
         Args:
-            end: The high watermark if not given.
-            columns: Of offset, timestamp, key, value; what is not asked for is not decoded.
+            start: Where the partition begins if not given.
+            end: Where it ends if not given.
+            columns: Of offset, timestamp, key, value, headers; what is not asked for is not decoded.
+            isolation: "read_committed" gives nothing of a transaction that is open or was aborted.
 
         Raises:
             OffsetOutOfRangeError: some of [start, end) is gone or not committed.
-            CorruptBatchError: a batch is damaged.
+            CorruptBatchError: some of [start, end) is damaged; the error has the offsets.
             UnknownTopicError, ConfigError: there is no such topic, partition or column.
         """
-        reader = self._reader()
-        stop = reader.high_watermark(topic, partition) if end is None else end
-        batches = reader.read(topic, partition, start, stop, columns=columns)
+        reader = self._reader(isolation)
+        low, high = reader.bounds(topic, partition)
+        batches = reader.read(
+            topic,
+            partition,
+            low if start is None else start,
+            high if end is None else end,
+            columns=columns,
+        )
         return pa.Table.from_batches(batches, schema=select_schema(columns))
 
     # -- closing ------------------------------------------------------------------------------
@@ -170,14 +368,14 @@ class EventLog:
             writer, self._writer = self._writer, None
             producers, self._producers = self._producers, []
             consumers, self._consumers = self._consumers, []
-        try:
-            for consumer in consumers:
-                consumer.close()
-            for producer in producers:
-                producer.close()
-        finally:
+        with ExitStack() as closing:  # each is closed, whatever the others say; last in, first out
             if writer is not None:
-                _give_back(writer)
+                closing.callback(_give_back, writer)
+            closing.callback(self._groups.close)
+            for producer in producers:
+                closing.callback(producer.close)
+            for consumer in consumers:
+                closing.callback(consumer.close)
 
     def __enter__(self) -> Self:
         return self
@@ -190,10 +388,10 @@ class EventLog:
     ) -> None:
         self.close()
 
-    def _reader(self) -> LogReader:
+    def _reader(self, isolation: Isolation = "read_committed") -> LogReader:
         if self._closed:
             raise FencedError(f"this connection to {self.folder} was closed; connect again")
-        return LogReader(self.folder)
+        return LogReader(self.folder, isolation=isolation)
 
     def _own(self) -> LogWriter:
         with self._lock:

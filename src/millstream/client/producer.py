@@ -1,109 +1,86 @@
 """Sending records: gathered for a moment, encoded as batches, acknowledged when durable.
 
-``send`` puts a record into the queue of its partition and returns a future; a thread of the
-producer takes all queues together and hands them to the group commit. What waits is bounded:
-``send`` blocks while more than 64 MiB are on their way. A failure reaches the futures, and the next
-``flush`` or ``close``, so that nobody who ignores futures loses records without being told.
+``send`` puts a record into the queue of the producer and returns a future; a thread of the producer
+takes what is queued and hands it to the group commit. What waits is bounded, and what happens
+beyond the bound has a name. A failure reaches the futures, and the next ``flush`` or ``close``, so
+that nobody who ignores futures loses records without being told.
+
+This module is the face. Behind it: ``buffer`` (what is on its way, in ``parts``, with their
+``futures``), ``sending`` (the thread), ``overload`` (what gives way), ``spilling`` with
+``draining`` and ``spill`` (records that wait on disk), ``transaction``, ``partitioning``,
+``values`` and ``columns``.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import pyarrow as pa
 
-from millstream.client.columns import Columns, as_columns
-from millstream.errors import ConfigError, FencedError, MillstreamError, RetriableError
-from millstream.log.batch import EncodedBatch
-from millstream.log.encoding import Row, check_record_size, encode_rows, split_columns
-from millstream.log.group_commit import PendingAppend
-from millstream.log.murmur2 import partition_of, partitions_of
-from millstream.log.writer import LogWriter
+from millstream.client import overload as policies
+from millstream.client.buffer import Buffer
+from millstream.client.columns import as_columns
+from millstream.client.futures import Outcome, SendFuture, WholeFuture
+from millstream.client.overload import OVERLOADS, Overload
+from millstream.client.partitioning import Partitioner
+from millstream.client.parts import ROW_OVERHEAD, Bulk
+from millstream.client.sending import Sender, SendSettings
+from millstream.client.spill import Spill
+from millstream.client.spilling import SpillingSender
+from millstream.client.transaction import Transaction, TransactionSession
+from millstream.client.values import GivenHeaders, encode_headers, encode_key, encode_value
+from millstream.errors import ConfigError, FencedError, MillstreamError, OverloadError
+from millstream.log.batch import RECORD_BYTES_MAX
+from millstream.log.compression import COMPRESSIONS, CompressionName
+from millstream.log.encoding import Row, check_record_size, split_columns
+from millstream.log.files import DISK, Files
+from millstream.log.group_commit import DURABILITIES, Durability
+from millstream.log.owner import read_format
+from millstream.log.topics import check_topic_name
+from millstream.log.transactions import TIMEOUT_MS
+from millstream.log.writer import LogWriter, wall_clock_ms
 from millstream.record import TopicPartition
 
+__all__ = ["BLOCK_TIMEOUT_S", "BUFFER_BYTES_MAX", "LINGER_MS", "Overload", "Producer"]
+
 LINGER_MS = 2.0
-BATCH_BYTES_MAX = 1 << 20
 BUFFER_BYTES_MAX = 64 << 20
+BLOCK_TIMEOUT_S = 60.0
 _BULK_ROWS = 100_000  # rows encoded at a time: bounds what send_many holds beside its input
-
-
-class _Rows:
-    """Records for one partition that will travel in one batch, and who waits for them."""
-
-    __slots__ = ("futures", "rows", "size")
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.futures: list[Future[tuple[int, int]]] = []
-        self.size = 0
-
-    def encode(self) -> EncodedBatch:
-        return encode_rows(self.rows)
-
-    def done(self, partition: int, offset: int) -> None:
-        for delta, future in enumerate(self.futures):
-            future.set_result((partition, offset + delta))
-
-    def failed(self, error: BaseException) -> None:
-        for future in self.futures:
-            future.set_exception(error)
-
-
-class _Bulk:
-    """One encoded batch of a ``send_many``."""
-
-    __slots__ = ("batch", "size", "whole")
-
-    def __init__(self, batch: EncodedBatch, whole: _BulkFuture) -> None:
-        self.batch = batch
-        self.size = batch.size
-        self.whole = whole
-
-    def encode(self) -> EncodedBatch:
-        return self.batch
-
-    def done(self, _partition: int, _offset: int) -> None:
-        self.whole.count(self.batch.count)
-
-    def failed(self, error: BaseException) -> None:
-        self.whole.fail(error)
-
-
-class _BulkFuture:
-    """Counts the batches of one ``send_many`` home; touched by the sender thread and the caller."""
-
-    def __init__(self, rows: int) -> None:
-        self.future: Future[int] = Future()
-        self._rows = rows
-        self._left = rows
-        self._lock = threading.Lock()
-
-    def count(self, rows: int) -> None:
-        with self._lock:
-            self._left -= rows
-            finished = self._left == 0 and not self.future.done()
-        if finished:
-            self.future.set_result(self._rows)
-
-    def fail(self, error: BaseException) -> None:
-        with self._lock:
-            first = not self.future.done()
-        if first:
-            self.future.set_exception(error)
+_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
 class Producer:
     """Sends records to any topic of one log; see ``EventLog.producer``. Thread-safe.
 
     Records of one thread for one partition keep their order. Use it in ``with``, or ``close`` it.
+
+    Args:
+        linger_ms: How long a record may wait for others to share its batch.
+        compression: Of whole batches; see ``log.compression``.
+        durability: How much an acknowledgement is worth; see ``log.group_commit``.
+        overload: What gives way when there is no room; see ``overload``.
+        buffer_bytes: How much may be on its way. A larger record is sent alone.
+        block_timeout_s: How long ``send`` waits for room, and how long a record is tried again for
+            which the disk has no room, where the overload policy waits at all.
+        transactional_id: For :meth:`transaction`; fences an older producer of this id.
+        transaction_timeout_ms: A transaction that is open for longer is aborted.
+        name: Of the spill; the same name finds the same records again.
+        spill_folder: Where records are spilled to; ``spill/<name>`` in the folder of the log.
+        files: The file system of the spill; only tests give another one.
+        clock_ms: Milliseconds since 1970; only tests give another clock.
+
+    Raises:
+        ConfigError: a setting is not possible.
+        FolderOwnedError: another producer of this name spills now.
+        CorruptionError: what waits in the spill is damaged; nothing was changed.
     """
 
     def __init__(
@@ -111,26 +88,65 @@ class Producer:
         writer: LogWriter,
         *,
         linger_ms: float = LINGER_MS,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        compression: CompressionName = "none",
+        durability: Durability = "synced",
+        overload: Overload = "block",
+        buffer_bytes: int = BUFFER_BYTES_MAX,
+        block_timeout_s: float = BLOCK_TIMEOUT_S,
+        transactional_id: str | None = None,
+        transaction_timeout_ms: int = TIMEOUT_MS,
+        name: str | None = None,
+        spill_folder: Path | str | None = None,
+        files: Files = DISK,
+        clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        if linger_ms < 0:
-            raise ConfigError(f"linger_ms is {linger_ms}; give 0 or more milliseconds")
+        _check_choice("compression", compression, COMPRESSIONS)
+        _check_choice("durability", durability, DURABILITIES)
+        _check_choice("overload", overload, OVERLOADS)
+        _check_range("linger_ms", linger_ms, 0, "0 or more milliseconds")
+        _check_range("buffer_bytes", buffer_bytes, 1, "1 or more bytes")
+        _check_range("block_timeout_s", block_timeout_s, 0, "0 or more seconds")
+        _check_spill(overload, name, spill_folder, transactional_id)
         self._writer = writer
-        self._linger_s = linger_ms / 1000
         self._clock_ms = clock_ms
-        self._changed = threading.Condition()
-        self._queues: dict[TopicPartition, list[_Rows | _Bulk]] = {}
-        self._queued_bytes = 0
-        self._sending_bytes = 0
-        self._first_queued_s = 0.0
-        self._urgent = 0
-        self._sticky: dict[str, int] = {}
-        self._closing = False
-        self._dead: BaseException | None = None
-        self._unreported: MillstreamError | None = None
+        self._buffer = Buffer(limit_bytes=buffer_bytes, linger_s=linger_ms / 1000)
+        self._partitioner = Partitioner(writer)
+        self._session: TransactionSession | None = None
+        self._spill: Spill | None = None
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="millstream-producer", daemon=True)
-        self._thread.start()
+        if transactional_id is not None:
+            self._session = TransactionSession(
+                writer,
+                self._buffer,
+                transactional_id=transactional_id,
+                timeout_ms=transaction_timeout_ms,
+            )
+        if overload == "spill":
+            assert name is not None, "a spill without a name was refused"
+            self._spill = _open_spill(writer, name, spill_folder, files)
+        patience_s = 0 if overload.startswith("drop") else block_timeout_s
+        self._sender = self._make_sender(SendSettings(durability, compression, patience_s))
+        self._make_room = self._policy(overload, block_timeout_s)
+        _producers.add(self)
+        self._sender.start()
+
+    def _make_sender(self, settings: SendSettings) -> Sender:
+        turn = self._partitioner.go_on
+        if self._spill is not None:
+            return SpillingSender(
+                self._writer, self._buffer, settings, spill=self._spill, on_taken=turn
+            )
+        stamp = None if self._session is None else self._session.stamp
+        return Sender(self._writer, self._buffer, settings, stamp=stamp, on_taken=turn)
+
+    def _policy(self, overload: Overload, timeout_s: float) -> policies.MakeRoom:
+        if isinstance(self._sender, SpillingSender):
+            return policies.spill(self._buffer, timeout_s, self._sender.move_to_disk)
+        if overload == "drop_newest":
+            return policies.drop_newest(self._buffer)
+        if overload == "drop_oldest":
+            return policies.drop_oldest(self._buffer)
+        return policies.block(self._buffer, timeout_s)
 
     # -- sending ------------------------------------------------------------------------------
 
@@ -142,38 +158,52 @@ class Producer:
         key: bytes | str | int | None = None,
         timestamp_ms: int | None = None,
         partition: int | None = None,
+        headers: GivenHeaders | None = None,
     ) -> Future[tuple[int, int]]:
-        """Send one record; the future gives (partition, offset) once it is durable and visible.
+        """Send one record; the future gives (partition, offset) once it is durable.
+
+        How durable is what the producer was made with; in a transaction, see :meth:`transaction`.
+        The future of a record that was spilled waits until the record is in the log.
 
         Args:
             value: bytes, str, None for a tombstone, or anything that JSON can express.
             key: bytes, str, or an int (as decimal text). Records with equal keys go to the same
                 partition, the one that Kafka's clients choose; without a key, batches take turns.
             timestamp_ms: When it happened; now, if not given.
+            headers: Names with bytes, str or None: a mapping, or pairs, in which a name may come
+                twice.
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition; the value is not
-                JSON.
+                JSON; the producer is transactional, and no transaction is open.
             RecordTooLargeError: the record is larger than 64 MiB.
+            OverloadError: there was no room for it for too long; only of producers that block.
             MillstreamError: the producer has failed before; it names why.
         """
-        moment = self._clock_ms() if timestamp_ms is None else timestamp_ms
-        row = Row(moment, encode_key(key), encode_value(value))
-        check_record_size(row.size)
-        future: Future[tuple[int, int]] = Future()
-        with self._changed:
-            self._check()
-            number = self._choose(topic, row.key, partition)
-            self._wait_for_room(row.size)
-            queue = self._queues.setdefault(TopicPartition(topic, number), [])
-            last = queue[-1] if queue else None
-            if not isinstance(last, _Rows) or last.size + row.size > BATCH_BYTES_MAX:
-                last = _Rows()
-                queue.append(last)
-            last.rows.append(row)
-            last.futures.append(future)
-            last.size += row.size
-            self._queued(row.size)
+        if self._buffer.refusal is not None:
+            self._buffer.check()
+        if timestamp_ms is None:
+            timestamp_ms = self._clock_ms()
+        raw_key = encode_key(key)
+        raw = value if type(value) is bytes else encode_value(value)
+        pairs = encode_headers(headers) if headers else ()
+        size = ROW_OVERHEAD + len(raw_key or b"") + len(raw or b"")
+        if pairs:
+            size = Row(timestamp_ms, raw_key, raw, pairs).size
+        if size > RECORD_BYTES_MAX:
+            check_record_size(size)
+        number = self._partitioner.choose(topic, raw_key, partition)
+        row = ((topic, number), timestamp_ms, raw_key, raw, pairs, size)
+        future = self._buffer.add_row(*row)
+        if future is not None:
+            return future
+        since_s = time.monotonic()
+        while future is None:
+            refused = self._make_room(size, since_s)
+            if refused is not None:
+                self._buffer.note_failure(refused, dropped=1)
+                return _failed(refused)
+            future = self._buffer.add_row(*row)
         return future
 
     def send_many(
@@ -184,80 +214,122 @@ class Producer:
         values: Any = None,
         keys: Any = None,
         timestamps_ms: Any = None,
+        headers: Any = None,
     ) -> Future[int]:
         """Send many records from columns; the future gives their number once all are durable.
 
         Much cheaper per record than ``send``: partitions are chosen and batches encoded by column.
-        Blocks while more than 64 MiB are on their way. If it fails, some of the records may have
-        been appended.
+        Where there is no room, the overload policy holds for each batch. If the future fails, some
+        of the records may have been appended.
 
         Args:
-            table: With the columns value and, if wanted, key and timestamp; or give the columns:
+            table: With the columns value and, if wanted, key, timestamp and headers, as
+                ``EventLog.read`` returns them; or give the columns:
             values: An Arrow array (or a sequence) of bytes or text; null is a tombstone.
             keys: The same for keys; null has none.
             timestamps_ms: Milliseconds as integers, or Arrow timestamps; now, if not given.
+            headers: For each record a list of structs with key and value.
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic; a column has another type or
-                length.
+                length; the producer is transactional, and no transaction is open.
             RecordTooLargeError: a record is larger than 64 MiB.
+            OverloadError: there was no room for too long; some records may have been taken.
             MillstreamError: the producer has failed before; it names why.
         """
-        self._check()
-        columns = as_columns(table, values, keys, timestamps_ms, self._clock_ms)
-        whole = _BulkFuture(len(columns.values))
-        partitions = self._partition_count(topic)
+        self._buffer.check()
+        columns = as_columns(
+            table,
+            values=values,
+            keys=keys,
+            timestamps_ms=timestamps_ms,
+            headers=headers,
+            clock_ms=self._clock_ms,
+        )
+        whole = WholeFuture(len(columns.values))
         if not len(columns.values):
-            whole.future.set_result(0)
+            self._partitioner.choose(topic, None, None)  # the topic is there
+            whole.count(0)
         for start in range(0, len(columns.values), _BULK_ROWS):
-            for number, part in self._split(topic, columns.slice(start, _BULK_ROWS), partitions):
-                for batch in split_columns(*part, bytes_max=BATCH_BYTES_MAX):
-                    with self._changed:
-                        self._wait_for_room(batch.size)
-                        queue = self._queues.setdefault(TopicPartition(topic, number), [])
-                        queue.append(_Bulk(batch, whole))
-                        self._queued(batch.size)
+            for number, part in self._partitioner.split(topic, columns.slice(start, _BULK_ROWS)):
+                for batch in split_columns(*part, bytes_max=self._buffer.part_bytes):
+                    self._add(Bulk(TopicPartition(topic, number), batch, whole))
         return whole.future
 
+    def _add(self, part: Bulk) -> None:
+        if self._buffer.add_bulk(part):
+            return
+        since_s = time.monotonic()
+        while True:
+            refused = self._make_room(part.size, since_s)
+            if refused is not None:
+                self._buffer.note_failure(refused, dropped=part.count)
+                part.failed(refused)
+                return
+            if self._buffer.add_bulk(part):
+                return
+
+    def transaction(self) -> Transaction:
+        """Return a block in which what is sent is committed at its end, or not at all.
+
+        Raises:
+            ConfigError: the producer has no transactional id.
+        """
+        if self._session is None:
+            raise ConfigError(
+                "this producer has no transactional_id; give it one to send in transactions"
+            )
+        return Transaction(self._session, self._writer)
+
+    # -- waiting, counting, closing -----------------------------------------------------------
+
+    @property
+    def dropped(self) -> int:
+        """How many records of this producer were given up for want of room.
+
+        Their futures failed. Those that ``send`` refused with an error do not count. Of spilled
+        records also those that the log refused for good.
+        """
+        return self._buffer.dropped
+
+    @property
+    def spilled(self) -> int:
+        """How many records are on disk now, waiting for room in the log."""
+        return 0 if self._spill is None else self._spill.count
+
     def flush(self) -> None:
-        """Return when everything sent so far is durable.
+        """Return when everything sent so far is as durable as this producer promises.
+
+        With ``overload="spill"`` also when the log has no room and everything sent is safe on disk:
+        ``spilled`` says how many records are there.
 
         Raises:
             MillstreamError: some records sent since the last flush were not appended; their futures
                 say which.
         """
-        with self._changed:
-            self._check()
-            self._urgent += 1
-            self._changed.notify_all()
-            try:
-                while (self._queued_bytes or self._sending_bytes) and self._dead is None:
-                    self._changed.wait()
-            finally:
-                self._urgent -= 1
-            if self._dead is not None:
-                self._unreported = None
-                raise self._dead
-            error, self._unreported = self._unreported, None
-        if error is not None:
-            raise error
+        if self._buffer.closing:
+            raise FencedError("this producer was closed; make another one")
+        self._buffer.flush(self._sender.settled())
 
     def close(self) -> None:
-        """Flush, and stop. Harmless when called again.
+        """Flush, and stop; an open transaction is aborted. Harmless when called again.
 
         Raises:
-            MillstreamError: as from :meth:`flush`.
+            MillstreamError: as from :meth:`flush`, unless it was raised before.
         """
-        if self._closing or os.getpid() != self._pid:
+        buffer = self._buffer
+        if buffer.closing or os.getpid() != self._pid:
             return
+        closed = FencedError("this producer was closed; make another one")
         try:
-            if self._dead is None or self._unreported is not None:
-                self.flush()
+            if self._session is not None:
+                self._session.abort_open(closed)
+            buffer.refuse(closed)
+            if not buffer.reported:
+                buffer.flush(self._sender.settled())
         finally:
-            with self._changed:
-                self._closing = True
-                self._changed.notify_all()
-            self._thread.join()
+            buffer.close()
+            self._sender.join()
 
     def __enter__(self) -> Self:
         return self
@@ -274,172 +346,71 @@ class Producer:
             if error is None:
                 raise
 
-    # -- choosing partitions ------------------------------------------------------------------
-
-    def _partition_count(self, topic: str) -> int:
-        return self._writer.partition_count(topic)
-
-    def _choose(self, topic: str, key: bytes | None, partition: int | None) -> int:
-        count = self._partition_count(topic)
-        if partition is not None:
-            if not 0 <= partition < count:
-                raise ConfigError(
-                    f"topic {topic!r} has no partition {partition}; choose one of 0 to {count - 1}"
-                )
-            return partition
-        if key is not None:
-            return partition_of(key, count)
-        return self._sticky.get(topic, 0) % count
-
-    def _split(self, topic: str, columns: Columns, partitions: int) -> list[tuple[int, Columns]]:
-        """Return the rows for each partition, in their order."""
-        if columns.keys is None or partitions == 1:
-            return [(self._turn(topic, partitions), columns)]
-        chosen = partitions_of(columns.keys, partitions)
-        if (chosen < 0).any():
-            chosen[chosen < 0] = self._turn(topic, partitions)
-        order = np.argsort(chosen, kind="stable")
-        ends = np.searchsorted(chosen[order], np.arange(partitions), side="right")
-        out, start = [], 0
-        for number, end in enumerate(ends.tolist()):
-            if end > start:
-                out.append((number, columns.take(order[start:end])))
-            start = end
-        return out
-
-    def _turn(self, topic: str, partitions: int) -> int:
-        number = self._sticky.get(topic, 0)
-        self._sticky[topic] = number + 1
-        return number % partitions
-
-    # -- the queue; all of it under the condition ---------------------------------------------
-
-    def _check(self) -> None:
-        if os.getpid() != self._pid:
-            raise FencedError("this producer was made before a fork; make one in the parent only")
-        if self._dead is not None:
-            raise self._dead
-        if self._closing:
-            raise FencedError("this producer was closed; make another one")
-
-    def _wait_for_room(self, size: int) -> None:
-        self._check()
-        while self._on_the_way() and self._on_the_way() + size > BUFFER_BYTES_MAX:
-            self._urgent += 1
-            self._changed.notify_all()
-            self._changed.wait()
-            self._urgent -= 1
-            self._check()
-
-    def _on_the_way(self) -> int:
-        return self._queued_bytes + self._sending_bytes
-
-    def _queued(self, size: int) -> None:
-        before = self._queued_bytes
-        self._queued_bytes += size
-        if not before:
-            self._first_queued_s = time.monotonic()
-        if not before or before < BATCH_BYTES_MAX <= self._queued_bytes:
-            self._changed.notify_all()
-
-    # -- the sender thread --------------------------------------------------------------------
-
-    def _run(self) -> None:
-        taken: list[tuple[TopicPartition, _Rows | _Bulk]] = []
-        try:
-            while taken := self._take():
-                self._send(taken)
-        except BaseException as error:  # noqa: BLE001 - raised again by the next call
-            with self._changed:
-                self._dead = error
-                left = taken + [(name, part) for name, q in self._queues.items() for part in q]
-                self._queues = {}
-                self._queued_bytes = self._sending_bytes = 0
-                self._changed.notify_all()
-            for _, part in left:
-                part.failed(error)
-
-    def _take(self) -> list[tuple[TopicPartition, _Rows | _Bulk]]:
-        """Wait for records and for their linger to pass; return them all. Empty: closed."""
-        with self._changed:
-            while True:
-                if self._queued_bytes:
-                    due_s = self._first_queued_s + self._linger_s - time.monotonic()
-                    full = self._queued_bytes >= BATCH_BYTES_MAX
-                    if due_s <= 0 or full or self._urgent or self._closing:
-                        break
-                    self._changed.wait(due_s)
-                elif self._closing:
-                    return []
-                else:
-                    self._changed.wait()
-            queues, self._queues = self._queues, {}
-            self._sending_bytes, self._queued_bytes = self._queued_bytes, 0
-            for topic in {name.topic for name in queues}:
-                self._sticky[topic] = self._sticky.get(topic, 0) + 1
-        return [(name, part) for name, queue in queues.items() for part in queue]
-
-    def _send(self, taken: Sequence[tuple[TopicPartition, _Rows | _Bulk]]) -> None:
-        """Append what was taken, tell the futures, and make room."""
-        appends: list[tuple[_Rows | _Bulk, TopicPartition, PendingAppend]] = []
-        for name, part in taken:
-            try:
-                append = self._writer.pending(name.topic, name.partition, part.encode())
-            except MillstreamError as error:
-                self._report(part, error)
-            else:
-                appends.append((part, name, append))
-        self._writer.commit([append for _, _, append in appends])
-        for part, name, append in appends:
-            if append.error is None:
-                part.done(name.partition, append.offset)
-            else:
-                self._report(part, append.error)
-        with self._changed:
-            self._sending_bytes = 0
-            self._changed.notify_all()
-
-    def _report(self, part: _Rows | _Bulk, error: MillstreamError) -> None:
-        part.failed(error)
-        with self._changed:
-            self._unreported = self._unreported or error
-            if not isinstance(error, RetriableError | ConfigError):
-                self._dead = error
+    def disable_after_fork(self) -> None:
+        """Refuse everything in a forked child: the records belong to the parent."""
+        self._buffer.disable(
+            FencedError("this producer was made before a fork; make one in the parent only")
+        )
 
 
-def encode_key(key: bytes | str | int | None) -> bytes | None:
-    """Return the bytes of a key: text as UTF-8, a whole number as decimal text.
-
-    Raises:
-        ConfigError: it is of another type.
-    """
-    if key is None or isinstance(key, bytes):
-        return key
-    if isinstance(key, str):
-        return key.encode()
-    if isinstance(key, int) and not isinstance(key, bool):
-        return b"%d" % key
-    raise ConfigError(f"key {key!r} is a {type(key).__name__}; give bytes, str or int")
+def _failed(error: OverloadError) -> SendFuture:
+    outcome = Outcome()
+    outcome.failed(error)
+    return SendFuture(outcome, 0)
 
 
-def encode_value(value: object) -> bytes | None:
-    """Return the bytes of a value: text as UTF-8, other things as compact JSON.
+def _open_spill(writer: LogWriter, name: str, folder: Path | str | None, files: Files) -> Spill:
+    directory_id = read_format(writer.folder, files)
+    assert directory_id is not None, "a log that is open has its FORMAT"
+    return Spill(
+        writer.folder / "spill" / name if folder is None else Path(folder),
+        name=name,
+        directory_id=directory_id,
+        register=writer.transactions.register,
+        files=files,
+    )
 
-    Raises:
-        ConfigError: JSON cannot express it.
-    """
-    if value is None or isinstance(value, bytes):
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
-    try:
-        return json.dumps(
-            value, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-        ).encode()
-    except (TypeError, ValueError) as error:
+
+def _check_choice(what: str, given: str, allowed: Sequence[str]) -> None:
+    if given not in allowed:
+        raise ConfigError(f"{what} is {given!r}; choose from {', '.join(allowed)}")
+
+
+def _check_range(what: str, given: float, least: float, allowed: str) -> None:
+    if not given >= least:
+        raise ConfigError(f"{what} is {given!r}; give {allowed}")
+
+
+def _check_spill(
+    overload: Overload,
+    name: str | None,
+    folder: Path | str | None,
+    transactional_id: str | None,
+) -> None:
+    if overload != "spill":
+        if folder is not None:
+            raise ConfigError(
+                f"spill_folder is {str(folder)!r}, but overload is {overload!r}; leave it out, or "
+                "give overload='spill'"
+            )
+        return
+    if name is None:
         raise ConfigError(
-            f"the value {value!r:.200} cannot be sent: {error}; give bytes, str, or something "
-            "that JSON can express"
-        ) from error
+            "overload is 'spill', but the producer has no name; give name=, under which what it "
+            "spilled is found again"
+        )
+    check_topic_name(name)
+    if transactional_id is not None:
+        raise ConfigError(
+            f"overload is 'spill', but the producer {transactional_id!r} is transactional; what "
+            "belongs to a transaction cannot outlive it on disk: choose another overload"
+        )
+
+
+def _disable_in_child() -> None:
+    for producer in list(_producers):
+        producer.disable_after_fork()
+    _producers.clear()
+
+
+os.register_at_fork(after_in_child=_disable_in_child)

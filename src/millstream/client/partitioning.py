@@ -1,0 +1,85 @@
+"""Which partition a record goes to: its key's, as Kafka's clients choose it; without, in turn.
+
+Records without a key stay with one partition until something of their topic is sent, so that they
+share batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from millstream.client.columns import Columns
+from millstream.errors import ConfigError
+from millstream.log.murmur2 import murmur2, partitions_of
+from millstream.log.writer import LogWriter
+
+_KEYS_KEPT_MAX = 16_384  # a hash costs a microsecond or two, and keys come again
+_KEY_BYTES_MAX = 64
+
+
+class Partitioner:
+    """Chooses partitions among those that a topic has at the moment. Thread-safe."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        self._partition_count = writer.partition_count
+        self._turns: dict[str, int] = {}
+        self._hashes: dict[bytes, int] = {}
+
+    def choose(self, topic: str, key: bytes | None, partition: int | None) -> int:
+        """Return the partition of one record; ``partition`` itself, if it is given.
+
+        Raises:
+            UnknownTopicError, ConfigError: there is no such topic or partition.
+        """
+        count = self._partition_count(topic)
+        if partition is not None:
+            if not 0 <= partition < count:
+                raise ConfigError(
+                    f"topic {topic!r} has no partition {partition}; choose one of 0 to {count - 1}"
+                )
+            return partition
+        if key is None:
+            return self._turns.get(topic, 0) % count
+        hashed = self._hashes.get(key)
+        return (self._hash(key) if hashed is None else hashed) % count
+
+    def split(self, topic: str, columns: Columns) -> list[tuple[int, Columns]]:
+        """Return the rows for each partition, in their order.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        count = self._partition_count(topic)
+        if columns.keys is None or count == 1:
+            return [(self._turn(topic) % count, columns)]
+        chosen = partitions_of(columns.keys, count)
+        if (chosen < 0).any():
+            chosen[chosen < 0] = self._turn(topic) % count
+        order = np.argsort(chosen, kind="stable")
+        ends = np.searchsorted(chosen[order], np.arange(count), side="right")
+        out, start = [], 0
+        for number, end in enumerate(ends.tolist()):
+            if end > start:
+                out.append((number, columns.take(order[start:end])))
+            start = end
+        return out
+
+    def go_on(self, topics: Iterable[str]) -> None:
+        """Let the next partition of each topic have its turn."""
+        for topic in topics:
+            self._turn(topic)
+
+    def _turn(self, topic: str) -> int:
+        number = self._turns.get(topic, 0)
+        self._turns[topic] = number + 1
+        return number
+
+    def _hash(self, key: bytes) -> int:
+        hashed = murmur2(key) & 0x7FFFFFFF
+        if len(key) <= _KEY_BYTES_MAX:
+            if len(self._hashes) >= _KEYS_KEPT_MAX:
+                self._hashes.clear()
+            self._hashes[key] = hashed
+        return hashed
