@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 import click
 
-from millstream.cli.topic import log_option
-from millstream.client import EventLog, connect
+from millstream.cli.positions import Position, check_partitions, offsets_at, parse_position
+from millstream.cli.tables import log_option
+from millstream.client import connect
+from millstream.client.consumer import Consumer, Start
 from millstream.errors import ConfigError
-from millstream.record import Record, to_timestamp_ms
+from millstream.log.groups import check_offsets
+from millstream.log.reader import Isolation, LogReader
+from millstream.record import Record
 
-Start = Literal["earliest", "latest"] | datetime | Mapping[int, int]
+_JSON = json.JSONEncoder(ensure_ascii=False)
 
 
 @click.command()
@@ -29,86 +33,218 @@ Start = Literal["earliest", "latest"] | datetime | Mapping[int, int]
     default="earliest",
     show_default=True,
     metavar="earliest|latest|OFFSET|TIME",
-    help="Where to begin; a TIME is ISO 8601, in UTC if it names no zone.",
+    help="Where to begin; with --group: where the group has committed nothing.",
+)
+@click.option(
+    "--until",
+    metavar="OFFSET|TIME|end",
+    help="Where to stop, without the record there.  [default: end, unless --follow]",
 )
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this many records.")
 @click.option("--follow", is_flag=True, help="Wait for more at the end; stop with Ctrl-C.")
-@click.option("--partition", type=click.IntRange(min=0), help="Read this partition only.")
+@click.option(
+    "--group",
+    metavar="NAME",
+    help="Go on where this group is, and commit for it what was printed.",
+)
+@click.option(
+    "--partition",
+    "partitions",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Read this partition only; may be given several times.",
+)
+@click.option("--keys", is_flag=True, help="Print the key, a TAB, and the value.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per record, with position.")
+@click.option(
+    "--uncommitted",
+    is_flag=True,
+    help="Also records of transactions that are open or were aborted.",
+)
 @log_option
 def consume(
     topic: str,
-    begin: str,
-    count: int | None,
-    partition: int | None,
-    folder: Path,
     *,
+    begin: str,
+    until: str | None,
+    count: int | None,
+    group: str | None,
+    partitions: tuple[int, ...],
+    folder: Path,
     follow: bool,
+    keys: bool,
     as_json: bool,
+    uncommitted: bool,
 ) -> None:
     """Print the values of the records of TOPIC, one per line.
 
     Records of one partition come in order. A tombstone prints as an empty line; with --json its
-    value is null.
+    value is null. A TIME is ISO 8601, in UTC if it names no zone, and means the first record at it
+    or later.
+
+    With --group, each record is committed after it was printed, every second and at the end. Killed
+    in between, the command prints again what was not committed, and leaves out nothing. Two
+    commands of one group at the same time do not share the records: each prints all of them.
 
     \b
     Examples:
       millstream consume clicks
-      millstream consume clicks --from 2026-11-21T10:00 --count 5 --json
-      millstream consume clicks --partition 0 --from 100 --follow
+      millstream consume clicks --from 2026-11-21T10:00 --until 2026-11-21T11:00 --json
+      millstream consume clicks --partition 0 --from 100 --count 5 --keys
+      millstream consume clicks --group billing --follow
     """
-    with connect(folder) as log:
-        start = _start(log, topic, begin, partition)
-        with log.consumer(topic, start=start, follow=follow) as consumer:
-            for record in islice(consumer, count):
-                line = _as_json(record).encode() if as_json else record.value or b""
-                sys.stdout.buffer.write(line + b"\n")
-                if follow:
-                    sys.stdout.buffer.flush()
-        sys.stdout.buffer.flush()
+    start = parse_position("--from", begin, ("earliest", "latest"))
+    stop = parse_position("--until", until or "end", ("end",))
+    _check(start, stop, follow=follow and until is not None, json_and_keys=as_json and keys)
+    if group is not None:
+        check_offsets(group, {})
+    isolation: Isolation = "read_uncommitted" if uncommitted else "read_committed"
+    reader = LogReader(folder, isolation=isolation)
+    numbers = check_partitions(reader, topic, partitions)
+    printer = _Printer(
+        _as_json if as_json else _with_key if keys else _value,
+        count=count,
+        # In a group a record counts as read when the next one is asked for; by then it is out.
+        at_once=follow or group is not None,
+    )
+    with _until_nobody_reads(), connect(folder) as log:
+        for part, end in _parts(reader, topic, numbers, stop):
+            consumer = log.consumer(
+                topic,
+                group=group,
+                start=_start(reader, topic, part, start),
+                follow=follow,
+                partitions=part,
+                isolation=isolation,
+            )
+            with suppress(_PastTheEnd), consumer:
+                printer.print(consumer, end)
+            if printer.finished:
+                break
 
 
-def _start(log: EventLog, topic: str, begin: str, partition: int | None) -> Start:
-    bounds = log.offsets(topic)
-    if partition is not None and partition >= len(bounds):
-        raise ConfigError(
-            f"topic {topic!r} has no partition {partition}; choose one of 0 to {len(bounds) - 1}"
-        )
-    numbers = range(len(bounds)) if partition is None else [partition]
-    if begin == "earliest":
-        return {number: bounds[number][0] for number in numbers}
-    if begin == "latest":
-        return {number: bounds[number][1] for number in numbers}
-    if begin.isascii() and begin.isdigit():
-        return dict.fromkeys(numbers, int(begin))
+class _PastTheEnd(Exception):
+    """A record was handed out that was not asked for; it is not printed, so not read either."""
+
+
+class _Printer:
+    """Prints records to standard output, up to a number of them."""
+
+    def __init__(
+        self, line: Callable[[Record], bytes], *, count: int | None, at_once: bool
+    ) -> None:
+        self._line = line
+        self._left = -1 if count is None else count
+        self._at_once = at_once
+
+    @property
+    def finished(self) -> bool:
+        """Whether as many were printed as were asked for."""
+        return self._left == 0
+
+    def print(self, consumer: Consumer, end: int | None) -> None:
+        """Print what a consumer hands out, below an offset.
+
+        Raises:
+            _PastTheEnd: a record at or after that offset came.
+            BrokenPipeError: nobody reads the output any more.
+        """
+        out = sys.stdout.buffer
+        for record in consumer:
+            if end is not None and record.offset >= end:
+                raise _PastTheEnd
+            out.write(self._line(record) + b"\n")
+            if self._at_once:
+                out.flush()
+            self._left -= 1
+            if self.finished:
+                return
+
+
+@contextmanager
+def _until_nobody_reads() -> Iterator[None]:
+    """End quietly when whoever reads the output has had enough, as ``head`` does."""
     try:
-        moment = datetime.fromisoformat(begin)
-    except ValueError:
+        yield
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # What is still in the buffer goes nowhere, or Python complains about it at its end.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _check(start: Position, stop: Position, *, follow: bool, json_and_keys: bool) -> None:
+    if follow:
         raise ConfigError(
-            f"--from is {begin!r}; give earliest, latest, an offset such as 17, or a time such as "
-            "2026-11-21T10:00"
-        ) from None
-    moment_ms = to_timestamp_ms(moment)
-    return {number: log.offset_for_time(topic, number, moment_ms) for number in numbers}
+            "--until says where to stop and --follow to go on for ever; leave out one of them"
+        )
+    if json_and_keys:
+        raise ConfigError("--json prints the keys already; leave out --keys")
+    if isinstance(start, int) and isinstance(stop, int) and stop < start:
+        raise ConfigError(f"--until {stop} lies before --from {start}; give a later one")
 
 
-def _as_json(record: Record) -> str:
-    """Return a record as one line of JSON; bytes that are not text go under a name with _base64."""
+def _start(reader: LogReader, topic: str, partitions: list[int], start: Position) -> Start:
+    if isinstance(start, datetime):
+        return start
+    if isinstance(start, int):
+        return offsets_at(reader, topic, partitions, start, option="--from")
+    return "earliest" if start == "earliest" else "latest"
+
+
+def _parts(
+    reader: LogReader, topic: str, partitions: list[int], stop: Position
+) -> Iterator[tuple[list[int], int | None]]:
+    """Yield what is read together, and up to which offset: partitions that stop early go singly."""
+    if isinstance(stop, str):
+        yield partitions, None
+        return
+    for number in partitions:
+        if isinstance(stop, int):
+            yield [number], stop  # or where it ends, if that comes first
+        else:
+            yield [number], offsets_at(reader, topic, [number], stop, option="--until")[number]
+
+
+# -- records as lines -------------------------------------------------------------------------
+
+
+def _value(record: Record) -> bytes:
+    return record.value or b""
+
+
+def _with_key(record: Record) -> bytes:
+    return (record.key or b"") + b"\t" + (record.value or b"")
+
+
+def _as_json(record: Record) -> bytes:
+    """Return a record as JSON; bytes that are not text go under a name with _base64."""
     line: dict[str, object] = {
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,
-        "timestamp": record.timestamp.isoformat(timespec="milliseconds"),
+        "timestamp": _iso(record),
+        "timestamp_ms": record.timestamp_ms,
     }
-    try:
-        line["key"] = None if record.key is None else record.key.decode()
-    except UnicodeDecodeError:
-        line["key_base64"] = base64.b64encode(record.key or b"").decode()
+    line |= _text("key", record.key)
     try:
         line["value"] = record.json()
     except ValueError:
-        try:
-            line["value"] = (record.value or b"").decode()
-        except UnicodeDecodeError:
-            line["value_base64"] = base64.b64encode(record.value or b"").decode()
-    return json.dumps(line, ensure_ascii=False)
+        line |= _text("value", record.value)
+    line["headers"] = [{"name": name} | _text("value", value) for name, value in record.headers]
+    return _JSON.encode(line).encode()
+
+
+def _iso(record: Record) -> str | None:
+    try:
+        return record.timestamp.isoformat(timespec="milliseconds")
+    except OverflowError:  # any 64 bits are a timestamp; beyond the year 9999 there is no name
+        return None
+
+
+def _text(name: str, content: bytes | None) -> dict[str, object]:
+    try:
+        return {name: None if content is None else content.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(content or b"").decode()}

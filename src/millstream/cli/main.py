@@ -20,9 +20,12 @@ from millstream.errors import ConfigError, MillstreamError
 # The sentence stands here too, so that the list of commands can be shown without importing them.
 COMMANDS = {
     "demo": "Run a whole pipeline on data that comes with the package, and check its answer.",
-    "topic": "Create, list, describe and delete topics.",
+    "topic": "Create, list, describe, alter and delete topics.",
     "produce": "Append each line of standard input to TOPIC as one record.",
     "consume": "Print the values of the records of TOPIC, one per line.",
+    "group": "List, describe, reset and delete groups: how far each has read.",
+    "lag": "Show how far groups are behind, and whether they are about to lose records.",
+    "log": "Verify, repair and measure the folder of a log.",
     "run": "Run the pipeline that FILE declares, going on where it was.",
     "view": "Look at maintained views: list them, show rows, follow changes.",
     "doctor": "Check that this machine has what Millstream needs.",

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TextIO, get_args
 
 import click
 
-from millstream.cli.topic import log_option
+from millstream.cli.tables import counted, json_option, log_option, tell
 from millstream.client import connect
 from millstream.errors import ConfigError
+from millstream.log.compression import CompressionName
+from millstream.log.group_commit import DURABILITIES, Durability
+from millstream.record import to_timestamp_ms
 
 _WAITING_MAX = 10_000  # futures kept before the oldest is looked at
+_TELL_EVERY_S = 1.0
 
 
 @click.command()
@@ -25,47 +32,167 @@ _WAITING_MAX = 10_000  # futures kept before the oldest is looked at
 @click.option(
     "--key-field", metavar="FIELD", help="Take the key from this field of each JSON line."
 )
+@click.option(
+    "--keys",
+    is_flag=True,
+    help="Lines are a key, a TAB, and a value that is not looked at, as `consume --keys` prints "
+    "them. Without a value it is a tombstone, without a key there is none.",
+)
 @click.option("--raw", is_flag=True, help="Lines are not JSON: append them as they are.")
+@click.option(
+    "--timestamp-field",
+    metavar="FIELD",
+    help="Take the time from this field of each JSON line: ISO 8601 (in UTC if it names no zone), "
+    "or milliseconds since 1970.  [default: now]",
+)
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A header of every record; may be given several times.",
+)
 @click.option("--partition", type=click.IntRange(min=0), help="Append to this partition only.")
+@click.option(
+    "--compression",
+    type=click.Choice(get_args(CompressionName)),
+    default="none",
+    show_default=True,
+    help="Of whole batches.",
+)
+@click.option(
+    "--durability",
+    type=click.Choice(DURABILITIES),
+    default="synced",
+    show_default=True,
+    help="synced: what was appended survives the loss of power. written: it survives the end of "
+    "this process. periodic: the same, with fewer syncs.",
+)
 @log_option
+@json_option
 def produce(
     topic: str,
+    *,
     key: str | None,
     key_field: str | None,
+    timestamp_field: str | None,
+    headers: tuple[str, ...],
     partition: int | None,
+    compression: CompressionName,
+    durability: Durability,
     folder: Path,
-    *,
+    keys: bool,
     raw: bool,
+    as_json: bool,
 ) -> None:
     """Append each line of standard input to TOPIC as one record.
 
-    A line is a JSON value, unless --raw is given. Empty lines are passed over. When the command
-    ends with 0, every line is on stable storage.
+    A line is a JSON value, unless --raw or --keys is given. Empty lines are passed over. When the
+    command ends with 0, every line was appended, and is as safe as --durability says.
 
     \b
     Examples:
       echo '{"user": "u1", "ad": 7}' | millstream produce clicks --key-field user
-      millstream produce logs --raw < access.log
+      millstream produce clicks --timestamp-field at --compression zstd < clicks.jsonl
+      millstream produce logs --raw --header host=web-1 < access.log
+      millstream consume customers --keys | millstream produce copies --keys
     """
-    if key is not None and key_field is not None:
-        raise click.UsageError("--key and --key-field were both given; give one of them.")
-    if raw and key_field is not None:
-        raise click.UsageError("--key-field needs JSON lines; leave out --raw, or use --key.")
+    _check(key, key_field, timestamp_field, keys=keys, raw=raw)
+    form = _Form(key, key_field, timestamp_field, keys=keys, raw=raw)
+    named = _headers(headers)
     sent = 0
     waiting: deque[Future[tuple[int, int]]] = deque()
-    with connect(folder) as log:
+    progress = _Progress(sys.stderr, shown=sys.stderr.isatty() and not sys.stdin.isatty())
+    with connect(folder) as log, progress:
         log.offsets(topic)  # an unknown topic must not make this process the owner of a new folder
-        with log.producer() as producer:
+        with log.producer(compression=compression, durability=durability) as producer:
             for number, line in _lines(sys.stdin.buffer):
-                own_key = key if raw else _check_json(number, line, key, key_field)
-                waiting.append(producer.send(topic, line, key=own_key, partition=partition))
+                record = form.record(number, line)
+                future = producer.send(
+                    topic,
+                    record.value,
+                    key=record.key,
+                    timestamp_ms=record.timestamp_ms,
+                    partition=partition,
+                    headers=named,
+                )
+                waiting.append(future)
                 sent += 1
+                progress.tell(sent)
                 if len(waiting) > _WAITING_MAX:
                     waiting.popleft().result()
             producer.flush()
             for future in waiting:
                 future.result()
-    click.echo(f"{sent} {'record' if sent == 1 else 'records'} appended to {topic}")
+    values = {"topic": topic, "records": sent}
+    tell(f"{counted(sent, 'record')} appended to {topic}", values, as_json=as_json)
+
+
+class _Progress:
+    """Tells every second how many records were sent, on one line that vanishes at the end."""
+
+    def __init__(
+        self, stream: TextIO, *, shown: bool, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream
+        self._clock_s = clock_s
+        self._begun_s = clock_s()
+        self._due_s = self._begun_s + _TELL_EVERY_S if shown else float("inf")
+        self._width = 0
+
+    def tell(self, sent: int) -> None:
+        """Say so, if it is time."""
+        now_s = self._clock_s()
+        if now_s < self._due_s:
+            return
+        self._due_s = now_s + _TELL_EVERY_S
+        rate = sent / (now_s - self._begun_s)
+        self._put(f"{sent:,} records, {rate:,.0f} a second")
+
+    def _put(self, text: str) -> None:
+        self._stream.write(f"\r{text:<{self._width}}")
+        self._stream.flush()
+        self._width = len(text)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        if self._width:
+            self._put("")
+            self._stream.write("\r")
+
+
+def _check(
+    key: str | None, key_field: str | None, timestamp_field: str | None, *, keys: bool, raw: bool
+) -> None:
+    """Refuse options that exclude each other."""
+    given = [
+        name
+        for name, said in (
+            ("--key", key is not None),
+            ("--key-field", key_field is not None),
+            ("--keys", keys),
+        )
+        if said
+    ]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} were given; give one of them")
+    for name, field in (("--key-field", key_field), ("--timestamp-field", timestamp_field)):
+        if field is not None and (raw or keys):
+            raise ConfigError(
+                f"{name} needs JSON lines; leave out {'--raw' if raw else '--keys'}, or {name}"
+            )
+
+
+def _headers(texts: Sequence[str]) -> list[tuple[str, str]]:
+    headers = []
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise ConfigError(f"--header is {text!r}; give NAME=VALUE, such as host=web-1")
+        headers.append((name, value))
+    return headers
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -75,24 +202,90 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield number, stripped
 
 
-def _check_json(
-    number: int, line: bytes, key: str | None, key_field: str | None
-) -> str | int | None:
-    """Return the key of a line after making sure that the line is JSON."""
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(
-            f"line {number} is not JSON ({error}): {line[:80]!r}; mend it, or append lines as they "
-            "are with --raw (the lines before it were appended)"
-        ) from None
-    if key_field is None:
-        return key
-    found = value.get(key_field) if isinstance(value, dict) else None
-    if found is None or isinstance(found, bool) or not isinstance(found, str | int):
-        raise ConfigError(
-            f"line {number} has no text or whole number in the field {key_field!r}: "
-            f"{line[:80]!r}; mend it, or name another --key-field (the lines before it were "
-            "appended)"
+# -- lines as records -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What a line says of a record."""
+
+    value: bytes | None
+    key: bytes | str | int | None = None
+    timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a line is read as a record."""
+
+    key: str | None
+    key_field: str | None
+    timestamp_field: str | None
+    keys: bool
+    raw: bool
+
+    def record(self, number: int, line: bytes) -> _Line:
+        """Return what a line says.
+
+        Raises:
+            ConfigError: it is not of this form; the message names the line.
+        """
+        if self.keys:
+            before, separator, after = line.partition(b"\t")
+            if not separator:
+                raise _refused(number, line, "has no TAB after a key", "mend it")
+            return _Line(after or None, before or None)
+        if self.raw:
+            return _Line(line, self.key)
+        try:
+            decoded = json.loads(line)
+        except ValueError as error:
+            raise _refused(
+                number, line, f"is not JSON ({error})", "mend it, or append lines with --raw"
+            ) from None
+        key = self.key if self.key_field is None else self._key(number, line, decoded)
+        return _Line(line, key, self._timestamp_ms(number, line, decoded))
+
+    def _key(self, number: int, line: bytes, decoded: Any) -> str | int:
+        found = _field(decoded, self.key_field)
+        if isinstance(found, str) or (isinstance(found, int) and not isinstance(found, bool)):
+            return found
+        raise _refused(
+            number,
+            line,
+            f"has no text or whole number in the field {self.key_field!r}",
+            "mend it, or name another --key-field",
         )
-    return found
+
+    def _timestamp_ms(self, number: int, line: bytes, decoded: Any) -> int | None:
+        if self.timestamp_field is None:
+            return None
+        found = _field(decoded, self.timestamp_field)
+        if isinstance(found, int) and not isinstance(found, bool) and _is_a_time(found):
+            return found
+        try:
+            return to_timestamp_ms(datetime.fromisoformat(found))
+        except (TypeError, ValueError):
+            raise _refused(
+                number,
+                line,
+                f"has no time in the field {self.timestamp_field!r}, as ISO 8601 or as "
+                "milliseconds since 1970",
+                "mend it, or name another --timestamp-field",
+            ) from None
+
+
+def _is_a_time(timestamp_ms: int) -> bool:
+    """Return whether it lies in the years 1 to 9999; microseconds since 1970 do not."""
+    first, last = datetime.min, datetime.max  # noqa: DTZ901 - without a zone they mean UTC
+    return to_timestamp_ms(first) <= timestamp_ms <= to_timestamp_ms(last)
+
+
+def _field(decoded: Any, name: str | None) -> Any:
+    return decoded.get(name) if isinstance(decoded, dict) else None
+
+
+def _refused(number: int, line: bytes, fault: str, remedy: str) -> ConfigError:
+    return ConfigError(
+        f"line {number} {fault}: {line[:80]!r}; {remedy} (the lines before it were appended)"
+    )

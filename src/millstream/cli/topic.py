@@ -1,40 +1,78 @@
-"""``millstream topic``: make, list, describe and delete the topics of a log."""
+"""``millstream topic``: make, list, describe, alter and delete the topics of a log."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
-from millstream.client import connect
-
-log_option = click.option(
-    "--log",
-    "folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("data"),
-    envvar="MILLSTREAM_LOG",
-    show_default="./data",
-    show_envvar=True,
-    help="Folder of the log.",
+from millstream.cli.sizes import describe_bytes, parse_bytes
+from millstream.cli.tables import (
+    Column,
+    Row,
+    ask,
+    counted,
+    json_option,
+    log_option,
+    show,
+    show_json,
+    show_table,
+    tell,
+    yes_option,
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+from millstream.client import connect
+from millstream.client.settings import topic_settings
+from millstream.durations import describe_us
+from millstream.errors import ConfigError
+from millstream.log.config import FOREVER, TopicConfig
+from millstream.log.reader import LogReader
+from millstream.log.topics import check_topic_name
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _setting_options(command: Command) -> Command:
+    for option in (
+        click.option(
+            "--set",
+            "assignments",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Any setting, under Kafka's name and in Kafka's unit; may be given several times. "
+            "`topic describe --all` shows their names.",
+        ),
+        click.option(
+            "--cleanup",
+            metavar="delete|compact|compact,delete",
+            help="delete: old segments are removed. compact: the last record of each key is kept.",
+        ),
+        click.option(
+            "--retention-bytes",
+            metavar="SIZE",
+            help='How much of each partition is kept at least, in bytes or as "10GiB".',
+        ),
+        click.option(
+            "--retention",
+            metavar="DURATION",
+            help='How long records are kept, by their timestamps, such as "7 days".',
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group()
 def topic() -> None:
-    """Create, list, describe and delete topics.
+    """Create, list, describe, alter and delete topics.
 
     \b
     Examples:
-      millstream topic create clicks --partitions 4
+      millstream topic create clicks --partitions 4 --retention "7 days"
       millstream topic list
       millstream topic describe clicks --json
+      millstream topic alter clicks --retention "14 days"
     """
 
 
@@ -45,75 +83,179 @@ def topic() -> None:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="How many ordered parts the topic has; it cannot be changed later.",
+    help="How many ordered parts the topic has. More can be added later; keys then move.",
 )
+@_setting_options
 @log_option
-def create(name: str, partitions: int, folder: Path) -> None:
+@json_option
+def create(
+    name: str,
+    *,
+    partitions: int,
+    retention: str | None,
+    retention_bytes: str | None,
+    cleanup: str | None,
+    assignments: tuple[str, ...],
+    folder: Path,
+    as_json: bool,
+) -> None:
     """Create the topic NAME, and the log folder if there is none.
 
+    All records are kept for ever, unless an option says otherwise. They are removed by whole
+    segments, so a little more is kept than is asked for.
+
     \b
-    Example:
+    Examples:
       millstream topic create clicks --partitions 4
+      millstream topic create clicks --retention "7 days" --retention-bytes 10GiB
+      millstream topic create customers --cleanup compact --set segment.bytes=1048576
     """
+    settings = _given(retention, retention_bytes, cleanup, assignments)
+    check_topic_name(name)  # a wrong call must not leave a new folder behind
     with connect(folder) as log:
-        log.create_topic(name, partitions=partitions)
-    noun = "partition" if partitions == 1 else "partitions"
-    click.echo(f"created topic {name} with {partitions} {noun} in {folder}")
+        info = log.create_topic(name, partitions=partitions, settings=settings)
+    tell(
+        f"created topic {name} with {counted(partitions, 'partition')} in {folder}",
+        {"topic": name, "topic_id": info.topic_id, "partitions": partitions, "settings": settings},
+        as_json=as_json,
+    )
 
 
 @topic.command("list")
 @log_option
 @json_option
 def list_topics(folder: Path, *, as_json: bool) -> None:
-    """List the topics, with how many records each holds.
+    """List the topics, with how much each holds and how long it is kept.
+
+    The number of records counts offsets: where compaction removed records, or transactions left
+    their marks, there are fewer. Bytes are those of the segments on disk.
 
     \b
     Example:
       millstream topic list --log ./data
     """
-    with connect(folder) as log:
-        rows = [
-            {
-                "topic": name,
-                "partitions": info.partitions,
-                "records": sum(end - start for start, end in log.offsets(name)),
-            }
-            for name, info in log.topics().items()
-        ]
+    reader = LogReader(folder)
+    rows = [_topic_row(reader, name, info.partitions) for name, info in reader.topics().items()]
     if as_json or rows:
-        _show(["topic", "partitions", "records"], rows, as_json=as_json)
+        show(rows, _LIST_COLUMNS, as_json=as_json)
     else:
         click.echo(f"no topics in {folder}; make one with: millstream topic create NAME")
 
 
 @topic.command()
 @click.argument("name")
+@click.option(
+    "--all", "every", is_flag=True, help="Show the settings that have their defaults too."
+)
 @log_option
 @json_option
-def describe(name: str, folder: Path, *, as_json: bool) -> None:
-    """Show the partitions of the topic NAME and the offsets that each holds.
+def describe(name: str, folder: Path, *, every: bool, as_json: bool) -> None:
+    """Show the settings of the topic NAME, and what each partition holds.
 
-    Offsets from `start` up to, but without, `end` can be read.
+    Offsets from `start` up to, but without, `end` can be read. Of these, some have no record where
+    compaction removed it, or a transaction left its mark. Bytes are those of the segments on disk.
 
     \b
-    Example:
+    Examples:
       millstream topic describe clicks
+      millstream topic describe clicks --all
     """
-    with connect(folder) as log:
-        offsets = log.offsets(name)
-    rows = [
-        {"partition": number, "start": start, "end": end, "records": end - start}
-        for number, (start, end) in enumerate(offsets)
-    ]
-    _show(["partition", "start", "end", "records"], rows, as_json=as_json)
+    reader = LogReader(folder)
+    settings = reader.settings(name)
+    defaults = TopicConfig().settings()
+    shown = {key: text for key, text in settings.items() if every or text != defaults[key]}
+    info = reader.topics()[name]
+    partitions = [_partition_row(reader, name, number) for number in range(info.partitions)]
+    if as_json:
+        show_json(
+            {
+                "topic": name,
+                "topic_id": info.topic_id,
+                "settings": shown,
+                "partitions": partitions,
+            }
+        )
+        return
+    click.echo(f"topic {name}, id {info.topic_id}")
+    if shown:
+        rows = [{"name": key, "value": shown[key], "default": defaults[key]} for key in shown]
+        show_table(rows, _SETTING_COLUMNS)
+    else:
+        click.echo("all settings have their defaults; --all shows them")
+    click.echo()
+    show_table(partitions, _PARTITION_COLUMNS)
 
 
 @topic.command()
 @click.argument("name")
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    help="How many there are to be. They can be added, not taken away; the records stay where they "
+    "are, and a key may go to another partition from now on.",
+)
+@_setting_options
+@click.option(
+    "--unset",
+    "unset",
+    multiple=True,
+    metavar="NAME",
+    help="Take a setting back to its default; may be given several times.",
+)
 @log_option
-@click.option("--yes", is_flag=True, help="Do not ask.")
-def delete(name: str, folder: Path, *, yes: bool) -> None:
+@json_option
+def alter(
+    name: str,
+    *,
+    partitions: int | None,
+    retention: str | None,
+    retention_bytes: str | None,
+    cleanup: str | None,
+    assignments: tuple[str, ...],
+    unset: tuple[str, ...],
+    folder: Path,
+    as_json: bool,
+) -> None:
+    """Change settings of the topic NAME, or add partitions. What is not named stays.
+
+    \b
+    Examples:
+      millstream topic alter clicks --retention "14 days"
+      millstream topic alter clicks --set retention.ms=86400000 --unset retention.bytes
+      millstream topic alter clicks --partitions 8
+    """
+    given = _given(retention, retention_bytes, cleanup, assignments)
+    changes = {**given, **_taken_back(unset, given)}
+    if not changes and partitions is None:
+        raise ConfigError(
+            f"nothing was said to change of topic {name!r}; give --set, --unset, --retention, "
+            "--retention-bytes, --cleanup or --partitions"
+        )
+    reader = LogReader(folder)
+    before = _state(reader, name)  # an unknown topic must not make this process the owner
+    with connect(folder) as log:
+        log.alter_topic(name, partitions=partitions, settings=changes)
+        after = _state(reader, name)
+    rows = [
+        {"setting": key, "before": before[key], "after": value}
+        for key, value in after.items()
+        if value != before[key]
+    ]
+    if rows or as_json:
+        show(rows, _CHANGE_COLUMNS, as_json=as_json)
+    else:
+        click.echo(f"topic {name} was like that already")
+
+
+@topic.command()
+@click.argument("name")
+@yes_option
+@log_option
+@json_option
+def delete(name: str, folder: Path, *, yes: bool, as_json: bool) -> None:
     """Delete the topic NAME and all its records, for good.
+
+    What groups have committed in it is forgotten with it.
 
     \b
     Example:
@@ -122,18 +264,146 @@ def delete(name: str, folder: Path, *, yes: bool) -> None:
     with connect(folder) as log:
         records = sum(end - start for start, end in log.offsets(name))
         if not yes:
-            click.confirm(f"delete topic {name} and its {records} records for good?", abort=True)
+            ask(f"delete topic {name} and its {counted(records, 'record')} for good?")
         log.delete_topic(name)
-    click.echo(f"deleted topic {name} and its {records} records")
+    tell(
+        f"deleted topic {name} and its {counted(records, 'record')}",
+        {"topic": name, "records_at_most": records},
+        as_json=as_json,
+    )
 
 
-def _show(columns: list[str], rows: Sequence[Mapping[str, object]], *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        table.add_column(name, justify="left" if name == "topic" else "right")
-    for row in rows:
-        table.add_row(*(str(row[name]) for name in columns))
-    Console().print(table)
+# -- settings as they are given ---------------------------------------------------------------
+
+
+def _given(
+    retention: str | None,
+    retention_bytes: str | None,
+    cleanup: str | None,
+    assignments: Sequence[str],
+) -> dict[str, str]:
+    """Return what the options set, under Kafka's names.
+
+    Raises:
+        ConfigError: a setting is not known, not possible, or given twice.
+    """
+    others: dict[str, str] = {} if cleanup is None else {"cleanup.policy": cleanup}
+    for text in assignments:
+        key, separator, value = (part.strip() for part in text.partition("="))
+        if not separator or not key:
+            raise ConfigError(f"--set is {text!r}; give NAME=VALUE, such as retention.ms=86400000")
+        if key in others:
+            raise ConfigError(
+                f"{key} was given twice, as {others[key]!r} and as {value!r}; give it once"
+            )
+        others[key] = value
+    size = None
+    if retention_bytes is not None:
+        size = parse_bytes(retention_bytes, what="--retention-bytes")
+    settings = topic_settings(retention, size, "delete", others)
+    TopicConfig.parse(settings)
+    return settings
+
+
+def _taken_back(names: Sequence[str], given: Mapping[str, str]) -> dict[str, None]:
+    known = TopicConfig().settings()
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"--unset is {name!r}; a topic has the settings {', '.join(sorted(known))}"
+            )
+        if name in given:
+            raise ConfigError(f"{name} was set and unset at once; do one of them")
+    return dict.fromkeys(names)
+
+
+def _state(reader: LogReader, name: str) -> dict[str, str]:
+    """Return all that can be altered of a topic."""
+    settings = reader.settings(name)
+    return {"partitions": str(reader.topics()[name].partitions), **settings}
+
+
+# -- topics as they are shown -----------------------------------------------------------------
+
+
+def _topic_row(reader: LogReader, name: str, partitions: int) -> dict[str, object]:
+    config = TopicConfig.parse(reader.settings(name))
+    rows = [_partition_row(reader, name, number) for number in range(partitions)]
+    return {
+        "topic": name,
+        "partitions": partitions,
+        "records_at_most": sum(row["records_at_most"] for row in rows),
+        "bytes": sum(row["bytes"] for row in rows),
+        "cleanup": ",".join(sorted(config.cleanup_policy)),
+        "retention_ms": _limit(config.retention_ms),
+        "retention_bytes": _limit(config.retention_bytes),
+    }
+
+
+def _partition_row(reader: LogReader, name: str, number: int) -> dict[str, int]:
+    start, end = reader.bounds(name, number)
+    return {
+        "partition": number,
+        "start": start,
+        "end": end,
+        "records_at_most": end - start,
+        "bytes": reader.holding(name, number).size_bytes,
+    }
+
+
+def _limit(value: int) -> int | None:
+    return None if value == FOREVER else value
+
+
+def _kept(row: Row) -> str:
+    """Say how long a topic keeps its records."""
+    limits = []
+    if "delete" in row["cleanup"]:
+        if row["retention_ms"] is not None:
+            limits.append(describe_us(row["retention_ms"] * 1000))
+        if row["retention_bytes"] is not None:
+            limits.append(describe_bytes(row["retention_bytes"]))
+    return ", ".join(limits) or "for ever"
+
+
+def _meaning(name: str, text: str) -> str:
+    """Say the value of a setting in units that people use; nothing if it is plain already."""
+    if not name.endswith((".ms", ".bytes")):
+        return ""
+    if text == str(FOREVER):
+        return "no limit"
+    number = int(text)
+    return describe_us(number * 1000) if name.endswith(".ms") else describe_bytes(number)
+
+
+def _with_meaning(name: str, text: str) -> str:
+    meaning = _meaning(name, text)
+    return f"{text} ({meaning})" if meaning else text
+
+
+_LIST_COLUMNS = [
+    Column("topic", left=True),
+    Column("partitions"),
+    Column("records\nat most", "records_at_most"),
+    Column("bytes", lambda row: describe_bytes(row["bytes"])),
+    Column("cleanup", left=True),
+    Column("retention", _kept, left=True),
+]
+_PARTITION_COLUMNS = [
+    Column("partition"),
+    Column("start"),
+    Column("end"),
+    Column("records at most", "records_at_most"),
+    Column("bytes", lambda row: describe_bytes(row["bytes"])),
+]
+_SETTING_COLUMNS = [
+    Column("setting", "name", left=True),
+    Column("value"),
+    Column("that is", lambda row: _meaning(row["name"], row["value"]), left=True),
+    Column("default", lambda row: _with_meaning(row["name"], row["default"]), left=True),
+]
+_CHANGE_COLUMNS = [
+    Column("setting", left=True),
+    Column("before", lambda row: _with_meaning(row["setting"], row["before"]), left=True),
+    Column("after", lambda row: _with_meaning(row["setting"], row["after"]), left=True),
+]

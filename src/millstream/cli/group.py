@@ -1,0 +1,231 @@
+"""``millstream group``: see and change how far groups have read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from millstream.cli.lag import advise, known_group, lag_row, state_text
+from millstream.cli.positions import check_partitions, offsets_at, parse_position
+from millstream.cli.tables import (
+    Column,
+    Row,
+    ask,
+    counted,
+    json_option,
+    log_option,
+    moment,
+    show,
+    show_json,
+    show_table,
+    tell,
+    yes_option,
+)
+from millstream.client import connect
+from millstream.client.groups import Lag
+from millstream.log.reader import LogReader
+from millstream.record import TopicPartition
+
+
+@click.group()
+def group() -> None:
+    """List, describe, reset and delete groups: how far each has read.
+
+    A group is a name under which readers commit the next offset that they will read. It exists
+    once something was committed for it.
+
+    \b
+    Examples:
+      millstream group list
+      millstream group describe billing
+      millstream group reset billing --topic clicks --to earliest
+    """
+
+
+@group.command("list")
+@log_option
+@json_option
+def list_groups(folder: Path, *, as_json: bool) -> None:
+    """List the groups, with how many records each has still to read.
+
+    \b
+    Example:
+      millstream group list --log ./data
+    """
+    with connect(folder) as log:
+        found = log.lag()
+        rows = [
+            _summary(name, [one for one in found if one.group == name]) for name in log.groups()
+        ]
+    if as_json or rows:
+        show(rows, _LIST_COLUMNS, as_json=as_json)
+    else:
+        click.echo(
+            f"no groups in {folder}; one appears with: millstream consume TOPIC --group NAME"
+        )
+
+
+@group.command()
+@click.argument("name")
+@log_option
+@json_option
+def describe(name: str, folder: Path, *, as_json: bool) -> None:
+    """Show what the group NAME has committed, beside what each partition holds.
+
+    The partition holds the offsets from `start` up to, but without, `end`; `committed` is the next
+    one that the group will read. See `millstream lag --help` for the other columns.
+
+    \b
+    Example:
+      millstream group describe billing
+    """
+    with connect(folder) as log:
+        found = log.lag(known_group(log, name))
+        committed = log.committed_offsets(name)
+    rows = []
+    for one in found:
+        place = committed.get(TopicPartition(one.topic, one.partition))
+        if place is not None:  # the topic was not deleted between the two looks
+            said = {"committed_ms": place.committed_ms, "metadata": place.metadata}
+            rows.append({**lag_row(one), **said})
+    show(rows, _DESCRIBE_COLUMNS, as_json=as_json)
+    if not as_json:
+        advise(found)
+
+
+@group.command()
+@click.argument("name")
+@click.option("--topic", required=True, help="In which topic.")
+@click.option(
+    "--to",
+    required=True,
+    metavar="earliest|latest|OFFSET|TIME",
+    help="The next record to read; a TIME is ISO 8601, in UTC if it names no zone, and means the "
+    "first record at it or later.",
+)
+@click.option(
+    "--partition",
+    "partitions",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="In this partition only; may be given several times.",
+)
+@yes_option
+@log_option
+@json_option
+def reset(
+    name: str,
+    topic: str,
+    to: str,
+    partitions: tuple[int, ...],
+    folder: Path,
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Change where the group NAME goes on in a topic.
+
+    Stop the group's readers first: one that goes on running commits its own offsets over these. A
+    group that has committed nothing yet may be given a place to begin.
+
+    \b
+    Examples:
+      millstream group reset billing --topic clicks --to earliest
+      millstream group reset billing --topic clicks --to 2026-11-21T10:00 --yes
+      millstream group reset billing --topic clicks --to 1200 --partition 0
+    """
+    position = parse_position("--to", to, ("earliest", "latest"))
+    reader = LogReader(folder)
+    numbers = check_partitions(reader, topic, partitions)
+    after = offsets_at(reader, topic, numbers, position, option="--to")
+    with connect(folder) as log:
+        committed = log.committed_offsets(name)
+        rows = []
+        for number, offset in after.items():
+            found = committed.get(TopicPartition(topic, number))
+            before = None if found is None else found.offset
+            rows.append({"topic": topic, "partition": number, "before": before, "after": offset})
+        if not as_json:
+            show_table(rows, _RESET_COLUMNS)
+        if not yes:
+            ask(f"let group {name} go on there?")
+        log.commit_offsets(
+            name, {TopicPartition(topic, number): offset for number, offset in after.items()}
+        )
+    if as_json:
+        show_json(rows)
+    else:
+        click.echo(f"group {name} goes on there")
+
+
+@group.command()
+@click.argument("name")
+@yes_option
+@log_option
+@json_option
+def delete(name: str, folder: Path, *, yes: bool, as_json: bool) -> None:
+    """Forget what the group NAME has committed. No record is removed.
+
+    A reader of that name begins anew, where its --from or start says.
+
+    \b
+    Example:
+      millstream group delete billing --yes
+    """
+    with connect(folder) as log:
+        places = len(log.committed_offsets(known_group(log, name)))
+        if not yes:
+            ask(f"forget the {counted(places, 'committed offset')} of group {name}?")
+        forgotten = log.forget_group(name)
+    tell(
+        f"deleted group {name} and its {counted(forgotten, 'committed offset')}",
+        {"group": name, "committed_offsets": forgotten},
+        as_json=as_json,
+    )
+
+
+def _summary(name: str, found: Sequence[Lag]) -> dict[str, object]:
+    return {
+        "group": name,
+        "topics": sorted({one.topic for one in found}),
+        "partitions": len(found),
+        "behind": sum(one.behind for one in found),
+        "at_risk": sum(one.at_risk for one in found),
+        "lost": sum(one.lost for one in found),
+        "state": _worst(found),
+    }
+
+
+def _worst(found: Sequence[Lag]) -> str:
+    states = {one.state for one in found}
+    return next((state for state in ("lost", "at risk") if state in states), "ok")
+
+
+def _topics(row: Row) -> str:
+    return ", ".join(row["topics"])
+
+
+_LIST_COLUMNS = [
+    Column("group", left=True),
+    Column("topics", _topics, left=True),
+    Column("partitions"),
+    Column("behind"),
+    Column("state", state_text, left=True),
+]
+_DESCRIBE_COLUMNS = [
+    Column("partition", lambda row: f"{row['topic']}/{row['partition']}", left=True),
+    Column("committed", "committed_offset"),
+    Column("start", "log_start"),
+    Column("end", "end_offset"),
+    Column("behind"),
+    Column("at risk", "at_risk"),
+    Column("lost"),
+    Column("committed at", lambda row: moment(row["committed_ms"]), left=True),
+]
+_RESET_COLUMNS = [
+    Column("partition", lambda row: f"{row['topic']}/{row['partition']}", left=True),
+    Column("before"),
+    Column("after"),
+]

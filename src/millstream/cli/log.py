@@ -1,0 +1,220 @@
+"""``millstream log``: look over the folder of a log, mend it, and tell what it holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from millstream.log.findings import Finding
+    from millstream.log.repair import Repaired
+    from millstream.log.statistics import PartitionFacts
+
+folder_argument = click.argument(
+    "folder",
+    metavar="[DIR]",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("data"),
+    envvar="MILLSTREAM_LOG",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+
+
+@click.group()
+def log() -> None:
+    """Verify, repair and measure the folder of a log.
+
+    DIR is the folder; if it is not given, $MILLSTREAM_LOG or ./data.
+
+    \b
+    Examples:
+      millstream log verify ./data
+      millstream log repair ./data
+      millstream log stat ./data
+    """
+
+
+@log.command()
+@folder_argument
+@json_option
+@click.pass_context
+def verify(context: click.Context, folder: Path, *, as_json: bool) -> None:
+    """Read everything in the log DIR and say what is wrong with it.
+
+    Changes nothing, and may run while another process writes. Exits with 0 if every committed
+    record can be read, with 1 if not.
+
+    \b
+    Example:
+      millstream log verify ./data
+    """
+    found = _look_over(folder)
+    if as_json:
+        click.echo(json.dumps([_plain(one) for one in found], indent=2))
+    else:
+        for finding in found:
+            click.echo(_line(finding))
+        click.echo(f"{folder}: {_verdict(found)}")
+    if any(finding.lost for finding in found):
+        context.exit(1)
+
+
+@log.command()
+@folder_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def repair(folder: Path, *, yes: bool, as_json: bool) -> None:
+    """Give up what cannot be read in the log DIR, so that everything else can.
+
+    Offsets that cannot be read stay empty; damaged files are kept in DIR/quarantine. A file that a
+    backup has is better restored than given up. Nobody else may write to the log meanwhile.
+
+    \b
+    Example:
+      millstream log repair ./data
+    """
+    from millstream.log.repair import repair as repair_folder
+
+    found = [finding for finding in _look_over(folder) if finding.kind != "quarantine"]
+    if found and not yes:
+        for finding in found:
+            click.echo(_line(finding), err=as_json)
+        click.confirm(_question(found), abort=True, err=as_json)
+    repaired: list[Repaired] = []
+    if found:
+        with _progress("repairing") as progress:
+            repaired = repair_folder(folder, progress=progress)
+    if as_json:
+        click.echo(json.dumps([_plain(one) for one in repaired], indent=2))
+        return
+    for one in repaired:
+        click.echo(_done(one))
+    if not repaired:
+        click.echo(f"{folder}: {'mended; ' if found else ''}nothing was given up")
+
+
+@log.command()
+@folder_argument
+@json_option
+def stat(folder: Path, *, as_json: bool) -> None:
+    """Show what each partition of the log DIR holds.
+
+    Offsets from `start` up to, but without, `end` are committed. `damaged` are offsets that are
+    known to be unreadable; `millstream log verify` looks for more. Times are in UTC.
+
+    \b
+    Example:
+      millstream log stat ./data --json
+    """
+    from millstream.log.statistics import measure
+
+    facts = measure(folder)
+    if as_json:
+        click.echo(json.dumps([_plain(one) for one in facts], indent=2))
+    elif facts:
+        _print_table(facts)
+    else:
+        click.echo(f"no topics in {folder}; make one with: millstream topic create NAME")
+
+
+def _look_over(folder: Path) -> list[Finding]:
+    from millstream.log.inspection import inspect
+
+    with _progress("reading") as progress:
+        return list(inspect(folder, progress=progress))
+
+
+@contextmanager
+def _progress(doing: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Show on a terminal how far it is; give what is to be called with bytes done and in all."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(doing, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def _line(finding: Finding) -> str:
+    severity = "lost    " if finding.lost else "harmless"
+    return f"{severity}  {finding.kind}: {finding.where}: {finding.text}; {finding.advice}"
+
+
+def _verdict(found: Sequence[Finding]) -> str:
+    lost = sum(finding.lost for finding in found)
+    if lost:
+        places = "place" if lost == 1 else "places"
+        return f"records are lost or cannot be read in {lost} {places}"
+    return "every committed record can be read" if found else "whole"
+
+
+def _question(found: Sequence[Finding]) -> str:
+    count = sum(
+        one.end - one.start for one in found if one.start is not None and one.end is not None
+    )
+    if not count:
+        return "mend this? No offset is given up"
+    offsets = "offset" if count == 1 else "offsets"
+    return f"mend this, and give up {count} {offsets} for good? The damaged files are kept aside"
+
+
+def _done(one: Repaired) -> str:
+    name = f"{one.topic}/{one.partition}"
+    kept = f"the file as it was: {one.kept}" if one.kept else f"see {one.note}"
+    if one.start == one.end:
+        return f"{name}: stray bytes were taken out; {kept}"
+    return f"{name}: offsets [{one.start}, {one.end}) were given up; {kept}"
+
+
+def _plain(one: Finding | Repaired | PartitionFacts) -> dict[str, object]:
+    values = dataclasses.asdict(one)
+    return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+
+
+def _print_table(facts: Sequence[PartitionFacts]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    columns: dict[str, Callable[[PartitionFacts], str]] = {
+        "segments": lambda one: str(one.segments),
+        "bytes": lambda one: f"{one.size_bytes:,}",
+        "start": lambda one: str(one.start),
+        "end": lambda one: str(one.end),
+        "oldest": lambda one: _time(one.oldest_ms),
+        "newest": lambda one: _time(one.newest_ms),
+    }
+    if any(one.open_transactions for one in facts):
+        columns["open transactions"] = lambda one: str(one.open_transactions)
+    if any(one.damaged for one in facts):
+        columns["damaged"] = lambda one: " ".join(f"[{start}, {end})" for start, end in one.damaged)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("partition")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for one in facts:
+        cells = (cell(one) for cell in columns.values())
+        table.add_row(f"{one.topic}/{one.partition}", *cells)
+    Console(markup=False).print(table)
+
+
+def _time(timestamp_ms: int | None) -> str:
+    if timestamp_ms is None:
+        return ""
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{timestamp_ms} ms"  # a producer may write any number
+    return moment.strftime("%Y-%m-%d %H:%M")

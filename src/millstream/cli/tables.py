@@ -1,0 +1,123 @@
+"""What the commands of the log share: the option for its folder, and one way to print tables.
+
+A table is for people: in a terminal it fits the screen, in a pipe nothing is cut off. With ``--json``
+the same rows are printed for programs, with plain numbers in the units that end their names.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from millstream.errors import ConfigError
+
+Row = Mapping[str, Any]
+
+_PIPE_WIDTH = 10_000  # a pipe has no screen to fit
+
+log_option = click.option(
+    "--log",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("data"),
+    envvar="MILLSTREAM_LOG",
+    show_default="./data",
+    show_envvar=True,
+    help="Folder of the log.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its title, and what it shows of a row (by default the value of that name)."""
+
+    title: str
+    cell: str | Callable[[Row], object] = ""
+    left: bool = False
+
+    def text(self, row: Row) -> Text:
+        """Return what stands in this column for a row; a value that is not there is a dash."""
+        value = self.cell(row) if callable(self.cell) else row[self.cell or self.title]
+        if isinstance(value, Text):
+            return value
+        return Text("-" if value is None else str(value))
+
+
+def show(rows: Sequence[Row], columns: Sequence[Column], *, as_json: bool) -> None:
+    """Print rows: as one JSON array, or the columns of them as a table."""
+    if as_json:
+        show_json(rows)
+    else:
+        show_table(rows, columns)
+
+
+def show_json(value: object) -> None:
+    """Print a value as JSON over several lines."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def show_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    """Print columns of rows. Names are folded if the screen is too narrow; numbers stay whole."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for column in columns:
+        table.add_column(
+            Text(column.title),
+            justify="left" if column.left else "right",
+            overflow="fold",
+            no_wrap=not column.left,
+            vertical="top",
+        )
+    for row in rows:
+        table.add_row(*(column.text(row) for column in columns))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPE_WIDTH)
+    console.print(table)
+
+
+def tell(sentence: str, values: Mapping[str, object], *, as_json: bool) -> None:
+    """Print what was done: a sentence, or the values in it as JSON."""
+    if as_json:
+        show_json(values)
+    else:
+        click.echo(sentence)
+
+
+def ask(question: str) -> None:
+    """Return if the answer is yes.
+
+    Raises:
+        click.Abort: it is no.
+        ConfigError: there was none.
+    """
+    click.echo(f"{question} [y/N]: ", err=True, nl=False)
+    answer = sys.stdin.readline()
+    if not answer:
+        click.echo(err=True)
+        raise ConfigError(f"nobody answered {question!r}; give --yes to do it without asking")
+    if answer.strip().lower() not in {"y", "yes"}:
+        raise click.Abort
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``1 record``, ``2 records``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def moment(timestamp_ms: int) -> str:
+    """Return a time as people read it, in UTC, to the second."""
+    when = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    return when.strftime("%Y-%m-%d %H:%M:%SZ")
