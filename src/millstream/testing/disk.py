@@ -7,8 +7,9 @@ It implements ``millstream.log.files.Files``. What it can do to a program, all f
 - ``restart(power_lost=True)``: every page that was not synced keeps any one of the contents that it
   had since the last sync, independently of the others, the file ends anywhere between its synced
   and its last size, and names made without syncing the folder may be gone;
-- take fewer bytes than given (``short_writes``), be full (``capacity_bytes``), and fail a sync
-  (``fail_sync_at``): the kernel then forgets what was to be written, but still shows it.
+- take fewer bytes than given (``short_writes``), be full (``capacity_bytes``), fail a write or a read
+  (``fail_write_at``, ``fail_read_at``), and fail a sync (``fail_sync_at``): the kernel then forgets
+  what was to be written, but still shows it.
 
 Not simulated: sectors that change by themselves (tests damage bytes with :meth:`damage`), and
 folders: they are as durable as the files in them.
@@ -95,8 +96,8 @@ class SimulatedDisk:
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)  # noqa: S311 - reproducible on purpose
-        self._names: dict[Path, _File] = {}
-        self._stored_names: dict[Path, _File] = {}
+        self._names: dict[str, _File] = {}  # paths as text: they are looked up all the time
+        self._stored_names: dict[str, _File] = {}
         self._handles: dict[int, _File] = {}
         self._next_handle = 3
         self._boot = 1
@@ -104,6 +105,9 @@ class SimulatedDisk:
         self.steps = 0
         self.crash_at: int | None = None
         self.fail_sync_at: int | None = None
+        self.fail_write_at: int | None = None
+        self.fail_read_at: int | None = None
+        self.reads_failed = 0
         self.short_writes = 0.0
         self.capacity_bytes: int | None = None
 
@@ -114,6 +118,7 @@ class SimulatedDisk:
         self._dead = False
         self._handles.clear()
         self.steps, self.crash_at, self.fail_sync_at = 0, None, None
+        self.fail_write_at = self.fail_read_at = None
         self.short_writes, self.capacity_bytes = 0.0, None
         if not power_lost:
             return
@@ -129,7 +134,7 @@ class SimulatedDisk:
 
     def damage(self, path: Path, position: int, data: bytes) -> None:
         """Change bytes on the disk behind everybody's back."""
-        file = self._names[path]
+        file = self._names[str(path)]
         file.seen[position : position + len(data)] = data
         file.stored[position : position + len(data)] = data
 
@@ -147,13 +152,14 @@ class SimulatedDisk:
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
         if self._dead:
             raise SimulatedCrash
-        if path not in self._names:
+        name = str(path)
+        if name not in self._names:
             if not (write and create):
-                raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+                raise FileNotFoundError(errno.ENOENT, "no such file", name)
             self.step()
-            self._names[path] = _File()
+            self._names[name] = _File()
         self._next_handle += 1
-        self._handles[self._next_handle] = self._names[path]
+        self._handles[self._next_handle] = self._names[name]
         return self._next_handle
 
     def close(self, handle: int) -> None:
@@ -163,6 +169,10 @@ class SimulatedDisk:
         return len(self._handles[handle].seen)
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
+        if self.fail_read_at is not None and self.steps >= self.fail_read_at:
+            self.fail_read_at = None
+            self.reads_failed += 1
+            raise OSError(errno.EIO, "input/output error")
         return bytes(self._handles[handle].seen[position : position + size])
 
     def pwrite(self, handle: int, data: bytes | memoryview, position: int) -> int:
@@ -173,6 +183,10 @@ class SimulatedDisk:
         except SimulatedCrash:
             file.write(position, content[: self._rng.randint(0, len(content))])
             raise
+        if self.fail_write_at is not None and self.steps >= self.fail_write_at:
+            self.fail_write_at = None
+            file.write(position, content[: self._rng.randint(0, len(content))])
+            raise OSError(errno.EIO, "input/output error")
         if self.capacity_bytes is not None:
             room = self.capacity_bytes - self._used()
             if room <= 0:
@@ -211,10 +225,11 @@ class SimulatedDisk:
 
     def sync_folder(self, path: Path) -> None:
         self.step()
+        folder = str(path)
         for name, file in self._names.items():
-            if name.parent == path:
+            if name.rpartition("/")[0] == folder:
                 self._stored_names[name] = file
-        for name in [name for name in self._stored_names if name.parent == path]:
+        for name in [one for one in self._stored_names if one.rpartition("/")[0] == folder]:
             if name not in self._names:
                 del self._stored_names[name]
 
@@ -223,18 +238,18 @@ class SimulatedDisk:
 
     def names(self, path: Path) -> list[str]:
         start = len(str(path)) + 1
-        return sorted({str(name)[start:].partition("/")[0] for name in self._below(path)})
+        return sorted({name[start:].partition("/")[0] for name in self._below(path)})
 
     def exists(self, path: Path) -> bool:
-        return path in self._names or bool(self._below(path))
+        return str(path) in self._names or bool(self._below(path))
 
     def rename(self, source: Path, target: Path) -> None:
         self.step()
-        self._names[target] = self._names.pop(source)
+        self._names[str(target)] = self._names.pop(str(source))
 
     def remove(self, path: Path) -> None:
         self.step()
-        self._names.pop(path, None)
+        self._names.pop(str(path), None)
 
     def remove_folder(self, path: Path) -> None:
         self.step()
@@ -256,9 +271,9 @@ class SimulatedDisk:
     def boot_id(self) -> bytes:
         return self._boot.to_bytes(16, "big")
 
-    def _below(self, folder: Path) -> list[Path]:
+    def _below(self, folder: Path) -> list[str]:
         start = f"{folder}/"
-        return [name for name in self._names if str(name).startswith(start)]
+        return [name for name in self._names if name.startswith(start)]
 
     def _handle(self, handle: int) -> _File:
         if self._dead:
@@ -266,7 +281,7 @@ class SimulatedDisk:
         return self._handles[handle]
 
     def _used(self) -> int:
-        return sum(len(file.seen) for path, file in self._names.items() if path.suffix != ".mm")
+        return sum(len(file.seen) for name, file in self._names.items() if not name.endswith(".mm"))
 
 
 def _apply(content: bytearray, position: int, data: bytes | None) -> None:
