@@ -436,7 +436,7 @@ def test(arguments: Sequence[str]) -> int:
     if arguments:
         return pytest(arguments, env)
     return worst(
-        pytest(there("tests/unit", "tests/simulation"), env),
+        pytest([*there(*QUICK_TESTS), "-m", "not thorough"], env),
         pytest([*there("tests/spark"), "-m", "quick"], env) if there("tests/spark") else 0,
     )
 
@@ -521,6 +521,7 @@ def usage(arguments: Sequence[str]) -> int:
     return 0
 
 
+QUICK_TESTS = ("tests/unit", "tests/contract", "tests/faults", "tests/simulation")
 PYTEST: tuple[str | Path, ...] = (python_of(ENVIRONMENT), "-m", "pytest", "-q")
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "setup": setup,
