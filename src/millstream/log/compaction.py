@@ -209,7 +209,8 @@ class _Pass:
                 self._merge(group)
         except _GoneError:
             return
-        except CorruptBatchError as error:
+        except (CorruptBatchError, pa.ArrowException) as error:
+            # Arrow refuses a column of more than 2 GiB; a segment of such keys stays as it is.
             self._leave_aside(self._reading, str(error))
 
     # -- what there is ------------------------------------------------------------------------
@@ -280,7 +281,7 @@ class _Pass:
             if latest.full or self._stopped():
                 break
             for part in self._records(place, ("offset", "key")):
-                latest.add(part["key"], part["offset"])
+                latest.add(part["key"], np.asarray(part["offset"]))
             end = place + 1
         return [place for place in places if place < end]
 

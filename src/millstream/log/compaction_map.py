@@ -1,7 +1,7 @@
 """The latest offset of each key: what compaction must know before it can remove anything.
 
 Keys are kept whole, so two keys are never taken for one. Everything is done on columns: records are
-added block by block, gathered, and grouped by key when as much has gathered as there is already.
+added block by block and gathered; they are merged with what there is when they have become as much.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import pyarrow.compute as pc
 
 from millstream.log.varint import Int64s
 
-_GATHER_BYTES = 16 * 1024 * 1024  # not worth grouping before
-_ROW_BYTES = 12  # what a row takes besides its key: the offset, and where the key ends
-_SCHEMA = pa.schema([("key", pa.binary()), ("offset", pa.int64())])
+_GATHER_BYTES = 16 * 1024 * 1024  # not worth merging before
+_KEY_END_BYTES = 4  # what a key takes in a column besides itself
 
 
 class LatestOffsets:
@@ -28,27 +27,31 @@ class LatestOffsets:
     def __init__(self, *, keys_max: int, key_bytes_max: int) -> None:
         self._keys_max = keys_max
         self._key_bytes_max = key_bytes_max
-        self._grouped = _SCHEMA.empty_table()
-        self._added: list[pa.RecordBatch] = []
-        self._added_rows = 0
+        self._keys = pa.nulls(0, pa.binary())  # each once; its offset is at the same place
+        self._offsets: Int64s = np.empty(0, np.int64)
+        self._added: list[tuple[pa.Array, Int64s]] = []
+        self._added_count = 0
         self._added_bytes = 0
 
-    def add(self, keys: pa.Array, offsets: pa.Array) -> None:
-        """Note records, in any order. Those without a key are left out: they are nobody's latest."""
-        batch = pa.RecordBatch.from_arrays([keys, offsets], schema=_SCHEMA)
+    def add(self, keys: pa.Array, offsets: Int64s) -> None:
+        """Note records, which are later than all before, and in the order of offsets.
+
+        Those without a key are left out: they are nobody's latest.
+        """
         if keys.null_count:
-            batch = batch.filter(keys.is_valid())
-        self._added.append(batch)
-        self._added_rows += batch.num_rows
-        self._added_bytes += batch.nbytes
-        if self._added_bytes > max(_GATHER_BYTES, self._grouped.nbytes):
-            self._group()
+            present = keys.is_valid()
+            keys, offsets = keys.filter(present), offsets[np.asarray(present)]
+        self._added.append((keys, offsets))
+        self._added_count += len(keys)
+        self._added_bytes += keys.nbytes
+        if self._added_bytes > max(_GATHER_BYTES, self._keys.nbytes):
+            self._merge()
 
     @property
     def full(self) -> bool:
         """Whether it holds more than it may; it may say so up to a fifth too early."""
-        if self._holds_too_much() and 4 * self._added_bytes > self._grouped.nbytes:
-            self._group()  # a key that was known already takes no more room
+        if self._holds_too_much() and 4 * self._added_bytes > self._keys.nbytes:
+            self._merge()  # a key that was known already takes no more room
         return self._holds_too_much()
 
     def latest(self, keys: pa.ChunkedArray) -> Int64s:
@@ -57,20 +60,28 @@ class LatestOffsets:
         Takes time for every key in the map, so ask for many at once.
         """
         if self._added:
-            self._group()
-        places = pc.index_in(keys, value_set=self._grouped["key"])
+            self._merge()
         found = np.full(len(keys), -1, np.int64)
-        offsets = np.asarray(self._grouped["offset"])
-        found[np.asarray(places.is_valid())] = offsets[np.asarray(places.drop_null())]
+        at = 0
+        for places in pc.index_in(keys, value_set=self._keys).chunks:
+            known = np.asarray(places.is_valid())
+            part = found[at : at + len(places)]
+            part[known] = self._offsets[np.asarray(places.drop_null())]
+            at += len(places)
         return found
 
-    def _group(self) -> None:
-        table = pa.concat_tables([self._grouped, pa.Table.from_batches(self._added, _SCHEMA)])
-        grouped = table.group_by("key", use_threads=False).aggregate([("offset", "max")])
-        self._grouped = grouped.rename_columns(["key", "offset"])
-        self._added, self._added_rows, self._added_bytes = [], 0, 0
+    def _merge(self) -> None:
+        columns = [self._keys, *(keys for keys, _ in self._added)]
+        encoded = pa.chunked_array(columns, pa.binary()).dictionary_encode()
+        codes = np.concatenate([np.asarray(chunk.indices) for chunk in encoded.chunks])
+        self._keys = encoded.chunk(encoded.num_chunks - 1).dictionary  # the last one has them all
+        latest = np.empty(len(self._keys), np.int64)
+        # Of several offsets for one key the last one stands, and that is the latest.
+        latest[codes] = np.concatenate([self._offsets, *(offsets for _, offsets in self._added)])
+        self._offsets = latest
+        self._added, self._added_count, self._added_bytes = [], 0, 0
 
     def _holds_too_much(self) -> bool:
-        keys = self._grouped.num_rows + self._added_rows
-        size = self._grouped.nbytes + self._added_bytes - keys * _ROW_BYTES
-        return bool(keys > self._keys_max or size > self._key_bytes_max)
+        count = len(self._keys) + self._added_count
+        size = self._keys.nbytes + self._added_bytes - count * _KEY_END_BYTES
+        return bool(count > self._keys_max or size > self._key_bytes_max)

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from millstream.errors import CorruptionError
+from millstream.errors import ConfigError, CorruptionError
 from millstream.log.files import Files, size_of
 from millstream.log.recovery import DurableEnd
 from millstream.log.segment import segment_offsets
 from millstream.log.state_file import StateFile
 from millstream.log.topics import Catalog, Topic, partition_folder
+
+
+@contextmanager
+def opening(folder: Path) -> Iterator[None]:
+    """Turn what the system refuses while a folder is opened into one clear error.
+
+    Raises:
+        ConfigError: check the folder's rights and the disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"the log {folder} cannot be opened for writing: {error}; check the folder's rights "
+            "and the disk, then open it again"
+        ) from error
 
 
 def durable_end(

@@ -11,8 +11,8 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -44,7 +44,7 @@ from millstream.log.state_file import (
     StateFile,
     check_same_folder,
 )
-from millstream.log.takeover import durable_end, remove_leftovers, remove_topic
+from millstream.log.takeover import durable_end, opening, remove_leftovers, remove_topic
 from millstream.log.topics import (
     Catalog,
     Topic,
@@ -102,7 +102,7 @@ class LogWriter:
         TopicConfig.parse(self._defaults)
         self._topics_lock = threading.Lock()
         self._closing = ExitStack()
-        with ExitStack() as undo, _opening(self.folder):
+        with ExitStack() as undo, opening(self.folder):
             files.make_folder(self.folder)
             lock = FolderLock(self.folder, files)
             undo.callback(lock.release)
@@ -580,17 +580,6 @@ class LogWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@contextmanager
-def _opening(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"the log {folder} cannot be opened for writing: {error}; check the folder's rights "
-            "and the disk, then open it again"
-        ) from error
 
 
 def _disable_in_child() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -1145,7 +1146,7 @@ def test_the_map_knows_the_latest_offset_of_every_key(
     model: dict[bytes, int] = {}
     offset = 0
     for keys in blocks:
-        latest.add(pa.array(keys, pa.binary()), pa.array(range(offset, offset + len(keys))))
+        latest.add(pa.array(keys, pa.binary()), np.arange(offset, offset + len(keys)))
         model.update({key: offset + place for place, key in enumerate(keys) if key is not None})
         offset += len(keys)
         if len(model) > keys_max:
