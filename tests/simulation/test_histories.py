@@ -70,7 +70,7 @@ def forget_to_cut_a_torn_tail(patch: pytest.MonkeyPatch) -> None:
         before(self, *arguments, **options)  # type: ignore[arg-type]
         self.size = self._files.size(self._handle)
 
-    patch.setattr(Recovery, "_cut", lambda *_: None)
+    patch.setattr(Recovery, "_cut", lambda *_, **__: None)
     patch.setattr(Segment, "__init__", behind_what_is_there)
 
 

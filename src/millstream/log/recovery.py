@@ -239,7 +239,7 @@ class Recovery:
         if not self.must_keep(path, scan, durable):
             scan = scan.first_run()  # cases A, C, D, E
         if scan.position < scan.size:
-            self._cut(path, scan)
+            self._cut(path, scan, damaged=scan.end_offset < durable.offset)
         end = max(scan.end_offset, durable.offset)
         damaged = [*scan.damaged]
         if scan.end_offset < end:
@@ -320,13 +320,13 @@ class Recovery:
         segment.close()
         return fresh, SealedSegment(segment.base_offset, made)
 
-    def _cut(self, path: Path, scan: Scan) -> None:
+    def _cut(self, path: Path, scan: Scan, *, damaged: bool) -> None:
         rest = self._read(path, scan.position, scan.size - scan.position)
         self._quarantine_bytes(path, scan.position, rest)
         _log.warning(
-            "cut %d bytes that were never acknowledged off %s at byte %d (offset %d); "
-            "they are kept in %s",
+            "cut %d bytes that %s off %s at byte %d (offset %d); they are kept in %s",
             len(rest),
+            "cannot be read" if damaged else "were never acknowledged",
             path,
             scan.position,
             scan.end_offset,
