@@ -33,7 +33,7 @@ import pyarrow as pa
 from millstream.errors import CorruptBatchError, DiskFullError
 from millstream.log import aborted
 from millstream.log.batch import OFFSET_MAX, damaged
-from millstream.log.compaction_map import LatestOffsets
+from millstream.log.compaction_map import LatestOffsets, numbers, present
 from millstream.log.compaction_plan import (
     AbortedRanges,
     RecordFacts,
@@ -56,8 +56,8 @@ from millstream.log.segment import read_blocks, segment_name
 if TYPE_CHECKING:
     from millstream.log.writer import LogWriter
 
-KEYS_MAX = 4_000_000  # about 250 MB with keys of 20 bytes, while segments are looked up
-KEY_BYTES_MAX = 256 * 1024 * 1024
+KEYS_MAX = 2_000_000  # measured: with keys of 20 bytes, the map takes 400 MB at its peak
+KEY_BYTES_MAX = 128 * 1024 * 1024
 CLEANED_SUFFIX, MERGED_SUFFIX = ".cleaned", ".merged"
 _STRETCH_BYTES = 64 * 1024 * 1024  # segments are looked up together: each look-up costs a whole map
 _OFFSETS_MAX = 1 << 32  # offsets in an index are so wide, counted from the segment's first
@@ -247,9 +247,9 @@ class _Pass:
             if self._is_there(segment):
                 raise
             raise _GoneError from None
+        offset, position = segment.base_offset, 0
         try:
-            offset, position = segment.base_offset, 0
-            for block in read_blocks(self._files, handle, path, position=position, offset=offset):
+            for block in read_blocks(self._files, handle, path, position=0, offset=offset):
                 yield block
                 at, last = block.batches[-1]
                 offset, position = last.next_offset, block.position + at + last.size
@@ -281,7 +281,7 @@ class _Pass:
             if latest.full or self._stopped():
                 break
             for part in self._records(place, ("offset", "key")):
-                latest.add(part["key"], np.asarray(part["offset"]))
+                latest.add(part["key"], numbers(part["offset"], np.int64))
             end = place + 1
         return [place for place in places if place < end]
 
@@ -309,8 +309,8 @@ class _Pass:
         for place in places:
             for part in self._records(place, ("offset", "key", "value")):
                 keys.append(part["key"])
-                offsets.append(np.asarray(part["offset"]))
-                tombstones.append(np.asarray(part["value"].is_null()))
+                offsets.append(numbers(part["offset"], np.int64))
+                tombstones.append(~present(part["value"]))
             ends.append(sum(len(part) for part in keys))
         stale = latest.latest(pa.chunked_array(keys, pa.binary())) > np.concatenate(offsets)
         tombstone = np.concatenate(tombstones)
@@ -379,7 +379,7 @@ class _Pass:
         """Let a segment be that compaction cannot deal with, until the folder is opened again."""
         segment = self._segments[place]
         _log.error("%s is not compacted: %s", self._partition.path_of(segment), why)
-        set_aside(self._writer, self._partition, segment)
+        self._segments[place] = set_aside(self._writer, self._partition, segment)
 
     # -- merging ------------------------------------------------------------------------------
 

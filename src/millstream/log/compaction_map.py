@@ -6,14 +6,41 @@ added block by block and gathered; they are merged with what there is when they 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeVar
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.log.varint import Int64s
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Number = TypeVar("Number", np.int32, np.int64)
 _GATHER_BYTES = 16 * 1024 * 1024  # not worth merging before
 _KEY_END_BYTES = 4  # what a key takes in a column besides itself
+
+
+# Not numpy.asarray(): of Arrow's arrays it makes arrays by way of pandas, where that is installed.
+
+
+def numbers(array: pa.Array, kind: type[Number]) -> NDArray[Number]:
+    """Return an array without nulls, of numbers of this kind."""
+    first = array.offset
+    if not len(array):
+        return np.empty(0, kind)
+    return np.frombuffer(array.buffers()[1], kind)[first : first + len(array)]
+
+
+def present(array: pa.Array) -> NDArray[np.bool_]:
+    """Return which elements of an array are not null."""
+    bits = array.buffers()[0]
+    if bits is None:
+        return np.ones(len(array), bool)
+    first = array.offset
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+    return flags[first : first + len(array)].view(bool)
 
 
 class LatestOffsets:
@@ -39,8 +66,9 @@ class LatestOffsets:
         Those without a key are left out: they are nobody's latest.
         """
         if keys.null_count:
-            present = keys.is_valid()
-            keys, offsets = keys.filter(present), offsets[np.asarray(present)]
+            keys, offsets = keys.drop_null(), offsets[present(keys)]
+        if not len(keys):
+            return
         self._added.append((keys, offsets))
         self._added_count += len(keys)
         self._added_bytes += keys.nbytes
@@ -64,16 +92,15 @@ class LatestOffsets:
         found = np.full(len(keys), -1, np.int64)
         at = 0
         for places in pc.index_in(keys, value_set=self._keys).chunks:
-            known = np.asarray(places.is_valid())
             part = found[at : at + len(places)]
-            part[known] = self._offsets[np.asarray(places.drop_null())]
+            part[present(places)] = self._offsets[numbers(places.drop_null(), np.int32)]
             at += len(places)
         return found
 
     def _merge(self) -> None:
         columns = [self._keys, *(keys for keys, _ in self._added)]
         encoded = pa.chunked_array(columns, pa.binary()).dictionary_encode()
-        codes = np.concatenate([np.asarray(chunk.indices) for chunk in encoded.chunks])
+        codes = np.concatenate([numbers(chunk.indices, np.int32) for chunk in encoded.chunks])
         self._keys = encoded.chunk(encoded.num_chunks - 1).dictionary  # the last one has them all
         latest = np.empty(len(self._keys), np.int64)
         # Of several offsets for one key the last one stands, and that is the latest.

@@ -112,16 +112,21 @@ def replace_seal(
     return replaced[0] if replaced else None
 
 
-def set_aside(writer: LogWriter, partition: Partition, old: SealedSegment) -> None:
-    """Count a segment as damaged from here on, in memory only; the next opening looks for itself."""
-    damaged = replace(old.seal, damaged=((old.base_offset, old.seal.next_offset),))
+def set_aside(writer: LogWriter, partition: Partition, old: SealedSegment) -> SealedSegment:
+    """Return a segment as one that counts as damaged from here on, wherever records are at stake.
+
+    In memory only: the next opening looks for itself.
+    """
+    end_offset = old.seal.next_offset
+    fresh = old._replace(seal=replace(old.seal, damaged=((old.base_offset, end_offset),)))
 
     def swap() -> None:
         place = _place_of(partition, [old])
         if place is not None:
-            partition.sealed[place] = SealedSegment(old.base_offset, damaged)
+            partition.sealed[place] = fresh
 
     writer.exclusively(swap)
+    return fresh
 
 
 def _place_of(partition: Partition, olds: Sequence[SealedSegment]) -> int | None:
@@ -131,9 +136,7 @@ def _place_of(partition: Partition, olds: Sequence[SealedSegment]) -> int | None
     for place, segment in enumerate(partition.sealed):
         if segment is olds[0]:
             found = partition.sealed[place : place + len(olds)]
-            whole = len(found) == len(olds)
-            same = all(a is b for a, b in zip(found, olds, strict=False))
-            return place if whole and same else None
+            return place if list(map(id, found)) == list(map(id, olds)) else None
     return None
 
 

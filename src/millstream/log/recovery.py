@@ -344,13 +344,12 @@ class Recovery:
 
         1. Write and sync the copy. A crash leaves a part of it; the log still has the bytes, and
            the next recovery writes the copy again under the same name.
-        2. Sync the folder, and the one that it is in if it is new. Only then is the log cut.
+        2. Sync the folder; the one that it is in was synced before. Only then is the log cut.
         """
         topic, partition = path.parent.parent.name, path.parent.name
         name = f"{topic}.{partition}.{path.stem}.{position}.bytes"
-        if not self._files.exists(self._quarantine):
-            self._files.make_folder(self._quarantine)
-            self._files.sync_folder(self._quarantine.parent)
+        self._files.make_folder(self._quarantine)
+        self._files.sync_folder(self._quarantine.parent)
         handle = self._files.open(self._quarantine / name, write=True, create=True)
         try:
             self._files.truncate(handle, 0)

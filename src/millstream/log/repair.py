@@ -275,7 +275,8 @@ class _PartitionRepair:
            sync the folder. The first says that its segment reaches over the gap, and a file within
            it would be taken for a leftover. A crash leaves no seals: they are made from segments.
         3. Rename the new file, and sync the folder. A crash leaves it there or not.
-        4. Write the seals of both. A crash leaves some: the others are made from the segments.
+        4. Write what lies beside both, their seals last. A crash leaves some: the others are made from
+           the segments.
         """
         partition, files = self._partition, self._files
         path, draft = partition.folder / segment_name(start), self._draft_of(start)
@@ -287,23 +288,25 @@ class _PartitionRepair:
             writing.sync()
         scan = self._read_back(draft, start, end)
         scan.believe(known.aborted, [(start, end)])
-        made = [SealedSegment(start, scan.as_seal(end, ()))]
+        made = [(SealedSegment(start, scan.as_seal(end, ())), scan.aborted)]
         if before is not None:
-            shorter = replace(before.seal, next_offset=start, damaged=())
-            made.insert(0, SealedSegment(before.base_offset, shorter))
+            told = aborted.read(files, partition.path_of(before))
+            told = [one for one in told if one.last_offset < start]
+            shorter = replace(before.seal, next_offset=start, damaged=(), aborted=len(told))
+            made.insert(0, (SealedSegment(before.base_offset, shorter), told))
 
         def put() -> None:
-            for target in (path, *(partition.path_of(segment) for segment in made)):
-                files.remove(target.with_suffix(seal.SUFFIX))
+            for segment, _ in made:
+                files.remove(partition.path_of(segment).with_suffix(seal.SUFFIX))
             files.sync_folder(partition.folder)
             files.rename(draft, path)
             files.sync_folder(partition.folder)
             replace_file(files, path.with_suffix(".idx"), bytes(scan.index.content))
-            aborted.rewrite(files, path, scan.aborted)
-            for segment in made:
+            for segment, told in reversed(made):  # what one forgets, the other has by then
+                aborted.rewrite(files, partition.path_of(segment), told)
                 seal.write(files, partition.path_of(segment), segment.seal)
             place = 0 if before is None else partition.sealed.index(before)
-            partition.sealed[place : place + len(made) - 1] = made
+            partition.sealed[place : place + len(made) - 1] = [segment for segment, _ in made]
 
         with _told(path):
             self._writer.exclusively(put)
@@ -356,9 +359,8 @@ class _PartitionRepair:
         return note
 
     def _make_quarantine(self) -> None:
-        if not self._files.exists(self._quarantine):
-            self._files.make_folder(self._quarantine)
-            self._files.sync_folder(self._quarantine.parent)
+        self._files.make_folder(self._quarantine)
+        self._files.sync_folder(self._quarantine.parent)
 
     def _name(self, path: Path) -> str:
         return f"{path.parent.parent.name}.{path.parent.name}.{path.stem}"

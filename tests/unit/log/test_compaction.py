@@ -20,7 +20,7 @@ from kafka.record.default_records import DefaultRecordBatch as KafkaBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaBuilder
 
 from millstream.errors import DiskFullError, OutOfOrderSequenceError, SyncFailedError
-from millstream.log import index, seal
+from millstream.log import aborted, compaction, index, seal
 from millstream.log.batch import (
     CONTROL,
     DELETE_HORIZON,
@@ -280,6 +280,7 @@ class World:
             found = seal.read(self.disk, path, len(data))
             if found:
                 self.check_seal(found, path, base)
+                assert not opened or found.aborted == len(aborted.read(self.disk, path))
             if opened and following is not None:
                 assert headers[-1][1].next_offset == following
                 self.check_index(path, base, dict(headers))
@@ -1212,6 +1213,23 @@ def test_a_segment_known_as_damaged_is_left_and_its_neighbours_are_cleaned() -> 
     assert [one.base_offset for one in world.partition.sealed] == [0, 2, 4]
     assert headers_in_segment(world, 0) == [(0, 2, 0)]
     assert headers_in_segment(world, 4) == [(4, 6, 0), (6, 8, 2)]
+
+
+def test_a_segment_that_would_outgrow_its_index_is_left_like_a_damaged_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(100)
+    world.append([row(b"a"), row(b"%d" % (1 << 60))])
+    world.roll()
+    world.append([row(b"a", None)])
+    world.roll()
+    monkeypatch.setattr(compaction, "SEGMENT_BYTES_LIMIT", 80)
+    for _ in range(3):
+        world.compact()
+        world.check()
+        world.now_ms += RETENTION_MS
+    assert offsets_in(world) == [0, 1, 2]
+    assert caplog.text.count("it would grow to 88 bytes") == 1
 
 
 def test_nothing_is_compacted_while_aborted_transactions_are_not_known(
