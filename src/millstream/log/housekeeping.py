@@ -128,7 +128,9 @@ class Housekeeper:
                 writer.move_log_start(partition, start[0])
                 report.segments_removed += before - len(partition.sealed)
             if partition.config.compacts and not partition.closed:
-                report.segments_compacted += compact_partition(writer, partition, now_ms)
+                report.segments_compacted += compact_partition(
+                    writer, partition, now_ms, stopped=self._stopped.is_set
+                )
         except DiskFullError as error:
             _log.warning("housekeeping left %s for later: %s", partition.folder, error)
 

@@ -264,7 +264,7 @@ class LogReader:
         if start >= end:
             return end
         for block in self._blocks(found, partition, start, end, 4 << 20):
-            if max(header.max_timestamp_ms for _, header in block.batches) < timestamp_ms:
+            if all(header.max_timestamp_ms < timestamp_ms for _, header in block.batches):
                 continue
             batch = decode(block, start, end, ("offset", "timestamp"))
             times = np.asarray(batch["timestamp"].cast(pa.int64()))
@@ -417,7 +417,10 @@ class _SegmentReader:
         self._path = path
         self._base_offset = base_offset
         index_path = path.with_suffix(".idx")
-        content = read_whole(files, index_path) if files.exists(index_path) else b""
+        try:
+            content = read_whole(files, index_path)
+        except FileNotFoundError:  # none yet, or the segment is just being removed
+            content = b""
         self._index = SparseIndex(content, base_offset)
 
     def blocks(self, start: int, end: int, block_bytes: int) -> Iterator[Block]:

@@ -286,3 +286,14 @@ def test_a_crash_at_any_step_of_the_end_leaves_all_or_nothing(
             break
     assert ended
     assert outcomes == ({0, 1} if commit else {0})
+
+
+def test_a_time_is_looked_up_over_aborted_records(writer: LogWriter, tmp_path: Path) -> None:
+    identity = writer.transactions.register("x")
+    writer.transactions.begin(identity)
+    writer.append("a", 0, [batch(identity, 0, b"taken back")])
+    writer.transactions.end(identity, commit=False)
+    reader = LogReader(tmp_path)
+    assert reader.offset_for_time("a", 0, 0) == reader.end_offset("a", 0)
+    writer.append("a", 0, [encode_rows([Row(5, b"k", b"v")])])
+    assert reader.offset_for_time("a", 0, 1) == 2
