@@ -150,6 +150,7 @@ class History:
         rng, disk = self.rng, self.disk
         disk.crash_at = rng.choice([None, rng.randint(1, 12), rng.randint(1, 260)])
         disk.fail_sync_at = rng.choice([None, None, None, rng.randint(20, 200)])
+        armed = disk.fail_sync_at is not None
         disk.fail_write_at = rng.choice([None, None, None, rng.randint(1, 200)])
         disk.fail_read_at = rng.choice([None, None, None, rng.randint(1, 200)])
         disk.short_writes = rng.choice([0.0, 0.5])
@@ -166,11 +167,10 @@ class History:
                     self.synced()
         except SimulatedCrash:
             self.say("crash")
-        except SyncFailedError as error:
+        except (DiskFullError, SyncFailedError, ConfigError, CorruptionError) as error:
+            self.say(f"stopped: {error}")
+        if armed and disk.fail_sync_at is None:
             self.only_written.clear()  # the kernel may have dropped it, as the disk failed
-            self.say(f"stopped: {error}")
-        except (DiskFullError, ConfigError, CorruptionError) as error:
-            self.say(f"stopped: {error}")
 
     def reopen(self, *, power_lost: bool) -> None:
         self.disk.restart(power_lost=power_lost)
