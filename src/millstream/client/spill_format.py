@@ -20,12 +20,11 @@ sequence of each partition. It is replaced as a whole: one line, and its CRC-32C
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import google_crc32c
 
@@ -39,7 +38,8 @@ from millstream.log.batch import (
     header_fault,
     read_header,
 )
-from millstream.log.files import Files, read_whole, replace_file
+from millstream.log.checked import pack_checked, unpack_checked
+from millstream.log.files import Files, numbered, read_whole, replace_file
 from millstream.log.transactions import ProducerIdentity
 from millstream.record import TopicPartition
 
@@ -59,11 +59,7 @@ def spill_file_name(number: int) -> str:
 
 def spill_file_numbers(names: list[str]) -> list[int]:
     """Return the first numbers of the spill files among some names, ascending."""
-    return sorted(
-        int(name[:20])
-        for name in names
-        if len(name) == 20 + len(_SUFFIX) and name.endswith(_SUFFIX) and name[:20].isdigit()
-    )
+    return numbered(names, _SUFFIX)
 
 
 class Entry(NamedTuple):
@@ -151,7 +147,6 @@ class SpillState:
 def write_state(files: Files, folder: Path, state: SpillState) -> None:
     """Replace ``state.json``, durably; a crash leaves the old one or this. Raises OSError."""
     values = {
-        "version": _VERSION,
         "directory_id": state.directory_id,
         "name": state.name,
         "identity": list(state.identity),
@@ -160,8 +155,7 @@ def write_state(files: Files, folder: Path, state: SpillState) -> None:
         "number": state.number,
         "sequences": [[*name, sequence] for name, sequence in sorted(state.sequences.items())],
     }
-    line = json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode()
-    replace_file(files, folder / STATE_NAME, line + b"\n%08x\n" % google_crc32c.value(line))
+    replace_file(files, folder / STATE_NAME, pack_checked(values, version=_VERSION))
 
 
 def read_state(files: Files, folder: Path) -> SpillState | None:
@@ -173,9 +167,8 @@ def read_state(files: Files, folder: Path) -> SpillState | None:
     path = folder / STATE_NAME
     if not files.exists(path):
         return None
-    line, _, rest = read_whole(files, path).partition(b"\n")
     try:
-        values = _checked(line, rest)
+        values = unpack_checked(read_whole(files, path), version=_VERSION)
         producer_id, producer_epoch = values.pop("identity")
         sequences = {
             TopicPartition(topic, partition): sequence
@@ -188,13 +181,3 @@ def read_state(files: Files, folder: Path) -> SpillState | None:
             f"{path} cannot be used: {error}; restore it from a backup, or move {folder} away and "
             "lose the records that wait there"
         ) from error
-
-
-def _checked(line: bytes, rest: bytes) -> dict[str, Any]:
-    if rest != b"%08x\n" % google_crc32c.value(line):
-        raise ValueError("its bytes do not match its CRC-32C")
-    values: dict[str, Any] = json.loads(line)
-    version = values.pop("version")
-    if version != _VERSION:
-        raise ValueError(f"it has version {version}, and this program reads {_VERSION}")
-    return values

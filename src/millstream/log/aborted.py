@@ -16,12 +16,14 @@ Source: Kafka ``AbortedTxn``, ``TransactionIndex``.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import google_crc32c
 
-from millstream.log.files import Files, read_whole, write_whole
+from millstream.log.batch import TRANSACTIONAL, BatchHeader
+from millstream.log.files import Files, read_whole, replace_file
 from millstream.log.producers import AbortedRange
 
 SUFFIX = ".aborted"
@@ -60,16 +62,36 @@ def read(files: Files, path: Path) -> list[AbortedRange]:
 
 
 def rewrite(files: Files, path: Path, ranges: Sequence[AbortedRange]) -> None:
-    """Make the file say exactly ``ranges``, if it does not yet; synced when this returns."""
+    """Make the file beside ``path`` say exactly ``ranges``; without any there is none. Durable.
+
+    A reader finds the old file or the new one, and so does whoever opens the folder after a crash.
+    """
     target = path.with_suffix(SUFFIX)
-    exists = files.exists(target)
-    content = pack(ranges)
-    if not (exists or ranges) or (exists and read_whole(files, target) == content):
-        return
-    handle = files.open(target, write=True, create=True)
-    try:
-        files.truncate(handle, 0)
-        write_whole(files, handle, content, 0)
-        files.sync(handle)
-    finally:
-        files.close(handle)
+    known = read_whole(files, target) if files.exists(target) else None
+    if not ranges:
+        if known is not None:
+            files.remove(target)
+            files.sync_folder(target.parent)
+    elif known != pack(ranges):
+        replace_file(files, target, pack(ranges))
+
+
+class AbortedRanges:
+    """Which batches belong to transactions that were taken back."""
+
+    def __init__(self, ranges: Iterable[AbortedRange]) -> None:
+        self._by_producer: dict[int, list[AbortedRange]] = {}
+        for one in sorted(ranges, key=lambda one: one.last_offset):
+            self._by_producer.setdefault(one.producer_id, []).append(one)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_producer)
+
+    def cover(self, header: BatchHeader) -> bool:
+        """Return whether a batch of records was taken back."""
+        if not header.attributes & TRANSACTIONAL:
+            return False
+        # The transactions of one producer follow each other: only the next to end can cover it.
+        ranges = self._by_producer.get(header.producer_id, [])
+        place = bisect_left(ranges, header.base_offset, key=lambda one: one.last_offset)
+        return place < len(ranges) and ranges[place].first_offset <= header.base_offset

@@ -32,10 +32,10 @@ import pyarrow as pa
 
 from millstream.errors import CorruptBatchError, DiskFullError
 from millstream.log import aborted
+from millstream.log.aborted import AbortedRanges
 from millstream.log.batch import OFFSET_MAX, damaged
 from millstream.log.compaction_map import LatestOffsets, numbers, present
 from millstream.log.compaction_plan import (
-    AbortedRanges,
     RecordFacts,
     SegmentPlan,
     Terms,

@@ -24,40 +24,22 @@ Source: Kafka ``LogCleaner``, ``DefaultRecordBatch`` (delete horizon).
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from millstream.log.aborted import AbortedRanges
 from millstream.log.batch import CONTROL, DELETE_HORIZON, TRANSACTIONAL, BatchHeader
 from millstream.log.decoding import Block
 from millstream.log.markers import is_commit
-from millstream.log.producers import AbortedRange, ProducerStates
+from millstream.log.producers import ProducerStates
 from millstream.log.varint import Int64s
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-class AbortedRanges:
-    """Which batches belong to transactions that were taken back."""
-
-    def __init__(self, ranges: Iterable[AbortedRange]) -> None:
-        self._by_producer: dict[int, list[AbortedRange]] = {}
-        for one in sorted(ranges, key=lambda one: one.last_offset):
-            self._by_producer.setdefault(one.producer_id, []).append(one)
-
-    def cover(self, header: BatchHeader) -> bool:
-        """Return whether a batch of records was taken back."""
-        if not header.attributes & TRANSACTIONAL:
-            return False
-        # The transactions of one producer follow each other: only the next to end can cover it.
-        ranges = self._by_producer.get(header.producer_id, [])
-        place = bisect_left(ranges, header.base_offset, key=lambda one: one.last_offset)
-        return place < len(ranges) and ranges[place].first_offset <= header.base_offset
 
 
 class RecordFacts(NamedTuple):

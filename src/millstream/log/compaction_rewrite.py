@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -34,15 +33,13 @@ from millstream.log.boundaries import Bodies, find_records
 from millstream.log.compaction_plan import Stays, Verdict
 from millstream.log.compression import COMPRESSIONS, compress, decompress
 from millstream.log.decoding import Block
-from millstream.log.files import Files, write_whole
-from millstream.log.markers import encode_filler
+from millstream.log.files import Files, NewFile
+from millstream.log.markers import FILLER_OFFSETS_MAX, encode_filler
 from millstream.log.varint import Bytes, Int64s, read_varints, varint_columns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-NO_TIMESTAMP_MS = -1
-_FILLER_OFFSETS_MAX = 1 << 31  # the last offset delta is a signed 32-bit number
 _WRITE_BYTES = 4 * 1024 * 1024
 
 
@@ -51,10 +48,7 @@ class Draft:
 
     def __init__(self, files: Files, path: Path) -> None:
         self.path = path
-        self._files = files
-        self._handle = files.open(path, write=True, create=True)
-        files.truncate(self._handle, 0)  # one that could not be removed may lie there
-        self._position = 0
+        self._file = NewFile(files, path)
         self._parts: list[bytes] = []
         self._size = 0
         self._gone = (0, 0, 0)  # base offset and number of offsets for a filler, and leader epoch
@@ -62,18 +56,13 @@ class Draft:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._files.close(self._handle)
+    def __exit__(self, *error: object) -> None:
+        self._file.__exit__(*error)
 
     @property
     def size(self) -> int:
         """Bytes written or about to be."""
-        return self._position + self._size
+        return self._file.size + self._size
 
     def add(self, block: Block, verdicts: Iterable[Verdict]) -> None:
         """Write what the verdicts let stay of a block."""
@@ -100,12 +89,12 @@ class Draft:
         """Return when everything is on stable storage."""
         self._fill()
         self._write()
-        self._files.sync(self._handle)
+        self._file.sync()
 
     def _leave_out(self, header: BatchHeader) -> None:
         base, count, leader_epoch = self._gone
         more = header.last_offset_delta + 1
-        if count and count + more > _FILLER_OFFSETS_MAX:
+        if count and count + more > FILLER_OFFSETS_MAX:
             self._fill()
             count = 0
         if not count:
@@ -115,7 +104,7 @@ class Draft:
     def _fill(self) -> None:
         base, count, leader_epoch = self._gone
         if count:
-            filler = encode_filler(count, max_timestamp_ms=NO_TIMESTAMP_MS)
+            filler = encode_filler(count)
             self._gone = (0, 0, 0)
             self._put(filler.prefix(base, leader_epoch) + filler.tail)
 
@@ -126,9 +115,7 @@ class Draft:
             self._write()
 
     def _write(self) -> None:
-        data = b"".join(self._parts)
-        write_whole(self._files, self._handle, data, self._position)
-        self._position += len(data)
+        self._file.write(b"".join(self._parts))
         self._parts, self._size = [], 0
 
 

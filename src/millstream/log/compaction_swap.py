@@ -80,7 +80,7 @@ def replace_segments(
         replaced.append(fresh)
         with suppress(OSError):  # without a seal, all of this is made again by the next opening
             replace_file(files, path.with_suffix(".idx"), bytes(scan.index.content))
-            _replace_aborted(partition, path, scan)
+            aborted.rewrite(files, path, scan.aborted)
             seal.write(files, path, made)
         for old in olds[1:]:
             remove_segment(files, partition.folder, old.base_offset)
@@ -138,12 +138,3 @@ def _place_of(partition: Partition, olds: Sequence[SealedSegment]) -> int | None
             found = partition.sealed[place : place + len(olds)]
             return place if list(map(id, found)) == list(map(id, olds)) else None
     return None
-
-
-def _replace_aborted(partition: Partition, path: Path, scan: Scan) -> None:
-    """Name the aborted transactions of which something is left, in a file that is whole at any time."""
-    target = path.with_suffix(aborted.SUFFIX)
-    if scan.aborted:
-        replace_file(partition.files, target, aborted.pack(scan.aborted))
-    elif partition.files.exists(target):
-        partition.files.remove(target)

@@ -11,8 +11,9 @@ import fcntl
 import mmap
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 
 class Mapping(Protocol):
@@ -112,7 +113,7 @@ class DiskFiles:
     def names(self, path: Path) -> list[str]:
         try:
             return sorted(entry.name for entry in path.iterdir())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def exists(self, path: Path) -> bool:
@@ -174,6 +175,47 @@ def write_whole(files: Files, handle: int, data: bytes | memoryview, position: i
         rest = rest[taken:]
 
 
+class NewFile:
+    """A file that is written from its start to its end; what was there before is gone.
+
+    Leaving the context closes it. Errors are the disk's: OSError.
+    """
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files = files
+        self._handle = files.open(path, write=True, create=True)
+        self.size = 0
+        try:
+            files.truncate(self._handle, 0)
+        except BaseException:
+            files.close(self._handle)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close(self._handle)
+
+    def write(self, data: bytes) -> None:
+        """Add ``data`` at the end."""
+        write_whole(self._files, self._handle, data, self.size)
+        self.size += len(data)
+
+    def sync(self) -> None:
+        """Return when all of it is on stable storage."""
+        self._files.sync(self._handle)
+
+
+def numbered(names: Sequence[str], suffix: str) -> list[int]:
+    """Return the numbers of the files named by 20 digits and ``suffix`` among some, ascending."""
+    return sorted(
+        int(name[:20])
+        for name in names
+        if len(name) == 20 + len(suffix) and name.endswith(suffix) and name[:20].isdigit()
+    )
+
+
 def read_whole(files: Files, path: Path) -> bytes:
     """Return all bytes of a file."""
     handle = files.open(path)
@@ -203,12 +245,8 @@ def replace_file(files: Files, path: Path, data: bytes) -> None:
     3. Sync the folder. From here on the new file is there for good.
     """
     fresh = path.with_name(path.name + ".new")
-    handle = files.open(fresh, write=True, create=True)
-    try:
-        files.truncate(handle, 0)
-        write_whole(files, handle, data, 0)
-        files.sync(handle)
-    finally:
-        files.close(handle)
+    with NewFile(files, fresh) as file:
+        file.write(data)
+        file.sync()
     files.rename(fresh, path)
     files.sync_folder(path.parent)

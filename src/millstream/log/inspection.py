@@ -26,7 +26,8 @@ from millstream.log.owner import FORMAT_VERSION, read_format
 from millstream.log.partition_check import AT_OPENING, Circumstances, PartitionCheck, Place
 from millstream.log.segment import segment_name, segment_offsets
 from millstream.log.state_file import CLEAN, STATE_BYTES, STATE_NAME, PartitionState, StateFile
-from millstream.log.topics import Catalog, Topic, partition_folder
+from millstream.log.takeover import holds_bytes
+from millstream.log.topics import Topic, catalog_of, partition_folder
 from millstream.log.writer import NEEDS_VERIFY
 
 QUARANTINE = "quarantine"
@@ -136,10 +137,7 @@ class _Inspection:
     # -- the folder ---------------------------------------------------------------------------
 
     def _names(self, *parts: str) -> list[str]:
-        try:
-            return self._files.names(self._folder.joinpath(*parts))
-        except NotADirectoryError:
-            return []
+        return self._files.names(self._folder.joinpath(*parts))
 
     def _exists(self, name: str) -> bool:
         return self._files.exists(self._folder / name)
@@ -212,20 +210,13 @@ class _Inspection:
         for name in names:
             if name in known:
                 continue
-            if name in deleted or not self._holds_bytes(self._folder / "t" / name):
+            if name in deleted or not holds_bytes(self._files, self._folder / "t" / name):
                 text = "it is left of a topic that was being made or deleted"
                 yield self._finding("leftover", "harmless", text, AT_OPENING, "t", name)
                 continue
             text = "it holds records, but control.db knows no such topic"
             advice = "restore control.db from a backup, or move this folder away"
             yield self._finding("unknown folder", "records lost", text, advice, "t", name)
-
-    def _holds_bytes(self, folder: Path) -> bool:
-        return any(
-            size_of(self._files, folder / partition / name)
-            for partition in self._names("t", folder.name)
-            for name in self._names("t", folder.name, partition)
-        )
 
     def _of_quarantine(self) -> Iterator[Finding]:
         names = self._names(QUARANTINE)
@@ -239,15 +230,11 @@ class _Inspection:
 
     def _read_catalog(self) -> tuple[dict[str, Topic], set[str]]:
         """Return the topics, and the folders of those that are being deleted."""
-        if self._control is not None:
-            return _catalog(self._control)
-        if not self._exists(CONTROL_NAME):
+        if self._control is None and not self._exists(CONTROL_NAME):
             raise ConfigError(f"{CONTROL_NAME} is missing")
-        control = ControlDb.open(self._folder, write=False)
-        try:
-            return _catalog(control)
-        finally:
-            control.close()
+        with catalog_of(self._folder, self._control) as catalog:
+            deleted = {topic.folder_name for topic in catalog.deleted_topics().values()}
+            return catalog.topics(), deleted
 
     def _places(self, topics: dict[str, Topic]) -> list[Place]:
         return [
@@ -310,12 +297,6 @@ class _Inspection:
         if self._state is None:
             return None
         return self._state.partition(slot, place.topic_id, place.partition)
-
-
-def _catalog(control: ControlDb) -> tuple[dict[str, Topic], set[str]]:
-    catalog = Catalog(control)
-    deleted = {topic.folder_name for topic in catalog.deleted_topics().values()}
-    return catalog.topics(), deleted
 
 
 def _version(content: bytes) -> object:

@@ -28,6 +28,8 @@ from millstream.log.varint import encode_varint, read_varints
 _KEY = struct.Struct(">hh")
 _VALUE = struct.Struct(">hi")
 _ABORT, _COMMIT = 0, 1
+NO_TIMESTAMP_MS = -1  # Kafka's word for none: it keeps no segment from retention by age
+FILLER_OFFSETS_MAX = 1 << 31  # the last offset delta is a signed 32-bit number
 
 
 def encode_marker(
@@ -66,7 +68,11 @@ def is_commit(data: bytes, at: int, header: BatchHeader) -> bool | None:
 
 
 def encode_filler(
-    count: int, *, max_timestamp_ms: int, producer: ProducerStamp = NO_PRODUCER, attributes: int = 0
+    count: int,
+    *,
+    max_timestamp_ms: int = NO_TIMESTAMP_MS,
+    producer: ProducerStamp = NO_PRODUCER,
+    attributes: int = 0,
 ) -> EncodedBatch:
     """Return a batch without records that takes ``count`` offsets.
 

@@ -73,6 +73,12 @@ class ProducerStates:
 
     def __init__(self, entries: Mapping[int, ProducerEntry] | None = None) -> None:
         self._entries: dict[int, ProducerEntry] = dict(entries or {})
+        # Asked for at every commit, when there may be thousands of producers.
+        self._open = {
+            producer_id
+            for producer_id, entry in self._entries.items()
+            if entry.open_since is not None
+        }
         self._before: dict[int, ProducerEntry | None] = {}  # what to go back to
 
     def keep(self) -> None:
@@ -82,15 +88,22 @@ class ProducerStates:
     def rollback(self) -> None:
         """Forget everything noted since the last :meth:`keep`: it was not written."""
         for producer_id, entry in self._before.items():
-            if entry is None:
-                del self._entries[producer_id]
-            else:
-                self._entries[producer_id] = entry
+            self._set(producer_id, entry)
         self._before.clear()
 
     def _put(self, producer_id: int, entry: ProducerEntry) -> None:
         self._before.setdefault(producer_id, self._entries.get(producer_id))
-        self._entries[producer_id] = entry
+        self._set(producer_id, entry)
+
+    def _set(self, producer_id: int, entry: ProducerEntry | None) -> None:
+        if entry is None:
+            del self._entries[producer_id]
+        else:
+            self._entries[producer_id] = entry
+        if entry is None or entry.open_since is None:
+            self._open.discard(producer_id)
+        else:
+            self._open.add(producer_id)
 
     def copy(self) -> ProducerStates:
         """Return the same, to go on from independently; entries are immutable."""
@@ -204,29 +217,28 @@ class ProducerStates:
 
     def last_stable(self, end: int) -> int:
         """Return the offset below which every transaction has ended; ``end`` if none is open."""
-        return min(
-            (entry.open_since for entry in self._entries.values() if entry.open_since is not None),
-            default=end,
-        )
+        return min((first for _, first in self.open_transactions().values()), default=end)
 
     def settle(self, last_stable: int) -> None:
         """Note that every transaction which began below ``last_stable`` has ended.
 
         So it was published once; one that still seems open has lost its marker to damage.
         """
-        for producer_id, entry in self._entries.items():
-            if entry.open_since is not None and entry.open_since < last_stable:
+        for producer_id, (_, first) in self.open_transactions().items():
+            if first < last_stable:
+                entry = self._entries[producer_id]
                 later = (sent.base_offset for sent in entry.batches)
                 since = min((offset for offset in later if offset >= last_stable), default=None)
-                self._entries[producer_id] = replace(entry, open_since=since)
+                self._set(producer_id, replace(entry, open_since=since))
 
     def open_transactions(self) -> dict[int, tuple[int, int]]:
         """Return (producer epoch, first offset) of each open transaction, by producer id."""
-        return {
-            producer_id: (entry.producer_epoch, entry.open_since)
-            for producer_id, entry in self._entries.items()
-            if entry.open_since is not None
-        }
+        found = {}
+        for producer_id in sorted(self._open):
+            entry = self._entries[producer_id]
+            assert entry.open_since is not None, "what is not open is not among the open"
+            found[producer_id] = entry.producer_epoch, entry.open_since
+        return found
 
     def touch(self, now_ms: int) -> None:
         """Count every producer as used now, where the log does not say when its batches came."""

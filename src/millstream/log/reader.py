@@ -22,24 +22,23 @@ from millstream.errors import (
     OffsetOutOfRangeError,
 )
 from millstream.log import aborted, seal
+from millstream.log.aborted import AbortedRanges
 from millstream.log.batch import (
     HEADER_BYTES,
-    TRANSACTIONAL,
     BatchHeader,
     header_fault,
     read_header,
 )
 from millstream.log.control import ControlDb
 from millstream.log.decoding import COLUMNS, Block, decode, decode_parts, select_schema
-from millstream.log.files import DISK, Files, read_whole, size_of
+from millstream.log.files import DISK, Files, numbered, read_whole, size_of
 from millstream.log.index import SparseIndex
 from millstream.log.owner import read_format
-from millstream.log.producers import AbortedRange
 from millstream.log.retention import Holding
 from millstream.log.segment import find_batch_after, read_blocks, segment_name, segment_offsets
 from millstream.log.signal import signal_of
 from millstream.log.state_file import STATE_NAME, PartitionState, StateFile, check_same_folder
-from millstream.log.topics import Catalog, Topic, partition_folder, unknown_topic
+from millstream.log.topics import Topic, catalog_of, partition_folder, unknown_topic
 from millstream.record import TopicInfo, TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -296,20 +295,19 @@ class LogReader:
         one before it: then the folder is looked at again.
         """
         folder = partition_folder(self.folder, topic, partition)
-        ranges: list[AbortedRange] | None = None
+        names = self._files.names(folder)
+        aborted_ranges = self._aborted(folder, names, start, end)
         offset, vanished = start, -1
         while offset < end:
-            bases = segment_offsets(self._files.names(folder))
+            bases = segment_offsets(names)
             later = bisect_right(bases, offset)
-            if ranges is None and self._isolation == "read_committed":
-                ranges = self._aborted(folder, bases[max(later - 1, 0) :], start, end)
+            base = bases[later - 1] if later else offset
+            following = min(end, bases[later]) if later < len(bases) else end
+            segment = _SegmentReader(self._files, folder / segment_name(base), base)
             try:
-                base = bases[later - 1] if later else offset
-                following = min(end, bases[later]) if later < len(bases) else end
-                segment = _SegmentReader(self._files, folder / segment_name(base), base)
                 for block in segment.blocks(offset, following, block_bytes):
                     offset = block.batches[-1][1].next_offset
-                    yield _without_aborted(block, ranges) if ranges else block
+                    yield _without_aborted(block, aborted_ranges) if aborted_ranges else block
                 offset = max(offset, following)
             except FileNotFoundError as error:
                 self._check_gone(topic, partition, offset, end)
@@ -319,6 +317,7 @@ class LogReader:
                         "restore the missing file from a backup"
                     ) from error
                 vanished = offset
+                names = self._files.names(folder)
 
     def _check_gone(self, topic: Topic, partition: int, start: int, end: int) -> None:
         """Say so if the topic was deleted, or the records removed, since they were asked for."""
@@ -327,20 +326,22 @@ class LogReader:
         if start < state.log_start:
             self._check_range(f"{topic.name}/{partition}", state, start, end)
 
-    def _aborted(
-        self, folder: Path, bases: Sequence[int], start: int, end: int
-    ) -> list[AbortedRange]:
-        """Return the aborted transactions with records in [start, end).
+    def _aborted(self, folder: Path, names: Sequence[str], start: int, end: int) -> AbortedRanges:
+        """Return the aborted transactions with records in [start, end) that are to be hidden.
 
-        Their markers may lie in any later segment, and are all there: nothing at or after the last
-        stable offset is read.
+        Their markers lie behind ``start``, and are all there: nothing at or after the last stable
+        offset is read.
         """
-        return [
+        if self._isolation == "read_uncommitted":
+            return AbortedRanges(())
+        bases = numbered(names, aborted.SUFFIX)
+        first = max(bisect_right(bases, start) - 1, 0)
+        return AbortedRanges(
             found
-            for base in bases
+            for base in bases[first:]
             for found in aborted.read(self._files, folder / segment_name(base))
             if found.first_offset < end and found.last_offset >= start
-        ]
+        )
 
     # -- the mapped state and the catalog -----------------------------------------------------
 
@@ -374,7 +375,8 @@ class LogReader:
         header = self._state.header()
         if header is None or header.catalog_version == self._catalog_version:
             return
-        self._topics = self._read_catalog()
+        with catalog_of(self.folder, self._given_control) as catalog:
+            self._topics = catalog.topics()
         self._catalog_version = header.catalog_version
 
     def _open(self) -> bool:
@@ -399,15 +401,6 @@ class LogReader:
         self._state = state
         return True
 
-    def _read_catalog(self) -> dict[str, Topic]:
-        if self._given_control is not None:
-            return Catalog(self._given_control).topics()
-        control = ControlDb.open(self.folder, write=False)
-        try:
-            return Catalog(control).topics()
-        finally:
-            control.close()
-
 
 class _SegmentReader:
     """Reads stretches of one segment, growing or sealed."""
@@ -419,7 +412,7 @@ class _SegmentReader:
         index_path = path.with_suffix(".idx")
         try:
             content = read_whole(files, index_path)
-        except FileNotFoundError:  # none yet, or the segment is just being removed
+        except OSError:  # there is none, or it cannot be read: it is only a hint
             content = b""
         self._index = SparseIndex(content, base_offset)
 
@@ -505,19 +498,9 @@ class _SegmentReader:
         return len(head) == HEADER_BYTES and header_fault(read_header(head, 0), offset) is None
 
 
-def _without_aborted(block: Block, ranges: Sequence[AbortedRange]) -> Block:
+def _without_aborted(block: Block, ranges: AbortedRanges) -> Block:
     """Return the block without the batches of aborted transactions."""
-    kept = [
-        (at, header)
-        for at, header in block.batches
-        if not header.attributes & TRANSACTIONAL
-        or not any(
-            one.producer_id == header.producer_id
-            and one.first_offset <= header.base_offset <= one.last_offset
-            for one in ranges
-        )
-    ]
-    return block._replace(batches=kept)
+    return block._replace(batches=[one for one in block.batches if not ranges.cover(one[1])])
 
 
 def _from_offset(

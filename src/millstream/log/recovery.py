@@ -47,7 +47,7 @@ from pathlib import Path
 
 from millstream.errors import CorruptionError
 from millstream.log import aborted, seal
-from millstream.log.files import Files, read_whole, write_whole
+from millstream.log.files import Files, NewFile, read_whole
 from millstream.log.findings import holes
 from millstream.log.index import IndexBuilder, SparseIndex
 from millstream.log.partition import SealedSegment
@@ -350,13 +350,9 @@ class Recovery:
         name = f"{topic}.{partition}.{path.stem}.{position}.bytes"
         self._files.make_folder(self._quarantine)
         self._files.sync_folder(self._quarantine.parent)
-        handle = self._files.open(self._quarantine / name, write=True, create=True)
-        try:
-            self._files.truncate(handle, 0)
-            write_whole(self._files, handle, rest, 0)
-            self._files.sync(handle)
-        finally:
-            self._files.close(handle)
+        with NewFile(self._files, self._quarantine / name) as kept:
+            kept.write(rest)
+            kept.sync()
         self._files.sync_folder(self._quarantine)
 
     # -- files beside segments ----------------------------------------------------------------
@@ -374,12 +370,8 @@ class Recovery:
         known = read_whole(self._files, target) if self._files.exists(target) else None
         if known == content:
             return
-        handle = self._files.open(target, write=True, create=True)
-        try:
-            self._files.truncate(handle, 0)
-            write_whole(self._files, handle, content, 0)
-        finally:
-            self._files.close(handle)
+        with NewFile(self._files, target) as index:
+            index.write(content)
 
     def _read(self, path: Path, position: int, size: int) -> bytes:
         handle = self._files.open(path)

@@ -27,7 +27,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import google_crc32c
 
@@ -37,11 +36,16 @@ from millstream.log.batch import EncodedBatch, ProducerStamp
 from millstream.log.compaction_swap import replace_segments
 from millstream.log.control import ControlDb
 from millstream.log.decoding import Block
-from millstream.log.files import DISK, Files, replace_file, size_of, write_whole
+from millstream.log.files import DISK, Files, NewFile, replace_file, size_of
 from millstream.log.findings import Finding, Hole, holes
 from millstream.log.index import IndexBuilder
 from millstream.log.inspection import QUARANTINE, Progress, check_is_log, inspect
-from millstream.log.markers import encode_filler, encode_marker
+from millstream.log.markers import (
+    FILLER_OFFSETS_MAX,
+    NO_TIMESTAMP_MS,
+    encode_filler,
+    encode_marker,
+)
 from millstream.log.owner import FolderLock
 from millstream.log.partition import Partition, SealedSegment
 from millstream.log.producers import AbortedRange, ProducerStates
@@ -55,8 +59,6 @@ from millstream.log.segment import (
 )
 from millstream.log.writer import LogWriter, wall_clock_ms
 
-NO_TIMESTAMP_MS = -1  # Kafka's word for none: it keeps no segment from retention by age
-_FILLER_OFFSETS_MAX = 1 << 31  # the last offset delta is a signed 32-bit number
 _COPY_BYTES = 4 * 1024 * 1024
 _BLOCKING = ("control", "format")
 _DISTRUSTED = ("aborted index", "damage", "index", "missing segment", "seal")
@@ -232,7 +234,7 @@ class _PartitionRepair:
         kept = self._keep(path)
         note = self._write_note(path, lost, kept)
         draft = self._draft_of(base)
-        with _NewFile(self._files, draft) as writing:
+        with NewFile(self._files, draft) as writing:
             filling = _Filling(self._files, path, writing, self._writer.leader_epoch, known)
             filling.fill(found, segment, self._producers_before(base))
             writing.sync()
@@ -282,7 +284,7 @@ class _PartitionRepair:
         path, draft = partition.folder / segment_name(start), self._draft_of(start)
         note = self._write_note(path, [(start, end)], None)
         known = self._known_ends()
-        with _told(path), _NewFile(files, draft) as writing:
+        with _told(path), NewFile(files, draft) as writing:
             filling = _Filling(files, path, writing, self._writer.leader_epoch, known)
             filling.fill_hole(Hole(0, 0, start, end), self._producers_before(start))
             writing.sync()
@@ -334,7 +336,7 @@ class _PartitionRepair:
                 crc = google_crc32c.extend(crc, self._files.pread(source, _COPY_BYTES, position))
             kept = self._quarantine / f"{self._name(path)}.{crc:08x}.log"
             self._make_quarantine()
-            with _NewFile(self._files, kept) as copy:
+            with NewFile(self._files, kept) as copy:
                 for position in pieces:
                     copy.write(self._files.pread(source, _COPY_BYTES, position))
                 copy.sync()
@@ -375,31 +377,6 @@ class _PartitionRepair:
         return Repaired(
             name.topic, name.partition, *self._still_wanted(start, end), kept=kept, note=note
         )
-
-
-class _NewFile:
-    """A file that is written from its start to its end. Leaving the context closes it."""
-
-    def __init__(self, files: Files, path: Path) -> None:
-        self._files = files
-        self._handle = files.open(path, write=True, create=True)
-        self._position = 0
-        files.truncate(self._handle, 0)  # one of a repair that was cut off may lie there
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.close(self._handle)
-
-    def write(self, data: bytes) -> None:
-        """Add ``data`` at the end."""
-        write_whole(self._files, self._handle, data, self._position)
-        self._position += len(data)
-
-    def sync(self) -> None:
-        """Return when all of it is on stable storage."""
-        self._files.sync(self._handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,7 +420,7 @@ class _Filling:
     """Copies a segment, and puts batches without records where it has holes."""
 
     def __init__(
-        self, files: Files, path: Path, writing: _NewFile, leader_epoch: int, known: _KnownEnds
+        self, files: Files, path: Path, writing: NewFile, leader_epoch: int, known: _KnownEnds
     ) -> None:
         self._files = files
         self._path = path
@@ -502,9 +479,9 @@ class _Filling:
 
     def _put_filler(self, start: int, end: int) -> None:
         """Write batches without records that take the offsets [start, end)."""
-        for offset in range(start, end, _FILLER_OFFSETS_MAX):
-            count = min(end - offset, _FILLER_OFFSETS_MAX)
-            self._put(encode_filler(count, max_timestamp_ms=NO_TIMESTAMP_MS), offset)
+        for offset in range(start, end, FILLER_OFFSETS_MAX):
+            count = min(end - offset, FILLER_OFFSETS_MAX)
+            self._put(encode_filler(count), offset)
 
     def _put(self, batch: EncodedBatch, offset: int) -> None:
         self._writing.write(batch.prefix(offset, self._leader_epoch) + batch.tail)

@@ -14,7 +14,7 @@ from millstream.errors import CorruptBatchError
 from millstream.log.batch import CONTROL, HEADER_BYTES, OFFSET_MAX
 from millstream.log.decoding import Block
 from millstream.log.files import Files
-from millstream.log.index import NO_TIME, IndexBuilder
+from millstream.log.index import IndexBuilder
 from millstream.log.markers import is_commit
 from millstream.log.producers import AbortedRange, ProducerStates
 from millstream.log.seal import Seal
@@ -50,15 +50,13 @@ class Scan:
 
     def as_seal(self, next_offset: int, damaged: Sequence[tuple[int, int]]) -> Seal:
         """Return the seal of the whole file."""
-        return Seal(
+        return Seal.of(
+            self.index,
             next_offset=next_offset,
             size=self.size,
-            first_timestamp_ms=NO_TIME if self.index.first_ms is None else self.index.first_ms,
-            max_timestamp_ms=self.index.latest_ms,
-            chain=self.index.chain,
             aborted=len(self.aborted),
-            damaged=tuple(damaged),
-            producers=self.producers.copy(),
+            producers=self.producers,
+            damaged=damaged,
         )
 
     def add(self, block: Block) -> None:

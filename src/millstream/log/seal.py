@@ -7,13 +7,13 @@ is whole and tells the segment's very size. JSON on one line, and its CRC-32C on
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import google_crc32c
-
+from millstream.log.checked import pack_checked, unpack_checked
 from millstream.log.files import Files, read_whole, replace_file
+from millstream.log.index import NO_TIME, IndexBuilder
 from millstream.log.producers import ProducerStates
 
 SUFFIX = ".seal"
@@ -40,11 +40,33 @@ class Seal:
     horizon_ms: int | None = None
     producers: ProducerStates = field(default_factory=ProducerStates, compare=False)
 
+    @classmethod
+    def of(
+        cls,
+        index: IndexBuilder,
+        *,
+        next_offset: int,
+        size: int,
+        aborted: int,
+        producers: ProducerStates,
+        damaged: Sequence[tuple[int, int]] = (),
+    ) -> Seal:
+        """Return the seal of a segment whose batches went into ``index``."""
+        return cls(
+            next_offset=next_offset,
+            size=size,
+            first_timestamp_ms=NO_TIME if index.first_ms is None else index.first_ms,
+            max_timestamp_ms=index.latest_ms,
+            chain=index.chain,
+            aborted=aborted,
+            damaged=tuple(damaged),
+            producers=producers.copy(),
+        )
+
 
 def write(files: Files, path: Path, seal: Seal) -> None:
     """Put the seal beside the segment at ``path``, durably; a crash leaves the old one or this."""
     values = {
-        "version": _VERSION,
         "next_offset": seal.next_offset,
         "size": seal.size,
         "first_timestamp_ms": seal.first_timestamp_ms,
@@ -56,9 +78,7 @@ def write(files: Files, path: Path, seal: Seal) -> None:
         "horizon_ms": seal.horizon_ms,
         "producers": seal.producers.to_rows(),
     }
-    line = json.dumps(values, separators=(",", ":")).encode("ascii")
-    content = line + b"\n%08x\n" % google_crc32c.value(line)
-    replace_file(files, path.with_suffix(SUFFIX), content)
+    replace_file(files, path.with_suffix(SUFFIX), pack_checked(values, version=_VERSION))
 
 
 def read(files: Files, path: Path, size: int) -> Seal | None:
@@ -73,13 +93,8 @@ def read_any(files: Files, path: Path) -> Seal | None:
         content = read_whole(files, path.with_suffix(SUFFIX))
     except FileNotFoundError:
         return None
-    line, _, rest = content.partition(b"\n")
-    if rest != b"%08x\n" % google_crc32c.value(line):
-        return None
     try:
-        values = json.loads(line)
-        if values.pop("version") != _VERSION:
-            return None
+        values = unpack_checked(content, version=_VERSION)
         values["producers"] = ProducerStates.from_rows(values["producers"])
         values["damaged"] = tuple((int(a), int(b)) for a, b in values["damaged"])
         return Seal(**values)

@@ -27,8 +27,8 @@ from millstream.log.batch import (
     walk,
 )
 from millstream.log.decoding import Block
-from millstream.log.files import Files, write_whole
-from millstream.log.index import NO_TIME, IndexBuilder
+from millstream.log.files import Files, numbered, write_whole
+from millstream.log.index import IndexBuilder
 from millstream.log.producers import AbortedRange, ProducerStates
 from millstream.log.seal import Seal
 
@@ -46,11 +46,7 @@ def segment_name(base_offset: int) -> str:
 
 def segment_offsets(names: Sequence[str]) -> list[int]:
     """Return the base offsets of the segments among some file names, ascending."""
-    return sorted(
-        int(name[:20])
-        for name in names
-        if len(name) == 24 and name.endswith(".log") and name[:20].isdigit()
-    )
+    return numbered(names, ".log")
 
 
 class Segment:
@@ -184,14 +180,12 @@ class Segment:
 
     def facts(self, next_offset: int, producers: ProducerStates) -> Seal:
         """Return what a seal would say now, without writing it."""
-        return Seal(
+        return Seal.of(
+            self._index,
             next_offset=next_offset,
             size=self.size,
-            first_timestamp_ms=NO_TIME if self.first_ms is None else self.first_ms,
-            max_timestamp_ms=self.latest_ms,
-            chain=self._index.chain,
             aborted=self._aborted_count,
-            producers=producers.copy(),
+            producers=producers,
         )
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from millstream.log.scan import scan_segment
 from millstream.log.seal import Seal
 from millstream.log.segment import segment_name, segment_offsets
 from millstream.log.state_file import STATE_NAME, PartitionState, StateFile
-from millstream.log.topics import Catalog, Topic, partition_folder
+from millstream.log.topics import Topic, catalog_of, partition_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ def measure(
     folder = Path(folder)
     check_is_log(folder, files)
     read_format(folder, files)
-    topics = _topics(folder, control)
+    with catalog_of(folder, control) as catalog:
+        topics = catalog.topics()
     if not topics:
         return []
     if not files.exists(folder / STATE_NAME):
@@ -73,16 +74,6 @@ def measure(
         ]
     finally:
         state.close()
-
-
-def _topics(folder: Path, control: ControlDb | None) -> dict[str, Topic]:
-    if control is not None:
-        return Catalog(control).topics()
-    opened = ControlDb.open(folder, write=False)
-    try:
-        return Catalog(opened).topics()
-    finally:
-        opened.close()
 
 
 def _unknown(folder: Path) -> CorruptionError:

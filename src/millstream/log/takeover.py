@@ -61,7 +61,7 @@ def remove_leftovers(
     unknown = [folder / "t" / name for name in files.names(folder / "t") if name not in known]
     # All are looked at before one is removed: if control.db was lost, they are all topics.
     for path in unknown:
-        if _holds_records(files, path):
+        if holds_bytes(files, path):
             raise CorruptionError(
                 f"{path} holds records, but control.db knows no such topic; restore control.db "
                 "from a backup, or move this folder away"
@@ -76,7 +76,8 @@ def remove_topic(files: Files, folder: Path, catalog: Catalog, topic: Topic) -> 
     catalog.forget(topic.topic_id)
 
 
-def _holds_records(files: Files, folder: Path) -> bool:
+def holds_bytes(files: Files, folder: Path) -> bool:
+    """Return whether any file of a topic's partitions has content."""
     return any(
         size_of(files, folder / partition / name)
         for partition in files.names(folder)

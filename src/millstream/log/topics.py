@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -186,3 +187,20 @@ def _insert_partitions(connection: sqlite3.Connection, topic: Topic, first: int)
             if number >= first
         ],
     )
+
+
+@contextmanager
+def catalog_of(folder: Path, control: ControlDb | None = None) -> Iterator[Catalog]:
+    """Give the catalog of a folder, to read; ``control`` if there is a connection already.
+
+    Raises:
+        ConfigError: there is no control.db, or it cannot be opened.
+    """
+    if control is not None:
+        yield Catalog(control)
+        return
+    opened = ControlDb.open(folder, write=False)
+    try:
+        yield Catalog(opened)
+    finally:
+        opened.close()
