@@ -17,8 +17,10 @@ import pyarrow as pa
 from millstream.kernels.decode import JsonDecoder
 from millstream.kernels.frames import (
     LANE,
+    ORDER,
     PORT_DEAD,
     PORT_TIME,
+    REACHED,
     TIME,
     FrameRow,
     encode_frame,
@@ -26,8 +28,16 @@ from millstream.kernels.frames import (
     polars_table,
 )
 from millstream.kernels.plan import SourcePlan
-from millstream.kernels.routing import SEEN, Books, routes
-from millstream.kernels.watermarks import UNSEEN, LaneTime, SourceTime, lane_of
+from millstream.kernels.routing import Books, routes
+from millstream.kernels.watermarks import (
+    UNSEEN,
+    LaneTime,
+    SourceTime,
+    lane_of,
+    order_of,
+)
+
+Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class Ingest:
     dead: list[pl.DataFrame] = field(default_factory=list)
 
     def run(
-        self, lanes: Iterable[Lane], partition_count: int, idle: frozenset[int]
+        self, lanes: Iterable[Lane], partition_count: int, idle: frozenset[int], clock_ms: int
     ) -> Iterator[FrameRow]:
         """Yield the task's frames, then what it saw of time, then its books."""
         out = routes(self.source.edges, self.bucket_labels, self.books)
@@ -63,10 +73,10 @@ class Ingest:
             for batch in lane.batches:
                 rows = self._rows(batch, lane)
                 if rows.height:
-                    rows = _with_seen(rows, time_us_max)
+                    rows = _with_reached(rows, time_us_max, self.source.rule.delay_us)
                     time_us_max = max(time_us_max, int(rows[TIME].max()))  # type: ignore[arg-type]
                     for route in out:
-                        route.take(rows, delay_us=self.source.rule.delay_us)
+                        route.take(rows)
             self.books.position.setdefault(self.source.topic, {})[str(lane.partition)] = (
                 lane.end_offset
             )
@@ -77,7 +87,7 @@ class Ingest:
             yield from route.frames(home)
         if self.dead:
             yield FrameRow(PORT_DEAD, home, encode_frame(pl.concat(self.dead)))
-        yield from self._time_rows(SourceTime(tuple(times), partition_count, idle))
+        yield from self._time_rows(SourceTime(tuple(times), partition_count, idle, clock_ms))
         yield self.books.frame_row(home)
 
     def _rows(self, batch: pa.RecordBatch, lane: Lane) -> pl.DataFrame:
@@ -86,6 +96,8 @@ class Ingest:
         table = polars_table(decoded.table)
         dead, good = decoded.dead, decoded.good
         timed = table.with_columns(self._time(batch, good).alias(TIME))
+        if self.source.ordered:
+            timed = timed.hstack([self._order(batch, good, lane.partition)])
         if timed[TIME].null_count():
             timeless = timed[TIME].is_null().to_numpy()
             dead = sorted(dead + [(int(at), "no event time") for at in good[timeless]])
@@ -95,12 +107,16 @@ class Ingest:
         )
         if dead:
             self.dead.append(self._dead_rows(batch, lane.partition, dead))
-        lane_number = lane_of(lane.partition, lane.split)
-        return timed.with_columns(pl.lit(lane_number, pl.Int32).alias(LANE))
+        return timed.with_columns(pl.lit(self._lane_number(lane), pl.Int64).alias(LANE))
 
-    def _time(
-        self, batch: pa.RecordBatch, good: np.ndarray[tuple[int], np.dtype[np.int64]]
-    ) -> pl.Expr:
+    def _lane_number(self, lane: Lane) -> int:
+        return lane_of(self.source.number, lane.partition, lane.split)
+
+    def _order(self, batch: pa.RecordBatch, good: Positions, partition: int) -> pl.Series:
+        offsets = batch.column("offset").to_numpy()[good]
+        return pl.Series(ORDER, offsets + order_of(partition, 0))
+
+    def _time(self, batch: pa.RecordBatch, good: Positions) -> pl.Expr:
         if self.source.time is not None:
             return self.source.time.dt.epoch("us")
         stamps = batch.column("timestamp").take(pa.array(good)).cast(pa.int64())
@@ -139,6 +155,7 @@ DEAD_SCHEMA = {
 }
 
 
-def _with_seen(rows: pl.DataFrame, time_us_max: int) -> pl.DataFrame:
+def _with_reached(rows: pl.DataFrame, time_us_max: int, delay_us: int) -> pl.DataFrame:
     before = pl.col(TIME).cum_max().shift(1, fill_value=time_us_max)
-    return rows.with_columns(pl.max_horizontal(before, pl.lit(time_us_max, pl.Int64)).alias(SEEN))
+    seen = pl.max_horizontal(before, pl.lit(time_us_max, pl.Int64))
+    return rows.with_columns((seen - delay_us).alias(REACHED))

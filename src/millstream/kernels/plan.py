@@ -17,33 +17,36 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.kernels.decode import Field
+from millstream.kernels.operator import Operator
 from millstream.kernels.steps import Step
 from millstream.kernels.watermarks import WatermarkRule
-from millstream.kernels.window_aggregate import WindowAggregate
 
 
 @dataclass(frozen=True)
 class Edge:
     """The way of rows from one node to the next: steps, then the port of what takes them.
 
-    ``step`` names the taker in ledger and errors. ``operator`` is what the rows are prepared for;
-    None when the taker is a sink or a native step.
+    ``step`` names the taker in ledger and errors. ``operator`` is what the rows are prepared for,
+    as its input ``number``; None when the taker is a sink or a native step.
     """
 
     step: str
     steps: tuple[Step, ...]
     port: int
-    operator: WindowAggregate | None
+    operator: Operator | None
+    number: int = 0
 
 
 @dataclass(frozen=True)
 class SourcePlan:
     """One stream read from a topic. ``fields`` are the value's fields that the plan needs.
 
-    ``time`` gives the event time (a Datetime) from the fields; None: the record's timestamp.
-    ``time_ports`` are the operators that are to be told of this source's time.
+    ``number`` is its place among the sources. ``time`` gives the event time (a Datetime) from the
+    fields; None: the record's timestamp. ``time_ports`` are the operators that are to be told of
+    this source's time. ``ordered``: rows carry their place in the partition.
     """
 
+    number: int
     name: str
     topic: str
     fields: tuple[Field, ...]
@@ -51,25 +54,37 @@ class SourcePlan:
     rule: WatermarkRule
     edges: tuple[Edge, ...]
     time_ports: tuple[int, ...]
+    ordered: bool
 
 
 @dataclass(frozen=True)
-class InputPlan:
-    """One input of an operator, as its time is told. ``rule`` is None for an operator's output."""
+class ClockPlan:
+    """Something whose time an operator follows: a source with its number and rule, or an operator."""
 
     name: str
+    source: int | None
     rule: WatermarkRule | None
 
 
 @dataclass(frozen=True)
 class OperatorPlan:
-    """An operator in its place. ``time_ports`` are the operators told of its output's time."""
+    """An operator in its place.
 
-    port: int
-    kernel: WindowAggregate
-    inputs: tuple[InputPlan, ...]
+    ``ports`` take the rows of its inputs, in their order; the first also names it. ``clocks`` are
+    what its time follows; ``late_edges`` take the rows that came too late for it; ``time_ports``
+    are the operators told of its output's time.
+    """
+
+    ports: tuple[int, ...]
+    kernel: Operator
+    clocks: tuple[ClockPlan, ...]
     edges: tuple[Edge, ...]
+    late_edges: tuple[Edge, ...]
     time_ports: tuple[int, ...]
+
+    @property
+    def port(self) -> int:
+        return self.ports[0]
 
 
 @dataclass(frozen=True)
@@ -80,7 +95,7 @@ class StagePlan:
 
     @property
     def ports(self) -> frozenset[int]:
-        return frozenset(operator.port for operator in self.operators)
+        return frozenset(port for operator in self.operators for port in operator.ports)
 
 
 @dataclass(frozen=True)

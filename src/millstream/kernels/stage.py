@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import polars as pl
 
 from millstream.kernels.frames import (
-    LANE,
     PORT_TIME,
     FrameRow,
     decode_frame,
     decode_message,
     encode_message,
 )
-from millstream.kernels.plan import OperatorPlan, StagePlan
-from millstream.kernels.routing import Books, routes, rows_in
-from millstream.kernels.sorted_runs import RunStore, SortedRuns
+from millstream.kernels.operator import Moment, OperatorState
+from millstream.kernels.plan import Edge, OperatorPlan, StagePlan
+from millstream.kernels.routing import Books, routes
+from millstream.kernels.sorted_runs import RunStore
 from millstream.kernels.watermarks import UNSEEN, InputClock, SourceTime
 
 
@@ -33,10 +33,10 @@ class BucketState(Protocol):
 
 @dataclass
 class OperatorBatch:
-    """What one operator takes in of one batch, in one bucket."""
+    """What one operator takes in of one batch, in one bucket: frames by input, and messages."""
 
-    frames: list[pl.DataFrame]
-    messages: list[dict[str, Any]]
+    frames: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
+    messages: list[dict[str, Any]] = field(default_factory=list)
 
 
 def run_stage(
@@ -47,15 +47,21 @@ def run_stage(
     state: BucketState,
 ) -> Iterator[FrameRow]:
     """Run one batch of one bucket through a stage; rows for later stages and sinks pass through."""
-    batches = {port: OperatorBatch([], []) for port in stage.ports}
+    batches = {operator.port: OperatorBatch() for operator in stage.operators}
+    takers = {
+        port: (batches[operator.port], number)
+        for operator in stage.operators
+        for number, port in enumerate(operator.ports)
+    }
     for row in rows:
         if row.port == PORT_TIME:
             message = decode_message(row.frame)
             if message["to"] in batches:
                 batches[message["to"]].messages.append(message)
                 continue
-        elif row.port in batches:
-            batches[row.port].frames.append(decode_frame(row.frame))
+        elif row.port in takers:
+            batch, number = takers[row.port]
+            batch.frames.setdefault(number, []).append(decode_frame(row.frame))
             continue
         yield row
     stored = state.manifest()
@@ -85,68 +91,63 @@ class OperatorRun:
     ) -> tuple[list[FrameRow], dict[str, Any]]:
         """Give the frames that go out, and the operator's part of the manifest."""
         kernel = self.operator.kernel
-        runs = SortedRuns.from_message(stored["runs"] if stored else (), self.store)
+        state = OperatorState.from_message(stored, self.store)
         clocks = self._clocks(stored)
         before_us = _watermark(clocks)
-        baselines = self._advance(clocks, batch.messages)
-        after_us = _watermark(clocks)
-        partials = self._in_time(batch.frames, baselines, before_us)
-        emitted = kernel.process(runs, partials, after_us, before_us)
-        self.books.watermarks[kernel.name] = after_us
-        self.books.state_bytes += runs.size_bytes
-        frames = [*self._emit(emitted), *self._tell_time(kernel.holds_back(after_us))]
-        return frames, {
-            "runs": runs.to_message(),
-            "clocks": {name: clock.to_message() for name, clock in clocks.items()},
-        }
+        baselines, clock_ms = self._advance(clocks, batch.messages)
+        moment = Moment(before_us, _watermark(clocks), baselines, clock_ms)
+        outcome = kernel.process(state, batch.frames, moment)
+        self.books.count(kernel.name, **outcome.counts)
+        self.books.watermarks[kernel.name] = moment.watermark_us
+        self.books.state_bytes += state.size_bytes
+        frames = [
+            *self._emit(outcome.rows, self.operator.edges),
+            *self._emit(outcome.late, self.operator.late_edges),
+            *self._tell_time(kernel.holds_back(moment.watermark_us), clock_ms),
+        ]
+        message = state.to_message()
+        message["clocks"] = {name: clock.to_message() for name, clock in clocks.items()}
+        return frames, message
 
     def _clocks(self, stored: dict[str, Any] | None) -> dict[str, InputClock]:
         if stored is None:
-            return {plan.name: InputClock.fresh() for plan in self.operator.inputs}
+            return {plan.name: InputClock.fresh() for plan in self.operator.clocks}
         return {name: InputClock.from_message(m) for name, m in stored["clocks"].items()}
 
     def _advance(
         self, clocks: dict[str, InputClock], messages: list[dict[str, Any]]
-    ) -> dict[int, int]:
-        """Move the input clocks on by what the batch says; give the lanes' baselines."""
+    ) -> tuple[dict[int, int], int]:
+        """Move the clocks on by what the batch says; give the lanes' baselines, and running time."""
         baselines: dict[int, int] = {}
-        for plan in self.operator.inputs:
+        clock_ms = 0
+        for plan in self.operator.clocks:
             told = [message for message in messages if message["input"] == plan.name]
             if plan.rule is None:
                 for message in told:
                     clocks[plan.name] = clocks[plan.name].advanced_to(message["watermark"])
+                    clock_ms = max(clock_ms, message["clock_ms"])
             elif told:
+                assert plan.source is not None
                 seen = SourceTime.merge(message["source"] for message in told)
-                baselines |= clocks[plan.name].baselines(seen, plan.rule)
+                baselines |= clocks[plan.name].baselines(seen, plan.rule, plan.source)
                 clocks[plan.name] = clocks[plan.name].after(seen, plan.rule)
-        return baselines
+                clock_ms = max(clock_ms, seen.clock_ms)
+        return baselines, clock_ms
 
-    def _in_time(
-        self, frames: list[pl.DataFrame], baselines: dict[int, int], floor_us: int
-    ) -> pl.DataFrame | None:
-        """Put the frames together without what came too late, which is counted."""
-        kernel = self.operator.kernel
-        kept: list[pl.DataFrame] = []
-        for partials in frames:
-            late = kernel.late_rows(partials, baselines, floor_us)
-            in_time = partials.filter(pl.Series(~late)) if late.any() else partials
-            held = rows_in(in_time)
-            self.books.count(kernel.name, held=held, late=rows_in(partials) - held)
-            if LANE in in_time.columns:
-                in_time.drop_in_place(LANE)
-            if in_time.height:
-                kept.append(in_time)
-        return pl.concat(kept) if kept else None
-
-    def _emit(self, emitted: pl.DataFrame | None) -> Iterator[FrameRow]:
-        if emitted is not None:
-            for route in routes(self.operator.edges, self.bucket_labels, self.books):
+    def _emit(self, emitted: pl.DataFrame | None, edges: tuple[Edge, ...]) -> Iterator[FrameRow]:
+        if emitted is not None and emitted.height:
+            for route in routes(edges, self.bucket_labels, self.books):
                 route.take(emitted)
                 yield from route.frames(self.bucket)
 
-    def _tell_time(self, watermark_us: int) -> Iterator[FrameRow]:
+    def _tell_time(self, watermark_us: int, clock_ms: int) -> Iterator[FrameRow]:
         for port in self.operator.time_ports:
-            message = {"to": port, "input": self.operator.kernel.name, "watermark": watermark_us}
+            message = {
+                "to": port,
+                "input": self.operator.kernel.name,
+                "watermark": watermark_us,
+                "clock_ms": clock_ms,
+            }
             yield FrameRow(PORT_TIME, self.bucket, encode_message(message))
 
 

@@ -19,6 +19,8 @@ from typing import Any
 
 UNSEEN = -(2**62)  # a watermark that nothing has moved yet; far below any time, safe to add to
 _SPLIT_BITS = 12
+_PARTITION_BITS = 24
+_OFFSET_BITS = 40
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,20 @@ class WatermarkRule:
     idle_ms: int | None
 
 
-def lane_of(partition: int, split: int) -> int:
-    """Give the number of one split of one partition's records within a batch."""
+def lane_of(source: int, partition: int, split: int) -> int:
+    """Give the number of one split of one partition's records, as one source reads them in a batch.
+
+    Sorted by it, lanes are in the order of source, partition and offset.
+    """
     assert 0 <= split < 1 << _SPLIT_BITS, split
-    return (partition << _SPLIT_BITS) | split
+    assert 0 <= partition < 1 << _PARTITION_BITS, partition
+    return ((source << _PARTITION_BITS | partition) << _SPLIT_BITS) | split
+
+
+def order_of(partition: int, offset: int) -> int:
+    """Give a record's place in the order of arrival: by partition, and within it by offset."""
+    assert 0 <= offset < 1 << _OFFSET_BITS, offset
+    return partition << _OFFSET_BITS | offset
 
 
 @dataclass(frozen=True)
@@ -50,28 +62,35 @@ class LaneTime:
 
 @dataclass(frozen=True)
 class SourceTime:
-    """What one batch says about the time of one source."""
+    """What one batch says about the time of one source. ``clock_ms`` is the job's running time."""
 
     lanes: tuple[LaneTime, ...]
     partition_count: int
     idle: frozenset[int]
+    clock_ms: int = 0
 
     def to_message(self) -> dict[str, Any]:
         lanes = [[lane.partition, lane.split, lane.time_us_max] for lane in self.lanes]
-        return {"lanes": lanes, "partitions": self.partition_count, "idle": sorted(self.idle)}
+        return {
+            "lanes": lanes,
+            "partitions": self.partition_count,
+            "idle": sorted(self.idle),
+            "clock_ms": self.clock_ms,
+        }
 
     @classmethod
     def merge(cls, messages: Iterable[Mapping[str, Any]]) -> SourceTime:
         """Put together what the tasks of one batch saw, in whatever order their messages came."""
         lanes: list[LaneTime] = []
-        partition_count = 0
+        partition_count = clock_ms = 0
         idle: set[int] = set()
         for message in messages:
             lanes += [LaneTime(*lane) for lane in message["lanes"]]
             partition_count = max(partition_count, message["partitions"])
             idle.update(message["idle"])
+            clock_ms = max(clock_ms, message["clock_ms"])
         ordered = sorted(lanes, key=lambda lane: (lane.partition, lane.split))
-        return cls(tuple(ordered), partition_count, frozenset(idle))
+        return cls(tuple(ordered), partition_count, frozenset(idle), clock_ms)
 
 
 @dataclass(frozen=True)
@@ -85,14 +104,14 @@ class InputClock:
     def fresh(cls) -> InputClock:
         return cls({})
 
-    def baselines(self, seen: SourceTime, rule: WatermarkRule) -> dict[int, int]:
-        """Give, per lane, the watermark that was in force before its first event."""
+    def baselines(self, seen: SourceTime, rule: WatermarkRule, source: int) -> dict[int, int]:
+        """Give, per lane of a source, the watermark that was in force before its first event."""
         latest = dict(self.partitions)
         baselines: dict[int, int] = {}
         for lane in seen.lanes:
             reached = latest.get(lane.partition, UNSEEN)
             own_us = reached - rule.delay_us if reached > UNSEEN else UNSEEN
-            baselines[lane_of(lane.partition, lane.split)] = max(own_us, self.watermark_us)
+            baselines[lane_of(source, lane.partition, lane.split)] = max(own_us, self.watermark_us)
             if lane.time_us_max is not None:
                 latest[lane.partition] = max(reached, lane.time_us_max)
         return baselines

@@ -17,23 +17,25 @@ batch in needs no look-up, and only ``update`` looks up the keys that it must re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from millstream.kernels.aggregates import Aggregate
-from millstream.kernels.frames import HASH, LANE, ROWS, TIME, WINDOW
+from millstream.kernels.frames import HASH, LANE, REACHED, ROWS, TIME, WINDOW
 from millstream.kernels.keyhash import hash_columns
+from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
 from millstream.kernels.sorted_runs import SortedRuns
 from millstream.kernels.watermarks import UNSEEN
 from millstream.kernels.windows import Tumbling
 
 EmitMode = Literal["final", "update"]
 _SLOT = "__slot"
+_PARTIALS = "partials"
 SLOTS_OPEN_MAX = 8  # an open span of time is divided into about this many slots
 
 
@@ -53,8 +55,24 @@ class WindowAggregate:
     partial_schema: tuple[tuple[str, pl.DataType], ...]
 
     @property
-    def columns_read(self) -> set[str]:
+    def transparent(self) -> bool:
+        return False
+
+    @property
+    def ordered(self) -> bool:
+        return False
+
+    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
         return set(self.by).union(*(a.columns_read for _, a in self.aggregates))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Describe what the state depends on: windows, keys, lateness and the types of partials."""
+        return {
+            "window_us": [self.window.size_us, self.window.offset_us],
+            "by": list(self.by),
+            "lateness_us": self.lateness_us,
+            "state": [[name, str(dtype)] for name, dtype in self.partial_schema],
+        }
 
     @property
     def slot_us(self) -> int:
@@ -81,14 +99,35 @@ class WindowAggregate:
         """Give the watermark at which a row's window expires."""
         return pl.col(WINDOW) + self.expires_after_us
 
-    def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Reduce rows (with ``__window``) to one partial per window, key and lane."""
+    def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
+        """Reduce rows to one partial per window, key and lane; leave out what is late."""
+        rows = self.assign(rows)
+        late = 0
+        if REACHED in rows.columns:
+            in_time = rows.filter(self.expiry() > pl.col(REACHED))
+            late, rows = rows.height - in_time.height, in_time
+        return Prepared(self._reduce(rows), late)
+
+    def _reduce(self, rows: pl.DataFrame) -> pl.DataFrame:
         lane = [LANE] if LANE in rows.columns else []
         partials = [e for name, a in self.aggregates for e in a.partial(name)]
         grouped = rows.group_by(WINDOW, *lane, *self.by).agg(
             *partials, pl.len().cast(pl.Int64).alias(ROWS)
         )
         return grouped.cast(dict(self.partial_schema))
+
+    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
+        """Merge the partials of several tables, lane by lane."""
+        table = pl.concat(tables)
+        if len(tables) == 1:
+            return table
+        if LANE not in table.columns:
+            return self.merge(table)
+        lanes = table.partition_by(LANE, as_dict=True, include_key=False)
+        return pl.concat(
+            self.merge(part).with_columns(pl.lit(lane, pl.Int64).alias(LANE))
+            for (lane,), part in lanes.items()
+        )
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 
@@ -98,34 +137,36 @@ class WindowAggregate:
         carried = [pl.col(HASH).first()] if HASH in partials.columns else []
         return partials.group_by(WINDOW, *self.by).agg(*merged, pl.col(ROWS).sum(), *carried)
 
-    def late_rows(
-        self, partials: pl.DataFrame, baselines: Mapping[int, int], floor_us: int
-    ) -> npt.NDArray[np.bool_]:
-        """Say which partials came too late. Rows without a lane are held to ``floor_us``."""
-        expiry = partials[WINDOW].to_numpy() + self.expires_after_us
-        if LANE not in partials.columns:
-            return expiry <= floor_us
-        lanes, at = np.unique(partials[LANE].to_numpy(), return_inverse=True)
-        baseline = np.array([baselines.get(int(lane), floor_us) for lane in lanes], np.int64)
-        return expiry <= baseline[at]
-
     def process(
-        self, runs: SortedRuns, partials: pl.DataFrame | None, watermark_us: int, before_us: int
-    ) -> pl.DataFrame | None:
-        """Take the batch's partials (none of them late) into state; give the rows to emit.
-
-        ``partials`` is not empty. ``before_us`` and ``watermark_us`` are the operator's watermark before and after the batch.
-        """
-        if partials is not None:
-            partials = self.merge(partials)
+        self, state: OperatorState, arrived: Mapping[int, Sequence[pl.DataFrame]], moment: Moment
+    ) -> Outcome:
+        """Take the batch's partials into state; give the rows to emit."""
+        outcome = Outcome(counts=Counter())
+        kept = [self._in_time(partials, moment, outcome) for partials in arrived.get(0, ())]
+        kept = [partials for partials in kept if partials.height]
+        partials = None
+        if kept:
+            partials = self.merge(pl.concat(kept))
             partials = partials.hstack([pl.Series(HASH, hash_columns(partials, self.by))])
+        runs = state.runs(_PARTIALS)
         emitted = (
-            self._expired(runs, partials, watermark_us, before_us)
+            self._expired(runs, partials, moment.watermark_us, moment.before_us)
             if self.mode == "final"
             else self._touched(runs, partials)
         )
-        self._hold(runs, partials, watermark_us)
-        return None if emitted is None else self.read_off(emitted.sort(WINDOW, HASH))
+        self._hold(runs, partials, moment.watermark_us)
+        if emitted is not None:
+            outcome.rows = self.read_off(emitted.sort(WINDOW, HASH))
+        return outcome
+
+    def _in_time(self, partials: pl.DataFrame, moment: Moment, outcome: Outcome) -> pl.DataFrame:
+        """Leave out the partials that came too late, and count."""
+        expiry = partials[WINDOW].to_numpy() + self.expires_after_us
+        late = expiry <= moment.reached(partials)
+        in_time = partials.filter(pl.Series(~late)) if late.any() else partials
+        held = rows_in(in_time)
+        outcome.counts.update(held=held, late=rows_in(partials) - held)
+        return in_time.drop(LANE, strict=False)
 
     def _expired(
         self, runs: SortedRuns, partials: pl.DataFrame | None, watermark_us: int, before_us: int
@@ -194,3 +235,8 @@ class WindowAggregate:
             *(a.result(name) for name, a in self.aggregates),
             (end_us - 1).alias(TIME),
         )
+
+
+def rows_in(partials: pl.DataFrame) -> int:
+    """Count the events that a table of partials stands for."""
+    return int(partials[ROWS].sum())

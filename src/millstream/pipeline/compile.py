@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from typing import NamedTuple
 
 from millstream.kernels.frames import PORT_FIRST
 from millstream.kernels.plan import (
+    ClockPlan,
     Edge,
-    InputPlan,
     JobPlan,
     NativePlan,
     OperatorPlan,
@@ -19,16 +19,27 @@ from millstream.kernels.plan import (
 )
 from millstream.kernels.steps import Step, columns_needed
 from millstream.pipeline.graph import (
+    LateNode,
     NativeNode,
     Node,
+    OperatorNode,
     Output,
     SourceNode,
     StepNode,
-    WindowNode,
-    path_from,
+    UnionNode,
+    nodes_above,
+    parents,
 )
 
-Taker = NativeNode | WindowNode | Output
+Taker = NativeNode | OperatorNode | Output
+
+
+class Way(NamedTuple):
+    """How rows get from a node to what takes them: through steps, as its input ``number``."""
+
+    steps: tuple[Step, ...]
+    taker: Taker
+    number: int
 
 
 def compile_plan(app: str, outputs: Sequence[Output], bucket_labels: tuple[int, ...]) -> JobPlan:
@@ -41,75 +52,95 @@ class _Compiler:
     app: str
     outputs: Sequence[Output]
     bucket_labels: tuple[int, ...]
-    children: dict[Node, list[StepNode | Taker]] = field(default_factory=dict)
-    ports: dict[Taker, int] = field(default_factory=dict)
-    depths: dict[WindowNode, int] = field(default_factory=dict)
+    children: dict[Node, list[Node | Output]] = field(default_factory=dict)
+    ports: dict[Taker, tuple[int, ...]] = field(default_factory=dict)
+    depths: dict[OperatorNode, int] = field(default_factory=dict)
+    sources: dict[SourceNode, int] = field(default_factory=dict)
 
     def plan(self) -> JobPlan:
-        for output in self.outputs:
-            self._number(output)
+        for node in nodes_above(self.outputs):
+            self._enter(node)
         stages = max(self.depths.values(), default=-1) + 1
         return JobPlan(
             app=self.app,
-            sources=tuple(self._source(n) for n in self.children if isinstance(n, SourceNode)),
+            sources=tuple(self._source(node) for node in self.sources),
             natives=tuple(self._native(n) for n in self.ports if isinstance(n, NativeNode)),
             stages=tuple(StagePlan(tuple(self._operators(depth))) for depth in range(stages)),
             sinks=tuple(
-                SinkPlan(output.name, self.ports[output], output.key, output.schema)
+                SinkPlan(output.name, self.ports[output][0], output.key, output.schema)
                 for output in self.outputs
             ),
             bucket_labels=self.bucket_labels,
         )
 
-    def _number(self, output: Output) -> None:
-        """Enter the path of one output: children, ports, and how deep each window lies."""
-        path: list[Node | Output] = [*path_from(output.parent), output]
-        depth = 0
-        for parent, child in pairwise(path):
-            assert not isinstance(parent, Output)
-            assert not isinstance(child, SourceNode)
-            known = self.children.setdefault(parent, [])
-            if child not in known:
-                known.append(child)
-            if not isinstance(child, StepNode):
-                self.ports.setdefault(child, PORT_FIRST + len(self.ports))
-            if isinstance(child, WindowNode):
-                self.depths[child] = depth
-                depth += 1
+    def _enter(self, node: Node | Output) -> None:
+        """Enter a node below its parents; number its ports, or its place among the sources."""
+        for parent in parents(node):
+            self.children.setdefault(parent, []).append(node)
+        if isinstance(node, SourceNode):
+            self.sources[node] = len(self.sources)
+        elif isinstance(node, (NativeNode, OperatorNode, Output)):
+            first = PORT_FIRST + sum(len(ports) for ports in self.ports.values())
+            count = len(node.inputs) if isinstance(node, OperatorNode) else 1
+            self.ports[node] = tuple(range(first, first + count))
+        if isinstance(node, OperatorNode):
+            above = [self._depth_above(parent) for parent in node.inputs]
+            self.depths[node] = max(above)
 
-    def _takers(self, node: Node) -> Iterable[tuple[tuple[Step, ...], Taker]]:
-        """Follow the steps below a node to whatever takes the rows."""
+    def _depth_above(self, node: Node) -> int:
+        """Say in which stage, at the earliest, an operator right below a node can stand."""
+        if isinstance(node, OperatorNode):
+            return self.depths[node] + 1
+        return max((self._depth_above(parent) for parent in parents(node)), default=0)
+
+    # ── ways down ───────────────────────────────────────────────────────────────────────────
+
+    def _ways(self, node: Node) -> Iterator[Way]:
+        """Follow steps and unions below a node to whatever takes its rows."""
         for child in self.children.get(node, ()):
-            if isinstance(child, StepNode):
-                for steps, taker in self._takers(child):
-                    yield (child.step, *steps), taker
-            else:
-                yield (), child
+            if isinstance(child, (StepNode, UnionNode)):
+                steps = (child.step,) if isinstance(child, StepNode) else ()
+                for way in self._ways(child):
+                    yield way._replace(steps=(*steps, *way.steps))
+            elif isinstance(child, (NativeNode, OperatorNode, Output)):
+                yield Way((), child, parents(child).index(node))
 
     def _edges(self, node: Node) -> tuple[Edge, ...]:
         return tuple(
             Edge(
-                step=taker.kernel.name if isinstance(taker, WindowNode) else taker.name,
-                steps=steps,
-                port=self.ports[taker],
-                operator=taker.kernel if isinstance(taker, WindowNode) else None,
+                step=way.taker.kernel.name
+                if isinstance(way.taker, OperatorNode)
+                else way.taker.name,
+                steps=way.steps,
+                port=self.ports[way.taker][way.number],
+                operator=way.taker.kernel if isinstance(way.taker, OperatorNode) else None,
+                number=way.number,
             )
-            for steps, taker in self._takers(node)
+            for way in self._ways(node)
         )
 
     def _time_ports(self, node: Node) -> tuple[int, ...]:
-        """List the operators whose time follows this node's: straight below, or past natives."""
+        """List the operators whose time follows this node's: straight below, or past those that
+        change neither rows nor time.
+        """
         ports: list[int] = []
-        for _, taker in self._takers(node):
-            if isinstance(taker, WindowNode):
-                ports.append(self.ports[taker])
-            elif isinstance(taker, NativeNode):
-                ports += self._time_ports(taker)
+        for way in self._ways(node):
+            if isinstance(way.taker, OperatorNode):
+                ports.append(self.ports[way.taker][0])
+                if way.taker.kernel.transparent:
+                    ports += self._time_ports(way.taker)
+            elif isinstance(way.taker, NativeNode):
+                ports += self._time_ports(way.taker)
         return tuple(dict.fromkeys(ports))
 
+    # ── sources and native steps ────────────────────────────────────────────────────────────
+
     def _source(self, node: SourceNode) -> SourcePlan:
-        needed = self._fields_needed(node)
+        needed = self._columns_needed(node)
+        if needed is not None and node.time is not None:
+            needed |= set(node.time.meta.root_names())
         return SourcePlan(
+            number=self.sources[node],
             name=node.name,
             topic=node.topic,
             fields=tuple(f for f in node.fields if needed is None or f.name in needed),
@@ -117,27 +148,48 @@ class _Compiler:
             rule=node.rule,
             edges=self._edges(node),
             time_ports=self._time_ports(node),
+            ordered=self._ordered_below(node),
         )
 
-    def _fields_needed(self, node: SourceNode) -> set[str] | None:
-        needed = set(node.time.meta.root_names()) if node.time is not None else set()
-        for steps, taker in self._takers(node):
-            if isinstance(taker, WindowNode):
-                wanted: set[str] | None = taker.kernel.columns_read
-            elif isinstance(taker, NativeNode):
-                wanted = set(taker.schema_in.names)
-            else:
-                wanted = {name for name, _ in taker.schema}
-            came_in = columns_needed(steps, wanted)
+    def _columns_needed(self, node: Node) -> set[str] | None:
+        """Say which columns of a node's rows anything below it reads; None stands for all."""
+        needed: set[str] = set()
+        for way in self._ways(node):
+            came_in = columns_needed(way.steps, self._columns_wanted(way))
             if came_in is None:
                 return None
             needed |= came_in
         return needed
 
+    def _columns_wanted(self, way: Way) -> set[str] | None:
+        taker = way.taker
+        if isinstance(taker, Output):
+            return {name for name, _ in taker.schema}
+        if isinstance(taker, NativeNode):
+            return set(taker.schema_in.names)
+        wanted: set[str] | None = taker.kernel.columns_read(way.number)
+        passed_on: list[Node] = [taker] if taker.kernel.transparent else []
+        passed_on += self._late_nodes(taker)
+        for node in passed_on:
+            below = self._columns_needed(node)
+            wanted = None if wanted is None or below is None else wanted | below
+        return wanted
+
+    def _late_nodes(self, node: OperatorNode) -> list[LateNode]:
+        return [child for child in self.children.get(node, ()) if isinstance(child, LateNode)]
+
+    def _ordered_below(self, node: Node) -> bool:
+        """Say whether an operator that gets this node's rows as they are needs their order."""
+        takers = [w.taker for w in self._ways(node) if isinstance(w.taker, OperatorNode)]
+        return any(
+            taker.kernel.ordered or (taker.kernel.transparent and self._ordered_below(taker))
+            for taker in takers
+        )
+
     def _native(self, node: NativeNode) -> NativePlan:
         return NativePlan(
             name=node.name,
-            port=self.ports[node],
+            port=self.ports[node][0],
             function=node.function,
             schema_in=node.schema_in,
             schema_out=node.schema_out,
@@ -145,21 +197,28 @@ class _Compiler:
             edges=self._edges(node),
         )
 
+    # ── operators ───────────────────────────────────────────────────────────────────────────
+
     def _operators(self, depth: int) -> Iterable[OperatorPlan]:
         for node, at in self.depths.items():
             if at == depth:
+                transparent = node.kernel.transparent
+                late = self._late_nodes(node)
                 yield OperatorPlan(
-                    port=self.ports[node],
+                    ports=self.ports[node],
                     kernel=node.kernel,
-                    inputs=(self._input(node),),
+                    clocks=tuple(dict.fromkeys(self._clocks(node))),
                     edges=self._edges(node),
-                    time_ports=self._time_ports(node),
+                    late_edges=tuple(edge for child in late for edge in self._edges(child)),
+                    time_ports=() if transparent else self._time_ports(node),
                 )
 
-    def _input(self, node: WindowNode) -> InputPlan:
-        above: Node = node.parent
-        while isinstance(above, (StepNode, NativeNode)):
-            above = above.parent
-        if isinstance(above, SourceNode):
-            return InputPlan(above.name, above.rule)
-        return InputPlan(above.kernel.name, None)
+    def _clocks(self, node: Node) -> Iterator[ClockPlan]:
+        """Name what a node's time follows: the nearest sources and operators that make time."""
+        for parent in parents(node):
+            if isinstance(parent, SourceNode):
+                yield ClockPlan(parent.name, self.sources[parent], parent.rule)
+            elif isinstance(parent, OperatorNode) and not parent.kernel.transparent:
+                yield ClockPlan(parent.kernel.name, None, None)
+            else:
+                yield from self._clocks(parent)

@@ -1,8 +1,8 @@
-"""The declared graph: immutable nodes, each knowing its parent. Streams wrap them."""
+"""The declared graph: immutable nodes, each knowing those above it. Streams wrap them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,9 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.kernels.decode import Field
+from millstream.kernels.operator import Operator
 from millstream.kernels.steps import Step
 from millstream.kernels.watermarks import WatermarkRule
-from millstream.kernels.window_aggregate import WindowAggregate
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +35,25 @@ class StepNode:
 
 
 @dataclass(frozen=True, eq=False)
-class WindowNode:
-    """A windowing operator."""
+class UnionNode:
+    """The rows of several streams with the same columns, as one stream."""
 
-    parent: Node
-    kernel: WindowAggregate
+    inputs: tuple[Node, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorNode:
+    """A stateful step, with its inputs in their order."""
+
+    inputs: tuple[Node, ...]
+    kernel: Operator
+
+
+@dataclass(frozen=True, eq=False)
+class LateNode:
+    """The rows that came too late for an operator."""
+
+    parent: OperatorNode
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +68,7 @@ class NativeNode:
     time: pl.Expr
 
 
-Node = SourceNode | StepNode | WindowNode | NativeNode
+Node = SourceNode | StepNode | UnionNode | OperatorNode | LateNode | NativeNode
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +81,25 @@ class Output:
     schema: tuple[tuple[str, pl.DataType], ...]
 
 
-def path_from(node: Node) -> list[Node]:
-    """List the nodes from the source down to ``node``."""
-    path: list[Node] = [node]
-    while not isinstance(path[-1], SourceNode):
-        path.append(path[-1].parent)
-    return path[::-1]
+def parents(node: Node | Output) -> tuple[Node, ...]:
+    """Give the nodes whose rows a node takes."""
+    if isinstance(node, SourceNode):
+        return ()
+    if isinstance(node, (UnionNode, OperatorNode)):
+        return node.inputs
+    return (node.parent,)
+
+
+def nodes_above(outputs: Sequence[Output]) -> list[Node | Output]:
+    """List all nodes that lead to the outputs, and the outputs, each after those above it."""
+    listed: dict[Node | Output, None] = {}
+
+    def add(node: Node | Output) -> None:
+        if node not in listed:
+            for parent in parents(node):
+                add(parent)
+            listed[node] = None
+
+    for output in outputs:
+        add(output)
+    return list(listed)

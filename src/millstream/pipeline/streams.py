@@ -6,31 +6,30 @@ the columns that are there, so that a mistake shows at its own line and not in a
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from millstream.durations import Duration, describe_us, to_us
+from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
-from millstream.kernels.aggregates import Aggregate
 from millstream.kernels.decode import Field
-from millstream.kernels.frames import HIDDEN_PREFIX, ROWS, TIME, plain_schema, visible
+from millstream.kernels.frames import HIDDEN_PREFIX, plain_schema
 from millstream.kernels.steps import Filter, Select, Step, WithColumns
 from millstream.kernels.watermarks import WatermarkRule
-from millstream.kernels.window_aggregate import EmitMode, WindowAggregate
+from millstream.kernels.window_aggregate import EmitMode
 from millstream.kernels.windows import Tumbling
+from millstream.pipeline.checks import check_time, columns_after, named, there_are
 from millstream.pipeline.functions import Column, as_expression, watermark
-from millstream.pipeline.graph import NativeNode, Node, SourceNode, StepNode, WindowNode
+from millstream.pipeline.graph import NativeNode, Node, SourceNode, StepNode
 from millstream.pipeline.schema import Columns, columns_of, fields_of
+from millstream.pipeline.windowed import WINDOW_COLUMNS, Windowed
 
 if TYPE_CHECKING:
     from millstream.pipeline.app import App
     from millstream.spark.job import DataFrame
 
-WINDOW_COLUMNS = ("window_start", "window_end")
 _IN_ORDER = watermark("0 seconds")
 
 
@@ -65,7 +64,7 @@ class Topic:
         columns = columns_of(self.fields)
         expression = None if time is None else as_expression(time, what="stream's time")
         if expression is not None:
-            _check_time(expression, columns, self.name)
+            check_time(expression, columns, self.name)
         step = self.app.unique_name(name or self.name)
         node = SourceNode(step, self.name, self.fields, expression, watermark)
         lateness_us = to_us(lateness, what="stream's lateness")
@@ -93,7 +92,7 @@ class Stream:
                 'does would stay in the view. Filter where the view is read, or emit("final").'
             )
         conditions = tuple(as_expression(c, what="filter's condition") for c in conditions)
-        step_name = name or f"filter({_named(conditions)})"
+        step_name = name or f"filter({named(conditions)})"
         return self._step(Filter(self.app.unique_name(step_name), conditions))
 
     def with_columns(
@@ -123,7 +122,7 @@ class Stream:
         return (*plain, *(as_expression(e, what=name).alias(name) for name, e in named.items()))
 
     def _step(self, step: Step) -> Stream:
-        columns = _columns_after(step, self.columns)
+        columns = columns_after(step, self.columns)
         hidden = [name for name in columns if name.startswith(HIDDEN_PREFIX)]
         if hidden:
             raise ConfigError(
@@ -136,7 +135,7 @@ class Stream:
         names = (columns,) if isinstance(columns, str) else tuple(columns)
         for name in names:
             if name not in self.columns:
-                raise ConfigError(f"{what} names {name!r}. {_there_are(name, self.columns)}")
+                raise ConfigError(f"{what} names {name!r}. {there_are(name, self.columns)}")
             if self.columns[name].is_nested():
                 raise ConfigError(
                     f"{what} names {name!r}, a {self.columns[name]}: lists and structs cannot be "
@@ -210,7 +209,7 @@ class Stream:
         columns = self.columns if schema is None else columns_of(fields_of(schema, what="spark"))
         expression = self._native_time(time)
         step_name = self.app.unique_name(name or str(getattr(function, "__name__", "spark")))
-        _check_time(expression, columns, step_name)
+        check_time(expression, columns, step_name)
         node = NativeNode(
             self.node,
             step_name,
@@ -243,121 +242,3 @@ class Stream:
         from millstream.spark.job import stream_to_spark  # noqa: PLC0415 - loads pyspark
 
         return stream_to_spark(self.app.job_of(self))
-
-
-@dataclass(frozen=True)
-class Windowed:
-    """A stream divided into windows; say how it emits, then what it aggregates."""
-
-    stream: Stream
-    window: Tumbling
-    by: tuple[str, ...]
-    name: str | None = None
-    mode: EmitMode = "final"
-
-    def emit(self, mode: EmitMode) -> Windowed:
-        """Say when results come out.
-
-        ``"final"``: one row per key once the window can get no more events. ``"update"``: after
-        every batch a row for each key that changed; a later row replaces an earlier one.
-        """
-        if mode not in ("final", "update"):
-            raise ConfigError(f'emit is {mode!r}. Choose "final" or "update".')
-        return replace(self, mode=mode)
-
-    def agg(self, **aggregates: Aggregate) -> Stream:
-        """Aggregate each window and key: ``agg(shown=ms.count(), cost=ms.sum("cost"))``.
-
-        The rows that come out have window_start, window_end, the ``by`` columns and the
-        aggregates; their event time is the last microsecond of the window.
-        """
-        self._check_names(aggregates)
-        name = self.name or f"tumbling({describe_us(self.window.size_us)}) by {', '.join(self.by)}"
-        kernel = WindowAggregate(
-            name=self.stream.app.unique_name(name.removesuffix(" by ")),
-            window=self.window,
-            by=self.by,
-            aggregates=tuple(aggregates.items()),
-            mode=self.mode,
-            lateness_us=self.stream.lateness_us,
-            partial_schema=(),
-        )
-        kernel, columns = _typed(kernel, self.stream.columns)
-        node = WindowNode(self.stream.node, kernel)
-        return Stream(self.stream.app, node, columns, key=self.by, mode=self.mode)
-
-    def _check_names(self, aggregates: dict[str, Aggregate]) -> None:
-        if not aggregates:
-            raise ConfigError("agg has no aggregates. Name at least one: agg(n=ms.count()).")
-        for name, aggregate in aggregates.items():
-            if name in (*WINDOW_COLUMNS, *self.by) or name.startswith(HIDDEN_PREFIX):
-                raise ConfigError(f"The aggregate's name {name!r} is taken. Choose another.")
-            if not hasattr(aggregate, "partial"):
-                raise ConfigError(
-                    f"The aggregate {name!r} is {aggregate!r}. Use ms.count, ms.sum or ms.mean."
-                )
-
-
-def _typed(kernel: WindowAggregate, columns: Columns) -> tuple[WindowAggregate, Columns]:
-    """Find the types of partials and results by running the kernel on no rows."""
-    rows = kernel.assign(pl.DataFrame(schema={**columns, TIME: pl.Int64}))
-    try:
-        partials = kernel.prepare(rows)
-    except pl.exceptions.PolarsError as error:
-        raise _wrong_columns(kernel.name, error, columns) from error
-    own = [name for name in partials.columns if name not in (*kernel.by, *rows.columns)]
-    schema = tuple((name, _held_type(partials.schema[name], name)) for name in own)
-    kernel = replace(kernel, partial_schema=schema)
-    results = kernel.read_off(kernel.merge(kernel.prepare(rows)))
-    return kernel, {name: results.schema[name] for name in visible(results.columns)}
-
-
-def _held_type(dtype: pl.DataType, name: str) -> pl.DataType:
-    if name == ROWS or dtype.is_integer() or dtype == pl.Boolean:
-        return pl.Int64()
-    if dtype.is_float():
-        return pl.Float64()
-    if dtype.is_decimal() or dtype == pl.Duration:
-        return dtype
-    raise ConfigError(
-        f"The aggregate {name.split('.', maxsplit=1)[0]!r} is over values of type {dtype}. Sums and means take "
-        "numbers, Decimals and durations."
-    )
-
-
-def _columns_after(step: Step, columns: Columns) -> Columns:
-    try:
-        return dict(step.apply(pl.DataFrame(schema=columns)).schema)
-    except pl.exceptions.PolarsError as error:
-        raise _wrong_columns(step.name, error, columns) from error
-
-
-def _wrong_columns(step: str, error: Exception, columns: Columns) -> ConfigError:
-    text = str(error).strip().splitlines()[0].strip('"')
-    if isinstance(error, pl.exceptions.ColumnNotFoundError):
-        name = text.split('"', 2)[1] if '"' in text else text
-        return ConfigError(f"{step} uses the column {name!r}. {_there_are(name, columns)}")
-    return ConfigError(f"{step} does not fit its columns: {text}. {_there_are('', columns)}")
-
-
-def _there_are(name: str, columns: Columns) -> str:
-    near = difflib.get_close_matches(name, columns, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"The columns there are {', '.join(columns)}.{hint}"
-
-
-def _check_time(expression: pl.Expr, columns: Columns, step: str) -> None:
-    try:
-        dtype = pl.DataFrame(schema=columns).select(expression).dtypes[0]
-    except pl.exceptions.PolarsError as error:
-        raise _wrong_columns(f"the time of {step!r}", error, columns) from error
-    if not isinstance(dtype, pl.Datetime):
-        raise ConfigError(
-            f"The time of {step!r} is of type {dtype}. Give a datetime field, or an expression "
-            'that makes one, such as pl.from_epoch("ts_ms", time_unit="ms").'
-        )
-
-
-def _named(expressions: Sequence[pl.Expr]) -> str:
-    roots = dict.fromkeys(name for e in expressions for name in e.meta.root_names())
-    return ", ".join(roots)

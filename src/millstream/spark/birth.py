@@ -97,15 +97,11 @@ def fingerprint(plan: JobPlan) -> dict[str, dict[str, Any]]:
     steps: dict[str, dict[str, Any]] = {}
     for depth, stage in enumerate(plan.stages):
         for operator in stage.operators:
-            kernel = operator.kernel
-            steps[kernel.name] = {
+            steps[operator.kernel.name] = {
                 "stage": depth,
                 "port": operator.port,
-                "inputs": [given.name for given in operator.inputs],
-                "window_us": [kernel.window.size_us, kernel.window.offset_us],
-                "by": list(kernel.by),
-                "lateness_us": kernel.lateness_us,
-                "state": [[name, str(dtype)] for name, dtype in kernel.partial_schema],
+                "clocks": [clock.name for clock in operator.clocks],
+                **operator.kernel.fingerprint(),
             }
     steps["sources"] = {source.name: source.topic for source in plan.sources}
     return steps

@@ -62,11 +62,15 @@ class SourceSpec:
 
 @dataclass(frozen=True)
 class Task(InputPartition):
-    """What one task reads, and what it tells of the time: one entry per source of the plan."""
+    """What one task reads, and what it tells of the time: one entry per source of the plan.
+
+    ``clock_ms`` is the running time of the job when the batch was planned.
+    """
 
     splits: tuple[Split, ...]
     partition_counts: tuple[int, ...]
     idle: tuple[frozenset[int], ...]
+    clock_ms: int
 
 
 class LogPlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -120,6 +124,7 @@ class LogPlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 tuple(splits),
                 tuple(len(after.topics[source.topic]) for source in sources),
                 tuple(after.idle.get(source.name, frozenset()) for source in sources),
+                after.clock_ms,
             )
             for splits in divide(
                 before, after, sources, tasks=self._spec.tasks, rows_min=_TASK_ROWS_MIN
@@ -172,7 +177,7 @@ def _run_task(spec: SourceSpec, task: Task) -> Iterator[FrameRow]:
             if split.source == index
         )
         ingest = Ingest(source, spec.bucket_labels)
-        yield from ingest.run(lanes, task.partition_counts[index], task.idle[index])
+        yield from ingest.run(lanes, task.partition_counts[index], task.idle[index], task.clock_ms)
 
 
 def record_batches(rows: Iterator[FrameRow]) -> Iterator[pa.RecordBatch]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.kernels.frames import FrameRow
+from millstream.kernels.operator import run_names
 from millstream.kernels.plan import StagePlan
 from millstream.kernels.stage import run_stage
 from millstream.spark.run_store import SparkRunStore
@@ -60,6 +61,6 @@ class _SparkBucketState:
         _swept.add(mark)
         stored = self.manifest()
         manifest = json.loads(stored) if stored else {}
-        for port in stage.ports:
-            runs = manifest.get(str(port), {}).get("runs", ())
-            self.runs(port).sweep({entry[0] for entry in runs})
+        for operator in stage.operators:
+            retained = run_names(manifest.get(str(operator.port)))
+            self.runs(operator.port).sweep(retained)

@@ -141,7 +141,7 @@ class KernelEngine:
         rows: list[FrameRow] = []
         for part in (lanes[:middle], lanes[middle:]):
             ingest = Ingest(source, self.plan.bucket_labels)
-            rows += ingest.run(part, len(logs), idle)
+            rows += ingest.run(part, len(logs), idle, self.clock_ms)
         return rows
 
     def _lanes(self, log: list[bytes], partition: int, start: int, end: int) -> list[Lane]:

@@ -33,7 +33,7 @@ def test_an_idle_partition_is_left_out_and_finds_the_watermark_when_it_returns()
     clock = clock.after(saw(idle=[1]), RULE)
     assert clock.watermark_us == 100
     back = saw((1, 0, 50))
-    assert clock.baselines(back, RULE)[lane_of(1, 0)] == 100  # so 50 is late, by 50
+    assert clock.baselines(back, RULE, 0)[lane_of(0, 1, 0)] == 100  # so 50 is late, by 50
     clock = clock.after(back, RULE)
     assert clock.watermark_us == 100
     clock = clock.after(saw((1, 0, 120), (0, 0, 105)), RULE)
@@ -48,8 +48,8 @@ def test_when_all_partitions_are_idle_the_watermark_holds():
 def test_a_second_split_is_held_to_what_the_first_had_seen():
     rule = WatermarkRule(delay_us=5, idle_ms=None)
     clock = InputClock.fresh().after(saw((0, 0, 100), count=1), rule)
-    baselines = clock.baselines(saw((0, 0, 200), (0, 1, 300), count=1), rule)
-    assert baselines == {lane_of(0, 0): 95, lane_of(0, 1): 195}
+    baselines = clock.baselines(saw((0, 0, 200), (0, 1, 300), count=1), rule, 0)
+    assert baselines == {lane_of(0, 0, 0): 95, lane_of(0, 0, 1): 195}
 
 
 def test_messages_of_several_tasks_merge_in_any_order():

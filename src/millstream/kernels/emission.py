@@ -1,0 +1,75 @@
+"""When a window's results come out, and what each of them says: panes, as in the Dataflow model.
+
+A *pane* is what one firing of a window emits for one key. In the life of a window ``[s, e)`` with
+allowed lateness L, and W the operator's watermark, there are
+
+============  ===================================================================================
+early panes   before W reaches ``e``, as ``early`` says
+on-time pane  one, when W reaches ``e``, with the events that came before their own lane reached it
+late panes    after that, until W reaches ``e + L``, as ``late`` says
+============  ===================================================================================
+
+An event is late when its own lane had reached ``e`` before it was read: so which pane it is in
+does not depend on where batches end, or how fast other partitions are read. A late event whose
+lane is ahead of the others waits for the on-time pane. What the panes say is the ``mode``.
+
+Source: Akidau et al., "The Dataflow Model", VLDB 2015, sections 2.3 (triggers and accumulation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["final", "update", "discard", "retract"]
+LatePolicy = Literal["drop", "side", "correct"]
+
+
+@dataclass(frozen=True)
+class AfterTime:
+    """Fire this much running time (milliseconds) after the first event that no pane has."""
+
+    delay_ms: int
+
+
+@dataclass(frozen=True)
+class AfterCount:
+    """Fire with every ``count``-th event since the last firing, in the order of arrival."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class EachBatch:
+    """Fire at the end of every batch that brought something."""
+
+
+Firing = AfterTime | AfterCount | EachBatch
+
+
+@dataclass(frozen=True)
+class Emission:
+    """How an operator emits.
+
+    ``mode``:
+
+    ``final``    one row per window and key, when it expires (W ≥ e + L). With ``late`` policy
+                 ``correct``: the on-time pane, then a row for each late pane that replaces it.
+    ``update``   every pane gives the value so far; a later one replaces an earlier one.
+    ``discard``  every pane gives only what came since the pane before.
+    ``retract``  as ``update``, and each pane but the first comes after a row with ``__diff`` -1,
+                 equal to the one that it replaces.
+
+    ``early`` and ``late`` say when panes fire before and after the on-time pane (None: not at all;
+    late events then join no pane but stay in the value of later ones). ``suppress_unchanged``
+    leaves out a pane that would say what the one before said. ``panes`` adds the columns
+    ``pane_kind`` ("early", "on_time", "late"), ``pane_index`` (from 0, over all panes of the window
+    and key), ``pane_first`` and ``pane_last``.
+    """
+
+    mode: Mode = "final"
+    early: Firing | None = None
+    late: Firing | None = EachBatch()
+    late_policy: LatePolicy = "drop"
+    suppress_unchanged: bool = True
+    panes: bool = False
