@@ -55,9 +55,14 @@ def _refused(seen: object, what: str) -> ConfigError:
 
 
 def describe_us(duration_us: int) -> str:
-    """Say a duration in the largest units that state it exactly: ``1 hour 30 minutes``."""
+    """Say a duration in the largest units that state it exactly: ``1 hour 30 minutes``.
+
+    Weeks are said of whole weeks only: 30 days are not ``4 weeks 2 days``.
+    """
     parts: list[str] = []
     for unit, size_us in sorted(_UNITS_US.items(), key=lambda item: -item[1]):
+        if unit == "week" and duration_us % size_us:
+            continue
         count, duration_us = divmod(duration_us, size_us)
         if count:
             parts.append(f"{count} {unit}{'s' if count > 1 else ''}")

@@ -21,6 +21,13 @@ class TopicPartition(NamedTuple):
     partition: int
 
 
+class Place(NamedTuple):
+    """Where a record lies in its topic."""
+
+    partition: int
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
     """What is known of a topic without reading a record.

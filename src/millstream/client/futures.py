@@ -13,6 +13,8 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
+from millstream.record import Place
+
 _PARTS_OF_FUTURE = frozenset(vars(Future()))  # what a light future does not have until it must
 
 
@@ -27,23 +29,23 @@ class Outcome:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._place: tuple[int, int] | None = None
+        self._place: Place | None = None
         self._error: BaseException | None = None
         self._dropped = 0
         self._dropped_by: BaseException | None = None
         self._waiters: list[threading.Lock] = []  # each held, until there is news
         self._watched: list[SendFuture] = []
 
-    def of(self, index: int) -> tuple[int, int] | BaseException | None:
+    def of(self, index: int) -> Place | BaseException | None:
         """Return (partition, offset) of a record, or why it has none; None: not known yet."""
         if index < self._dropped:
             return self._dropped_by
         place = self._place
         if place is None:
             return self._error
-        return place[0], place[1] + index - self._dropped
+        return Place(place.partition, place.offset + index - self._dropped)
 
-    def wait(self, index: int, timeout_s: float | None) -> tuple[int, int] | BaseException:
+    def wait(self, index: int, timeout_s: float | None) -> Place | BaseException:
         """Return as :meth:`of`, but wait until it is known.
 
         Raises:
@@ -71,7 +73,7 @@ class Outcome:
     def appended(self, partition: int, offset: int) -> None:
         """Settle: the records lie in ``partition``, from ``offset`` on, without those dropped."""
         with self.lock:
-            self._place = partition, offset
+            self._place = Place(partition, offset)
         self.tell()
 
     def failed(self, error: BaseException) -> None:
@@ -119,7 +121,7 @@ class Outcome:
             future.set_result(found)
 
 
-class SendFuture(Future[tuple[int, int]]):
+class SendFuture(Future[Place]):
     """The future of one record: (partition, offset). It cannot be cancelled.
 
     What ``Future`` keeps is made when something first asks for it: see ``__getattr__``.
@@ -131,7 +133,7 @@ class SendFuture(Future[tuple[int, int]]):
         self.outcome = outcome
         self.index = index
 
-    def result(self, timeout: float | None = None) -> tuple[int, int]:
+    def result(self, timeout: float | None = None) -> Place:
         found = self.outcome.of(self.index)
         if found is None:
             found = self.outcome.wait(self.index, timeout)

@@ -46,7 +46,7 @@ from millstream.log.owner import read_format
 from millstream.log.topics import check_topic_name
 from millstream.log.transactions import TIMEOUT_MS
 from millstream.log.writer import LogWriter, wall_clock_ms
-from millstream.record import TopicPartition
+from millstream.record import Place, TopicPartition
 
 __all__ = ["BLOCK_TIMEOUT_S", "BUFFER_BYTES_MAX", "LINGER_MS", "Overload", "Producer"]
 
@@ -159,7 +159,7 @@ class Producer:
         timestamp_ms: int | None = None,
         partition: int | None = None,
         headers: GivenHeaders | None = None,
-    ) -> Future[tuple[int, int]]:
+    ) -> Future[Place]:
         """Send one record; the future gives (partition, offset) once it is durable.
 
         How durable is what the producer was made with; in a transaction, see :meth:`transaction`.

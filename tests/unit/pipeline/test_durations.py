@@ -31,4 +31,6 @@ def test_anything_else_is_refused_with_what_is_allowed(bad):
 def test_a_duration_is_described_in_the_units_that_state_it():
     assert describe_us(5_400_000_000) == "1 hour 30 minutes"
     assert describe_us(0) == "0 seconds"
-    assert describe_us(to_us("2 weeks 1 millisecond", what="x")) == "2 weeks 1 millisecond"
+    assert describe_us(to_us("2 weeks 1 millisecond", what="x")) == "14 days 1 millisecond"
+    assert describe_us(to_us("30 days", what="x")) == "30 days"
+    assert describe_us(to_us("14 days", what="x")) == "2 weeks"
