@@ -20,7 +20,7 @@ from millstream.client import connect
 from millstream.errors import ConfigError
 from millstream.log.compression import CompressionName
 from millstream.log.group_commit import DURABILITIES, Durability
-from millstream.record import to_timestamp_ms
+from millstream.record import Place, to_timestamp_ms
 
 _WAITING_MAX = 10_000  # futures kept before the oldest is looked at
 _TELL_EVERY_S = 1.0
@@ -101,7 +101,7 @@ def produce(
     form = _Form(key, key_field, timestamp_field, keys=keys, raw=raw)
     named = _headers(headers)
     sent = 0
-    waiting: deque[Future[tuple[int, int]]] = deque()
+    waiting: deque[Future[Place]] = deque()
     progress = _Progress(sys.stderr, shown=sys.stderr.isatty() and not sys.stdin.isatty())
     with connect(folder) as log, progress:
         log.offsets(topic)  # an unknown topic must not make this process the owner of a new folder
