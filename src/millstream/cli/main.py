@@ -27,6 +27,8 @@ COMMANDS = {
     "lag": "Show how far groups are behind, and whether they are about to lose records.",
     "log": "Verify, repair and measure the folder of a log.",
     "run": "Run the pipeline that FILE declares, going on where it was.",
+    "stop": "Stop the running APP, as Ctrl-C in its terminal would: after the batch at work.",
+    "ledger": "Show where every event of APP went: the books, batch by batch or added up.",
     "view": "Look at maintained views: list them, show rows, follow changes.",
     "doctor": "Check that this machine has what Millstream needs.",
 }

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import runpy
-import time
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from millstream.errors import ConfigError
+from millstream.pipeline.live import LiveTable
 
 if TYPE_CHECKING:
     from millstream.pipeline.app import App
     from millstream.views.progress import Progress
-
-_LINE_EVERY_S = 1.0
 
 
 @click.command()
@@ -30,11 +29,21 @@ _LINE_EVERY_S = 1.0
     help="Run until Ctrl-C, or until all that the log holds now is taken in.",
 )
 @click.option("--timeout", help='Stop after this long, such as "10 minutes".')
+@click.option("--count", type=click.IntRange(min=1), help="Stop after reading so many records.")
 @click.option("--json", "as_json", is_flag=True, help="Print progress and report as JSON lines.")
-def run(file: Path, name: str | None, until: str, timeout: str | None, *, as_json: bool) -> None:
+def run(
+    file: Path,
+    name: str | None,
+    until: str,
+    timeout: str | None,
+    count: int | None,
+    *,
+    as_json: bool,
+) -> None:
     r"""Run the pipeline that FILE declares, going on where it was.
 
-    Ctrl-C lets the batch at work finish and stops; a second one does not wait.
+    Ctrl-C lets the batch at work finish and stops; a second one does not wait. In a terminal, one
+    table shows what the run does; elsewhere there is a line at most once a second.
 
     \b
     Examples:
@@ -43,13 +52,18 @@ def run(file: Path, name: str | None, until: str, timeout: str | None, *, as_jso
       millstream run app.py --timeout "1 hour" --json
     """
     app = find_app(file, name)
-    lines = _Lines(as_json=as_json)
-    report = app.run(
-        until="caught-up" if until == "caught-up" else "stopped",
-        timeout=timeout,
-        on_progress=lines.show,
-    )
+    with LiveTable(sys.stdout) as live:
+        report = app.run(
+            until="caught-up" if until == "caught-up" else "stopped",
+            timeout=timeout,
+            count=count,
+            on_progress=_show_json if as_json else live.show,
+        )
     click.echo(json.dumps(report.to_dict()) if as_json else str(report))
+
+
+def _show_json(progress: Progress) -> None:
+    click.echo(json.dumps(progress.to_dict()))
 
 
 def find_app(file: Path, name: str | None) -> App:
@@ -72,28 +86,3 @@ def find_app(file: Path, name: str | None) -> App:
         said = "no --app" if name is None else f"--app {name}"
         raise ConfigError(f"{file} declares the apps {', '.join(sorted(apps))}; {said} was given.")
     return apps[name]
-
-
-class _Lines:
-    """One line per batch, but not more than one a second."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._last = 0.0
-
-    def show(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now - self._last < _LINE_EVERY_S:
-            return
-        self._last = now
-        if self._as_json:
-            click.echo(json.dumps(progress.to_dict()))
-            return
-        watermark = (
-            progress.watermark.isoformat(sep=" ", timespec="seconds") if progress.watermark else "-"
-        )
-        click.echo(
-            f"batch {progress.batch_id}: read {progress.read:,} in {progress.duration_ms:,.0f} ms, "
-            f"lag {sum(progress.lag.values()):,}, watermark {watermark}, "
-            f"late {progress.late:,}, dead {progress.dead:,}"
-        )

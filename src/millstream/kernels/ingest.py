@@ -71,6 +71,7 @@ class Ingest:
         for lane in lanes:
             time_us_max = UNSEEN
             for batch in lane.batches:
+                self._note_arrival(batch, lane.partition)
                 rows = self._rows(batch, lane)
                 if rows.height:
                     rows = _with_reached(rows, time_us_max, self.source.rule.delay_us)
@@ -89,6 +90,11 @@ class Ingest:
             yield FrameRow(PORT_DEAD, home, encode_frame(pl.concat(self.dead)))
         yield from self._time_rows(SourceTime(tuple(times), partition_count, idle, clock_ms))
         yield self.books.frame_row(home)
+
+    def _note_arrival(self, batch: pa.RecordBatch, partition: int) -> None:
+        if batch.num_rows:
+            arrived_ms = batch.column("timestamp")[batch.num_rows - 1].value
+            self.books.arrived_ms.setdefault(self.source.topic, {})[str(partition)] = arrived_ms
 
     def _rows(self, batch: pa.RecordBatch, lane: Lane) -> pl.DataFrame:
         """Decode one batch into rows with time and lane; put the dead ones aside."""

@@ -27,12 +27,13 @@ LEDGER_EXITS = ("emitted", "held", "late", "dead", "filtered", "duplicate")
 class Books:
     """What a task reports: counts per step (read = the sum of the exits), and where it stands.
 
-    ``position`` is topic → partition → the offset after the last record read; ``watermarks`` is
-    operator → microseconds.
+    ``position`` is topic → partition → the offset after the last record read, ``arrived_ms``
+    likewise the timestamp in the log of that record; ``watermarks`` is operator → microseconds.
     """
 
     lines: dict[str, Counter[str]] = field(default_factory=dict)
     position: dict[str, dict[str, int]] = field(default_factory=dict)
+    arrived_ms: dict[str, dict[str, int]] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
     state_bytes: int = 0
 
@@ -45,6 +46,7 @@ class Books:
         report = {
             "books": self.lines,
             "position": self.position,
+            "arrived_ms": self.arrived_ms,
             "watermarks": self.watermarks,
             "state_bytes": self.state_bytes,
         }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from millstream.errors import ConfigError
 from millstream.kernels.plan import JobPlan
 from millstream.pipeline.compile import compile_plan
 from millstream.pipeline.graph import Output
+from millstream.pipeline.live import LiveTable
 from millstream.pipeline.schema import fields_of
 from millstream.pipeline.streams import Stream, Topic
 from millstream.views.progress import Progress, Report, Until
@@ -133,7 +135,9 @@ class App:
         *,
         until: Until = "stopped",
         timeout: Duration | None = None,
+        count: int | None = None,
         on_progress: Callable[[Progress], None] | None = None,
+        show: bool | None = None,
         cores: int | None = None,
         rows_per_batch: int = 1_000_000,
         settings: Mapping[str, str] | None = None,
@@ -145,7 +149,10 @@ class App:
                 does not). ``"caught-up"``: until all that the log held at the start is taken in. A
                 function of the Progress: until it gives True.
             timeout: Stop, after the batch at work, when this long has passed.
+            count: Stop, after the batch at work, when this run has read so many records.
             on_progress: Called after every committed batch, in the order of batches.
+            show: Show progress on standard error: a table in a terminal, else lines. By default
+                in a terminal only, and not with ``on_progress``.
             cores: Cores to use on this machine; by default all.
             rows_per_batch: The most records that one batch reads.
             settings: Spark settings that win over ours.
@@ -163,9 +170,33 @@ class App:
         options = RunOptions(
             until=until,
             timeout_s=None if timeout is None else to_us(timeout, what="run's timeout") / 1e6,
+            count=_at_least_one(count, "run's count"),
             on_progress=on_progress,
             cores=cores,
             rows_per_batch=rows_per_batch,
             settings=dict(settings or {}),
         )
-        return run_job(self.job(), options)
+        if show is None:
+            show = on_progress is None and sys.stderr.isatty()
+        if not show:
+            return run_job(self.job(), options)
+        with LiveTable(sys.stderr) as live:
+            shown = replace(options, on_progress=_both(live.show, on_progress))
+            return run_job(self.job(), shown)
+
+
+def _both(
+    first: Callable[[Progress], None], second: Callable[[Progress], None] | None
+) -> Callable[[Progress], None]:
+    def call(progress: Progress) -> None:
+        first(progress)
+        if second is not None:
+            second(progress)
+
+    return call
+
+
+def _at_least_one(count: int | None, what: str) -> int | None:
+    if count is not None and count < 1:
+        raise ConfigError(f"{what} is {count}. Give 1 or more.")
+    return count

@@ -29,6 +29,7 @@ from millstream.spark.source import SourceSpec
 from millstream.spark.stage import add_stage
 from millstream.views.commit import view_schemas
 from millstream.views.progress import Progress, Report, Until
+from millstream.views.running import marked, stop_request, stop_seen
 from millstream.views.store import ViewStore
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class RunOptions:
 
     until: Until
     timeout_s: float | None
+    count: int | None
     on_progress: Callable[[Progress], None] | None
     cores: int | None
     rows_per_batch: int
@@ -76,7 +78,7 @@ def run_job(job: Job, options: RunOptions) -> Report:
         run, next_batch_id = store.begin_run(job.app, JOB, checkpoint_id)
         require_current(job.folder, next_batch_id)
         sink = CommitSink(plan, store, LogReader(job.log), run, options.on_progress)
-        with _session(job, options) as spark:
+        with marked(job.folder, run), _session(job, options) as spark:
             reason = _Query(job, options, plan, birth, sink, spark).run()
     return _report(job.app, reason, sink, time.monotonic() - began)
 
@@ -103,8 +105,8 @@ def build_frames(
         bucket_labels=plan.bucket_labels,
         rows_max=rows_max,
         tasks=tasks,
-        stop_request=job.folder.absolute() / "stop-request",
-        stop_seen=job.folder.absolute() / "stop-seen",
+        stop_request=stop_request(job.folder.absolute()),
+        stop_seen=stop_seen(job.folder.absolute()),
     )
     spark.dataSource.register(LogSource)
     frames = spark.readStream.format(SOURCE_NAME).option("spec", spec.to_option()).load()
@@ -165,43 +167,46 @@ class _Query:
         return writer.trigger(processingTime="0 seconds").start()
 
     def _wait(self, query: StreamingQuery) -> str:
-        """Wait for the end: the query's own, a time, a condition, or Ctrl-C."""
+        """Wait for the end: the query's own, a time, a condition, a request, or Ctrl-C."""
         deadline = (
             None if self.options.timeout_s is None else time.monotonic() + self.options.timeout_s
         )
         checked = 0
         with _interrupts() as interrupts:
             while query.isActive:
-                if interrupts.count > 0:
+                if interrupts.count > 0 or stop_request(self.job.folder).exists():
                     return self._drain(query, interrupts, "stopped")
                 if deadline is not None and time.monotonic() >= deadline:
                     return self._drain(query, interrupts, "timeout")
-                if callable(self.options.until) and self.sink.totals.batches > checked:
+                if self.sink.totals.batches > checked:
                     checked = self.sink.totals.batches
-                    assert self.sink.totals.last is not None
-                    if self.options.until(self.sink.totals.last):
-                        return self._drain(query, interrupts, "condition")
+                    ended = self._ended_by_batch()
+                    if ended is not None:
+                        return self._drain(query, interrupts, ended)
                 interrupts.event.wait(_POLL_S)
         return "caught-up"
+
+    def _ended_by_batch(self) -> str | None:
+        """Say why the batches so far end the run; None when they do not."""
+        totals = self.sink.totals
+        assert totals.last is not None
+        if self.options.count is not None and totals.read >= self.options.count:
+            return "count"
+        if callable(self.options.until) and self.options.until(totals.last):
+            return "condition"
+        return None
 
     def _drain(self, query: StreamingQuery, interrupts: _Interrupts, reason: str) -> str:
         """Let the batch at work finish: ask the source for no more, and wait until it says so."""
         asked = interrupts.count
-        self._stop_request.touch()
-        while query.isActive and not self._stop_seen.exists() and interrupts.count == asked:
+        stop_request(self.job.folder).touch()
+        seen = stop_seen(self.job.folder)
+        while query.isActive and not seen.exists() and interrupts.count == asked:
             time.sleep(_POLL_S)
         return reason
 
-    @property
-    def _stop_request(self) -> Path:
-        return self.job.folder / "stop-request"
-
-    @property
-    def _stop_seen(self) -> Path:
-        return self.job.folder / "stop-seen"
-
     def _clear_stop(self) -> None:
-        for path in (self._stop_request, self._stop_seen):
+        for path in (stop_request(self.job.folder), stop_seen(self.job.folder)):
             path.unlink(missing_ok=True)
 
 
@@ -265,6 +270,7 @@ def _report(app: str, reason: str, sink: CommitSink, seconds: float) -> Report:
         late=totals.late,
         filtered=totals.filtered,
         dead=totals.dead,
+        duplicate=totals.duplicate,
         watermark=totals.last.watermark if totals.last else None,
         lag=totals.last.lag if totals.last else {},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ class Totals:
     late: int = 0
     filtered: int = 0
     dead: int = 0
+    duplicate: int = 0
     last: Progress | None = None
 
     def add(self, progress: Progress) -> None:
@@ -39,6 +40,7 @@ class Totals:
         self.late += progress.late
         self.filtered += progress.filtered
         self.dead += progress.dead
+        self.duplicate += progress.duplicate
         self.last = progress
 
 
@@ -58,6 +60,7 @@ class CommitSink:
     totals: Totals = field(default_factory=Totals)
     error: BaseException | None = None
     _ended: float = field(default_factory=time.monotonic)
+    _arrived_ms: dict[str, int] = field(default_factory=dict)  # topic/partition → last record read
 
     def __call__(self, frames: DataFrame, batch_id: int) -> None:
         try:
@@ -70,14 +73,14 @@ class CommitSink:
         outcome = gather(self.plan, collect(frames))
         progress = self._progress(outcome, batch_id)
         fence = Fence(self.plan.app, JOB, self.run, batch_id)
-        status = {**progress.to_dict(), "state_bytes": outcome.state_bytes}
-        if commit(self.store, fence, outcome, status):
+        if commit(self.store, fence, outcome, progress.to_dict()):
             self.totals.add(progress)
             if self.on_progress is not None:
                 self.on_progress(progress)
 
     def _progress(self, outcome: BatchOutcome, batch_id: int) -> Progress:
         began, self._ended = self._ended, time.monotonic()
+        lag = self._lag(outcome)
         return Progress(
             app=self.plan.app,
             batch_id=batch_id,
@@ -89,9 +92,23 @@ class CommitSink:
             late=outcome.total("late"),
             filtered=outcome.total("filtered"),
             dead=outcome.total("dead"),
+            duplicate=outcome.total("duplicate"),
             watermark=outcome.watermark,
-            lag=self._lag(outcome),
+            lag=lag,
+            behind_s=self._behind_s(outcome, lag, self._ended - began),
+            state_bytes=outcome.state_bytes,
         )
+
+    def _behind_s(
+        self, outcome: BatchOutcome, lag: Mapping[str, int], took_s: float
+    ) -> float | None:
+        """Tell the age of the oldest unread record, near enough: of the last one read before it."""
+        for topic, arrived in outcome.arrived_ms.items():
+            self._arrived_ms |= {f"{topic}/{number}": ms for number, ms in arrived.items()}
+        if not self._arrived_ms:
+            return None
+        unread = [ms for name, ms in self._arrived_ms.items() if lag.get(name)]
+        return max(0.0, time.time() - min(unread) / 1000) if unread else took_s
 
     def _lag(self, outcome: BatchOutcome) -> dict[str, int]:
         lag: dict[str, int] = {}

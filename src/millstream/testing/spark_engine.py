@@ -40,6 +40,7 @@ def run_on_spark(
     options = RunOptions(
         until="caught-up",
         timeout_s=None,
+        count=None,
         on_progress=None,
         cores=None,
         rows_per_batch=max(1, -(-total // batches)),

@@ -44,6 +44,7 @@ class BatchOutcome:
     changes: list[ViewChange] = field(default_factory=list)
     books: dict[str, Counter[str]] = field(default_factory=dict)
     position: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → partition → next
+    arrived_ms: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → partition → ms
     watermarks: dict[str, int] = field(default_factory=dict)  # operator → microseconds
     state_bytes: int = 0
 
@@ -106,10 +107,11 @@ def gather(plan: JobPlan, rows: Iterable[FrameRow]) -> BatchOutcome:
 def _take_report(outcome: BatchOutcome, report: Mapping[str, Any]) -> None:
     for step, counts in report["books"].items():
         outcome.books.setdefault(step, Counter()).update(counts)
-    for topic, offsets in report.get("position", {}).items():
-        known = outcome.position.setdefault(topic, {})
-        for partition, offset in offsets.items():
-            known[partition] = max(known.get(partition, 0), offset)
+    for kind, kept in (("position", outcome.position), ("arrived_ms", outcome.arrived_ms)):
+        for topic, numbers in report.get(kind, {}).items():
+            known = kept.setdefault(topic, {})
+            for partition, number in numbers.items():
+                known[partition] = max(known.get(partition, 0), number)
     for operator, watermark_us in report.get("watermarks", {}).items():
         low_us = min(outcome.watermarks.get(operator, watermark_us), watermark_us)
         outcome.watermarks[operator] = low_us

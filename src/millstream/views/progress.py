@@ -10,7 +10,12 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Progress:
-    """One committed batch. Counts are events; ``lag`` is unread records by ``topic/partition``."""
+    """One committed batch. Counts are events; ``lag`` is unread records by ``topic/partition``.
+
+    ``behind_s`` is how far what the views show is behind what is in the log: the age of the oldest
+    record that is not in them yet, or the time that the batch took when all are; None before
+    anything was read. ``state_bytes`` is what the operators hold.
+    """
 
     app: str
     batch_id: int
@@ -22,8 +27,11 @@ class Progress:
     late: int
     filtered: int
     dead: int
+    duplicate: int
     watermark: datetime | None
     lag: Mapping[str, int]
+    behind_s: float | None
+    state_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
         """Give plain values, for JSON."""
@@ -36,10 +44,13 @@ class Progress:
 Until = Literal["stopped", "caught-up"] | Callable[[Progress], bool]
 """How long a run goes on: see :meth:`millstream.App.run`."""
 
+_LEFT_OUT = ("late", "dead", "duplicate", "filtered")
+
 
 @dataclass(frozen=True)
 class Report:
-    """What a run did. ``reason`` says why it ended: caught-up, timeout, stopped.
+    """What a run did. ``reason`` says why it ended: caught-up, timeout,
+    count, condition, stopped.
 
     Counts are events over the whole run; ``seconds`` is from the call of run to its return.
     """
@@ -52,6 +63,7 @@ class Report:
     late: int
     filtered: int
     dead: int
+    duplicate: int
     watermark: datetime | None
     lag: Mapping[str, int]
 
@@ -65,10 +77,11 @@ class Report:
         rate = self.read / self.seconds if self.seconds else 0.0
         lag = sum(self.lag.values())
         batches = "1 batch" if self.batches == 1 else f"{self.batches} batches"
+        counts = [f"{name} {getattr(self, name):,}" for name in _LEFT_OUT]
         lines = [
             f"{self.app}: {self.reason} after {batches} in {self.seconds:.1f} s",
             f"  read {self.read:,} events ({rate:,.0f} a second), {lag:,} unread",
-            f"  late {self.late:,}, dead {self.dead:,}, filtered {self.filtered:,}",
+            f"  {', '.join(counts)}",
             f"  watermark {self.watermark.isoformat() if self.watermark else 'not yet set'}",
         ]
         return "\n".join(lines)

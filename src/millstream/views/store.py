@@ -442,6 +442,12 @@ class ViewStore:
         with self._readers.snapshot() as db:
             return _fence_json(db, "status", app, job)
 
+    def last_batch_id(self, app: str, job: str | None = None) -> int | None:
+        """Return the last batch that was committed; None before the first."""
+        with self._readers.snapshot() as db:
+            found = _fence_row(db, "batch_id", app, job)
+        return None if found is None else int(found)
+
     def ledger(self, app: str, *, since: int = 0) -> list[dict[str, Any]]:
         """Return the ledger lines of the batches from ``since`` on, in the order of batches."""
         with self._readers.snapshot() as db:

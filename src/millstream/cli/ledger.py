@@ -1,0 +1,66 @@
+"""``millstream ledger``: the books of an app, batch by batch or added up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from millstream.cli.apps import app_folder
+from millstream.cli.tables import Column, json_option, log_option, show
+from millstream.kernels.routing import LEDGER_EXITS
+from millstream.views.reading import store_path
+from millstream.views.store import ViewStore
+
+_COUNTS = ("read", *LEDGER_EXITS)
+
+
+@click.command()
+@click.argument("app")
+@log_option
+@json_option
+@click.option("--batches", type=click.IntRange(min=1), help="Only of the last so many batches.")
+@click.option("--each", is_flag=True, help="Batch by batch, instead of added up.")
+@click.option("--step", help="Only this step.")
+def ledger(
+    app: str, folder: Path, batches: int | None, step: str | None, *, each: bool, as_json: bool
+) -> None:
+    r"""Show where every event of APP went: the books, batch by batch or added up.
+
+    At every step, read = emitted + held + late + dead + filtered + duplicate. The books were checked when each batch was committed; this adds them up again.
+
+    \b
+    Examples:
+      millstream ledger ads
+      millstream ledger ads --batches 10 --each
+      millstream ledger ads --step "tumbling(1 minute) by ad" --json
+    """
+    app_folder(folder, app)
+    lines = _lines(store_path(folder, app), app, batches)
+    if step is not None:
+        lines = [line for line in lines if line["step"] == step]
+    rows = lines if each else _added_up(lines)
+    for row in rows:
+        row["balance"] = row["read"] - sum(row[name] for name in LEDGER_EXITS)
+    columns = [Column("step", left=True), *(Column(name) for name in _COUNTS), Column("balance")]
+    if each:
+        columns.insert(0, Column("batch", "batch_id"))
+    show(rows, columns, as_json=as_json)
+
+
+def _lines(path: Path, app: str, batches: int | None) -> list[dict[str, Any]]:
+    with ViewStore(path, readonly=True) as store:
+        since = 0
+        if batches is not None:
+            since = (store.last_batch_id(app) or 0) - batches + 1
+        return store.ledger(app, since=since)
+
+
+def _added_up(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    totals: dict[str, Counter[str]] = {}
+    for line in lines:
+        counts = {name: line[name] for name in _COUNTS}
+        totals.setdefault(line["step"], Counter(dict.fromkeys(_COUNTS, 0))).update(counts)
+    return [{"step": step, **counts} for step, counts in totals.items()]

@@ -1,0 +1,54 @@
+"""``millstream stop``: ask a running app to finish the batch at work and end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from millstream.cli.apps import app_folder
+from millstream.cli.tables import log_option
+from millstream.durations import to_us
+from millstream.errors import JobFailedError
+from millstream.views.running import runs_alive, stop_request
+
+_POLL_S = 0.05
+
+
+@click.command()
+@click.argument("app")
+@log_option
+@click.option(
+    "--timeout",
+    default="1 minute",
+    show_default=True,
+    help="How long to wait for the batch at work.",
+)
+def stop(app: str, folder: Path, timeout: str) -> None:
+    r"""Stop the running APP, as Ctrl-C in its terminal would: after the batch at work.
+
+    It goes on where it was at its next start.
+
+    \b
+    Examples:
+      millstream stop ads
+      millstream stop ads --log /srv/data --timeout "10 minutes"
+    """
+    home = app_folder(folder, app)
+    alive = runs_alive(home)
+    if not alive:
+        click.echo(f"{app} is not running")
+        return
+    end = time.monotonic() + to_us(timeout, what="--timeout") / 1e6
+    while runs_alive(home):
+        if time.monotonic() > end:
+            pids = ", ".join(str(running.pid) for running in runs_alive(home))
+            raise JobFailedError(
+                f"{app} has not stopped within {timeout}; process {pids} still works on a batch. "
+                "It stops after that batch: wait longer with --timeout, or end the process."
+            )
+        stop_request(home).touch()  # again and again: a run that is starting clears it once
+        time.sleep(_POLL_S)
+    stop_request(home).unlink(missing_ok=True)
+    click.echo(f"{app} has stopped")

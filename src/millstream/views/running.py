@@ -1,0 +1,73 @@
+"""Who runs an app, and asking it to stop: small files in the app's folder.
+
+A run holds a lock on a file of its own, ``running-<number>.json``, for as long as its process
+lives, so a run that was killed does not seem to run. A request to stop is the file
+``stop-request``; the run that sees it lets the batch at work finish, ends, and removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+_PREFIX = "running-"
+
+
+@dataclass(frozen=True)
+class Running:
+    """A run that is alive. ``since`` is in seconds since 1970, UTC."""
+
+    run: int
+    pid: int
+    since: float
+
+
+@contextmanager
+def marked(folder: Path, run: int) -> Iterator[None]:
+    """Say that this process runs the app, until the block ends."""
+    path = folder / f"{_PREFIX}{run}.json"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        json.dump(asdict(Running(run, os.getpid(), time.time())), file)
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def runs_alive(folder: Path) -> list[Running]:
+    """List the runs of an app that are alive, oldest first; more than one while one takes over."""
+    found = []
+    for path in folder.glob(f"{_PREFIX}*.json"):
+        with suppress(FileNotFoundError, ValueError, TypeError), path.open() as file:
+            if _is_locked(file):
+                found.append(Running(**json.load(file)))
+            else:
+                path.unlink(missing_ok=True)  # its process was killed
+    return sorted(found, key=lambda running: running.run)
+
+
+def _is_locked(file: Any) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def stop_request(folder: Path) -> Path:
+    """Name the file that asks the app's run to stop."""
+    return folder / "stop-request"
+
+
+def stop_seen(folder: Path) -> Path:
+    """Name the file by which the planner says that it begins no further batch."""
+    return folder / "stop-seen"

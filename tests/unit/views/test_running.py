@@ -1,0 +1,44 @@
+import subprocess
+import sys
+
+from millstream.views.running import Running, marked, runs_alive
+
+HOLD = """
+import sys
+from pathlib import Path
+from millstream.views.running import marked
+with marked(Path(sys.argv[1]), 7):
+    print("marked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_run_is_alive_for_as_long_as_its_block(tmp_path):
+    assert runs_alive(tmp_path) == []
+    with marked(tmp_path, 3):
+        (alive,) = runs_alive(tmp_path)
+        assert isinstance(alive, Running)
+        assert alive.run == 3
+    assert runs_alive(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_whose_process_was_killed_is_not_alive(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "marked\n"
+    (alive,) = runs_alive(tmp_path)
+    assert (alive.run, alive.pid) == (7, process.pid)
+    process.kill()
+    process.communicate()
+    assert runs_alive(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_while_one_run_takes_over_from_another_both_are_alive(tmp_path):
+    with marked(tmp_path, 1), marked(tmp_path, 2):
+        assert [running.run for running in runs_alive(tmp_path)] == [1, 2]
