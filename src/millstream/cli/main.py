@@ -28,6 +28,7 @@ COMMANDS = {
     "log": "Verify, repair and measure the folder of a log.",
     "run": "Run the pipeline that FILE declares, going on where it was.",
     "stop": "Stop the running APP, as Ctrl-C in its terminal would: after the batch at work.",
+    "rescale": "Share the state of APP among more or fewer Spark partitions.",
     "ledger": "Show where every event of APP went: the books, batch by batch or added up.",
     "view": "Look at maintained views: list them, show rows, follow changes.",
     "doctor": "Check that this machine has what Millstream needs.",

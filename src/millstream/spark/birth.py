@@ -23,25 +23,44 @@ _CHECKPOINT_ID = "millstream-checkpoint-id"
 
 @dataclass(frozen=True)
 class Birth:
-    """The numbers fixed at the birth of an app's state."""
+    """The numbers fixed at the birth of an app's state, and how it is shared out now.
+
+    ``label_partitions`` is the number of Spark partitions that the labels of buckets were chosen
+    for; ``shuffle_partitions`` is the same until the state is rescaled.
+    """
 
     bucket_count: int
     shuffle_partitions: int
+    label_partitions: int
 
 
 def born(folder: Path, wanted: Birth) -> Birth:
     """Give the app's birth numbers, taking ``wanted`` when its state does not exist yet."""
-    path = folder / _FILE
-    if not path.exists():
+    stored = stored_birth(folder)
+    if stored is None:
         return wanted
-    stored = _load(path)
-    if stored["buckets"] != wanted.bucket_count:
+    if stored.bucket_count != wanted.bucket_count:
         raise ConfigError(
-            f"The app's state in {folder} is divided into {stored['buckets']} buckets and the app "
-            f"asks for {wanted.bucket_count}. Use buckets={stored['buckets']}, or give the app "
+            f"The app's state in {folder} is divided into {stored.bucket_count} buckets and the app "
+            f"asks for {wanted.bucket_count}. Use buckets={stored.bucket_count}, or give the app "
             "another name to build its state anew."
         )
-    return Birth(stored["buckets"], stored["shuffle_partitions"])
+    return stored
+
+
+def stored_birth(folder: Path) -> Birth | None:
+    """Give the birth numbers on record; None when the app has no state yet."""
+    path = folder / _FILE
+    if not path.exists():
+        return None
+    stored = _load(path)
+    return Birth(stored["buckets"], stored["shuffle_partitions"], stored["label_partitions"])
+
+
+def write_shuffle_partitions(folder: Path, shuffle_partitions: int) -> None:
+    """Record that the state is now shared by another number of Spark partitions."""
+    values = _load(folder / _FILE) | {"shuffle_partitions": shuffle_partitions}
+    write_whole(folder / _FILE, json.dumps(values, indent=1))
 
 
 def enter(folder: Path, birth: Birth, plan: JobPlan) -> str:
@@ -61,14 +80,15 @@ def enter(folder: Path, birth: Birth, plan: JobPlan) -> str:
     checkpoint.mkdir(exist_ok=True)
     identity = checkpoint / _CHECKPOINT_ID
     if not identity.exists():
-        _write_whole(identity, uuid.uuid4().hex)  # step 1
+        write_whole(identity, uuid.uuid4().hex)  # step 1
     if not path.exists():
         values = {
             "buckets": birth.bucket_count,
             "shuffle_partitions": birth.shuffle_partitions,
+            "label_partitions": birth.label_partitions,
             "steps": steps,
         }
-        _write_whole(path, json.dumps(values, indent=1))  # step 2
+        write_whole(path, json.dumps(values, indent=1))  # step 2
     return identity.read_text().strip()
 
 
@@ -130,7 +150,7 @@ def _load(path: Path) -> dict[str, Any]:
     return values
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Write a file so that after a crash it is there whole, or not at all."""
     half_made = path.with_name(f".{path.name}.{os.getpid()}")
     with half_made.open("w") as file:

@@ -292,6 +292,17 @@ def install_local_files(spark: SparkSession) -> None:
         spark_log.warn("going on with Hadoop's local file system: " + str(problem))
 
 
+def repartition_state(spark: SparkSession, checkpoint: Path, partitions: int) -> None:
+    """Rewrite a checkpoint's state for so many Spark partitions, as a batch without records.
+
+    The checkpoint must have no batch half done, and RocksDB state, as ours has: otherwise Spark
+    fails after it has begun to change the checkpoint. Spark cannot know that our sink commits a
+    batch once, so it is told not to ask for one of its own that does.
+    """
+    manager = spark._streamingCheckpointManager  # noqa: SLF001 - it has no public name yet
+    manager.repartition(str(checkpoint), partitions, enforce_exactly_once_sink=False)
+
+
 # ── what a failure says ─────────────────────────────────────────────────────────
 
 _TRACEBACK = "Traceback (most recent call last):"

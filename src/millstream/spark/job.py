@@ -21,6 +21,7 @@ from millstream.spark.birth import Birth, born, enter, require_current
 from millstream.spark.failures import as_ours
 from millstream.spark.log_source import SOURCE_NAME, LogSource
 from millstream.spark.native import add_native, rows_of
+from millstream.spark.rescale import settle_rescale
 from millstream.spark.run_store import copies_folder
 from millstream.spark.session import cores_available, start_session, stop_session
 from millstream.spark.shuffle import bucket_labels
@@ -69,10 +70,12 @@ def run_job(job: Job, options: RunOptions) -> Report:
     """Run a job until it is to end; give its report. See :meth:`millstream.App.run`."""
     began = time.monotonic()
     _make_topics(job)
-    birth = born(job.folder, Birth(job.bucket_count, options.cores or cores_available()))
-    plan = job.compile(bucket_labels(birth.bucket_count, birth.shuffle_partitions))
-    checkpoint_id = enter(job.folder, birth, plan)
+    job.folder.mkdir(parents=True, exist_ok=True)
     with ViewStore(job.folder / "views.db") as store:
+        settle_rescale(job.folder, store, job.app)
+        birth = _birth(job, options.cores or cores_available())
+        plan = job.compile(bucket_labels(birth.bucket_count, birth.label_partitions))
+        checkpoint_id = enter(job.folder, birth, plan)
         for schema in view_schemas(plan):
             store.declare(schema)
         run, next_batch_id = store.begin_run(job.app, JOB, checkpoint_id)
@@ -86,13 +89,17 @@ def run_job(job: Job, options: RunOptions) -> Report:
 def stream_to_spark(job: Job) -> DataFrame:
     """Give the one output of a job as a streaming DataFrame. The session stays open."""
     _make_topics(job)
-    birth = born(job.folder, Birth(job.bucket_count, cores_available()))
-    plan = job.compile(bucket_labels(birth.bucket_count, birth.shuffle_partitions))
+    birth = _birth(job, cores_available())
+    plan = job.compile(bucket_labels(birth.bucket_count, birth.label_partitions))
     spark = start_session(job.app, folder=job.folder)
     frames = build_frames(
         spark, job, plan, rows_max=1_000_000, run="to_spark", tasks=cores_available()
     )
     return rows_of(frames, plan.sinks[0].port, plain_schema(dict(plan.sinks[0].schema)))
+
+
+def _birth(job: Job, cores: int) -> Birth:
+    return born(job.folder, Birth(job.bucket_count, cores, cores))
 
 
 def build_frames(

@@ -7,17 +7,27 @@ place that it hashes to.
 
 from __future__ import annotations
 
+import math
+
 _SEED = 42  # Spark's
+_MODULUS_MAX = 512  # about bucket count x modulus numbers are tried
 _WORD = 0xFFFFFFFF
 
 
 def bucket_labels(bucket_count: int, shuffle_partitions: int) -> tuple[int, ...]:
-    """Give one number per bucket, such that bucket b goes to Spark partition b mod partitions."""
+    """Give one number per bucket, such that bucket b goes to Spark partition b mod partitions.
+
+    Where it is cheap to find such numbers, that holds for every number of partitions that divides
+    the number of buckets too, so that state that is rescaled later is shared evenly as well.
+    """
+    modulus = math.lcm(bucket_count, shuffle_partitions)
+    if modulus > _MODULUS_MAX:
+        modulus = shuffle_partitions
     labels: list[int] = []
     for bucket in range(bucket_count):
-        wanted = bucket % shuffle_partitions
-        label = labels[-shuffle_partitions] + 1 if len(labels) >= shuffle_partitions else 0
-        while _murmur3(label) % shuffle_partitions != wanted:
+        wanted = bucket % modulus
+        label = labels[-modulus] + 1 if len(labels) >= modulus else 0
+        while _murmur3(label) % modulus != wanted:
             label += 1
         labels.append(label)
     return tuple(labels)

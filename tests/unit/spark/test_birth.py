@@ -23,7 +23,7 @@ def plan(size="1 hour", **aggregates):
     return app.plan()
 
 
-WANTED = Birth(4, 2)
+WANTED = Birth(4, 2, 2)
 
 
 def test_an_app_without_state_is_born_as_wanted(tmp_path):
@@ -32,14 +32,14 @@ def test_an_app_without_state_is_born_as_wanted(tmp_path):
 
 def test_a_later_run_keeps_the_numbers_of_the_first(tmp_path):
     identity = enter(tmp_path, WANTED, plan())
-    assert born(tmp_path, Birth(4, 16)) == WANTED
+    assert born(tmp_path, Birth(4, 16, 16)) == WANTED
     assert enter(tmp_path, WANTED, plan()) == identity
 
 
 def test_another_number_of_buckets_is_refused(tmp_path):
     enter(tmp_path, WANTED, plan())
     with pytest.raises(ConfigError, match="divided into 4 buckets and the app asks for 8"):
-        born(tmp_path, Birth(8, 2))
+        born(tmp_path, Birth(8, 2, 2))
 
 
 @pytest.mark.parametrize(

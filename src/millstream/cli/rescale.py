@@ -1,0 +1,42 @@
+"""``millstream rescale``: share an app's state among more or fewer Spark partitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from millstream.cli.apps import app_folder
+from millstream.cli.tables import json_option, log_option, tell
+
+
+@click.command()
+@click.argument("app")
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    required=True,
+    help="How many Spark partitions are to share the state: about as many as there are cores.",
+)
+@log_option
+@json_option
+def rescale(app: str, partitions: int, folder: Path, *, as_json: bool) -> None:
+    r"""Share the state of APP among more or fewer Spark partitions.
+
+    The app must be stopped. Nothing is lost or computed again; the next run goes on where it was.
+    Interrupted at any moment, the next run finds the state as it was before, or as it is to be.
+
+    \b
+    Examples:
+      millstream stop ads
+      millstream rescale ads --partitions 4
+    """
+    from millstream.spark.rescale import rescale as work
+
+    done = work(app, app_folder(folder, app), partitions)
+    before = done.partitions_before
+    tell(
+        f"the state of {app} is shared by {partitions} Spark partitions (before: {before})",
+        {"app": app, "partitions": partitions, "partitions_before": before},
+        as_json=as_json,
+    )

@@ -1,0 +1,152 @@
+"""Sharing state anew among Spark partitions, and stopping from outside, on a real Spark."""
+
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import millstream as ms
+from millstream import testing
+from millstream.spark import rescale as rescaling
+from millstream.spark.birth import stored_birth
+from millstream.views.running import runs_alive
+from millstream.views.store import ViewStore
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class Event:
+    user: str
+    at: datetime
+
+
+def rows(count, *, start=0):
+    return [
+        {"user": f"u{i % 37}", "at": (START + timedelta(seconds=i)).isoformat()}
+        for i in range(start, start + count)
+    ]
+
+
+def counted(log):
+    app = ms.App("counts", log=log)
+    events = app.topic("events", Event, key="user", partitions=3)
+    stream = events.stream(time="at", watermark=ms.watermark("1 minute", idle=None))
+    stream.window(ms.tumbling("1 day"), by="user").emit("update").agg(n=ms.count()).view("days")
+    stream.window(ms.tumbling("5 minutes"), by="user").agg(n=ms.count()).view("minutes")
+    return app
+
+
+def send(folder, events):
+    with ms.connect(folder) as log:
+        if "events" not in log.topics():
+            log.create_topic("events", partitions=3)
+        with log.producer() as producer:
+            for event in events:
+                producer.send("events", event, key=event["user"])
+
+
+def view(folder, name):
+    with ms.view(name, log=folder) as found:
+        return found.scan()
+
+
+def test_after_a_rescale_the_answers_are_those_of_an_uninterrupted_run(
+    spark, tmp_path, monkeypatch
+):
+    events = rows(3000)
+    send(tmp_path, events[:1200])
+    counted(tmp_path).run(until="caught-up", rows_per_batch=500)
+    home = tmp_path / "apps" / "counts"
+
+    for partitions, upto in ((4, 2100), (1, 3000)):
+        before = stored_birth(home).shuffle_partitions
+        done = rescaling.rescale("counts", home, partitions)
+        assert (done.partitions_before, done.partitions) == (before, partitions)
+        send(tmp_path, events[upto - 900 : upto])
+        counted(tmp_path).run(until="caught-up", rows_per_batch=500)
+    assert stored_birth(home).shuffle_partitions == 1
+
+    wanted = testing.run(counted("unused"), {"events": events})
+    for name in ("days", "minutes"):
+        assert view(tmp_path, name).equals(wanted[name])
+
+
+def test_a_rescale_that_dies_in_the_middle_leaves_the_state_as_it_was(spark, tmp_path, monkeypatch):
+    events = rows(1500)
+    send(tmp_path, events[:1000])
+    counted(tmp_path).run(until="caught-up")
+    home = tmp_path / "apps" / "counts"
+    before = stored_birth(home).shuffle_partitions
+
+    class Died(BaseException):
+        pass
+
+    real = rescaling.repartition_state
+
+    def die(*args):
+        real(*args)
+        raise Died
+
+    monkeypatch.setattr(rescaling, "repartition_state", die)
+    with pytest.raises(Died):
+        rescaling.rescale("counts", home, 4 if before != 4 else 3)
+    assert (home / "rescale.json").exists()
+
+    send(tmp_path, events[1000:])
+    counted(tmp_path).run(until="caught-up")
+    assert stored_birth(home).shuffle_partitions == before
+    assert not (home / "rescale.json").exists()
+    wanted = testing.run(counted("unused"), {"events": events})
+    assert view(tmp_path, "days").equals(wanted["days"])
+
+
+APP = """
+import millstream as ms
+from dataclasses import dataclass
+
+@dataclass
+class Event:
+    user: str
+
+app = ms.App("stopped", log="data")
+app.topic("events", Event, partitions=1).stream().view("seen", key="user")
+"""
+
+
+def test_a_running_app_is_stopped_from_outside(tmp_path):
+    (tmp_path / "app.py").write_text(textwrap.dedent(APP))
+    with ms.connect(tmp_path / "data") as log:
+        log.create_topic("events")
+        with log.producer() as producer:
+            producer.send("events", {"user": "a"})
+    command = [sys.executable, "-m", "millstream"]
+    running = subprocess.Popen(
+        [*command, "run", "app.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    home = tmp_path / "data" / "apps" / "stopped"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not _has_read(home):
+        assert running.poll() is None
+        time.sleep(0.1)
+    assert len(runs_alive(home)) == 1
+    stopped = subprocess.run(
+        [*command, "stop", "stopped"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert stopped.stdout == "stopped has stopped\n"
+    out, _ = running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert "stopped: stopped after 1 batch" in out
+    shutil.rmtree(home)
+
+
+def _has_read(home):
+    if not (home / "views.db").exists():
+        return False
+    with ViewStore(home / "views.db", readonly=True) as store:
+        return store.last_batch_id("stopped") == 0
