@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent
 STATE = ROOT / ".dev"
 ENVIRONMENT = ROOT / ".venv"
 STAMP = STATE / "environment.json"
+TESTED = STATE / "tested"  # which tree `make test` has last passed on
 
 PYTHON_MIN = (3, 11)
 JAVA_MAJOR_MIN = 17  # as in millstream.spark.java, which cannot be asked before it is installed
@@ -435,10 +436,28 @@ def test(arguments: Sequence[str]) -> int:
     env = prepare(TEST)
     if arguments:
         return pytest(arguments, env)
-    return worst(
+    TESTED.unlink(missing_ok=True)
+    tree = tree_key()
+    code = worst(
         pytest([*there(*QUICK_TESTS), "-m", "not thorough"], env),
         pytest([*there("tests/spark"), "-m", "quick"], env) if there("tests/spark") else 0,
     )
+    if code == 0 and tree == tree_key():
+        TESTED.write_text(tree)
+    return code
+
+
+def tree_key() -> str:
+    """Return a hash of all that the tests depend on in this folder."""
+    files = [ROOT / name for name in ("pyproject.toml", "uv.lock", "dev.py", "README.md")]
+    for folder in there("src", "tests", "examples", "docs", "benchmarks"):
+        files += [path for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts]
+    sums = [
+        f"{path.relative_to(ROOT)} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+        for path in sorted(files)
+        if path.is_file()
+    ]
+    return hashlib.sha256("\n".join(sums).encode()).hexdigest()
 
 
 def check(arguments: Sequence[str]) -> int:
@@ -463,13 +482,37 @@ def check(arguments: Sequence[str]) -> int:
 
 
 def test_all(arguments: Sequence[str]) -> int:
-    """Run every test, and the smoke tests once more on the oldest Spark that is supported."""
+    """Run every test, and the smoke tests once more on the oldest Spark that is supported.
+
+    What `make test` has passed on this very tree is not run again, unless `--again` is given.
+    """
     env = prepare(EVERYTHING)
-    everything = pytest([*arguments, "tests"], env)
+    again = "--again" in arguments
+    given = [argument for argument in arguments if argument != "--again"]
+    if not given and not again and TESTED.is_file() and TESTED.read_text() == tree_key():
+        everything = the_rest(env)
+    else:
+        everything = pytest([*given, "tests"], env)
     if not there("tests/smoke"):
         say(f"skipped: the smoke run on {SPARK_OLDEST}: there is no folder tests/smoke")
         return everything
     return worst(everything, smoke_on_oldest_spark())
+
+
+def the_rest(env: Mapping[str, str]) -> int:
+    """Run what `make test` leaves out."""
+    say("make test has passed on this very tree: only the tests that it leaves out are run")
+    others = sorted(
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").iterdir()
+        if path.is_dir() and any(path.glob("test_*.py"))
+    )
+    others = [name for name in others if name not in {*QUICK_TESTS, "tests/spark"}]
+    return worst(
+        pytest([*there(*QUICK_TESTS), "-m", "thorough"], env),
+        pytest([*there("tests/spark"), "-m", "not quick"], env) if there("tests/spark") else 0,
+        pytest(others, env) if others else 0,
+    )
 
 
 def smoke_on_oldest_spark() -> int:

@@ -26,6 +26,7 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module.STATE = tmp_path / ".dev"
     module.ENVIRONMENT = tmp_path / ".venv"
     module.STAMP = module.STATE / "environment.json"
+    module.TESTED = module.STATE / "tested"
     module.STATE.mkdir()
     for name in ("uv.lock", "pyproject.toml"):
         (tmp_path / name).write_text(name)
@@ -196,3 +197,50 @@ def test_an_unknown_command_ends_as_one_sentence(
 ) -> None:
     assert dev.main(["tset"]) == 1
     assert capsys.readouterr().err.startswith("dev.py: there is no command 'tset'; there are: ")
+
+
+@pytest.fixture
+def tried(dev: ModuleType, installed: list[object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A project with tests, whose runs of pytest are noted and succeed."""
+    for folder in ("unit", "spark", "integration"):
+        (dev.ROOT / "tests" / folder).mkdir(parents=True)
+        (dev.ROOT / "tests" / folder / "test_it.py").touch()
+    runs: list[str] = []
+
+    def pytest_run(arguments: list[str], env: object) -> int:
+        runs.append(" ".join(arguments))
+        return 0
+
+    monkeypatch.setattr(dev, "pytest", pytest_run)
+    return runs
+
+
+def test_what_make_test_passed_is_not_run_again_on_the_same_tree(
+    dev: ModuleType, tried: list[str]
+) -> None:
+    assert dev.test([]) == 0
+    tried.clear()
+    assert dev.test_all([]) == 0
+    assert tried == ["tests/unit -m thorough", "tests/spark -m not quick", "tests/integration"]
+    tried.clear()
+    assert dev.test_all(["--again"]) == 0
+    assert tried == ["tests"]
+
+
+def test_on_another_tree_every_test_is_run(dev: ModuleType, tried: list[str]) -> None:
+    dev.test([])
+    (dev.ROOT / "tests" / "unit" / "test_it.py").write_text("changed")
+    tried.clear()
+    dev.test_all([])
+    assert tried == ["tests"]
+
+
+def test_a_failed_or_partial_run_counts_for_nothing(
+    dev: ModuleType, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dev.test(["tests/unit"])
+    dev.test_all([])
+    assert tried[-1] == "tests"
+    monkeypatch.setattr(dev, "pytest", lambda *_: 1)
+    dev.test([])
+    assert not dev.TESTED.exists()
