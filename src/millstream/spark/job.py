@@ -20,7 +20,7 @@ from millstream.log.reader import LogReader
 from millstream.spark.birth import Birth, born, enter, require_current
 from millstream.spark.failures import as_ours
 from millstream.spark.log_source import SOURCE_NAME, LogSource
-from millstream.spark.native import add_native, rows_of
+from millstream.spark.native import add_frame, add_native, rows_of
 from millstream.spark.run_store import copies_folder
 from millstream.spark.session import cores_available, start_session, stop_session
 from millstream.spark.shuffle import bucket_labels
@@ -33,7 +33,7 @@ from millstream.views.store import ViewStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as DataFrame  # noqa: PLC0414 - given on to the pipeline
-    from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession as SparkSession  # noqa: PLC0414 - as above
     from pyspark.sql.streaming.query import StreamingQuery
 
 _POLL_S = 0.02
@@ -110,6 +110,8 @@ def build_frames(
     frames = spark.readStream.format(SOURCE_NAME).option("spec", spec.to_option()).load()
     for native in plan.natives:
         frames = add_native(frames, native, plan.bucket_labels)
+    for source in plan.frames:
+        frames = add_frame(frames, source, plan.bucket_labels)
     copies = copies_folder(job.folder.absolute() / "copies")
     for stage in plan.stages:
         frames = add_stage(frames, stage, plan.bucket_labels, copies, run)
