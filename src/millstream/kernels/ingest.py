@@ -99,8 +99,8 @@ class Ingest:
         table = polars_table(decoded.table)
         dead, good = decoded.dead, decoded.good
         timed = table.with_columns(self._time(batch, good).alias(TIME))
-        if self.source.ordered:
-            timed = timed.hstack([self._order(batch, good, lane.partition)])
+        # Rows that fail in a step are told by their place; edges drop it where it is not needed.
+        timed = timed.hstack([self._order(batch, good, lane.partition)])
         if timed[TIME].null_count():
             timeless = timed[TIME].is_null().to_numpy()
             dead = sorted(dead + [(int(at), "no event time") for at in good[timeless]])

@@ -9,6 +9,7 @@ all, or every one of more than 100, the job stops. A table without failing rows 
 from __future__ import annotations
 
 import json
+import re
 import sysconfig
 from base64 import b64encode
 from collections.abc import Callable
@@ -31,6 +32,20 @@ HOPELESS_ROWS_MIN = 100  # a table of more rows than these, all of which fail, s
 HOPELESS_ROWS_MAX = 1000  # ... and so do these many at its beginning
 _ROW_CHARS_MAX = 500
 _FAILURES = (Exception, pl.exceptions.PanicException)
+# What polars says of values; that a column is not there, or of another type, is no matter of rows.
+_OF_DATA = (
+    pl.exceptions.ComputeError,
+    pl.exceptions.InvalidOperationError,
+    pl.exceptions.OutOfBoundsError,
+    pl.exceptions.PanicException,
+    pl.exceptions.SchemaError,  # a function gave a value of another type
+    pl.exceptions.ShapeError,
+)
+# polars raises a function's error anew, from its text alone; kinds of errors that take more, those
+# of json and of codecs among them, come out as this TypeError.
+_LOST = re.compile(
+    r"(?:(\w+)\.__init__\(\) missing|function takes exactly 5 arguments \(1 given\))"
+)
 _OURS = str(Path(__file__).resolve().parents[1])
 _POLARS = str(Path(pl.__file__).resolve().parent)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -75,6 +90,10 @@ class UserCode:
         except MillstreamError:
             raise
         except _FAILURES as error:
+            if _is_ours(error):
+                raise
+            if isinstance(error, pl.exceptions.PolarsError) and not isinstance(error, _OF_DATA):
+                raise self._refusal(error, table, None, "Mend it.") from error
             return self._isolated(function, table, error)
 
     def _isolated(
@@ -161,6 +180,12 @@ def failing_rows(
     return failed
 
 
+def _is_ours(error: BaseException) -> bool:
+    """Say whether Millstream itself raised an error: it is not to be taken for the user's."""
+    frames = _frames(error.__traceback__)
+    return bool(frames) and frames[-1][0].startswith(_OURS)
+
+
 def _is_hopeless(failed: list[Failed], height: int) -> bool:
     """Say whether all rows fail, or the first 1,000; of a few that may be chance."""
     count = len(failed)
@@ -176,6 +201,8 @@ def reason_of(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     said = lines[0].rstrip(".") if lines else ""
     kind = type(error).__name__
+    if isinstance(error, TypeError) and (lost := _LOST.match(said)):
+        kind, said = lost.group(1) or "UnicodeError", ""
     return f"{kind}: {said}" if said else kind
 
 

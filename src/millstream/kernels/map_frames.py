@@ -67,7 +67,7 @@ class MapFrames:
                 f"gave the columns {', '.join(result.columns)}. Declared are {', '.join(declared)}: "
                 "give just those, or declare others with schema="
             )
-        return result.select(declared)
+        return result.select(list(declared))
 
     def _row_numbers(self, numbers: pl.Series, height: int) -> pl.Series:
         if not numbers.dtype.is_integer() or not numbers.is_between(0, height - 1).all():

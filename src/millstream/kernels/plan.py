@@ -68,7 +68,7 @@ class SourcePlan:
 
     ``number`` is its place among the sources. ``time`` gives the event time (a Datetime) from the
     fields; None: the record's timestamp. ``time_ports`` are the operators that are to be told of
-    this source's time. ``ordered``: rows carry their place in the partition.
+    this source's time.
     """
 
     number: int
@@ -79,7 +79,6 @@ class SourcePlan:
     rule: WatermarkRule
     edges: tuple[Way, ...]
     time_ports: tuple[int, ...]
-    ordered: bool
 
 
 @dataclass(frozen=True)

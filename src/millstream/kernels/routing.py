@@ -137,14 +137,16 @@ class EdgeRoute:
 
     def take(self, rows: pl.DataFrame) -> None:
         """Prepare a table for what takes it."""
-        rows = rows.select(self._columns(rows.columns))
         self.books.count(self.edge.step, read=rows.height)
         operator = self.edge.operator
+        columns = self._columns(rows.columns)
         if operator is None:
             self.books.count(self.edge.step, emitted=rows.height)
-            self._keep(rows)
+            self._keep(rows.select(columns))
         elif rows.height:
-            done = self.edge.code.run(lambda table: operator.prepare(table, self.edge.number), rows)
+            done = self.edge.code.run(
+                lambda table: operator.prepare(table.select(columns), self.edge.number), rows
+            )
             self.rejects.add(self.edge.step, done)
             self.books.count(self.edge.step, dead=done.failing.height)
             if done.result is not None:

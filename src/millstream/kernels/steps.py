@@ -141,7 +141,9 @@ class Explode:
         length = lengths.to_series(0)
         for other in lengths.iter_columns():
             if not other.equals(length):
-                raise ValueError(f"the lists in {', '.join(self.columns)} are not equally long")
+                raise pl.exceptions.ShapeError(
+                    f"the lists in {', '.join(self.columns)} are not equally long"
+                )
         # Whether those without elements give a row depends on the version of polars.
         kept = table.filter(length > 0)
         return Passed(kept.explode(*self.columns), kept.height)

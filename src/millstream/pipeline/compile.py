@@ -183,8 +183,6 @@ class _Compiler:
             rule=node.rule,
             edges=self._edges(node),
             time_ports=self._time_ports(node),
-            # Rows that fail in a step are told by their place.
-            ordered=self._ordered_below(node) or any(way.steps for way in self._ways(node)),
         )
 
     def _columns_needed(self, node: Node) -> set[str] | None:
