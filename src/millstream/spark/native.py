@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from millstream.errors import ConfigError
 from millstream.kernels.dead import Rejected, Rejects
@@ -25,7 +25,7 @@ from millstream.kernels.frames import (
     encode_message,
     polars_table,
 )
-from millstream.kernels.plan import FramePlan, NativePlan
+from millstream.kernels.plan import FramePlan, NativePlan, Way
 from millstream.kernels.routing import Books, routes
 from millstream.kernels.watermarks import UNSEEN, LaneTime, SourceTime
 from millstream.spark.log_source import FRAME_SCHEMA
@@ -66,9 +66,8 @@ def add_native(frames: DataFrame, native: NativePlan, bucket_labels: tuple[int, 
     Spark plans the two ways apart, so what stands before a native step is read twice.
     """
     result = native.function(rows_of(frames, native.port, native.schema_in))
-    packed = result.select(*native.schema_out.names).mapInArrow(
-        _packer(native, bucket_labels), FRAME_SCHEMA
-    )
+    way = _WayIn(native.name, native.time, native.edges, None, bucket_labels)
+    packed = result.select(*native.schema_out.names).mapInArrow(_packer(way), FRAME_SCHEMA)
     return frames.where(F.col("port") != native.port).unionByName(packed)
 
 
@@ -92,7 +91,7 @@ def streaming_schema(frame: Any) -> pa.Schema:
             "Read it with readStream, or send its rows to a topic once."
         )
     try:
-        schema = to_arrow_schema(frame.schema)
+        schema = frame.sparkSession.createDataFrame([], frame.schema).toArrow().schema
         polars_table(schema.empty_table())
     except Exception as error:  # PySpark and polars each have errors of their own for this
         raise ConfigError(
@@ -104,21 +103,34 @@ def streaming_schema(frame: Any) -> pa.Schema:
 
 def add_frame(frames: DataFrame, source: FramePlan, bucket_labels: tuple[int, ...]) -> DataFrame:
     """Put the rows of a DataFrame of the user's, and what they say of time, beside the frames."""
+    way = _WayIn(source.name, source.time, source.edges, source.time_ports, bucket_labels)
     rows = source.frame.select(*source.schema.names)
-    packed = rows.mapInArrow(_packer(source, bucket_labels), FRAME_SCHEMA)
+    packed = rows.mapInArrow(_packer(way), FRAME_SCHEMA)
     return frames.unionByName(packed)
 
 
 # ── from rows to frames ─────────────────────────────────────────────────────────────────────
 
 
-def _packer(
-    made: NativePlan | FramePlan, bucket_labels: tuple[int, ...]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+@dataclass(frozen=True)
+class _WayIn:
+    """Where Spark's rows go: what of a plan can travel to the workers.
+
+    ``time_ports`` is None where the rows come from a native step, which tells nothing of time.
+    """
+
+    name: str
+    time: pl.Expr
+    edges: tuple[Way, ...]
+    time_ports: tuple[int, ...] | None
+    bucket_labels: tuple[int, ...]
+
+
+def _packer(way: _WayIn) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Make the function that takes a task's rows down the edges."""
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from record_batches(_Packing(made, bucket_labels).run(batches))
+        yield from record_batches(_Packing(way).run(batches))
 
     return pack
 
@@ -127,8 +139,7 @@ def _packer(
 class _Packing:
     """Takes the rows of one task of Spark's down the edges; those of a source tell of time, too."""
 
-    made: NativePlan | FramePlan
-    bucket_labels: tuple[int, ...]
+    way: _WayIn
     books: Books = field(default_factory=Books)
     rejects: Rejects = field(default_factory=Rejects)
     dead: list[pl.DataFrame] = field(default_factory=list)
@@ -136,43 +147,43 @@ class _Packing:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[FrameRow]:
         """Yield the task's frames, then what it saw of time, then its books."""
-        out = routes(self.made.edges, self.bucket_labels, self.books, self.rejects)
+        out = routes(self.way.edges, self.way.bucket_labels, self.books, self.rejects)
         for batch in batches:
             rows = self._timed(polars_table(pa.Table.from_batches([batch])))
             for route in out if rows.height else ():
                 route.take(rows)
             self.dead += self.rejects.of_rows()
-        home = self.bucket_labels[0]
+        home = self.way.bucket_labels[0]
         for route in out:
             yield from route.frames(home)
         if self.dead:
             yield FrameRow(PORT_DEAD, home, encode_frame(pl.concat(self.dead)))
-        if isinstance(self.made, FramePlan) and self.time_us_max > UNSEEN:
-            yield from self._time_rows(self.made)
+        if self.time_us_max > UNSEEN:
+            yield from self._time_rows()
         yield self.books.frame_row(home)
 
     def _timed(self, table: pl.DataFrame) -> pl.DataFrame:
         """Give rows their event time; put those aside that have none."""
-        table = table.with_columns(self.made.time.dt.epoch("us").alias(TIME))
+        table = table.with_columns(self.way.time.dt.epoch("us").alias(TIME))
         rows = table.drop_nulls(TIME)
         timeless = table.filter(pl.col(TIME).is_null())
-        self.books.count(self.made.name, made=rows.height)
-        if isinstance(self.made, FramePlan):
-            self.books.count(self.made.name, read=rows.height, emitted=rows.height)
+        self.books.count(self.way.name, made=rows.height)
+        if self.way.time_ports is not None:
+            self.books.count(self.way.name, read=rows.height, emitted=rows.height)
         if timeless.height:
-            self.books.count(self.made.name, read=timeless.height, dead=timeless.height)
+            self.books.count(self.way.name, read=timeless.height, dead=timeless.height)
             reasons = ["no event time"] * timeless.height
-            self.rejects.rejected.append(Rejected(self.made.name, timeless, reasons))
+            self.rejects.rejected.append(Rejected(self.way.name, timeless, reasons))
         if rows.height:
             self.time_us_max = max(self.time_us_max, int(rows[TIME].max()))  # type: ignore[arg-type]
         return rows
 
-    def _time_rows(self, source: FramePlan) -> Iterator[FrameRow]:
+    def _time_rows(self) -> Iterator[FrameRow]:
         """Tell every bucket the largest event time: all tasks of a DataFrame are one partition."""
         seen = SourceTime((LaneTime(0, 0, self.time_us_max),), 1, frozenset())
-        for port in source.time_ports:
+        for port in self.way.time_ports or ():
             message = encode_message(
-                {"to": port, "input": source.name, "source": seen.to_message()}
+                {"to": port, "input": self.way.name, "source": seen.to_message()}
             )
-            for label in self.bucket_labels:
+            for label in self.way.bucket_labels:
                 yield FrameRow(PORT_TIME, label, message)
