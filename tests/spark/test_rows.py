@@ -186,3 +186,19 @@ def test_rows_that_are_taken_back_say_so_in_a_column(spark):
     rows = rows_of(frames, PORT_FIRST, schema)
     assert rows.dtypes == [("id", "bigint"), ("when", "timestamp"), ("_diff", "tinyint")]
     assert [(row.id, row._diff) for row in rows.collect()] == [(1, 1), (1, -1)]
+
+
+def test_a_pipeline_may_read_nothing_but_a_dataframe_and_drains_when_stopped(spark, tmp_path):
+    app = ms.App("rates", log=tmp_path / "new")
+    session = app.spark_session()
+    try:
+        rates = session.readStream.format("rate").option("rowsPerSecond", 50).load()
+        stream = app.from_spark(rates, time="timestamp", name="rates")
+        stream.filter(pl.col("value") % 2 == 0).view("even", key="value")
+        report = app.run(until=lambda progress: progress.emitted > 20, timeout="1 minute")
+        assert report.reason == "condition"
+        even = stored(app, "even")["value"].to_list()
+        assert len(even) > 20
+        assert even == list(range(0, 2 * len(even), 2))
+    finally:
+        stop_session(session)

@@ -135,10 +135,12 @@ class _Query:
         query = self._start()
         try:
             reason = self._wait(query)
+            # To stop tears a batch that a DataFrame of the user's has begun meanwhile. That is no
+            # failure: the next run does it again.
+            failure = self.sink.error or query.exception()
         finally:
             query.stop()
             self._clear_stop()
-        failure = self.sink.error or query.exception()
         if isinstance(failure, PySparkException):
             raise as_ours(failure, self.job.app, self.job.folder / "spark.log") from None
         if failure is not None:
