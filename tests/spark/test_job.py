@@ -139,7 +139,8 @@ def test_a_failing_expression_stops_the_job_with_the_users_error_and_commits_not
 ):
     app = ms.App("failing", log=tmp_path)
     stream = app.topic("events", Event, key="ad", partitions=3).stream(time="at")
-    parsed = stream.with_columns(number=pl.col("kind").str.to_integer(), name="parse kind")
+    number = pl.col("kind").str.to_integer()
+    parsed = stream.with_columns(number=number, name="parse kind", on_error="stop")
     parsed.window(ms.tumbling("1 hour"), by="number").agg(n=ms.count()).view("out")
     send(tmp_path, rows(10))
     with pytest.raises(UserCodeError, match="step 'parse kind' failed") as caught:

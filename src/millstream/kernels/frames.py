@@ -20,6 +20,7 @@ LANE = "__lane"  # Int64: which split of which partition of which source a row w
 REACHED = "__reached"  # Int64: the watermark that its partition had reached, in its lane, before it
 ORDER = "__order"  # Int64: its partition and offset; the order of arrival where one is needed
 DIFF = "__diff"  # Int8: +1, or -1 for a row that takes an earlier one back
+DIFF_COLUMN = "_diff"  # ... as those see it who take a stream out
 WINDOW = "__window"  # Int64: start of the window, microseconds since 1970 UTC
 ROWS = "__rows"  # Int64: how many events a partial aggregate stands for
 HASH = "__hash"  # UInt64: keyhash of the operator's key

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from millstream.kernels.dead import Rejects, dead_letters
 from millstream.kernels.decode import JsonDecoder
 from millstream.kernels.frames import (
     LANE,
@@ -66,7 +67,8 @@ class Ingest:
         self, lanes: Iterable[Lane], partition_count: int, idle: frozenset[int], clock_ms: int
     ) -> Iterator[FrameRow]:
         """Yield the task's frames, then what it saw of time, then its books."""
-        out = routes(self.source.edges, self.bucket_labels, self.books)
+        rejects = Rejects()
+        out = routes(self.source.edges, self.bucket_labels, self.books, rejects)
         times: list[LaneTime] = []
         for lane in lanes:
             time_us_max = UNSEEN
@@ -78,6 +80,7 @@ class Ingest:
                     time_us_max = max(time_us_max, int(rows[TIME].max()))  # type: ignore[arg-type]
                     for route in out:
                         route.take(rows)
+                    self.dead += rejects.of_records(batch, self.source.topic, lane.partition)
             self.books.position.setdefault(self.source.topic, {})[str(lane.partition)] = (
                 lane.end_offset
             )
@@ -102,14 +105,18 @@ class Ingest:
         table = polars_table(decoded.table)
         dead, good = decoded.dead, decoded.good
         timed = table.with_columns(self._time(batch, good).alias(TIME))
-        if self.source.ordered:
-            timed = timed.hstack([self._order(batch, good, lane.partition)])
+        # Rows that fail in a step are told by their place; edges drop it where it is not needed.
+        timed = timed.hstack([self._order(batch, good, lane.partition)])
         if timed[TIME].null_count():
             timeless = timed[TIME].is_null().to_numpy()
             dead = sorted(dead + [(int(at), "no event time") for at in good[timeless]])
             timed = timed.filter(~pl.Series(timeless))
         self.books.count(
-            self.source.name, read=batch.num_rows, dead=len(dead), emitted=timed.height
+            self.source.name,
+            read=batch.num_rows,
+            dead=len(dead),
+            emitted=timed.height,
+            made=timed.height,
         )
         if dead:
             self.dead.append(self._dead_rows(batch, lane.partition, dead))
@@ -132,16 +139,13 @@ class Ingest:
         self, batch: pa.RecordBatch, partition: int, dead: list[tuple[int, str]]
     ) -> pl.DataFrame:
         positions = pa.array([at for at, _ in dead])
-        return pl.DataFrame(
-            {
-                "topic": [self.source.topic] * len(dead),
-                "partition": [partition] * len(dead),
-                "offset": pl.Series(batch.column("offset").take(positions)),
-                "reason": [reason for _, reason in dead],
-                "value": pl.Series(batch.column("value").take(positions)),
-            },
-            schema=DEAD_SCHEMA,
-        )
+        place = {
+            "topic": self.source.topic,
+            "partition": partition,
+            "offset": pl.Series(batch.column("offset").take(positions)),
+        }
+        values = pl.Series(batch.column("value").take(positions))
+        return dead_letters(place, self.source.name, [reason for _, reason in dead], values)
 
     def _time_rows(self, seen: SourceTime) -> Iterator[FrameRow]:
         for port in self.source.time_ports:
@@ -150,15 +154,6 @@ class Ingest:
             )
             for label in self.bucket_labels:
                 yield FrameRow(PORT_TIME, label, message)
-
-
-DEAD_SCHEMA = {
-    "topic": pl.String,
-    "partition": pl.Int64,
-    "offset": pl.Int64,
-    "reason": pl.String,
-    "value": pl.Binary,
-}
 
 
 def _with_reached(rows: pl.DataFrame, time_us_max: int, delay_us: int) -> pl.DataFrame:

@@ -5,6 +5,8 @@ carries rows through stateless steps to an operator or a sink; operators stand i
 shuffle each, and feed edges in turn:
 
     source ──edge──▶ operator (stage 0) ──edge──▶ operator (stage 1) ──edge──▶ sink
+
+The ways down from a node are a tree: a step that several outputs share is run once.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.kernels.decode import Field
+from millstream.kernels.isolation import UserCode
 from millstream.kernels.operator import Operator
 from millstream.kernels.steps import Step
 from millstream.kernels.watermarks import WatermarkRule
@@ -24,17 +27,39 @@ from millstream.kernels.watermarks import WatermarkRule
 
 @dataclass(frozen=True)
 class Edge:
-    """The way of rows from one node to the next: steps, then the port of what takes them.
+    """The end of a way: the port of what takes the rows.
 
     ``step`` names the taker in ledger and errors. ``operator`` is what the rows are prepared for,
-    as its input ``number``; None when the taker is a sink or a native step.
+    as its input ``number``; None when the taker is a sink or a native step. ``columns`` are those
+    that go on, in their order; None stands for all, in the order of their names. ``ordered``: the
+    rows keep their place in the partition. ``code`` says what rows lead to that the operator fails
+    on.
     """
 
     step: str
-    steps: tuple[Step, ...]
     port: int
     operator: Operator | None
-    number: int = 0
+    number: int
+    columns: tuple[str, ...] | None
+    ordered: bool
+    code: UserCode
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A stateless step on the way, and the ways that its rows go on.
+
+    ``made`` are the types of the columns that come out, as far as they are there; ``code`` says
+    what failing rows lead to.
+    """
+
+    step: Step
+    made: tuple[tuple[str, pl.DataType], ...]
+    code: UserCode
+    onward: tuple[Way, ...]
+
+
+Way = Edge | Passage
 
 
 @dataclass(frozen=True)
@@ -43,7 +68,7 @@ class SourcePlan:
 
     ``number`` is its place among the sources. ``time`` gives the event time (a Datetime) from the
     fields; None: the record's timestamp. ``time_ports`` are the operators that are to be told of
-    this source's time. ``ordered``: rows carry their place in the partition.
+    this source's time.
     """
 
     number: int
@@ -52,9 +77,8 @@ class SourcePlan:
     fields: tuple[Field, ...]
     time: pl.Expr | None
     rule: WatermarkRule
-    edges: tuple[Edge, ...]
+    edges: tuple[Way, ...]
     time_ports: tuple[int, ...]
-    ordered: bool
 
 
 @dataclass(frozen=True)
@@ -78,8 +102,8 @@ class OperatorPlan:
     ports: tuple[int, ...]
     kernel: Operator
     clocks: tuple[ClockPlan, ...]
-    edges: tuple[Edge, ...]
-    late_edges: tuple[Edge, ...]
+    edges: tuple[Way, ...]
+    late_edges: tuple[Way, ...]
     time_ports: tuple[int, ...]
 
     @property
@@ -89,9 +113,10 @@ class OperatorPlan:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Operators that run behind one shuffle."""
+    """Operators that run behind one shuffle. ``topics`` names the topic of each source by number."""
 
     operators: tuple[OperatorPlan, ...]
+    topics: tuple[str, ...] = ()
 
     @property
     def ports(self) -> frozenset[int]:
@@ -111,7 +136,24 @@ class NativePlan:
     schema_in: pa.Schema
     schema_out: pa.Schema
     time: pl.Expr
-    edges: tuple[Edge, ...]
+    edges: tuple[Way, ...]
+
+
+@dataclass(frozen=True)
+class FramePlan:
+    """A streaming DataFrame of the user's as a source. ``number`` is its place among the sources.
+
+    ``time`` gives the event time from its columns; ``time_ports`` are the operators that are to be
+    told of it.
+    """
+
+    number: int
+    name: str
+    frame: Any
+    schema: pa.Schema
+    time: pl.Expr
+    edges: tuple[Way, ...]
+    time_ports: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -129,6 +171,7 @@ class JobPlan:
     """All that runs, and the numbers fixed at the birth of its state.
 
     ``bucket_labels`` stand for the buckets in the shuffle; their number divides the keys.
+    ``steps`` names all that has a line in the books, in the order of the graph.
     """
 
     app: str
@@ -137,3 +180,5 @@ class JobPlan:
     stages: tuple[StagePlan, ...]
     sinks: tuple[SinkPlan, ...]
     bucket_labels: tuple[int, ...]
+    frames: tuple[FramePlan, ...] = ()
+    steps: tuple[str, ...] = ()

@@ -1,34 +1,49 @@
-"""From a node's rows to the frames of its outgoing edges: steps, partials, buckets, books."""
+"""From a node's rows to the frames of its outgoing edges: steps, partials, buckets, books.
+
+The ways down from a node are a tree. A table goes through a shared step once, and is counted there
+once; what the step gives is counted as ``made``, and read by whatever comes next, so that an event
+can be followed through the books from its source to its exit. Rows on which the user's code fails
+are put aside: see :mod:`isolation`.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import polars as pl
 
+from millstream.errors import UserCodeError
+from millstream.kernels.dead import Rejects
 from millstream.kernels.frames import (
+    HIDDEN_PREFIX,
+    ORDER,
     PORT_LEDGER,
     REACHED,
     FrameRow,
     encode_frame,
     encode_message,
+    visible,
 )
 from millstream.kernels.keyhash import buckets_of, hash_columns
-from millstream.kernels.plan import Edge
-from millstream.kernels.steps import apply_steps
+from millstream.kernels.plan import Edge, Passage, Way
+from millstream.kernels.steps import Passed
 
 _BUCKET = "__bucket"
 LEDGER_EXITS = ("emitted", "held", "late", "dead", "filtered", "duplicate")
+LEDGER_COUNTS = ("read", *LEDGER_EXITS, "made")
 
 
 @dataclass
 class Books:
-    """What a task reports: counts per step (read = the sum of the exits), and where it stands.
+    """What a task reports: counts per step, and where it stands.
 
-    ``position`` is topic → partition → the offset after the last record read, ``arrived_ms``
-    likewise the timestamp in the log of that record; ``watermarks`` is operator → microseconds.
+    At every step read = the sum of the exits; ``made`` counts the rows that it gave on, which are
+    not always those that it read. ``position`` is topic → partition → the offset after the last
+    record read, ``arrived_ms`` likewise the timestamp in the log of that record; ``watermarks`` is
+    operator → microseconds.
     """
 
     lines: dict[str, Counter[str]] = field(default_factory=dict)
@@ -53,6 +68,66 @@ class Books:
         return FrameRow(PORT_LEDGER, bucket, encode_message(report))
 
 
+class Route(Protocol):
+    """Takes the rows of one way, table by table, and gives its frames at the end of the batch."""
+
+    def take(self, rows: pl.DataFrame) -> None: ...
+    def frames(self, home_bucket: int) -> Iterator[FrameRow]: ...
+
+
+@dataclass
+class StepRoute:
+    """Takes rows through a stateless step, and on."""
+
+    passage: Passage
+    books: Books
+    rejects: Rejects
+    onward: list[Route]
+
+    def take(self, rows: pl.DataFrame) -> None:
+        """Run the step over a table, count, and pass on what comes out."""
+        done = self.passage.code.run(self._apply, rows)
+        self.rejects.add(self.passage.step.name, done)
+        table, kept = done.result or (None, 0)
+        self.books.count(
+            self.passage.step.name,
+            read=rows.height,
+            emitted=kept,
+            dead=done.failing.height,
+            filtered=done.passing.height - kept,
+            made=0 if table is None else table.height,
+        )
+        if table is not None and table.height:
+            for route in self.onward:
+                route.take(table)
+
+    def frames(self, home_bucket: int) -> Iterator[FrameRow]:
+        """Give the frames of all ways below."""
+        for route in self.onward:
+            yield from route.frames(home_bucket)
+
+    def _apply(self, rows: pl.DataFrame) -> Passed:
+        passed = self.passage.step.apply(rows)
+        schema = passed.table.schema
+        wrong = [
+            name for name, dtype in self.passage.made if name in schema and schema[name] != dtype
+        ]
+        return self._mended(passed, wrong) if wrong else passed
+
+    def _mended(self, passed: Passed, wrong: list[str]) -> Passed:
+        """Give columns of nulls their type; refuse other types than those that were declared."""
+        declared = dict(self.passage.made)
+        for name in wrong:
+            if passed.table.schema[name] != pl.Null:
+                step = self.passage.step.name
+                raise UserCodeError(
+                    f"step {step!r} gave the column {name!r} as {passed.table.schema[name]}. It is "
+                    f"declared as {declared[name]}: cast it, or say return_dtype=.",
+                    step=step,
+                )
+        return passed._replace(table=passed.table.cast({name: declared[name] for name in wrong}))
+
+
 @dataclass
 class EdgeRoute:
     """Takes the rows of one edge, table by table, and gives its frames at the end of the batch."""
@@ -60,20 +135,34 @@ class EdgeRoute:
     edge: Edge
     bucket_labels: tuple[int, ...]
     books: Books
+    rejects: Rejects
     tables: list[pl.DataFrame] = field(default_factory=list)
 
     def take(self, rows: pl.DataFrame) -> None:
-        """Take a table through the edge's steps, and prepare it for what takes it."""
-        passed = apply_steps(self.edge.steps, rows)
-        self.books.count(self.edge.step, read=rows.height, filtered=rows.height - passed.height)
+        """Prepare a table for what takes it."""
+        self.books.count(self.edge.step, read=rows.height)
         operator = self.edge.operator
+        columns = self._columns(rows.columns)
         if operator is None:
-            self.books.count(self.edge.step, emitted=passed.height)
-            self._keep(passed)
-        elif passed.height:
-            prepared = operator.prepare(passed, self.edge.number)
-            self.books.count(self.edge.step, late=prepared.late)
-            self._keep(prepared.table)
+            self.books.count(self.edge.step, emitted=rows.height)
+            self._keep(rows.select(columns))
+        elif rows.height:
+            done = self.edge.code.run(
+                lambda table: operator.prepare(table.select(columns), self.edge.number), rows
+            )
+            self.rejects.add(self.edge.step, done)
+            self.books.count(self.edge.step, dead=done.failing.height)
+            if done.result is not None:
+                self.books.count(self.edge.step, late=done.result.late)
+                self._keep(done.result.table)
+
+    def _columns(self, there: list[str]) -> list[str]:
+        """Choose what goes on, in an order that is the same on all ways to the taker."""
+        wanted = self.edge.columns
+        kept = sorted(visible(there)) if wanted is None else [c for c in wanted if c in there]
+        left_out = set() if self.edge.ordered else {ORDER}
+        hidden = [c for c in there if c.startswith(HIDDEN_PREFIX) and c not in left_out]
+        return [*kept, *hidden]
 
     def _keep(self, table: pl.DataFrame) -> None:
         if table.height:
@@ -97,6 +186,15 @@ class EdgeRoute:
             yield FrameRow(self.edge.port, self.bucket_labels[int(bucket)], encode_frame(part))
 
 
-def routes(edges: Iterable[Edge], bucket_labels: tuple[int, ...], books: Books) -> list[EdgeRoute]:
-    """Make one route per edge."""
-    return [EdgeRoute(edge, bucket_labels, books) for edge in edges]
+def routes(
+    ways: Iterable[Way], bucket_labels: tuple[int, ...], books: Books, rejects: Rejects
+) -> list[Route]:
+    """Make one route per way."""
+    made: list[Route] = []
+    for way in ways:
+        if isinstance(way, Edge):
+            made.append(EdgeRoute(way, bucket_labels, books, rejects))
+        else:
+            onward = routes(way.onward, bucket_labels, books, rejects)
+            made.append(StepRoute(way, books, rejects, onward))
+    return made

@@ -9,15 +9,18 @@ from typing import Any, Protocol
 
 import polars as pl
 
+from millstream.kernels.dead import Rejects
 from millstream.kernels.frames import (
+    PORT_DEAD,
     PORT_TIME,
     FrameRow,
     decode_frame,
     decode_message,
+    encode_frame,
     encode_message,
 )
 from millstream.kernels.operator import Moment, OperatorState
-from millstream.kernels.plan import Edge, OperatorPlan, StagePlan
+from millstream.kernels.plan import OperatorPlan, StagePlan, Way
 from millstream.kernels.routing import Books, routes
 from millstream.kernels.sorted_runs import RunStore
 from millstream.kernels.watermarks import UNSEEN, InputClock, SourceTime
@@ -68,7 +71,8 @@ def run_stage(
     manifest: dict[str, Any] = json.loads(stored) if stored else {}
     books = Books()
     for operator in stage.operators:
-        run = OperatorRun(operator, bucket, bucket_labels, state.runs(operator.port), books)
+        runs = state.runs(operator.port)
+        run = OperatorRun(operator, bucket, bucket_labels, runs, books, stage.topics)
         frames, moved_on = run(batches[operator.port], manifest.get(str(operator.port)))
         manifest[str(operator.port)] = moved_on
         yield from frames
@@ -85,6 +89,7 @@ class OperatorRun:
     bucket_labels: tuple[int, ...]
     store: RunStore
     books: Books
+    topics: tuple[str, ...]
 
     def __call__(
         self, batch: OperatorBatch, stored: dict[str, Any] | None
@@ -98,6 +103,8 @@ class OperatorRun:
         moment = Moment(before_us, _watermark(clocks), baselines, clock_ms)
         outcome = kernel.process(state, batch.frames, moment)
         self.books.count(kernel.name, **outcome.counts)
+        if outcome.rows is not None:
+            self.books.count(kernel.name, made=outcome.rows.height)
         self.books.watermarks[kernel.name] = moment.watermark_us
         self.books.state_bytes += state.size_bytes
         frames = [
@@ -134,11 +141,14 @@ class OperatorRun:
                 clock_ms = max(clock_ms, seen.clock_ms)
         return baselines, clock_ms
 
-    def _emit(self, emitted: pl.DataFrame | None, edges: tuple[Edge, ...]) -> Iterator[FrameRow]:
+    def _emit(self, emitted: pl.DataFrame | None, edges: tuple[Way, ...]) -> Iterator[FrameRow]:
         if emitted is not None and emitted.height:
-            for route in routes(edges, self.bucket_labels, self.books):
+            rejects = Rejects()
+            for route in routes(edges, self.bucket_labels, self.books, rejects):
                 route.take(emitted)
                 yield from route.frames(self.bucket)
+            if dead := rejects.of_rows(self.topics):
+                yield FrameRow(PORT_DEAD, self.bucket, encode_frame(pl.concat(dead)))
 
     def _tell_time(self, watermark_us: int, clock_ms: int) -> Iterator[FrameRow]:
         for port in self.operator.time_ports:

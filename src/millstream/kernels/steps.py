@@ -1,18 +1,46 @@
-"""Stateless steps: what happens to each row on its way, in polars expressions.
+"""Stateless steps: what happens to each row on its way, in polars expressions and functions.
 
-A step is applied to whole tables and keeps the hidden columns. A failing expression is the user's
-error: it names the step and the columns that were there.
+A step looks at each row by itself, so that the answer does not depend on where one table ends and
+the next begins. It is applied to whole tables, keeps the hidden columns, and says of how many of
+the rows that came in it gave rows. What a failing row leads to is said in :mod:`isolation`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import polars as pl
 
-from millstream.errors import UserCodeError
 from millstream.kernels.frames import HIDDEN_PREFIX, visible
+
+PART = "__part"  # UInt16: to which part of a split the row belongs
+_HIDDEN = pl.col(f"^{HIDDEN_PREFIX}.*$")
+
+Columns = set[str] | None  # names of columns; None stands for all
+
+
+class Passed(NamedTuple):
+    """What a step made of a table, and of how many of the rows that came in."""
+
+    table: pl.DataFrame
+    rows: int
+
+
+class Step(Protocol):
+    """One stateless step."""
+
+    @property
+    def name(self) -> str: ...
+
+    def apply(self, table: pl.DataFrame) -> Passed:
+        """Run a table through; what the user's expressions and functions raise comes out."""
+        ...
+
+    def columns_before(self, wanted: Columns) -> Columns:
+        """Say which columns must come in so that ``wanted`` can come out."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -22,11 +50,14 @@ class Filter:
     name: str
     conditions: tuple[pl.Expr, ...]
 
-    def apply(self, table: pl.DataFrame) -> pl.DataFrame:
-        return table.filter(*self.conditions)
+    def apply(self, table: pl.DataFrame) -> Passed:
+        if _is_wide(self.conditions):
+            true = _visible(table).select(pl.all_horizontal(*self.conditions)).to_series()
+            return _all_of(table.filter(true))
+        return _all_of(table.filter(*self.conditions))
 
-    def columns_read(self) -> set[str]:
-        return _roots(self.conditions)
+    def columns_before(self, wanted: Columns) -> Columns:
+        return _joined(wanted, _roots(self.conditions))
 
 
 @dataclass(frozen=True)
@@ -36,11 +67,17 @@ class WithColumns:
     name: str
     expressions: tuple[pl.Expr, ...]
 
-    def apply(self, table: pl.DataFrame) -> pl.DataFrame:
-        return table.with_columns(*self.expressions)
+    def apply(self, table: pl.DataFrame) -> Passed:
+        if _is_wide(self.expressions):
+            made = _visible(table).with_columns(*self.expressions)
+            return _all_of(pl.concat([made, table.select(_HIDDEN)], how="horizontal"))
+        return _all_of(table.with_columns(*self.expressions))
 
-    def columns_read(self) -> set[str]:
-        return _roots(self.expressions)
+    def columns_before(self, wanted: Columns) -> Columns:
+        if wanted is None or _is_wide(self.expressions):
+            return None
+        made = {expression.meta.output_name() for expression in self.expressions}
+        return _joined(wanted - made, _roots(self.expressions))
 
 
 @dataclass(frozen=True)
@@ -50,55 +87,126 @@ class Select:
     name: str
     expressions: tuple[pl.Expr, ...]
 
-    def apply(self, table: pl.DataFrame) -> pl.DataFrame:
-        return table.select(*self.expressions, pl.col(f"^{HIDDEN_PREFIX}.*$"))
+    def apply(self, table: pl.DataFrame) -> Passed:
+        if _is_wide(self.expressions):
+            made = _visible(table).select(*self.expressions)
+            return _all_of(pl.concat([made, table.select(_HIDDEN)], how="horizontal"))
+        return _all_of(table.select(*self.expressions, _HIDDEN))
 
-    def columns_read(self) -> set[str]:
+    def columns_before(self, wanted: Columns) -> Columns:  # noqa: ARG002 - it computes them all
         return _roots(self.expressions)
 
 
-Step = Filter | WithColumns | Select
+@dataclass(frozen=True)
+class Rename:
+    """Give columns other names: pairs of the old and the new."""
+
+    name: str
+    names: tuple[tuple[str, str], ...]
+
+    def apply(self, table: pl.DataFrame) -> Passed:
+        return _all_of(table.rename(dict(self.names), strict=False))
+
+    def columns_before(self, wanted: Columns) -> Columns:
+        old = {after: before for before, after in self.names}
+        return None if wanted is None else {old.get(column, column) for column in wanted}
 
 
-def apply_steps(steps: Sequence[Step], table: pl.DataFrame) -> pl.DataFrame:
-    """Run a table through the steps, in order.
+@dataclass(frozen=True)
+class Drop:
+    """Leave columns out."""
 
-    Raises:
-        UserCodeError: an expression failed on this data; the message names step and columns.
+    name: str
+    columns: tuple[str, ...]
+
+    def apply(self, table: pl.DataFrame) -> Passed:
+        return _all_of(table.drop(self.columns, strict=False))
+
+    def columns_before(self, wanted: Columns) -> Columns:
+        return wanted
+
+
+@dataclass(frozen=True)
+class Explode:
+    """Make a row of each element of lists; the lists of one row must be equally long.
+
+    A row whose lists are empty, or null, gives none.
     """
-    for step in steps:
-        try:
-            table = step.apply(table)
-        except pl.exceptions.PolarsError as error:
-            raise UserCodeError(
-                f"step {step.name!r} failed: {_first_line(error)}. "
-                f"The columns there are {', '.join(visible(table.columns))}.",
-                step=step.name,
-            ) from error
-    return table
+
+    name: str
+    columns: tuple[str, ...]
+
+    def apply(self, table: pl.DataFrame) -> Passed:
+        lengths = table.select(_length(column, table.schema[column]) for column in self.columns)
+        length = lengths.to_series(0)
+        for other in lengths.iter_columns():
+            if not other.equals(length):
+                raise pl.exceptions.ShapeError(
+                    f"the lists in {', '.join(self.columns)} are not equally long"
+                )
+        # Whether those without elements give a row depends on the version of polars.
+        kept = table.filter(length > 0)
+        return Passed(kept.explode(*self.columns), kept.height)
+
+    def columns_before(self, wanted: Columns) -> Columns:
+        return _joined(wanted, set(self.columns))
 
 
-def columns_needed(steps: Sequence[Step], wanted: set[str] | None) -> set[str] | None:
-    """Walk the steps backwards: which columns must come in so that ``wanted`` come out.
+@dataclass(frozen=True)
+class Mark:
+    """Note for each row to which part of a split it belongs: the first whose condition is true."""
 
-    None stands for all columns.
-    """
-    for step in reversed(steps):
-        if isinstance(step, Select):
-            wanted = step.columns_read()
-        elif wanted is not None:
-            made = (
-                {e.meta.output_name() for e in step.expressions}
-                if isinstance(step, WithColumns)
-                else set()
-            )
-            wanted = (wanted - made) | step.columns_read()
-    return wanted
+    name: str
+    conditions: tuple[pl.Expr, ...]
+
+    def apply(self, table: pl.DataFrame) -> Passed:
+        part = pl.lit(len(self.conditions), pl.UInt16)
+        for number, condition in reversed(list(enumerate(self.conditions))):
+            part = pl.when(condition).then(pl.lit(number, pl.UInt16)).otherwise(part)
+        return _all_of(table.with_columns(part.alias(PART)))
+
+    def columns_before(self, wanted: Columns) -> Columns:
+        return _joined(wanted, _roots(self.conditions))
 
 
-def _roots(expressions: Sequence[pl.Expr]) -> set[str]:
+@dataclass(frozen=True)
+class Part:
+    """Keep the rows of one part of a split."""
+
+    name: str
+    number: int
+
+    def apply(self, table: pl.DataFrame) -> Passed:
+        return _all_of(table.filter(pl.col(PART) == self.number).drop(PART))
+
+    def columns_before(self, wanted: Columns) -> Columns:
+        return wanted
+
+
+def _length(column: str, dtype: pl.DataType) -> pl.Expr:
+    lists = pl.col(column)
+    length = lists.arr.len() if isinstance(dtype, pl.Array) else lists.list.len()
+    return length.fill_null(0).cast(pl.UInt32).alias(column)
+
+
+def _all_of(table: pl.DataFrame) -> Passed:
+    return Passed(table, table.height)
+
+
+def _visible(table: pl.DataFrame) -> pl.DataFrame:
+    return table.select(visible(table.columns))
+
+
+def _is_wide(expressions: Sequence[pl.Expr]) -> bool:
+    """Say whether an expression, such as ``pl.all()``, stands for columns that it does not name."""
+    return any(expression.meta.has_multiple_outputs() for expression in expressions)
+
+
+def _roots(expressions: Sequence[pl.Expr]) -> Columns:
+    if _is_wide(expressions):
+        return None
     return {name for expression in expressions for name in expression.meta.root_names()}
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")
+def _joined(columns: Columns, others: Columns) -> Columns:
+    return None if columns is None or others is None else columns | others

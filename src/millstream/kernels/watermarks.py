@@ -17,6 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 UNSEEN = -(2**62)  # a watermark that nothing has moved yet; far below any time, safe to add to
 _SPLIT_BITS = 12
 _PARTITION_BITS = 24
@@ -49,6 +52,24 @@ def order_of(partition: int, offset: int) -> int:
     """Give a record's place in the order of arrival: by partition, and within it by offset."""
     assert 0 <= offset < 1 << _OFFSET_BITS, offset
     return partition << _OFFSET_BITS | offset
+
+
+Numbers = npt.NDArray[np.int64]
+
+
+def source_in(lanes: Numbers) -> Numbers:
+    """Give the sources that lanes belong to."""
+    return lanes >> (_PARTITION_BITS + _SPLIT_BITS)
+
+
+def partition_in(orders: Numbers) -> Numbers:
+    """Give the partitions of places in the order of arrival."""
+    return orders >> _OFFSET_BITS
+
+
+def offset_in(orders: Numbers) -> Numbers:
+    """Give the offsets of places in the order of arrival."""
+    return orders & ((1 << _OFFSET_BITS) - 1)
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import polars as pl
+
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
+from millstream.kernels.frames import DIFF_COLUMN, polars_table
+from millstream.kernels.isolation import OnError
 from millstream.kernels.plan import JobPlan
+from millstream.kernels.watermarks import WatermarkRule
+from millstream.pipeline.checks import check_time, checked_on_error
 from millstream.pipeline.compile import compile_plan
-from millstream.pipeline.graph import Output
+from millstream.pipeline.functions import Column, as_expression
+from millstream.pipeline.graph import FrameNode, Output
 from millstream.pipeline.live import LiveTable
 from millstream.pipeline.schema import fields_of
-from millstream.pipeline.streams import Stream, Topic
+from millstream.pipeline.streams import IN_ORDER, Stream, Topic
 from millstream.views.progress import Progress, Report, Until
 
 if TYPE_CHECKING:
-    from millstream.spark.job import Job
+    from millstream.spark.job import DataFrame, Job, SparkSession
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
@@ -35,6 +42,9 @@ class App:
         log: The folder of the log.
         buckets: Into how many hash ranges keys are divided; fixed at the birth of the app's state.
             More buckets let more cores share a stage; each costs a little in every batch.
+        on_error: What a row leads to on which an expression or function of yours fails:
+            ``"dead-letter"`` puts it aside, with step and reason, and ``"stop"`` stops the job. A
+            step may say otherwise.
 
     Example::
 
@@ -48,6 +58,7 @@ class App:
     name: str
     log: str | Path
     buckets: int = 4
+    on_error: OnError = "dead-letter"
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
     outputs: list[Output] = field(default_factory=list, init=False)
     _names: Counter[str] = field(default_factory=Counter, init=False, repr=False)
@@ -60,6 +71,7 @@ class App:
             )
         if not 1 <= self.buckets <= 4096:
             raise ConfigError(f"buckets is {self.buckets}. Allowed are 1 to 4096.")
+        checked_on_error(self.on_error)
         if str(self.log).startswith("kafka://"):
             raise ConfigError(
                 f"The log is {str(self.log)!r}; pipelines read logs in a folder. Give a folder."
@@ -87,6 +99,60 @@ class App:
         self.topics[name] = Topic(self, name, fields, key, partitions)
         return self.topics[name]
 
+    def spark_session(
+        self, *, cores: int | None = None, settings: Mapping[str, str] | None = None
+    ) -> SparkSession:
+        """Start Spark as the app needs it, and give the session: DataFrames that the app is to take
+        in are made with it. ``cores`` and ``settings`` are as for :meth:`run`.
+
+        Spark stays up until the process ends.
+        """
+        from millstream.spark.session import start_session  # noqa: PLC0415 - loads pyspark
+
+        return start_session(self.name, folder=self.folder, cores=cores, settings=settings)
+
+    def from_spark(
+        self,
+        frame: DataFrame,
+        *,
+        time: Column,
+        watermark: WatermarkRule = IN_ORDER,
+        lateness: Duration = "0 seconds",
+        name: str = "dataframe",
+    ) -> Stream:
+        """Take in a streaming DataFrame of Spark's as a stream, beside what is read from topics.
+
+        Args:
+            frame: Made with :meth:`spark_session`; anything that Spark reads as a stream, and steps
+                on it that keep no state. Its columns are the stream's.
+            time: The event time: a timestamp column, or an expression that gives a datetime.
+            watermark: How the watermark follows the events. A DataFrame has no partitions that we
+                know of: all of it counts as one, which is never idle.
+            lateness: See :meth:`Topic.stream`.
+            name: The stream's name in ledger and errors.
+
+        In which order its rows came is not known, so whether they are late is judged by the
+        watermark as of the batch before. Effectively once, if its source gives the same rows for a
+        batch that is repeated.
+
+        Raises:
+            ConfigError: the DataFrame is not streaming, or has columns that we cannot take.
+
+        Example::
+
+            rates = app.spark_session().readStream.format("rate").load()
+            app.from_spark(rates, time="timestamp").view("latest", key="value")
+        """
+        from millstream.spark.native import streaming_schema  # noqa: PLC0415 - loads pyspark
+
+        schema = streaming_schema(frame)
+        columns = dict(polars_table(schema.empty_table()).schema)
+        expression = as_expression(time, what="from_spark's time")
+        check_time(expression, columns, name)
+        node = FrameNode(self.unique_name(name), frame, schema, expression, watermark)
+        lateness_us = to_us(lateness, what="stream's lateness")
+        return Stream(self, node, columns, lateness_us=lateness_us)
+
     def unique_name(self, name: str) -> str:
         """Give a step its name; the second of the same name is ``name #2``."""
         self._names[name] += 1
@@ -112,7 +178,7 @@ class App:
                 "something comes out."
             )
         labels = bucket_labels or tuple(range(self.buckets))
-        return compile_plan(self.name, self.outputs, labels)
+        return compile_plan(self.name, self.outputs, labels, self.on_error)
 
     def job(self) -> Job:
         """Describe the app to what runs it."""
@@ -121,8 +187,11 @@ class App:
 
     def job_of(self, stream: Stream) -> Job:
         """Describe a plan of its own whose one output is the stream."""
-        output = Output("to_spark", stream.node, (), tuple(stream.columns.items()))
-        return self._job(lambda labels: compile_plan(self.name, [output], labels))
+        columns = dict(stream.columns)
+        if str(stream.mode) == "retract":
+            columns[DIFF_COLUMN] = pl.Int8()
+        output = Output("to_spark", stream.node, (), tuple(columns.items()))
+        return self._job(lambda labels: compile_plan(self.name, [output], labels, self.on_error))
 
     def _job(self, compiled: Callable[[tuple[int, ...]], JobPlan]) -> Job:
         from millstream.spark.job import Job  # noqa: PLC0415 - loads pyspark

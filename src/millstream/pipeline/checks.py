@@ -3,21 +3,66 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
 
 import polars as pl
 
 from millstream.errors import ConfigError
-from millstream.kernels.steps import Step
+from millstream.kernels.frames import HIDDEN_PREFIX
+from millstream.kernels.isolation import OnError
+from millstream.kernels.steps import Filter, Select, Step, WithColumns
 from millstream.pipeline.schema import Columns
+
+_OURS = str(Path(__file__).resolve().parents[1])
 
 
 def columns_after(step: Step, columns: Columns) -> Columns:
     """Find the columns that come out of a step, by running it on no rows."""
     try:
-        return dict(step.apply(pl.DataFrame(schema=columns)).schema)
+        made = dict(step.apply(pl.DataFrame(schema=columns)).table.schema)
     except pl.exceptions.PolarsError as error:
         raise wrong_columns(step.name, error, columns) from error
+    if isinstance(step, (Filter, Select, WithColumns)):
+        expressions = step.conditions if isinstance(step, Filter) else step.expressions
+        _require_rowwise(expressions, columns, step.name)
+    for name in made:
+        if name.startswith(HIDDEN_PREFIX):
+            raise ConfigError(
+                f"{step.name} makes the column {name!r}: names that begin with {HIDDEN_PREFIX!r} "
+                "are reserved. Choose another name."
+            )
+    return made
+
+
+def _require_rowwise(expressions: Sequence[pl.Expr], columns: Columns, step: str) -> None:
+    """Make sure that what an expression gives for a row depends on that row alone.
+
+    polars itself says so: it takes only some rows before such an expression instead of after it.
+    """
+    for expression in expressions:
+        if not _is_rowwise(expression, columns) and _is_rowwise(pl.lit(1), columns):
+            raise ConfigError(
+                f"{step} looks at more than one row: {expression}. Which rows come together is "
+                "chance, so a step must treat each by itself; over several rows, use a window. A "
+                "text's format must be given (to_datetime(format)), and map_batches must say "
+                "is_elementwise=True."
+            )
+
+
+def _is_rowwise(expression: pl.Expr, columns: Columns) -> bool:
+    plan = pl.LazyFrame(schema=columns).with_columns(expression).slice(1, 1).explain()
+    return not plan.startswith("SLICE")
+
+
+def declared_at() -> str:
+    """Give the file and line, outside of Millstream, that called into it: ``/my/app.py:12``."""
+    frame = sys._getframe(1)  # noqa: SLF001 - the documented way to the frame
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def wrong_columns(step: str, error: Exception, columns: Columns) -> ConfigError:
@@ -47,6 +92,13 @@ def check_time(expression: pl.Expr, columns: Columns, step: str) -> None:
             f"The time of {step!r} is of type {dtype}. Give a datetime field, or an expression "
             'that makes one, such as pl.from_epoch("ts_ms", time_unit="ms").'
         )
+
+
+def checked_on_error(on_error: OnError) -> OnError:
+    """Take what failing rows lead to, or refuse what is neither."""
+    if on_error not in get_args(OnError):
+        raise ConfigError(f'on_error is {on_error!r}. Choose "dead-letter" or "stop".')
+    return on_error
 
 
 def named(expressions: Sequence[pl.Expr]) -> str:

@@ -7,18 +7,23 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from millstream.kernels.frames import PORT_FIRST
+from millstream.kernels.isolation import OnError, UserCode
 from millstream.kernels.plan import (
     ClockPlan,
     Edge,
+    FramePlan,
     JobPlan,
     NativePlan,
     OperatorPlan,
+    Passage,
     SinkPlan,
     SourcePlan,
     StagePlan,
 )
-from millstream.kernels.steps import Step, columns_needed
+from millstream.kernels.plan import Way as PlanWay
+from millstream.kernels.steps import Step
 from millstream.pipeline.graph import (
+    FrameNode,
     LateNode,
     NativeNode,
     Node,
@@ -42,9 +47,17 @@ class Way(NamedTuple):
     number: int
 
 
-def compile_plan(app: str, outputs: Sequence[Output], bucket_labels: tuple[int, ...]) -> JobPlan:
-    """Compile the part of the graph that leads to the outputs. Declaration order fixes the ports."""
-    return _Compiler(app, outputs, bucket_labels).plan()
+def compile_plan(
+    app: str,
+    outputs: Sequence[Output],
+    bucket_labels: tuple[int, ...],
+    on_error: OnError = "dead-letter",
+) -> JobPlan:
+    """Compile the part of the graph that leads to the outputs. Declaration order fixes the ports.
+
+    ``on_error`` says what rows lead to on which an operator's expressions fail.
+    """
+    return _Compiler(app, outputs, bucket_labels, on_error).plan()
 
 
 @dataclass
@@ -52,32 +65,39 @@ class _Compiler:
     app: str
     outputs: Sequence[Output]
     bucket_labels: tuple[int, ...]
+    on_error: OnError
     children: dict[Node, list[Node | Output]] = field(default_factory=dict)
     ports: dict[Taker, tuple[int, ...]] = field(default_factory=dict)
     depths: dict[OperatorNode, int] = field(default_factory=dict)
-    sources: dict[SourceNode, int] = field(default_factory=dict)
+    sources: dict[SourceNode | FrameNode, int] = field(default_factory=dict)
 
     def plan(self) -> JobPlan:
-        for node in nodes_above(self.outputs):
+        nodes = nodes_above(self.outputs)
+        for node in nodes:
             self._enter(node)
         stages = max(self.depths.values(), default=-1) + 1
+        topics = tuple(n.topic if isinstance(n, SourceNode) else "" for n in self.sources)
         return JobPlan(
             app=self.app,
-            sources=tuple(self._source(node) for node in self.sources),
+            sources=tuple(self._source(n) for n in self.sources if isinstance(n, SourceNode)),
             natives=tuple(self._native(n) for n in self.ports if isinstance(n, NativeNode)),
-            stages=tuple(StagePlan(tuple(self._operators(depth))) for depth in range(stages)),
+            stages=tuple(
+                StagePlan(tuple(self._operators(depth)), topics) for depth in range(stages)
+            ),
             sinks=tuple(
                 SinkPlan(output.name, self.ports[output][0], output.key, output.schema)
                 for output in self.outputs
             ),
             bucket_labels=self.bucket_labels,
+            frames=tuple(self._frame(n) for n in self.sources if isinstance(n, FrameNode)),
+            steps=tuple(name for node in nodes if (name := _name(node)) is not None),
         )
 
     def _enter(self, node: Node | Output) -> None:
         """Enter a node below its parents; number its ports, or its place among the sources."""
         for parent in parents(node):
             self.children.setdefault(parent, []).append(node)
-        if isinstance(node, SourceNode):
+        if isinstance(node, (SourceNode, FrameNode)):
             self.sources[node] = len(self.sources)
         elif isinstance(node, (NativeNode, OperatorNode, Output)):
             first = PORT_FIRST + sum(len(ports) for ports in self.ports.values())
@@ -105,18 +125,33 @@ class _Compiler:
             elif isinstance(child, (NativeNode, OperatorNode, Output)):
                 yield Way((), child, parents(child).index(node))
 
-    def _edges(self, node: Node) -> tuple[Edge, ...]:
-        return tuple(
-            Edge(
-                step=way.taker.kernel.name
-                if isinstance(way.taker, OperatorNode)
-                else way.taker.name,
-                steps=way.steps,
-                port=self.ports[way.taker][way.number],
-                operator=way.taker.kernel if isinstance(way.taker, OperatorNode) else None,
-                number=way.number,
-            )
-            for way in self._ways(node)
+    def _edges(self, node: Node) -> tuple[PlanWay, ...]:
+        """Give the ways down from a node as a tree, so that shared steps are run once."""
+        ways: list[PlanWay] = []
+        for child in self.children.get(node, ()):
+            if isinstance(child, StepNode):
+                ways.append(Passage(child.step, child.made, child.code, self._edges(child)))
+            elif isinstance(child, UnionNode):
+                ways += self._edges(child)
+            elif isinstance(child, (NativeNode, OperatorNode, Output)):
+                ways.append(self._edge(Way((), child, parents(child).index(node))))
+        return tuple(ways)
+
+    def _edge(self, way: Way) -> Edge:
+        taker, wanted = way.taker, self._columns_wanted(way)
+        columns = None if wanted is None else tuple(sorted(wanted))
+        if isinstance(taker, Output):
+            columns = tuple(name for name, _ in taker.schema)
+        operator = taker.kernel if isinstance(taker, OperatorNode) else None
+        name = taker.kernel.name if isinstance(taker, OperatorNode) else taker.name
+        return Edge(
+            step=name,
+            port=self.ports[taker][way.number],
+            operator=operator,
+            number=way.number,
+            columns=columns,
+            ordered=self._needs_order(taker),
+            code=UserCode(name, on_error=self.on_error),
         )
 
     def _time_ports(self, node: Node) -> tuple[int, ...]:
@@ -148,17 +183,18 @@ class _Compiler:
             rule=node.rule,
             edges=self._edges(node),
             time_ports=self._time_ports(node),
-            ordered=self._ordered_below(node),
         )
 
     def _columns_needed(self, node: Node) -> set[str] | None:
         """Say which columns of a node's rows anything below it reads; None stands for all."""
         needed: set[str] = set()
         for way in self._ways(node):
-            came_in = columns_needed(way.steps, self._columns_wanted(way))
-            if came_in is None:
+            wanted = self._columns_wanted(way)
+            for step in reversed(way.steps):
+                wanted = step.columns_before(wanted)
+            if wanted is None:
                 return None
-            needed |= came_in
+            needed |= wanted
         return needed
 
     def _columns_wanted(self, way: Way) -> set[str] | None:
@@ -179,12 +215,20 @@ class _Compiler:
         return [child for child in self.children.get(node, ()) if isinstance(child, LateNode)]
 
     def _ordered_below(self, node: Node) -> bool:
-        """Say whether an operator that gets this node's rows as they are needs their order."""
-        takers = [w.taker for w in self._ways(node) if isinstance(w.taker, OperatorNode)]
-        return any(
-            taker.kernel.ordered or (taker.kernel.transparent and self._ordered_below(taker))
-            for taker in takers
-        )
+        """Say whether what gets this node's rows as they are needs their order."""
+        return any(self._needs_order(way.taker) for way in self._ways(node))
+
+    def _needs_order(self, taker: Taker) -> bool:
+        if isinstance(taker, OperatorNode):
+            kernel = taker.kernel
+            return kernel.ordered or (kernel.transparent and self._ordered_below(taker))
+        # Rows that come by several ways to one output no longer come in their order.
+        return isinstance(taker, Output) and self._ways_to(taker.parent) > 1
+
+    def _ways_to(self, node: Node) -> int:
+        if isinstance(node, UnionNode):
+            return len(node.inputs)
+        return self._ways_to(node.parent) if isinstance(node, StepNode) else 1
 
     def _native(self, node: NativeNode) -> NativePlan:
         return NativePlan(
@@ -195,6 +239,17 @@ class _Compiler:
             schema_out=node.schema_out,
             time=node.time,
             edges=self._edges(node),
+        )
+
+    def _frame(self, node: FrameNode) -> FramePlan:
+        return FramePlan(
+            number=self.sources[node],
+            name=node.name,
+            frame=node.frame,
+            schema=node.schema,
+            time=node.time,
+            edges=self._edges(node),
+            time_ports=self._time_ports(node),
         )
 
     # ── operators ───────────────────────────────────────────────────────────────────────────
@@ -216,9 +271,18 @@ class _Compiler:
     def _clocks(self, node: Node) -> Iterator[ClockPlan]:
         """Name what a node's time follows: the nearest sources and operators that make time."""
         for parent in parents(node):
-            if isinstance(parent, SourceNode):
+            if isinstance(parent, (SourceNode, FrameNode)):
                 yield ClockPlan(parent.name, self.sources[parent], parent.rule)
             elif isinstance(parent, OperatorNode) and not parent.kernel.transparent:
                 yield ClockPlan(parent.kernel.name, None, None)
             else:
                 yield from self._clocks(parent)
+
+
+def _name(node: Node | Output) -> str | None:
+    """Name what has a line in the books."""
+    if isinstance(node, StepNode):
+        return node.step.name
+    if isinstance(node, OperatorNode):
+        return node.kernel.name
+    return None if isinstance(node, (UnionNode, LateNode)) else node.name

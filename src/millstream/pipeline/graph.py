@@ -10,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.kernels.decode import Field
+from millstream.kernels.isolation import UserCode
 from millstream.kernels.operator import Operator
 from millstream.kernels.steps import Step
 from millstream.kernels.watermarks import WatermarkRule
@@ -27,11 +28,24 @@ class SourceNode:
 
 
 @dataclass(frozen=True, eq=False)
+class FrameNode:
+    """A streaming DataFrame of Spark's as a stream, with its time rule."""
+
+    name: str
+    frame: Any
+    schema: pa.Schema
+    time: pl.Expr
+    rule: WatermarkRule
+
+
+@dataclass(frozen=True, eq=False)
 class StepNode:
-    """A stateless step."""
+    """A stateless step. ``made`` are the types of all columns that come out."""
 
     parent: Node
     step: Step
+    made: tuple[tuple[str, pl.DataType], ...]
+    code: UserCode
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +82,7 @@ class NativeNode:
     time: pl.Expr
 
 
-Node = SourceNode | StepNode | UnionNode | OperatorNode | LateNode | NativeNode
+Node = SourceNode | FrameNode | StepNode | UnionNode | OperatorNode | LateNode | NativeNode
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +97,7 @@ class Output:
 
 def parents(node: Node | Output) -> tuple[Node, ...]:
     """Give the nodes whose rows a node takes."""
-    if isinstance(node, SourceNode):
+    if isinstance(node, (SourceNode, FrameNode)):
         return ()
     if isinstance(node, (UnionNode, OperatorNode)):
         return node.inputs

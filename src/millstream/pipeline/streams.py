@@ -6,7 +6,7 @@ the columns that are there, so that a mistake shows at its own line and not in a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,22 +15,39 @@ import polars as pl
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.decode import Field
-from millstream.kernels.frames import HIDDEN_PREFIX, plain_schema
-from millstream.kernels.steps import Filter, Select, Step, WithColumns
+from millstream.kernels.frames import plain_schema
+from millstream.kernels.isolation import OnError, UserCode
+from millstream.kernels.map_frames import FrameFunction, RowsRule
+from millstream.kernels.steps import Filter, Mark, Part, Select, Step, WithColumns
 from millstream.kernels.watermarks import WatermarkRule
 from millstream.kernels.window_aggregate import EmitMode
 from millstream.kernels.windows import Tumbling
-from millstream.pipeline.checks import check_time, columns_after, named, there_are
+from millstream.pipeline.checks import (
+    check_time,
+    checked_on_error,
+    columns_after,
+    declared_at,
+    named,
+    there_are,
+)
 from millstream.pipeline.functions import Column, as_expression, watermark
-from millstream.pipeline.graph import NativeNode, Node, SourceNode, StepNode
+from millstream.pipeline.graph import FrameNode, NativeNode, Node, SourceNode, StepNode, UnionNode
 from millstream.pipeline.schema import Columns, columns_of, fields_of
+from millstream.pipeline.verbs import (
+    FrameSchema,
+    drop_step,
+    explode_step,
+    joined,
+    map_frames_step,
+    rename_step,
+)
 from millstream.pipeline.windowed import WINDOW_COLUMNS, Windowed
 
 if TYPE_CHECKING:
     from millstream.pipeline.app import App
     from millstream.spark.job import DataFrame
 
-_IN_ORDER = watermark("0 seconds")
+IN_ORDER = watermark("0 seconds")
 
 
 @dataclass(frozen=True)
@@ -47,7 +64,7 @@ class Topic:
         self,
         *,
         time: Column | None = None,
-        watermark: WatermarkRule = _IN_ORDER,
+        watermark: WatermarkRule = IN_ORDER,
         lateness: Duration = "0 seconds",
         name: str | None = None,
     ) -> Stream:
@@ -84,52 +101,160 @@ class Stream:
 
     # ── stateless verbs ─────────────────────────────────────────────────────────────────────
 
-    def filter(self, *conditions: pl.Expr, name: str | None = None) -> Stream:
-        """Keep the rows for which all conditions are true (null counts as false)."""
-        if self.mode == "update":
-            raise ConfigError(
-                'filter comes after emit("update"): a row that passed once and later no longer '
-                'does would stay in the view. Filter where the view is read, or emit("final").'
-            )
+    def filter(
+        self, *conditions: pl.Expr, name: str | None = None, on_error: OnError | None = None
+    ) -> Stream:
+        """Keep the rows for which all conditions are true (null counts as false).
+
+        ``name`` is the step's in errors and books. Rows on which an expression fails go to the dead
+        letters, with the step, the reason and the record; ``on_error="stop"`` stops the job
+        instead, and the default is the app's. An expression that fails on each of more than 100
+        rows that come together stops the job in any case. So it is with every verb here.
+        """
+        self._refuse_after_update("filter", "a row that passed once and later no longer does")
         conditions = tuple(as_expression(c, what="filter's condition") for c in conditions)
         step_name = name or f"filter({named(conditions)})"
-        return self._step(Filter(self.app.unique_name(step_name), conditions))
+        return self._step(Filter(self.app.unique_name(step_name), conditions), on_error)
 
     def with_columns(
-        self, *expressions: pl.Expr, name: str | None = None, **named: pl.Expr
+        self,
+        *expressions: pl.Expr,
+        name: str | None = None,
+        on_error: OnError | None = None,
+        **named: pl.Expr,
     ) -> Stream:
         """Add columns, or replace those of the same name: ``rate=pl.col("a") / pl.col("b")``."""
-        every = self._expressions(expressions, named, "with_columns")
-        made = ", ".join(expression.meta.output_name() for expression in every)
-        step_name = name or f"with_columns({made})"
-        return self._step(WithColumns(self.app.unique_name(step_name), every))
+        every, step_name = self._expressions(expressions, named, "with_columns", name)
+        return self._step(WithColumns(self.app.unique_name(step_name), every), on_error)
 
-    def select(self, *expressions: Column, name: str | None = None, **named: pl.Expr) -> Stream:
+    def select(
+        self,
+        *expressions: Column,
+        name: str | None = None,
+        on_error: OnError | None = None,
+        **named: pl.Expr,
+    ) -> Stream:
         """Keep only the named columns and expressions."""
-        every = self._expressions(expressions, named, "select")
-        made = ", ".join(expression.meta.output_name() for expression in every)
-        step_name = name or f"select({made})"
-        return self._step(Select(self.app.unique_name(step_name), every))
+        every, step_name = self._expressions(expressions, named, "select", name)
+        return self._step(Select(self.app.unique_name(step_name), every), on_error)
+
+    def rename(self, names: Mapping[str, str], *, name: str | None = None) -> Stream:
+        """Give columns other names: ``rename({"old": "new"})``. They may change places."""
+        step = rename_step(name, names, self.columns)
+        renamed = self._step(replace(step, name=self.app.unique_name(step.name)))
+        return replace(renamed, key=tuple(names.get(column, column) for column in self.key))
+
+    def drop(self, *columns: str, name: str | None = None) -> Stream:
+        """Leave columns out."""
+        step = drop_step(name, columns, self.columns)
+        return self._step(replace(step, name=self.app.unique_name(step.name)))
+
+    def explode(
+        self, *columns: str, name: str | None = None, on_error: OnError | None = None
+    ) -> Stream:
+        """Make a row of each element of a list column.
+
+        The other columns are repeated, and so is the event time. A row whose list is empty or null
+        gives none, and counts as filtered. Several columns are taken apart together: a row whose
+        lists are not equally long is dead.
+        """
+        self._refuse_after_update("explode", "a row whose list later becomes shorter")
+        step = explode_step(name, columns, self.columns)
+        return self._step(replace(step, name=self.app.unique_name(step.name)), on_error)
+
+    def map_frames(
+        self,
+        function: FrameFunction,
+        *,
+        schema: FrameSchema | None = None,
+        rows: RowsRule = "same",
+        name: str | None = None,
+        on_error: OnError | None = None,
+    ) -> Stream:
+        """Run a function of yours over polars frames of the rows.
+
+        Args:
+            function: Takes a frame with the stream's columns and gives one. Which rows come
+                together is chance: it must treat each by itself, and keep nothing between calls.
+                It is called again with fewer rows when it raises an error, to find those that it
+                fails on.
+            schema: The columns that come out: a dataclass, or a dict of polars types. By default
+                the function is called with no rows, to find out.
+            rows: ``"same"``: one row comes out for each that goes in, in the same order. ``"any"``:
+                the frame has one more column, ``row``, which the function must give back: it says
+                of each row from which one it was made. That is whose event time it has.
+            name: The step's name; by default the function's.
+            on_error: See :meth:`filter`. What the function raises concerns rows; a result that is
+                not as declared stops the job in any case.
+        """
+        if rows != "same":
+            self._refuse_after_update("map_frames", "a row from which later fewer rows are made")
+        step = map_frames_step(name, function, schema, rows, self.columns)
+        step = replace(step, name=self.app.unique_name(step.name))
+        return self._with_step(step, dict(step.made), on_error)
+
+    def union(self, *others: Stream) -> Stream:
+        """Put streams with the same columns and types together; the order of columns is free.
+
+        Nothing is removed: a row of each input is a row of the union. Its time is the minimum over
+        the inputs, so one that is quiet holds the others back (see :func:`millstream.watermark`),
+        and its lateness the longest of theirs. In which order the rows of different topics come is
+        not determined.
+        """
+        union = joined((self, *others))
+        return replace(union, node=UnionNode(tuple(s.node for s in (self, *others))))
+
+    def split(
+        self, *conditions: pl.Expr, name: str | None = None, on_error: OnError | None = None
+    ) -> tuple[Stream, ...]:
+        """Divide the rows: ``clicks, rest = events.split(pl.col("kind") == "click")``.
+
+        Gives a stream for each condition, with the rows for which it is the first that is true, and
+        at the end one with all other rows, those whose conditions are null among them. So each row
+        is in exactly one of the streams.
+        """
+        self._refuse_after_update("split", "a row that later belongs to another part")
+        if not conditions:
+            raise ConfigError('split has no condition. Give one: split(pl.col("kind") == "click").')
+        conditions = tuple(as_expression(c, what="split's condition") for c in conditions)
+        step_name = self.app.unique_name(name or f"split({named(conditions)})")
+        columns_after(Filter(step_name, conditions), self.columns)
+        marked = self._with_step(Mark(step_name, conditions), self.columns, on_error)
+        return tuple(
+            Stream._with_step(marked, Part(f"{step_name}[{part}]", number), self.columns)
+            for number, part in enumerate([*range(len(conditions)), "rest"])
+        )
 
     def key_by(self, *columns: str) -> Stream:
         """Say what the rows are about: the default ``by`` of windows and key of views."""
         return replace(self, key=self._key_columns(columns, "key_by"))
 
     def _expressions(
-        self, given: Sequence[Column], named: dict[str, pl.Expr], what: str
-    ) -> tuple[pl.Expr, ...]:
+        self, given: Sequence[Column], named: dict[str, pl.Expr], what: str, name: str | None
+    ) -> tuple[tuple[pl.Expr, ...], str]:
+        """Give the expressions of a step, and its name: what it makes, if it was given none."""
         plain = [as_expression(e, what=f"an expression of {what}") for e in given]
-        return (*plain, *(as_expression(e, what=name).alias(name) for name, e in named.items()))
+        every = (*plain, *(as_expression(e, what=n).alias(n) for n, e in named.items()))
+        if not every:
+            raise ConfigError(f"{what} has no expression. Give at least one.")
+        made = columns_after(Select(name or what, every), self.columns)
+        step_name = name or f"{what}({', '.join(made)})"
+        return every, step_name
 
-    def _step(self, step: Step) -> Stream:
-        columns = columns_after(step, self.columns)
-        hidden = [name for name in columns if name.startswith(HIDDEN_PREFIX)]
-        if hidden:
+    def _refuse_after_update(self, verb: str, row: str) -> None:
+        if self.mode == "update":
             raise ConfigError(
-                f"{step.name} makes the column {hidden[0]!r}: names that begin with "
-                f"{HIDDEN_PREFIX!r} are reserved. Choose another name."
+                f'{verb} comes after emit("update"): {row} would stay in the view. '
+                'Do it where the view is read, or emit("final").'
             )
-        return replace(self, node=StepNode(self.node, step), columns=columns)
+
+    def _step(self, step: Step, on_error: OnError | None = None) -> Stream:
+        return self._with_step(step, columns_after(step, self.columns), on_error)
+
+    def _with_step(self, step: Step, columns: Columns, on_error: OnError | None = None) -> Stream:
+        code = UserCode(step.name, declared_at(), checked_on_error(on_error or self.app.on_error))
+        node = StepNode(self.node, step, tuple(columns.items()), code)
+        return replace(self, node=node, columns=columns)
 
     def _key_columns(self, columns: str | Sequence[str], what: str) -> tuple[str, ...]:
         names = (columns,) if isinstance(columns, str) else tuple(columns)
@@ -226,7 +351,7 @@ class Stream:
         node: Node = self.node
         while isinstance(node, StepNode):
             node = node.parent
-        before = node.time if isinstance(node, (SourceNode, NativeNode)) else None
+        before = node.time if isinstance(node, (SourceNode, FrameNode, NativeNode)) else None
         if before is None:
             raise ConfigError(
                 "The stream has no time column. Say which one it is: spark(…, time=…)."
@@ -235,6 +360,9 @@ class Stream:
 
     def to_spark(self) -> DataFrame:
         """Give the stream as a streaming Spark DataFrame, to be written with ``writeStream``.
+
+        Its columns have Spark's types. Where results take earlier ones back (``emit("retract")``)
+        a column ``_diff`` says +1 of a row that is given, and -1 of one that is taken back.
 
         The query that you start has a checkpoint and guarantees of its own. Spark stays up until
         the process ends.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -24,8 +25,9 @@ def as_ours(failure: BaseException, app: str, log: Path) -> MillstreamError:
     name, message = match.group(1), match.group(2).strip()
     kind = getattr(errors, name)
     if kind is UserCodeError:
-        step = re.search(r"step '([^']*)'", message)
-        return UserCodeError(message, step=step.group(1) if step else "")
+        # The message begins with the step's name, as Python writes strings.
+        step = re.match(r"""step ('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", message)
+        return UserCodeError(message, step=ast.literal_eval(step.group(1)) if step else "")
     try:
         ours = kind(message)
     except TypeError:  # an error that carries more than a message

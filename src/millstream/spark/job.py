@@ -20,7 +20,7 @@ from millstream.log.reader import LogReader
 from millstream.spark.birth import Birth, born, enter, require_current
 from millstream.spark.failures import as_ours
 from millstream.spark.log_source import SOURCE_NAME, LogSource
-from millstream.spark.native import add_native, rows_of
+from millstream.spark.native import add_frame, add_native, rows_of
 from millstream.spark.rescale import settle_rescale
 from millstream.spark.run_store import copies_folder
 from millstream.spark.session import cores_available, start_session, stop_session
@@ -35,7 +35,7 @@ from millstream.views.store import ViewStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as DataFrame  # noqa: PLC0414 - given on to the pipeline
-    from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession as SparkSession  # noqa: PLC0414 - as above
     from pyspark.sql.streaming.query import StreamingQuery
 
 _POLL_S = 0.02
@@ -119,6 +119,8 @@ def build_frames(
     frames = spark.readStream.format(SOURCE_NAME).option("spec", spec.to_option()).load()
     for native in plan.natives:
         frames = add_native(frames, native, plan.bucket_labels)
+    for source in plan.frames:
+        frames = add_frame(frames, source, plan.bucket_labels)
     copies = copies_folder(job.folder.absolute() / "copies")
     for stage in plan.stages:
         frames = add_stage(frames, stage, plan.bucket_labels, copies, run)
@@ -142,10 +144,12 @@ class _Query:
         query = self._start()
         try:
             reason = self._wait(query)
+            # To stop tears a batch that a DataFrame of the user's has begun meanwhile. That is no
+            # failure: the next run does it again.
+            failure = self.sink.error or query.exception()
         finally:
             query.stop()
             self._clear_stop()
-        failure = self.sink.error or query.exception()
         if isinstance(failure, PySparkException):
             raise as_ours(failure, self.job.app, self.job.folder / "spark.log") from None
         if failure is not None:

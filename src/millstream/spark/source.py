@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -51,7 +52,7 @@ class SourceSpec:
 
     def to_option(self) -> str:
         """Pack the spec into the text that a source's option can be."""
-        return base64.b64encode(pickle.dumps(self)).decode()
+        return base64.b64encode(cloudpickle.dumps(self)).decode()
 
     @classmethod
     def from_option(cls, option: str) -> SourceSpec:

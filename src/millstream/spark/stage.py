@@ -51,11 +51,13 @@ def add_stage(
     frames: DataFrame, stage: StagePlan, bucket_labels: tuple[int, ...], copies: Path, run: str
 ) -> DataFrame:
     """Put a stage behind the frames: a shuffle by bucket, then the operators."""
+    import cloudpickle  # noqa: PLC0415 - see the module
+
     from millstream.spark.stage_runner import StageRunner  # noqa: PLC0415 - see the module
 
     runner = StageRunner(stage, bucket_labels, copies, run)
     return frames.groupBy("bucket").transformWithState(
-        statefulProcessor=StageProcessor(pickle.dumps(runner)),
+        statefulProcessor=StageProcessor(cloudpickle.dumps(runner)),
         outputStructType=FRAME_SCHEMA,
         outputMode="Append",
         timeMode="None",

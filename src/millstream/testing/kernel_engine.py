@@ -63,6 +63,11 @@ class KernelEngine:
                 f"The app has a native Spark step, {self.plan.natives[0].name!r}. Run it with "
                 'engine="spark".'
             )
+        if self.plan.frames:
+            raise ConfigError(
+                f"The app takes in a DataFrame of Spark's, {self.plan.frames[0].name!r}. Run it with "
+                'engine="spark".'
+            )
         for topic in {source.topic for source in self.plan.sources}:
             count = self.partition_counts[topic]
             self.logs[topic] = [[] for _ in range(count)]

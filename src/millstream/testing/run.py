@@ -23,7 +23,7 @@ import polars as pl
 
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
-from millstream.kernels.routing import LEDGER_EXITS
+from millstream.kernels.routing import LEDGER_COUNTS
 from millstream.log.murmur2 import partition_of
 from millstream.pipeline.app import App
 from millstream.testing.kernel_engine import KernelEngine
@@ -72,14 +72,18 @@ class Result:
 
     @property
     def dead(self) -> pl.DataFrame:
-        """Records that could not be decoded: topic, partition, offset, reason, value."""
+        """What could not be taken in: topic, partition, offset, step, number, reason, value."""
         return self[DEAD_VIEW]
 
     @property
     def ledger(self) -> pl.DataFrame:
-        """The books, one row per batch and step: what was read, and by which exit it left."""
+        """The books, one row per batch and step, in the order of the graph.
+
+        ``read`` is the sum of the exits emitted, held, late, dead, filtered and duplicate. ``made``
+        counts the rows that the step gave on; what comes next reads them.
+        """
         lines = self._store.ledger(self._app)
-        columns = ["batch_id", "step", "read", *LEDGER_EXITS]
+        columns = ["batch_id", "step", *LEDGER_COUNTS]
         types = {name: pl.String if name == "step" else pl.Int64 for name in columns}
         return pl.DataFrame(lines, schema=types)
 

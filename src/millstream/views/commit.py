@@ -16,8 +16,10 @@ from typing import Any
 import polars as pl
 
 from millstream.errors import CorruptionError
+from millstream.kernels.dead import DEAD_KEY, DEAD_SCHEMA
 from millstream.kernels.frames import (
     LANE,
+    ORDER,
     PORT_DEAD,
     PORT_LEDGER,
     PORT_TIME,
@@ -26,9 +28,8 @@ from millstream.kernels.frames import (
     decode_message,
     visible,
 )
-from millstream.kernels.ingest import DEAD_SCHEMA
 from millstream.kernels.plan import JobPlan, SinkPlan
-from millstream.kernels.routing import LEDGER_EXITS
+from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_EXITS
 from millstream.kernels.watermarks import UNSEEN
 from millstream.views.schema import Fence, ViewChange, ViewSchema, kind_of
 from millstream.views.store import ViewStore
@@ -39,8 +40,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass
 class BatchOutcome:
-    """What the rows of a batch's last edge add up to."""
+    """What the rows of a batch's last edge add up to. ``steps`` are in the order of the graph."""
 
+    steps: tuple[str, ...] = ()
     changes: list[ViewChange] = field(default_factory=list)
     books: dict[str, Counter[str]] = field(default_factory=dict)
     position: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → partition → next
@@ -54,7 +56,8 @@ class BatchOutcome:
 
     def read(self, plan: JobPlan) -> int:
         """How many records the sources read."""
-        return sum(self.books[s.name]["read"] for s in plan.sources if s.name in self.books)
+        names = [*(s.name for s in plan.sources), *(f.name for f in plan.frames)]
+        return sum(self.books[name]["read"] for name in names if name in self.books)
 
     @property
     def watermark(self) -> datetime | None:
@@ -63,10 +66,11 @@ class BatchOutcome:
         return None if low_us <= UNSEEN else _EPOCH + timedelta(microseconds=low_us)
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Give the ledger lines: per step, what was read and by which exit it left."""
+        """Give the ledger lines: per step, what was read, by which exit it left, what was made."""
+        at = {step: number for number, step in enumerate(self.steps)}
         return [
-            {"step": step, "read": line["read"], **{name: line[name] for name in LEDGER_EXITS}}
-            for step, line in sorted(self.books.items())
+            {"step": step, **{name: line[name] for name in LEDGER_COUNTS}}
+            for step, line in sorted(self.books.items(), key=lambda item: at.get(item[0], len(at)))
         ]
 
     def check_balance(self) -> None:
@@ -87,7 +91,7 @@ class BatchOutcome:
 
 def gather(plan: JobPlan, rows: Iterable[FrameRow]) -> BatchOutcome:
     """Put the rows of a batch's last edge together."""
-    outcome = BatchOutcome()
+    outcome = BatchOutcome(plan.steps)
     sinks = {sink.port: sink for sink in plan.sinks}
     frames: dict[int, list[pl.DataFrame]] = {}
     for row in rows:
@@ -97,9 +101,10 @@ def gather(plan: JobPlan, rows: Iterable[FrameRow]) -> BatchOutcome:
             frames.setdefault(row.port, []).append(decode_frame(row.frame))
     for port, tables in sorted(frames.items()):
         name = DEAD_VIEW if port == PORT_DEAD else sinks[port].name
-        table = pl.concat(tables)
-        if LANE in table.columns:  # of rows that replace one another the last in the log shall stay
-            table = table.sort(LANE, maintain_order=True)
+        table = pl.concat(tables, how="diagonal")
+        # Of rows that replace one another the last in the log shall stay.
+        if places := [name for name in (LANE, ORDER) if name in table.columns]:
+            table = table.sort(places, maintain_order=True)
         outcome.changes.append(ViewChange(name, table.select(visible(table.columns))))
     return outcome
 
@@ -125,7 +130,7 @@ def view_schemas(plan: JobPlan) -> list[ViewSchema]:
     )
     return [
         *(_view_schema(sink) for sink in plan.sinks),
-        ViewSchema(DEAD_VIEW, dead, ("topic", "partition", "offset")),
+        ViewSchema(DEAD_VIEW, dead, DEAD_KEY),
     ]
 
 

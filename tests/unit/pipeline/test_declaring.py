@@ -169,7 +169,8 @@ def test_steps_of_the_same_name_are_told_apart(events):
 
 
 def test_a_failing_expression_names_its_step(events):
-    stream = events.with_columns(number=pl.col("kind").str.to_integer(), name="parse kind")
+    number = pl.col("kind").str.to_integer()
+    stream = events.with_columns(number=number, name="parse kind", on_error="stop")
     stream.window(tumbling("1 hour"), by="number").agg(n=count()).view("out")
     row = Event(datetime(2026, 1, 1), 1, "x", Decimal(1), Place("Rome"), [])  # noqa: DTZ001
     with pytest.raises(UserCodeError, match="step 'parse kind' failed"):

@@ -11,7 +11,7 @@ IDLE_MS = 1000
 
 
 def source(name="s", topic="t", idle_ms=IDLE_MS):
-    return SourcePlan(0, name, topic, (), None, WatermarkRule(0, idle_ms), (), (), ordered=False)
+    return SourcePlan(0, name, topic, (), None, WatermarkRule(0, idle_ms), (), ())
 
 
 def at(*offsets, clock_ms=0, active_ms=0):
