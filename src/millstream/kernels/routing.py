@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from millstream.kernels.frames import (
+    LANE,
     PORT_LEDGER,
     REACHED,
     FrameRow,
@@ -18,6 +19,7 @@ from millstream.kernels.frames import (
 from millstream.kernels.keyhash import buckets_of, hash_columns
 from millstream.kernels.plan import Edge
 from millstream.kernels.steps import apply_steps
+from millstream.kernels.watermarks import STAYS
 
 _BUCKET = "__bucket"
 LEDGER_EXITS = ("emitted", "held", "late", "dead", "filtered", "duplicate")
@@ -28,13 +30,21 @@ class Books:
     """What a task reports: counts per step (read = the sum of the exits), and where it stands.
 
     ``position`` is topic → partition → the offset after the last record read; ``watermarks`` is
-    operator → microseconds.
+    operator → microseconds; ``event_times`` is topic → partition → the largest one in the batch; ``forgotten`` is
+    source → producers let go, in all, because there were more than are followed.
     """
 
     lines: dict[str, Counter[str]] = field(default_factory=dict)
     position: dict[str, dict[str, int]] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
+    event_times: dict[str, dict[str, int]] = field(default_factory=dict)
     state_bytes: int = 0
+    forgotten: dict[str, int] = field(default_factory=dict)
+
+    def saw(self, topic: str, partition: int, at_us: int) -> None:
+        """Note an event time."""
+        times = self.event_times.setdefault(topic, {})
+        times[str(partition)] = max(times.get(str(partition), at_us), at_us)
 
     def count(self, step: str, **rows: int) -> None:
         """Add to a step's counts."""
@@ -46,7 +56,9 @@ class Books:
             "books": self.lines,
             "position": self.position,
             "watermarks": self.watermarks,
+            "event_times": self.event_times,
             "state_bytes": self.state_bytes,
+            "forgotten": self.forgotten,
         }
         return FrameRow(PORT_LEDGER, bucket, encode_message(report))
 
@@ -84,6 +96,10 @@ class EdgeRoute:
         operator = self.edge.operator
         if operator is None:
             table = pl.concat(self.tables).drop(REACHED, strict=False)
+            if (
+                LANE in table.columns
+            ):  # the sink sorts by it: within a split, the log's order stands
+                table = table.with_columns(pl.col(LANE) // STAYS * STAYS)
             yield FrameRow(self.edge.port, home_bucket, encode_frame(table))
             return
         table = operator.pack(self.tables, self.edge.number)

@@ -129,8 +129,11 @@ class OperatorRun:
             elif told:
                 assert plan.source is not None
                 seen = SourceTime.merge(message["source"] for message in told)
-                baselines |= clocks[plan.name].baselines(seen, plan.rule, plan.source)
-                clocks[plan.name] = clocks[plan.name].after(seen, plan.rule)
+                clock, lanes = clocks[plan.name].advanced(seen, plan.rule, plan.source)
+                clocks[plan.name] = clock
+                baselines |= lanes
+                if clock.forgotten:
+                    self.books.forgotten[plan.name] = clock.forgotten
                 clock_ms = max(clock_ms, seen.clock_ms)
         return baselines, clock_ms
 

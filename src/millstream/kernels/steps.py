@@ -71,7 +71,7 @@ def apply_steps(steps: Sequence[Step], table: pl.DataFrame) -> pl.DataFrame:
             table = step.apply(table)
         except pl.exceptions.PolarsError as error:
             raise UserCodeError(
-                f"step {step.name!r} failed: {_first_line(error)}. "
+                f"step {step.name!r} failed: {first_line(error)}. "
                 f"The columns there are {', '.join(visible(table.columns))}.",
                 step=step.name,
             ) from error
@@ -100,5 +100,6 @@ def _roots(expressions: Sequence[pl.Expr]) -> set[str]:
     return {name for expression in expressions for name in expression.meta.root_names()}
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Give what polars says of an error, without the plan that it adds."""
     return str(error).strip().splitlines()[0].rstrip(".")
