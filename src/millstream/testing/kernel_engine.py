@@ -136,7 +136,12 @@ class KernelEngine:
             for batch_id, rows in enumerate(self._batches(inputs, batches)):
                 fence = Fence(self.plan.app, _JOB, run, batch_id)
                 outcome = gather(self.plan, rows)
-                commit(store, fence, outcome, {"forgotten_producers": outcome.forgotten})
+                reached = outcome.watermark
+                status = {
+                    "watermark": None if reached is None else reached.isoformat(),
+                    "forgotten_producers": outcome.forgotten,
+                }
+                commit(store, fence, outcome, status)
 
     def _batches(
         self, inputs: Mapping[str, Sequence[Item]], batches: int

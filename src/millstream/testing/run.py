@@ -11,6 +11,7 @@ import random
 import shutil
 import tempfile
 import weakref
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -66,6 +67,12 @@ class Result:
     def late(self) -> int:
         """How many events came too late, over all steps."""
         return int(self.ledger["late"].sum())
+
+    @property
+    def watermark(self) -> datetime | None:
+        """How far event time had come in the end; None if some partition never said."""
+        reached = self._store.status(self._app).get("watermark")
+        return None if reached is None else datetime.fromisoformat(reached)
 
 
 def _clean_up(store: ViewStore, folder: Path) -> None:
