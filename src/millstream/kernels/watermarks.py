@@ -188,18 +188,29 @@ class Advance(NamedTuple):
 
 @dataclass(frozen=True)
 class InputClock:
-    """The time of one input of an operator, as of the batches taken in so far."""
+    """The time of one input of an operator, as of the batches taken in so far.
+
+    ``active``: not all of its partitions are idle. An operator leaves the inputs out that are not.
+    """
 
     partitions: Mapping[int, int]  # the watermark that each has reached, microseconds
     watermark_us: int = UNSEEN
+    active: bool = True
     producers: Mapping[int, Producers] = field(default_factory=dict)  # by partition
 
     @classmethod
     def fresh(cls) -> InputClock:
         return cls({})
 
-    def advanced(self, seen: SourceTime, rule: WatermarkRule, source: int) -> Advance:
-        """Take in what a batch says of a source's time."""
+    def advanced(
+        self, seen: SourceTime, rule: WatermarkRule, source: int, operator_us: int = UNSEEN
+    ) -> Advance:
+        """Take in what a batch says of a source's time.
+
+        ``operator_us`` is the operator's watermark before the batch: what an idle partition or
+        input finds when it returns.
+        """
+        held_to_us = max(self.watermark_us, operator_us)
         reached = dict(self.partitions)
         told_apart = {number: known.copy() for number, known in self.producers.items()}
         baselines: dict[int, int] = {}
@@ -214,7 +225,7 @@ class InputClock:
                 after_us = producers.watermark_us
             for stay, stay_us in enumerate(stays_us):
                 number = lane_of(source, lane.partition, lane.split, stay)
-                baselines[number] = max(stay_us, self.watermark_us)
+                baselines[number] = max(stay_us, held_to_us)
             reached[lane.partition] = max(before_us, after_us)
         for number, producers in told_apart.items():
             producers.let_go(
@@ -230,11 +241,12 @@ class InputClock:
                 reached[number] = max(reached.get(number, UNSEEN), settled_us)
         active = [p for p in range(seen.partition_count) if p not in seen.idle]
         low_us = min((reached.get(p, UNSEEN) for p in active), default=UNSEEN)
-        return Advance(InputClock(reached, max(self.watermark_us, low_us), told_apart), baselines)
+        clock = InputClock(reached, max(self.watermark_us, low_us), bool(active), told_apart)
+        return Advance(clock, baselines)
 
-    def advanced_to(self, watermark_us: int) -> InputClock:
+    def advanced_to(self, watermark_us: int, *, active: bool) -> InputClock:
         """Give the clock after an upstream operator announced its watermark."""
-        return replace(self, watermark_us=max(self.watermark_us, watermark_us))
+        return replace(self, watermark_us=max(self.watermark_us, watermark_us), active=active)
 
     @property
     def forgotten(self) -> int:
@@ -245,6 +257,7 @@ class InputClock:
         message: dict[str, Any] = {
             "partitions": sorted(self.partitions.items()),
             "watermark": self.watermark_us,
+            "active": self.active,
         }
         if self.producers:
             message["producers"] = [
@@ -257,6 +270,7 @@ class InputClock:
         return cls(
             dict(message["partitions"]),
             message["watermark"],
+            message["active"],
             {number: Producers.from_message(m) for number, m in message.get("producers", ())},
         )
 

@@ -74,6 +74,12 @@ class Result:
         reached = self._store.status(self._app).get("watermark")
         return None if reached is None else datetime.fromisoformat(reached)
 
+    @property
+    def forgotten_producers(self) -> dict[str, int]:
+        """How many producers, by source, were let go because there were more than are followed."""
+        forgotten: dict[str, int] = self._store.status(self._app).get("forgotten_producers", {})
+        return forgotten
+
 
 def _clean_up(store: ViewStore, folder: Path) -> None:
     store.close()
