@@ -62,7 +62,7 @@ def watermark(
     Costs: ``delay`` alone costs next to nothing. With ``per``, rows are reduced per producer before
     the shuffle, every batch tells every bucket how far the producers got (some tens of bytes for
     each one heard; for n of them that begin in a batch, up to about n log n times that), and each
-    operator keeps the list of those active, about 50 bytes each, in each bucket and rewrites it
+    operator keeps the list of those active, about 30 bytes and the name each, in each bucket and rewrites it
     with every batch. Use it for what numbers in the thousands, not for users.
 
     Example::
