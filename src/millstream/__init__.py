@@ -24,7 +24,17 @@ from millstream.errors import (
 
 if TYPE_CHECKING:
     from millstream.client import EventLog, connect
-    from millstream.pipeline import App, Stream, Topic, count, mean, sum, tumbling, watermark
+    from millstream.pipeline import (
+        App,
+        Stream,
+        Topic,
+        count,
+        mean,
+        processing_time,
+        sum,
+        tumbling,
+        watermark,
+    )
     from millstream.record import Record
     from millstream.views.reading import View, view
 
@@ -50,6 +60,7 @@ __all__ = [
     "connect",
     "count",
     "mean",
+    "processing_time",
     "sum",
     "tumbling",
     "view",
@@ -67,6 +78,7 @@ _HOMES = {
     "connect": "millstream.client",
     "count": "millstream.pipeline",
     "mean": "millstream.pipeline",
+    "processing_time": "millstream.pipeline",
     "sum": "millstream.pipeline",
     "tumbling": "millstream.pipeline",
     "view": "millstream.views.reading",

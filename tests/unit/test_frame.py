@@ -54,6 +54,7 @@ PUBLIC_NAMES = [
     "connect",
     "count",
     "mean",
+    "processing_time",
     "sum",
     "tumbling",
     "view",

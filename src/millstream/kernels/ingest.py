@@ -7,36 +7,32 @@ notes the largest time seen; then it tells every bucket of every operator what i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from millstream.errors import UserCodeError
+from millstream.kernels.arrivals import Arrivals, Microseconds, unbelievable
 from millstream.kernels.dead import Rejects, dead_letters
 from millstream.kernels.decode import JsonDecoder
 from millstream.kernels.frames import (
-    LANE,
     ORDER,
     PORT_DEAD,
     PORT_TIME,
-    REACHED,
     TIME,
     FrameRow,
     encode_frame,
     encode_message,
     polars_table,
 )
+from millstream.kernels.isolation import reason_of
+from millstream.kernels.lane_clocks import LaneClock, Promise, lane_clock
 from millstream.kernels.plan import SourcePlan
-from millstream.kernels.routing import Books, routes
-from millstream.kernels.watermarks import (
-    UNSEEN,
-    LaneTime,
-    SourceTime,
-    lane_of,
-    order_of,
-)
+from millstream.kernels.routing import Books, Route, routes
+from millstream.kernels.watermarks import LaneTime, SourceTime, order_of
 
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -45,13 +41,16 @@ Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 class Lane:
     """One split of one partition's records in a batch.
 
-    It ends before ``end_offset``; ``batches`` have columns offset, timestamp (ms, UTC) and value, in offset order.
+    It ends before ``end_offset``; ``batches`` have columns offset, timestamp (ms, UTC) and value, in
+    offset order, and between them there may be promises. ``arrived_ms`` is the largest timestamp
+    before the lane, where the event time is the time of arrival.
     """
 
     partition: int
     split: int
     end_offset: int
-    batches: Iterable[pa.RecordBatch]
+    batches: Iterable[pa.RecordBatch | Promise]
+    arrived_ms: int = 0
 
 
 @dataclass
@@ -63,77 +62,108 @@ class Ingest:
     books: Books = field(default_factory=Books)
     dead: list[pl.DataFrame] = field(default_factory=list)
 
-    def run(
-        self, lanes: Iterable[Lane], partition_count: int, idle: frozenset[int], clock_ms: int
-    ) -> Iterator[FrameRow]:
-        """Yield the task's frames, then what it saw of time, then its books."""
+    def run(self, lanes: Iterable[Lane], planned: SourceTime) -> Iterator[FrameRow]:
+        """Yield the task's frames, then what it saw of time, then its books.
+
+        ``planned`` is what the planner says of the batch's time; the lanes' part is added to it.
+        """
         rejects = Rejects()
         out = routes(self.source.edges, self.bucket_labels, self.books, rejects)
         times: list[LaneTime] = []
         for lane in lanes:
-            time_us_max = UNSEEN
-            for batch in lane.batches:
-                self._note_arrival(batch, lane.partition)
-                rows = self._rows(batch, lane)
-                if rows.height:
-                    rows = _with_reached(rows, time_us_max, self.source.rule.delay_us)
-                    time_us_max = max(time_us_max, int(rows[TIME].max()))  # type: ignore[arg-type]
-                    for route in out:
-                        route.take(rows)
-                    self.dead += rejects.of_records(batch, self.source.topic, lane.partition)
+            times.append(self._lane(lane, out, rejects))
             self.books.position.setdefault(self.source.topic, {})[str(lane.partition)] = (
                 lane.end_offset
             )
-            seen = time_us_max if time_us_max > UNSEEN else None
-            times.append(LaneTime(lane.partition, lane.split, seen))
         home = self.bucket_labels[0]
         for route in out:
             yield from route.frames(home)
         if self.dead:
             yield FrameRow(PORT_DEAD, home, encode_frame(pl.concat(self.dead)))
-        yield from self._time_rows(SourceTime(tuple(times), partition_count, idle, clock_ms))
+        yield from self._time_rows(replace(planned, lanes=tuple(times)))
         yield self.books.frame_row(home)
+
+    def _lane(self, lane: Lane, out: Sequence[Route], rejects: Rejects) -> LaneTime:
+        """Send a lane's events down the edges; give what it showed of time."""
+        clock = lane_clock(self.source.rule, self.source.number, lane.partition, lane.split)
+        arrivals = Arrivals(lane.arrived_ms, rising=self.source.rule.settle_us is not None)
+        for batch in lane.batches:
+            if isinstance(batch, Promise):
+                clock.promise(batch.at_us)
+                continue
+            self._note_arrival(batch, lane.partition)
+            rows = self._rows(batch, lane, arrivals)
+            events = self._judged(clock, rows) if rows.height else rows
+            self.books.count(
+                self.source.name,
+                filtered=rows.height - events.height,
+                emitted=events.height,
+                made=events.height,
+            )
+            if events.height:
+                latest_us = int(events[TIME].max())  # type: ignore[arg-type]
+                self.books.saw(self.source.topic, lane.partition, latest_us)
+                for route in out:
+                    route.take(events)
+                self.dead += rejects.of_records(batch, self.source.topic, lane.partition)
+        return clock.told()
 
     def _note_arrival(self, batch: pa.RecordBatch, partition: int) -> None:
         if batch.num_rows:
             arrived_ms = batch.column("timestamp")[batch.num_rows - 1].value
             self.books.arrived_ms.setdefault(self.source.topic, {})[str(partition)] = arrived_ms
 
-    def _rows(self, batch: pa.RecordBatch, lane: Lane) -> pl.DataFrame:
-        """Decode one batch into rows with time and lane; put the dead ones aside."""
+    def _judged(self, clock: LaneClock, rows: pl.DataFrame) -> pl.DataFrame:
+        try:
+            return clock.take(rows)
+        except pl.exceptions.PolarsError as error:
+            raise self._failed("watermark", error) from error
+
+    def _failed(self, what: str, error: Exception) -> UserCodeError:
+        return UserCodeError(
+            f"the {what} of {self.source.name!r} failed: {reason_of(error)}.",
+            step=self.source.name,
+        )
+
+    def _rows(self, batch: pa.RecordBatch, lane: Lane, arrivals: Arrivals) -> pl.DataFrame:
+        """Decode one batch into rows with their time; put the dead ones aside."""
         decoded = JsonDecoder(self.source.fields).decode(batch.column("value"))
         table = polars_table(decoded.table)
         dead, good = decoded.dead, decoded.good
-        timed = table.with_columns(self._time(batch, good).alias(TIME))
+        arrived_us = arrivals.take(batch)[good]
+        timed = self._timed(table, arrived_us)
         # Rows that fail in a step are told by their place; edges drop it where it is not needed.
         timed = timed.hstack([self._order(batch, good, lane.partition)])
-        if timed[TIME].null_count():
-            timeless = timed[TIME].is_null().to_numpy()
-            dead = sorted(dead + [(int(at), "no event time") for at in good[timeless]])
-            timed = timed.filter(~pl.Series(timeless))
-        self.books.count(
-            self.source.name,
-            read=batch.num_rows,
-            dead=len(dead),
-            emitted=timed.height,
-            made=timed.height,
-        )
+        timeless = self._without_time(timed, arrived_us)
+        if timeless:
+            dead = sorted(dead + [(int(good[at]), reason) for at, reason in timeless])
+            keep = np.ones(timed.height, np.bool_)
+            keep[[at for at, _ in timeless]] = False
+            timed = timed.filter(pl.Series(keep))
+        self.books.count(self.source.name, read=batch.num_rows, dead=len(dead))
         if dead:
             self.dead.append(self._dead_rows(batch, lane.partition, dead))
-        return timed.with_columns(pl.lit(self._lane_number(lane), pl.Int64).alias(LANE))
+        return timed
 
-    def _lane_number(self, lane: Lane) -> int:
-        return lane_of(self.source.number, lane.partition, lane.split)
+    def _timed(self, table: pl.DataFrame, arrived_us: Microseconds) -> pl.DataFrame:
+        """Add the event time."""
+        if self.source.time is None:
+            return table.hstack([pl.Series(TIME, arrived_us)])
+        try:
+            return table.with_columns(self.source.time.dt.epoch("us").alias(TIME))
+        except pl.exceptions.PolarsError as error:
+            raise self._failed("time", error) from error
+
+    def _without_time(self, timed: pl.DataFrame, arrived_us: Microseconds) -> list[tuple[int, str]]:
+        """Find the rows that have no time to be believed; say why."""
+        try:
+            return unbelievable(timed, arrived_us, self.source.rule)
+        except pl.exceptions.PolarsError as error:
+            raise self._failed("watermark", error) from error
 
     def _order(self, batch: pa.RecordBatch, good: Positions, partition: int) -> pl.Series:
         offsets = batch.column("offset").to_numpy()[good]
         return pl.Series(ORDER, offsets + order_of(partition, 0))
-
-    def _time(self, batch: pa.RecordBatch, good: Positions) -> pl.Expr:
-        if self.source.time is not None:
-            return self.source.time.dt.epoch("us")
-        stamps = batch.column("timestamp").take(pa.array(good)).cast(pa.int64())
-        return pl.lit(pl.Series(stamps) * 1000)
 
     def _dead_rows(
         self, batch: pa.RecordBatch, partition: int, dead: list[tuple[int, str]]
@@ -154,9 +184,3 @@ class Ingest:
             )
             for label in self.bucket_labels:
                 yield FrameRow(PORT_TIME, label, message)
-
-
-def _with_reached(rows: pl.DataFrame, time_us_max: int, delay_us: int) -> pl.DataFrame:
-    before = pl.col(TIME).cum_max().shift(1, fill_value=time_us_max)
-    seen = pl.max_horizontal(before, pl.lit(time_us_max, pl.Int64))
-    return rows.with_columns((seen - delay_us).alias(REACHED))

@@ -171,7 +171,10 @@ class JobPlan:
     """All that runs, and the numbers fixed at the birth of its state.
 
     ``bucket_labels`` stand for the buckets in the shuffle; their number divides the keys.
-    ``steps`` names all that has a line in the books, in the order of the graph.
+    ``steps`` names all that has a line in the books, in the order of the graph. ``heartbeat_ms`` is
+    how often operators want to be told the time though there is nothing to read, because something
+    may fire by time alone; None: never. (What a source's own rule wants comes on top: see
+    :attr:`heartbeat_wanted_ms`.)
     """
 
     app: str
@@ -182,3 +185,10 @@ class JobPlan:
     bucket_labels: tuple[int, ...]
     frames: tuple[FramePlan, ...] = ()
     steps: tuple[str, ...] = ()
+    heartbeat_ms: int | None = None
+
+    @property
+    def heartbeat_wanted_ms(self) -> int | None:
+        """How often the planner is to make a batch in which only time moves; None: never."""
+        wanted = [self.heartbeat_ms, *(source.rule.heartbeat_ms for source in self.sources)]
+        return min((ms for ms in wanted if ms is not None), default=None)

@@ -19,6 +19,7 @@ from millstream.errors import UserCodeError
 from millstream.kernels.dead import Rejects
 from millstream.kernels.frames import (
     HIDDEN_PREFIX,
+    LANE,
     ORDER,
     PORT_LEDGER,
     REACHED,
@@ -30,6 +31,7 @@ from millstream.kernels.frames import (
 from millstream.kernels.keyhash import buckets_of, hash_columns
 from millstream.kernels.plan import Edge, Passage, Way
 from millstream.kernels.steps import Passed
+from millstream.kernels.watermarks import STAYS
 
 _BUCKET = "__bucket"
 LEDGER_EXITS = ("emitted", "held", "late", "dead", "filtered", "duplicate")
@@ -42,15 +44,23 @@ class Books:
 
     At every step read = the sum of the exits; ``made`` counts the rows that it gave on, which are
     not always those that it read. ``position`` is topic → partition → the offset after the last
-    record read, ``arrived_ms`` likewise the timestamp in the log of that record; ``watermarks`` is
-    operator → microseconds.
+    record read, ``arrived_ms`` likewise the timestamp in the log of that record, ``event_times``
+    the largest event time in the batch. ``watermarks`` is operator → microseconds; ``forgotten`` is
+    source → producers let go, in all, because there were more than are followed.
     """
 
     lines: dict[str, Counter[str]] = field(default_factory=dict)
     position: dict[str, dict[str, int]] = field(default_factory=dict)
     arrived_ms: dict[str, dict[str, int]] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
+    event_times: dict[str, dict[str, int]] = field(default_factory=dict)
     state_bytes: int = 0
+    forgotten: dict[str, int] = field(default_factory=dict)
+
+    def saw(self, topic: str, partition: int, at_us: int) -> None:
+        """Note an event time."""
+        times = self.event_times.setdefault(topic, {})
+        times[str(partition)] = max(times.get(str(partition), at_us), at_us)
 
     def count(self, step: str, **rows: int) -> None:
         """Add to a step's counts."""
@@ -63,7 +73,9 @@ class Books:
             "position": self.position,
             "arrived_ms": self.arrived_ms,
             "watermarks": self.watermarks,
+            "event_times": self.event_times,
             "state_bytes": self.state_bytes,
+            "forgotten": self.forgotten,
         }
         return FrameRow(PORT_LEDGER, bucket, encode_message(report))
 
@@ -175,6 +187,9 @@ class EdgeRoute:
         operator = self.edge.operator
         if operator is None:
             table = pl.concat(self.tables).drop(REACHED, strict=False)
+            if LANE in table.columns:
+                # The sink sorts by it: within a split, the log's order stands.
+                table = table.with_columns(pl.col(LANE) // STAYS * STAYS)
             yield FrameRow(self.edge.port, home_bucket, encode_frame(table))
             return
         table = operator.pack(self.tables, self.edge.number)

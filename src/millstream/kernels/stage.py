@@ -98,9 +98,9 @@ class OperatorRun:
         kernel = self.operator.kernel
         state = OperatorState.from_message(stored, self.store)
         clocks = self._clocks(stored)
-        before_us = _watermark(clocks)
-        baselines, clock_ms = self._advance(clocks, batch.messages)
-        moment = Moment(before_us, _watermark(clocks), baselines, clock_ms)
+        before_us = UNSEEN if stored is None else stored["watermark"]
+        baselines, clock_ms = self._advance(clocks, batch.messages, before_us)
+        moment = Moment(before_us, _watermark(clocks, before_us), baselines, clock_ms)
         outcome = kernel.process(state, batch.frames, moment)
         self.books.count(kernel.name, **outcome.counts)
         if outcome.rows is not None:
@@ -110,9 +110,10 @@ class OperatorRun:
         frames = [
             *self._emit(outcome.rows, self.operator.edges),
             *self._emit(outcome.late, self.operator.late_edges),
-            *self._tell_time(kernel.holds_back(moment.watermark_us), clock_ms),
+            *self._tell_time(kernel.holds_back(moment.watermark_us), clock_ms, clocks),
         ]
         message = state.to_message()
+        message["watermark"] = moment.watermark_us
         message["clocks"] = {name: clock.to_message() for name, clock in clocks.items()}
         return frames, message
 
@@ -122,7 +123,7 @@ class OperatorRun:
         return {name: InputClock.from_message(m) for name, m in stored["clocks"].items()}
 
     def _advance(
-        self, clocks: dict[str, InputClock], messages: list[dict[str, Any]]
+        self, clocks: dict[str, InputClock], messages: list[dict[str, Any]], before_us: int
     ) -> tuple[dict[int, int], int]:
         """Move the clocks on by what the batch says; give the lanes' baselines, and running time."""
         baselines: dict[int, int] = {}
@@ -131,13 +132,18 @@ class OperatorRun:
             told = [message for message in messages if message["input"] == plan.name]
             if plan.rule is None:
                 for message in told:
-                    clocks[plan.name] = clocks[plan.name].advanced_to(message["watermark"])
+                    clocks[plan.name] = clocks[plan.name].advanced_to(
+                        message["watermark"], active=message["active"]
+                    )
                     clock_ms = max(clock_ms, message["clock_ms"])
             elif told:
                 assert plan.source is not None
                 seen = SourceTime.merge(message["source"] for message in told)
-                baselines |= clocks[plan.name].baselines(seen, plan.rule, plan.source)
-                clocks[plan.name] = clocks[plan.name].after(seen, plan.rule)
+                clock, lanes = clocks[plan.name].advanced(seen, plan.rule, plan.source, before_us)
+                clocks[plan.name] = clock
+                baselines |= lanes
+                if clock.forgotten:
+                    self.books.forgotten[plan.name] = clock.forgotten
                 clock_ms = max(clock_ms, seen.clock_ms)
         return baselines, clock_ms
 
@@ -150,16 +156,21 @@ class OperatorRun:
             if dead := rejects.of_rows(self.topics):
                 yield FrameRow(PORT_DEAD, self.bucket, encode_frame(pl.concat(dead)))
 
-    def _tell_time(self, watermark_us: int, clock_ms: int) -> Iterator[FrameRow]:
+    def _tell_time(
+        self, watermark_us: int, clock_ms: int, clocks: Mapping[str, InputClock]
+    ) -> Iterator[FrameRow]:
         for port in self.operator.time_ports:
             message = {
                 "to": port,
                 "input": self.operator.kernel.name,
                 "watermark": watermark_us,
+                "active": any(clock.active for clock in clocks.values()),
                 "clock_ms": clock_ms,
             }
             yield FrameRow(PORT_TIME, self.bucket, encode_message(message))
 
 
-def _watermark(clocks: Mapping[str, InputClock]) -> int:
-    return min((clock.watermark_us for clock in clocks.values()), default=UNSEEN)
+def _watermark(clocks: Mapping[str, InputClock], before_us: int) -> int:
+    """Give the minimum over the active inputs; it never goes back, and holds while none is."""
+    active = [clock.watermark_us for clock in clocks.values() if clock.active]
+    return max(before_us, min(active, default=UNSEEN))

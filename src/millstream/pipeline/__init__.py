@@ -6,7 +6,18 @@ compiled into a plan (:mod:`millstream.pipeline.compile`) and run on Spark, or i
 """
 
 from millstream.pipeline.app import App
-from millstream.pipeline.functions import count, mean, sum, tumbling, watermark  # noqa: A004
+from millstream.pipeline.functions import count, mean, sum, tumbling  # noqa: A004
 from millstream.pipeline.streams import Stream, Topic
+from millstream.pipeline.time_words import processing_time, watermark
 
-__all__ = ["App", "Stream", "Topic", "count", "mean", "sum", "tumbling", "watermark"]
+__all__ = [
+    "App",
+    "Stream",
+    "Topic",
+    "count",
+    "mean",
+    "processing_time",
+    "sum",
+    "tumbling",
+    "watermark",
+]

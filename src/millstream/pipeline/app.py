@@ -24,7 +24,8 @@ from millstream.pipeline.functions import Column, as_expression
 from millstream.pipeline.graph import FrameNode, Output
 from millstream.pipeline.live import LiveTable
 from millstream.pipeline.schema import fields_of
-from millstream.pipeline.streams import IN_ORDER, Stream, Topic
+from millstream.pipeline.streams import Stream, Topic
+from millstream.pipeline.time_words import IN_ORDER
 from millstream.views.progress import Progress, Report, Until
 
 if TYPE_CHECKING:

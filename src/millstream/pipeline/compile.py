@@ -172,6 +172,8 @@ class _Compiler:
 
     def _source(self, node: SourceNode) -> SourcePlan:
         needed = self._columns_needed(node)
+        if needed is not None:
+            needed |= node.rule.marks.columns_read()
         if needed is not None and node.time is not None:
             needed |= set(node.time.meta.root_names())
         return SourcePlan(

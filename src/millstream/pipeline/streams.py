@@ -30,9 +30,15 @@ from millstream.pipeline.checks import (
     named,
     there_are,
 )
-from millstream.pipeline.functions import Column, as_expression, watermark
+from millstream.pipeline.functions import Column, as_expression
 from millstream.pipeline.graph import FrameNode, NativeNode, Node, SourceNode, StepNode, UnionNode
 from millstream.pipeline.schema import Columns, columns_of, fields_of
+from millstream.pipeline.time_words import (
+    IN_ORDER,
+    ProcessingTime,
+    check_marks,
+    processing_rule,
+)
 from millstream.pipeline.verbs import (
     FrameSchema,
     drop_step,
@@ -46,8 +52,6 @@ from millstream.pipeline.windowed import WINDOW_COLUMNS, Windowed
 if TYPE_CHECKING:
     from millstream.pipeline.app import App
     from millstream.spark.job import DataFrame
-
-IN_ORDER = watermark("0 seconds")
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Topic:
     def stream(
         self,
         *,
-        time: Column | None = None,
+        time: Column | ProcessingTime | None = None,
         watermark: WatermarkRule = IN_ORDER,
         lateness: Duration = "0 seconds",
         name: str | None = None,
@@ -72,16 +76,20 @@ class Topic:
 
         Args:
             time: The event time: a datetime field, or an expression that gives a datetime. By
-                default the time that the record carries in the log.
+                default the time that the record carries in the log. ``ms.processing_time()``: the
+                time of arrival.
             watermark: How the watermark follows the events; see :func:`millstream.watermark`.
             lateness: How long after the watermark has passed its end a window still takes events.
                 What comes later is counted as late and left out.
             name: The stream's name in ledger and errors; by default the topic's.
         """
         columns = columns_of(self.fields)
+        if isinstance(time, ProcessingTime):
+            watermark, time = processing_rule(time, watermark), None
         expression = None if time is None else as_expression(time, what="stream's time")
         if expression is not None:
             check_time(expression, columns, self.name)
+        check_marks(watermark.marks, columns, self.name)
         step = self.app.unique_name(name or self.name)
         node = SourceNode(step, self.name, self.fields, expression, watermark)
         lateness_us = to_us(lateness, what="stream's lateness")

@@ -18,6 +18,7 @@ from millstream.kernels.frames import plain_schema
 from millstream.kernels.plan import JobPlan
 from millstream.log.reader import LogReader
 from millstream.spark.birth import Birth, born, enter, require_current
+from millstream.spark.event_times import EventTimesFile
 from millstream.spark.failures import as_ours
 from millstream.spark.log_source import SOURCE_NAME, LogSource
 from millstream.spark.native import add_frame, add_native, rows_of
@@ -80,10 +81,15 @@ def run_job(job: Job, options: RunOptions) -> Report:
             store.declare(schema)
         run, next_batch_id = store.begin_run(job.app, JOB, checkpoint_id)
         require_current(job.folder, next_batch_id)
-        sink = CommitSink(plan, store, LogReader(job.log), run, options.on_progress)
+        seen = EventTimesFile(_event_times(job))
+        sink = CommitSink(plan, store, LogReader(job.log), run, options.on_progress, seen)
         with marked(job.folder, run), _session(job, options) as spark:
             reason = _Query(job, options, plan, birth, sink, spark).run()
     return _report(job.app, reason, sink, time.monotonic() - began)
+
+
+def _event_times(job: Job) -> Path:
+    return job.folder.absolute() / "event-times.json"
 
 
 def stream_to_spark(job: Job) -> DataFrame:
@@ -114,6 +120,8 @@ def build_frames(
         tasks=tasks,
         stop_request=stop_request(job.folder.absolute()),
         stop_seen=stop_seen(job.folder.absolute()),
+        event_times=_event_times(job),
+        heartbeat_ms=plan.heartbeat_wanted_ms,
     )
     spark.dataSource.register(LogSource)
     frames = spark.readStream.format(SOURCE_NAME).option("spec", spec.to_option()).load()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
 from millstream.log.reader import LogReader
+from millstream.spark.event_times import EventTimesFile
 from millstream.views.commit import BatchOutcome, commit, gather
 from millstream.views.progress import Progress
 from millstream.views.schema import Fence
@@ -57,6 +58,7 @@ class CommitSink:
     log: LogReader
     run: int
     on_progress: Callable[[Progress], None] | None
+    event_times: EventTimesFile
     totals: Totals = field(default_factory=Totals)
     error: BaseException | None = None
     _ended: float = field(default_factory=time.monotonic)
@@ -70,10 +72,14 @@ class CommitSink:
             raise
 
     def _take(self, frames: DataFrame, batch_id: int) -> None:
-        outcome = gather(self.plan, collect(frames))
+        rows = collect(frames)
+        outcome = gather(self.plan, rows)
         progress = self._progress(outcome, batch_id)
         fence = Fence(self.plan.app, JOB, self.run, batch_id)
-        if commit(self.store, fence, outcome, progress.to_dict()):
+        status = {**progress.to_dict(), "forgotten_producers": outcome.forgotten}
+        committed = commit(self.store, fence, outcome, status)
+        self.event_times.add(rows)
+        if committed:
             self.totals.add(progress)
             if self.on_progress is not None:
                 self.on_progress(progress)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import pickle
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -27,9 +28,10 @@ from pyspark.sql.streaming.datasource import (
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.ingest import Ingest, Lane
 from millstream.kernels.plan import SourcePlan
-from millstream.kernels.watermarks import PartitionProgress
+from millstream.kernels.watermarks import PartitionProgress, SourceTime
 from millstream.log.reader import LogReader
-from millstream.spark.source_offsets import SourceOffset, Split, divide, next_offset
+from millstream.spark.event_times import EventTimesFile
+from millstream.spark.source_offsets import Ends, Look, SourceOffset, Split, divide, next_offset
 
 _ARROW_SCHEMA = pa.schema([("port", pa.int32()), ("bucket", pa.int32()), ("frame", pa.binary())])
 _COLUMNS = ("offset", "timestamp", "value")
@@ -40,7 +42,9 @@ _YIELD_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """What the source is told. ``stop_request`` and ``stop_seen`` are files: see the planner."""
+    """What the source is told. ``stop_request``, ``stop_seen`` and ``event_times`` are files: see
+    the planner. ``heartbeat_ms``: how often to make a batch in which only time moves.
+    """
 
     log: Path
     sources: tuple[SourcePlan, ...]
@@ -49,6 +53,8 @@ class SourceSpec:
     tasks: int
     stop_request: Path
     stop_seen: Path
+    event_times: Path
+    heartbeat_ms: int | None
 
     def to_option(self) -> str:
         """Pack the spec into the text that a source's option can be."""
@@ -63,15 +69,10 @@ class SourceSpec:
 
 @dataclass(frozen=True)
 class Task(InputPartition):
-    """What one task reads, and what it tells of the time: one entry per source of the plan.
-
-    ``clock_ms`` is the running time of the job when the batch was planned.
-    """
+    """What one task reads, and what was planned of the time: one entry per source of the plan."""
 
     splits: tuple[Split, ...]
-    partition_counts: tuple[int, ...]
-    idle: tuple[frozenset[int], ...]
-    clock_ms: int
+    planned: tuple[SourceTime, ...]
 
 
 class LogPlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -80,12 +81,15 @@ class LogPlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     A request to stop is a file, seen here between batches: from then on there is nothing new, and
     the file ``stop_seen`` says so. As batches follow one another, the one before is complete then,
     and the query can be stopped with nothing half done.
+
+    How far partitions are in event time it learns from the sink, by the file ``event_times``.
     """
 
     def __init__(self, spec: SourceSpec) -> None:
         self._spec = spec
         self._log = LogReader(spec.log)
-        self._pinned: Mapping[str, Sequence[int]] | None = None
+        self._event_times = EventTimesFile(spec.event_times)
+        self._pinned: tuple[int, Ends] | None = None  # the wall clock, then how far the log went
         self._clock: tuple[int, float] | None = None  # clock_ms at our start, and when that was
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
@@ -101,32 +105,29 @@ class LogPlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()  # we bound a batch ourselves, fairly between partitions
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        self._pinned = self._ends()
+        self._pinned = self._ends()  # and from now on nothing waits for time alone
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802
         if self._spec.stop_request.exists():
             self._spec.stop_seen.touch()
             return start
         at = SourceOffset.from_json(start)
+        clock_ms = self._clock_ms(at)
+        wall_ms, ends = self._pinned or self._ends()
         offset = next_offset(
             at,
-            self._pinned or self._ends(),
+            Look(clock_ms, wall_ms, ends, self._event_times.read()),
             self._spec.sources,
-            clock_ms=self._clock_ms(at),
             rows_max=self._spec.rows_max,
+            heartbeat_ms=None if self._pinned else self._spec.heartbeat_ms,
         )
-        return offset.to_json()
+        return self._with_arrivals(at, offset).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         before, after = SourceOffset.from_json(start), SourceOffset.from_json(end)
         sources = self._spec.sources
         return [
-            Task(
-                tuple(splits),
-                tuple(len(after.topics[source.topic]) for source in sources),
-                tuple(after.idle.get(source.name, frozenset()) for source in sources),
-                after.clock_ms,
-            )
+            Task(tuple(splits), tuple(after.time_of(source) for source in sources))
             for splits in divide(
                 before, after, sources, tasks=self._spec.tasks, rows_min=_TASK_ROWS_MIN
             )
@@ -139,11 +140,33 @@ class LogPlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the position is committed with the views."""
 
-    def _ends(self) -> dict[str, list[int]]:
-        return {
+    def _ends(self) -> tuple[int, dict[str, list[int]]]:
+        """Give the wall clock, and then how far the log goes."""
+        wall_ms = time.time_ns() // 1_000_000
+        return wall_ms, {
             source.topic: [end for _, end in self._log.offsets(source.topic)]
             for source in self._spec.sources
         }
+
+    def _with_arrivals(self, before: SourceOffset, after: SourceOffset) -> SourceOffset:
+        """Enter the latest arrivals, where the event time is the time of arrival."""
+        for topic in {s.topic for s in self._spec.sources if s.rule.settle_us is not None}:
+            known = [at.offset for at in before.topics[topic]]
+            starts = known + [0] * (len(after.topics[topic]) - len(known))
+            latest = [
+                self._latest_arrival_ms(topic, partition, start, end)
+                for partition, (start, end) in enumerate(
+                    zip(starts, after.offsets(topic), strict=True)
+                )
+            ]
+            after = after.with_arrivals(topic, latest)
+        return after
+
+    def _latest_arrival_ms(self, topic: str, partition: int, start: int, end: int) -> int:
+        stamps = self._log.read(topic, partition, start, end, columns=("timestamp",))
+        return max(
+            (pc.max(batch.column(0)).cast(pa.int64()).as_py() for batch in stamps), default=0
+        )
 
     def _clock_ms(self, at: SourceOffset) -> int:
         """Tell the running time: what is on record, and what has passed since we began.
@@ -173,12 +196,13 @@ def _run_task(spec: SourceSpec, task: Task) -> Iterator[FrameRow]:
                     columns=_COLUMNS,
                     bytes_max=_CHUNK_BYTES,
                 ),
+                split.arrived_ms,
             )
             for split in task.splits
             if split.source == index
         )
         ingest = Ingest(source, spec.bucket_labels)
-        yield from ingest.run(lanes, task.partition_counts[index], task.idle[index], task.clock_ms)
+        yield from ingest.run(lanes, task.planned[index])
 
 
 def record_batches(rows: Iterator[FrameRow]) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""The source's offsets: how far each partition is read, the running clock, and who is idle.
+"""The source's offsets: how far each partition is read, the running clock, who is idle or behind.
 
 An offset of the source is all that a batch depends on besides the log, so a batch that is run again
 is the same batch: what it reads, what time it is, and which partitions count as idle.
@@ -6,33 +6,44 @@ is the same batch: what it reads, what time it is, and which partitions count as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millstream.kernels.plan import SourcePlan
-from millstream.kernels.watermarks import PartitionProgress, idle_partitions
+from millstream.kernels.watermarks import PartitionProgress, SourceTime, idle_partitions
 
 Ends = Mapping[str, Sequence[int]]  # topic → high watermark per partition
+EventTimes = Mapping[str, Mapping[int, int]]  # topic → partition → the largest one read, µs
+_TRICKLE = 100  # partitions that wait for others share one such part of a batch
 
 
 @dataclass(frozen=True)
 class SourceOffset:
-    """Where the source stands. ``clock_ms`` is the time for which the job has run, in all."""
+    """Where the source stands.
+
+    ``clock_ms`` is the time for which the job has run, in all; ``wall_ms`` the wall clock just
+    before the planner looked at the log. ``idle`` names the partitions that count as idle, by
+    source; ``behind`` those that had unread records after the batch, by topic.
+    """
 
     clock_ms: int
     topics: Mapping[str, tuple[PartitionProgress, ...]]
-    idle: Mapping[str, frozenset[int]]  # source name → partitions
+    idle: Mapping[str, frozenset[int]]
+    behind: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    wall_ms: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Give plain values, for Spark's offset log."""
         return {
             "clock_ms": self.clock_ms,
             "topics": {
-                topic: [[at.offset, at.active_ms] for at in progress]
+                topic: [[at.offset, at.active_ms, at.arrived_ms] for at in progress]
                 for topic, progress in sorted(self.topics.items())
             },
-            "idle": {name: sorted(numbers) for name, numbers in sorted(self.idle.items())},
+            "idle": _listed(self.idle),
+            "behind": _listed(self.behind),
+            "wall_ms": self.wall_ms,
         }
 
     @classmethod
@@ -44,49 +55,99 @@ class SourceOffset:
                 for topic, progress in values["topics"].items()
             },
             {name: frozenset(numbers) for name, numbers in values["idle"].items()},
+            {name: frozenset(numbers) for name, numbers in values["behind"].items()},
+            values["wall_ms"],
         )
 
     def offsets(self, topic: str) -> list[int]:
         """Give the next offset to read, per partition."""
         return [at.offset for at in self.topics[topic]]
 
+    def with_arrivals(self, topic: str, arrived_ms: Sequence[int]) -> SourceOffset:
+        """Enter the largest timestamp before each partition's offset."""
+        progress = tuple(
+            replace(at, arrived_ms=max(at.arrived_ms, ms))
+            for at, ms in zip(self.topics[topic], arrived_ms, strict=True)
+        )
+        return replace(self, topics={**self.topics, topic: progress})
+
+    def time_of(self, source: SourcePlan) -> SourceTime:
+        """Give what a batch that ends here tells of a source's time, as far as it is planned."""
+        return SourceTime(
+            (),
+            len(self.topics[source.topic]),
+            self.idle.get(source.name, frozenset()),
+            self.clock_ms,
+            self.behind.get(source.topic, frozenset()),
+            None if source.rule.settle_us is None else self.wall_ms * 1000,
+        )
+
+
+def _listed(numbers: Mapping[str, frozenset[int]]) -> dict[str, list[int]]:
+    return {name: sorted(found) for name, found in sorted(numbers.items())}
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the planner sees when it looks: clocks first, then the log, so that all that was in the
+    log by ``wall_ms`` is below the ``ends``.
+    """
+
+    clock_ms: int
+    wall_ms: int
+    ends: Ends
+    event_times: EventTimes = field(default_factory=dict)
+
 
 def next_offset(
     start: SourceOffset,
-    ends: Ends,
+    look: Look,
     sources: Sequence[SourcePlan],
     *,
-    clock_ms: int,
     rows_max: int,
+    heartbeat_ms: int | None = None,
 ) -> SourceOffset:
     """Say where the next batch ends; ``start`` itself when there is nothing to do.
 
-    A batch is due when there are records, or when a partition has become idle, as that may move a
-    watermark.
+    A batch is due when there are records; when a partition has become idle, as that may move a
+    watermark; and when ``heartbeat_ms`` have passed since the last one, as something may be waiting
+    for time alone.
     """
-    goals = _share(start, ends, rows_max)
+    goals = _share(start, look, sources, rows_max)
     topics = {
         topic: tuple(
-            PartitionProgress(goal, clock_ms if goal > at.offset else at.active_ms)
+            replace(at, offset=goal, active_ms=look.clock_ms if goal > at.offset else at.active_ms)
             for at, goal in zip(_padded(start, topic, len(goals[topic])), goals[topic], strict=True)
         )
         for topic in goals
     }
-    idle = {
-        source.name: idle_partitions(
-            topics[source.topic],
-            [
-                end > at.offset
-                for at, end in zip(topics[source.topic], ends[source.topic], strict=True)
-            ],
-            clock_ms,
-            source.rule.idle_ms,
+    behind = {
+        topic: frozenset(
+            number
+            for number, (goal, end) in enumerate(zip(goals[topic], look.ends[topic], strict=True))
+            if end > goal
         )
-        for source in sources
+        for topic in goals
     }
+    idle = {source.name: _idle(source, topics, behind, look.clock_ms) for source in sources}
     moved = any(list(goals[topic]) != start.offsets(topic) for topic in goals)
     newly_idle = any(idle[name] - start.idle.get(name, frozenset()) for name in idle)
-    return SourceOffset(clock_ms, topics, idle) if moved or newly_idle else start
+    beats = heartbeat_ms is not None and look.clock_ms - start.clock_ms >= heartbeat_ms
+    if not (moved or newly_idle or beats):
+        return start
+    wall_ms = max(start.wall_ms, look.wall_ms)
+    return SourceOffset(look.clock_ms, topics, idle, behind, wall_ms)
+
+
+def _idle(
+    source: SourcePlan,
+    topics: Mapping[str, tuple[PartitionProgress, ...]],
+    behind: Mapping[str, frozenset[int]],
+    clock_ms: int,
+) -> frozenset[int]:
+    progress = topics[source.topic]
+    waits = [number in behind[source.topic] for number in range(len(progress))]
+    return idle_partitions(progress, waits, clock_ms, source.rule.idle_ms)
 
 
 def _padded(start: SourceOffset, topic: str, count: int) -> list[PartitionProgress]:
@@ -95,35 +156,69 @@ def _padded(start: SourceOffset, topic: str, count: int) -> list[PartitionProgre
     return known + [PartitionProgress(0, start.clock_ms)] * (count - len(known))
 
 
-def _share(start: SourceOffset, ends: Ends, rows_max: int) -> dict[str, list[int]]:
-    """Divide at most ``rows_max`` records among the partitions, in proportion to what waits."""
-    behind = {
-        topic: [
-            max(0, end - at.offset)
-            for at, end in zip(_padded(start, topic, len(ends[topic])), ends[topic], strict=True)
-        ]
-        for topic in ends
+def _share(
+    start: SourceOffset, look: Look, sources: Sequence[SourcePlan], rows_max: int
+) -> dict[str, list[int]]:
+    """Divide at most ``rows_max`` records among the partitions, in proportion to what waits.
+
+    While there is more than that, the partitions that are far ahead in event time get a trickle.
+    """
+    progress = {t: _padded(start, t, len(ends)) for t, ends in look.ends.items()}
+    waiting = {
+        (topic, number): end - at.offset
+        for topic, ends in look.ends.items()
+        for number, (at, end) in enumerate(zip(progress[topic], ends, strict=True))
+        if end > at.offset
     }
-    total = sum(sum(waiting) for waiting in behind.values())
-    goals: dict[str, list[int]] = {}
-    for topic, waiting in behind.items():
-        progress = _padded(start, topic, len(waiting))
-        goals[topic] = [
-            at.offset + (count if total <= rows_max else -(-count * rows_max // total))
-            for at, count in zip(progress, waiting, strict=True)
-        ]
-    return goals
+    taken = waiting
+    if sum(waiting.values()) > rows_max:
+        ahead = _ahead(waiting.keys(), look.event_times, sources)
+        trickle = _divided({at: waiting[at] for at in ahead}, -(-rows_max // _TRICKLE))
+        rest = {at: count for at, count in waiting.items() if at not in ahead}
+        taken = trickle | _divided(rest, max(1, rows_max - sum(trickle.values())))
+    return {
+        topic: [at.offset + taken.get((topic, n), 0) for n, at in enumerate(progress[topic])]
+        for topic in look.ends
+    }
+
+
+def _divided(waiting: Mapping[tuple[str, int], int], rows_max: int) -> dict[tuple[str, int], int]:
+    total = sum(waiting.values())
+    if total <= rows_max:
+        return dict(waiting)
+    return {at: -(-count * rows_max // total) for at, count in waiting.items()}
+
+
+def _ahead(
+    behind: Collection[tuple[str, int]], event_times: EventTimes, sources: Sequence[SourcePlan]
+) -> set[tuple[str, int]]:
+    """Name the partitions with unread records that are further ahead of the slowest than allowed.
+
+    Those that are read to their end hold nobody up, and neither do those whose time is unknown.
+    """
+    allowed = {s.topic: us for s in sources if (us := s.rule.align_us) is not None}
+    known = {
+        (topic, number): event_times[topic][number]
+        for topic, number in behind
+        if topic in allowed and number in event_times.get(topic, {})
+    }
+    slowest_us = min(known.values(), default=0)
+    return {(t, n) for (t, n), at_us in known.items() if at_us > slowest_us + allowed[t]}
 
 
 @dataclass(frozen=True)
 class Split:
-    """A range ``[start, end)`` of one partition, as one source reads it in a task."""
+    """A range ``[start, end)`` of one partition, as one source reads it in a task.
+
+    ``arrived_ms`` is the largest timestamp before it, where that is kept.
+    """
 
     source: int
     partition: int
     number: int
     start: int
     end: int
+    arrived_ms: int = 0
 
 
 def divide(
@@ -137,10 +232,11 @@ def divide(
     """Divide a batch's records into at most ``tasks`` tasks of about the same size.
 
     A batch of up to ``rows_min`` records is one task: a second would cost more than it saves.
-    There is always one task, as the time must be told even when there is nothing to read.
+    There is always one task, as the time must be told even when there is nothing to read. Over
+    processing time a partition is not cut: what arrived before the cut is not known.
     """
     ranges = [
-        (index, partition, before.offset, after.offset)
+        (index, partition, before, after.offset)
         for index, source in enumerate(sources)
         for partition, (before, after) in enumerate(
             zip(
@@ -151,19 +247,20 @@ def divide(
         )
         if after.offset > before.offset
     ]
-    total = sum(after - before for *_, before, after in ranges)
+    total = sum(after - before.offset for *_, before, after in ranges)
     count = 1 if total <= rows_min else tasks
     goal = max(1, -(-total // count))
     divided: list[list[Split]] = [[]]
     room = goal
     for index, partition, before, after in ranges:
-        at, number = before, 0
+        at, number = before.offset, 0
+        whole = sources[index].rule.settle_us is not None
         while at < after:
             if room == 0:
                 divided.append([])
                 room = goal
-            stop = min(after, at + room)
-            divided[-1].append(Split(index, partition, number, at, stop))
-            room -= stop - at
+            stop = after if whole else min(after, at + room)
+            divided[-1].append(Split(index, partition, number, at, stop, before.arrived_ms))
+            room = max(0, room - (stop - at))
             at, number = stop, number + 1
     return divided

@@ -1,9 +1,11 @@
 """What users test their pipelines with: no services, no clock, and for the most part no JVM.
 
-``run(app, inputs)`` puts rows through a pipeline and gives what came out; :mod:`disk` is a disk
+``run(app, inputs)`` puts rows through a pipeline and gives what came out; between rows, ``Tick`` lets
+time pass and ``Watermark`` says what is complete. :mod:`disk` is a disk
 that crashes on command.
 """
 
-from millstream.testing.run import Result, Tick, run
+from millstream.testing.inputs import Row, Tick, Watermark
+from millstream.testing.run import Result, run
 
-__all__ = ["Result", "Tick", "run"]
+__all__ = ["Result", "Row", "Tick", "Watermark", "run"]

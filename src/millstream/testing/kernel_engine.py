@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from millstream.errors import ConfigError
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.ingest import Ingest, Lane
+from millstream.kernels.lane_clocks import Promise
 from millstream.kernels.plan import JobPlan, SourcePlan
 from millstream.kernels.sorted_runs import MemoryRunStore
 from millstream.kernels.stage import run_stage
-from millstream.kernels.watermarks import PartitionProgress, idle_partitions
+from millstream.kernels.watermarks import PartitionProgress, SourceTime, idle_partitions
+from millstream.log.decoding import SCHEMA
+from millstream.testing.inputs import Item, Mark, Record, Tick
 from millstream.views.commit import commit, gather, view_schemas
 from millstream.views.schema import Fence
 from millstream.views.store import ViewStore
-
-if TYPE_CHECKING:
-    from millstream.testing.run import Arrival
 
 _JOB = "main"
 
@@ -45,16 +45,76 @@ class MemoryBucketState:
 
 
 @dataclass
+class Partition:
+    """One partition in memory: records, and promises between them.
+
+    ``taken`` counts the items that batches have read, ``active_ms`` says when (in running time) a
+    record was last among them.
+    """
+
+    items: list[Record | Promise] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=lambda: [0])  # records before each item
+    stamps_ms: list[int] = field(default_factory=list)  # of the records, by offset
+    arrived_ms: list[int] = field(default_factory=lambda: [0])  # the largest stamp before each
+    taken: int = 0
+    active_ms: int = 0
+
+    def append(self, item: Record | Promise, stamp_ms: int) -> None:
+        """Put an item at the end."""
+        self.items.append(item)
+        if isinstance(item, Promise):
+            self.offsets.append(self.offsets[-1])
+        else:
+            self.offsets.append(self.offsets[-1] + 1)
+            self.stamps_ms.append(stamp_ms)
+            self.arrived_ms.append(max(self.arrived_ms[-1], stamp_ms))
+
+    def read(self, start: int, end: int) -> Iterator[pa.RecordBatch | Promise]:
+        """Give the items ``[start, end)``, with neighbouring records as one record batch."""
+        waiting: list[Record] = []
+        offset = self.offsets[start]
+        for item in self.items[start:end]:
+            if isinstance(item, Record):
+                waiting.append(item)
+                continue
+            if waiting:
+                yield self._records(waiting, offset)
+            yield item
+            offset, waiting = offset + len(waiting), []
+        if waiting:
+            yield self._records(waiting, offset)
+
+    def _records(self, records: list[Record], offset: int) -> pa.RecordBatch:
+        stamps_ms = self.stamps_ms[offset : offset + len(records)]
+        headers = [
+            [{"key": name, "value": value} for name, value in record.headers] for record in records
+        ]
+        return pa.record_batch(
+            {
+                "offset": pa.array(range(offset, offset + len(records)), pa.int64()),
+                "timestamp": pa.array(stamps_ms, pa.timestamp("ms", "UTC")),
+                "key": pa.array([record.key for record in records], pa.binary()),
+                "value": pa.array([record.value for record in records], pa.binary()),
+                "headers": pa.array(headers, SCHEMA.field("headers").type),
+            }
+        )
+
+
+@dataclass
 class KernelEngine:
-    """Runs a plan over arrivals: partitions in lists, state in memory, views in a real store."""
+    """Runs a plan over arrivals: partitions in lists, state in memory, views in a real store.
+
+    ``clock_ms`` is running time, which only Ticks move; ``now_ms`` is the time of day, which
+    arrivals move, too.
+    """
 
     plan: JobPlan
     views: Path
     partition_counts: Mapping[str, int]
     dice: random.Random
     clock_ms: int = 0
-    logs: dict[str, list[list[bytes]]] = field(default_factory=dict)
-    progress: dict[str, list[PartitionProgress]] = field(default_factory=dict)
+    now_ms: int = 0
+    logs: dict[str, list[Partition]] = field(default_factory=dict)
     states: dict[tuple[int, int], MemoryBucketState] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,52 +129,72 @@ class KernelEngine:
                 'engine="spark".'
             )
         for topic in {source.topic for source in self.plan.sources}:
-            count = self.partition_counts[topic]
-            self.logs[topic] = [[] for _ in range(count)]
-            self.progress[topic] = [PartitionProgress(0, 0)] * count
+            self.logs[topic] = [Partition() for _ in range(self.partition_counts[topic])]
 
-    def run(self, arrivals: Mapping[str, Sequence[Arrival | int]], batches: int) -> None:
-        """Run all arrivals, cut into about ``batches`` batches; Ticks make batches of their own."""
+    def run(self, inputs: Mapping[str, Sequence[Item]], batches: int) -> None:
+        """Run all inputs, cut into about ``batches`` batches; Ticks make batches of their own."""
+        self.now_ms = _beginning_ms(inputs)
         with ViewStore(self.views) as store:
             for schema in view_schemas(self.plan):
                 store.declare(schema)
             run, _ = store.begin_run(self.plan.app, _JOB, "in-memory")
-            for batch_id, rows in enumerate(self._batches(arrivals, batches)):
+            for batch_id, rows in enumerate(self._batches(inputs, batches)):
                 fence = Fence(self.plan.app, _JOB, run, batch_id)
-                commit(store, fence, gather(self.plan, rows), {})
+                outcome = gather(self.plan, rows)
+                reached = outcome.watermark
+                status = {
+                    "watermark": None if reached is None else reached.isoformat(),
+                    "forgotten_producers": outcome.forgotten,
+                }
+                commit(store, fence, outcome, status)
 
     def _batches(
-        self, arrivals: Mapping[str, Sequence[Arrival | int]], batches: int
+        self, inputs: Mapping[str, Sequence[Item]], batches: int
     ) -> Iterator[list[FrameRow]]:
-        for section in _sections(arrivals):
-            for topic, part in section.rows.items():
-                if topic in self.logs:
-                    for arrival in part:
-                        self.logs[topic][arrival.partition].append(arrival.value)
+        for section in _sections(inputs):
+            self._append(section)
             for _ in range(batches - 1):
                 yield self._batch(self._cut())
-            yield self._batch({t: [len(log) for log in logs] for t, logs in self.logs.items()})
-            if section.tick_ms:
-                self.clock_ms += section.tick_ms
-                yield self._batch({t: [len(log) for log in logs] for t, logs in self.logs.items()})
+            yield self._batch(self._all())
+            if section.tick is not None:
+                passing_ms = section.tick.milliseconds(self.now_ms)
+                self.clock_ms += passing_ms
+                self.now_ms += passing_ms
+                yield self._batch(self._all())
+
+    def _append(self, section: _Section) -> None:
+        """Put a section's rows into the partitions; a row that does not say arrives with the last."""
+        began_ms = self.now_ms
+        for topic, items in section.items.items():
+            stamp_ms = began_ms
+            partitions = self.logs.get(topic, [])
+            for item in items if partitions else ():
+                if isinstance(item, Mark):
+                    marked = partitions if item.partition is None else [partitions[item.partition]]
+                    for partition in marked:
+                        partition.append(Promise(item.at_us), stamp_ms)
+                else:
+                    stamp_ms = stamp_ms if item.at_ms is None else item.at_ms
+                    partitions[item.partition].append(item, stamp_ms)
+                    self.now_ms = max(self.now_ms, stamp_ms)
+
+    def _all(self) -> dict[str, list[int]]:
+        return {topic: [len(p.items) for p in logs] for topic, logs in self.logs.items()}
 
     def _cut(self) -> dict[str, list[int]]:
         """Choose where the next batch ends: somewhere in what each partition still holds."""
         return {
-            topic: [
-                self.dice.randint(at.offset, len(log))
-                for at, log in zip(self.progress[topic], logs, strict=True)
-            ]
+            topic: [self.dice.randint(p.taken, len(p.items)) for p in logs]
             for topic, logs in self.logs.items()
         }
 
     def _batch(self, ends: Mapping[str, Sequence[int]]) -> list[FrameRow]:
-        before = {topic: list(progress) for topic, progress in self.progress.items()}
+        before = {topic: [p.taken for p in logs] for topic, logs in self.logs.items()}
         for topic, goals in ends.items():
-            self.progress[topic] = [
-                PartitionProgress(goal, self.clock_ms if goal > at.offset else at.active_ms)
-                for at, goal in zip(before[topic], goals, strict=True)
-            ]
+            for partition, goal in zip(self.logs[topic], goals, strict=True):
+                if partition.offsets[goal] > partition.offsets[partition.taken]:
+                    partition.active_ms = self.clock_ms
+                partition.taken = goal
         rows: list[FrameRow] = []
         for source in self.plan.sources:
             rows += self._ingest(source, before[source.topic])
@@ -132,62 +212,87 @@ class KernelEngine:
             ]
         return rows
 
-    def _ingest(self, source: SourcePlan, before: Sequence[PartitionProgress]) -> list[FrameRow]:
-        after = self.progress[source.topic]
-        logs = self.logs[source.topic]
-        behind = [at.offset < len(log) for at, log in zip(after, logs, strict=True)]
-        idle = idle_partitions(after, behind, self.clock_ms, source.rule.idle_ms)
+    def _ingest(self, source: SourcePlan, before: Sequence[int]) -> list[FrameRow]:
+        partitions = self.logs[source.topic]
         lanes = [
             lane
-            for partition, (start, end) in enumerate(zip(before, after, strict=True))
-            for lane in self._lanes(logs[partition], partition, start.offset, end.offset)
+            for number, (partition, start) in enumerate(zip(partitions, before, strict=True))
+            for lane in self._lanes(partition, number, start)
         ]
+        planned = self._planned(source)
         middle = self.dice.randint(0, len(lanes))  # as if two tasks had read them
         rows: list[FrameRow] = []
         for part in (lanes[:middle], lanes[middle:]):
-            ingest = Ingest(source, self.plan.bucket_labels)
-            rows += ingest.run(part, len(logs), idle, self.clock_ms)
+            rows += Ingest(source, self.plan.bucket_labels).run(part, planned)
         return rows
 
-    def _lanes(self, log: list[bytes], partition: int, start: int, end: int) -> list[Lane]:
-        """Read a range as one or two lanes, and each lane as one or two record batches."""
+    def _planned(self, source: SourcePlan) -> SourceTime:
+        partitions = self.logs[source.topic]
+        behind = [p.taken < len(p.items) for p in partitions]
+        progress = [PartitionProgress(p.offsets[p.taken], p.active_ms) for p in partitions]
+        return SourceTime(
+            (),
+            len(partitions),
+            idle_partitions(progress, behind, self.clock_ms, source.rule.idle_ms),
+            self.clock_ms,
+            frozenset(number for number, waits in enumerate(behind) if waits),
+            None if source.rule.settle_us is None else self.now_ms * 1000,
+        )
+
+    def _lanes(self, partition: Partition, number: int, start: int) -> list[Lane]:
+        """Read a range as one or two lanes, and each lane as one or more record batches."""
+        end = partition.taken
         middle = self.dice.randint(start, end)
         ranges = [(start, middle), (middle, end)]
         return [
-            Lane(partition, number, stop, [_records(log, at, stop)])
-            for number, (at, stop) in enumerate(r for r in ranges if r[0] < r[1])
+            Lane(
+                number,
+                split,
+                partition.offsets[stop],
+                self._cut_batches(partition, at, stop),
+                partition.arrived_ms[partition.offsets[at]],
+            )
+            for split, (at, stop) in enumerate(r for r in ranges if r[0] < r[1])
         ]
+
+    def _cut_batches(
+        self, partition: Partition, start: int, end: int
+    ) -> list[pa.RecordBatch | Promise]:
+        middle = self.dice.randint(start, end)
+        return [*partition.read(start, middle), *partition.read(middle, end)]
 
 
 @dataclass
 class _Section:
-    """The rows between two Ticks, and the Tick that ends them."""
+    """What stands between two Ticks, and the Tick that ends it."""
 
-    rows: dict[str, list[Arrival]]
-    tick_ms: int
+    items: dict[str, list[Record | Mark]]
+    tick: Tick | None
 
 
-def _sections(arrivals: Mapping[str, Sequence[Arrival | int]]) -> list[_Section]:
+def _sections(inputs: Mapping[str, Sequence[Item]]) -> list[_Section]:
     """Divide at Ticks: the n-th Ticks of all topics are one and the same."""
     sections: list[_Section] = []
-    for topic, items in arrivals.items():
+    for topic, items in inputs.items():
         number = 0
         for item in items:
             while len(sections) <= number:
-                sections.append(_Section({}, 0))
-            if isinstance(item, int):
-                sections[number].tick_ms = item
+                sections.append(_Section({}, None))
+            if isinstance(item, Tick):
+                sections[number].tick = item
                 number += 1
             else:
-                sections[number].rows.setdefault(topic, []).append(item)
-    return sections or [_Section({}, 0)]
+                sections[number].items.setdefault(topic, []).append(item)
+    return sections or [_Section({}, None)]
 
 
-def _records(log: list[bytes], start: int, end: int) -> pa.RecordBatch:
-    return pa.record_batch(
-        {
-            "offset": pa.array(range(start, end), pa.int64()),
-            "timestamp": pa.array([0] * (end - start), pa.timestamp("ms", "UTC")),
-            "value": pa.array(log[start:end], pa.binary()),
-        }
-    )
+def _beginning_ms(inputs: Mapping[str, Sequence[Item]]) -> int:
+    """Say what time it is when the test begins: the earliest that it speaks of, or the real one."""
+    given = [
+        item.at_ms if isinstance(item, Record) else item.milliseconds(0)
+        for items in inputs.values()
+        for item in items
+        if (isinstance(item, Record) and item.at_ms is not None)
+        or (isinstance(item, Tick) and item.at is not None)
+    ]
+    return min((at for at in given if at is not None), default=time.time_ns() // 1_000_000)

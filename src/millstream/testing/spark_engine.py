@@ -5,35 +5,41 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from millstream.client import connect
 from millstream.errors import ConfigError
 from millstream.pipeline.app import App
 from millstream.spark.job import RunOptions, run_job
-
-if TYPE_CHECKING:
-    from millstream.testing.run import Arrival
+from millstream.testing.inputs import Item, Record
 
 
 def run_on_spark(
     app: App,
     folder: Path,
     partition_counts: Mapping[str, int],
-    arrivals: Mapping[str, Sequence[Arrival | int]],
+    inputs: Mapping[str, Sequence[Item]],
     batches: int,
 ) -> Path:
-    """Write the arrivals to a log, run the app's job until caught up, give the view store's path."""
+    """Write the records to a log, run the app's job until caught up, give the view store's path."""
     total = 0
     with connect(folder) as log:
         for topic, count in partition_counts.items():
             log.create_topic(topic, partitions=count)
         with log.producer() as producer:
-            for topic, items in arrivals.items():
+            for topic, items in inputs.items():
                 for item in items:
-                    if isinstance(item, int):
-                        raise ConfigError('engine="spark" takes no Tick. Use engine="kernel".')
-                    producer.send(topic, item.value, partition=item.partition)
+                    if not isinstance(item, Record):
+                        raise ConfigError(
+                            'engine="spark" takes no Tick and no Watermark. Use engine="kernel".'
+                        )
+                    producer.send(
+                        topic,
+                        item.value,
+                        key=item.key,
+                        partition=item.partition,
+                        timestamp_ms=item.at_ms,
+                        headers=item.headers or None,
+                    )
                     total += 1
     job = app.job()
     job = dataclasses.replace(job, log=folder, folder=folder / "apps" / app.name)

@@ -49,6 +49,7 @@ class BatchOutcome:
     arrived_ms: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → partition → ms
     watermarks: dict[str, int] = field(default_factory=dict)  # operator → microseconds
     state_bytes: int = 0
+    forgotten: dict[str, int] = field(default_factory=dict)  # source → producers let go, in all
 
     def total(self, count: str) -> int:
         """Sum one count over all steps."""
@@ -121,6 +122,7 @@ def _take_report(outcome: BatchOutcome, report: Mapping[str, Any]) -> None:
         low_us = min(outcome.watermarks.get(operator, watermark_us), watermark_us)
         outcome.watermarks[operator] = low_us
     outcome.state_bytes += report.get("state_bytes", 0)
+    outcome.forgotten.update(report.get("forgotten", {}))  # every bucket says the same
 
 
 def view_schemas(plan: JobPlan) -> list[ViewSchema]:

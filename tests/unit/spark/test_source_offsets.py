@@ -1,17 +1,25 @@
 """Where batches end: everything is read once, fairly, and a batch is a function of its offsets."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.kernels.plan import SourcePlan
 from millstream.kernels.watermarks import PartitionProgress, WatermarkRule
-from millstream.spark.source_offsets import SourceOffset, divide, next_offset
+from millstream.spark.source_offsets import Look, SourceOffset, divide
+from millstream.spark.source_offsets import next_offset as next_offset_of
 
 IDLE_MS = 1000
 
 
-def source(name="s", topic="t", idle_ms=IDLE_MS):
-    return SourcePlan(0, name, topic, (), None, WatermarkRule(0, idle_ms), (), ())
+def next_offset(start, ends, sources, *, clock_ms, rows_max, **options):
+    """Plan with a clock and the ends of the log, and nothing else to go by."""
+    look = Look(clock_ms, options.pop("wall_ms", 0), ends, options.pop("event_times", {}))
+    return next_offset_of(start, look, sources, rows_max=rows_max, **options)
+
+
+def source(name="s", topic="t", idle_ms=IDLE_MS, **rule):
+    rule = WatermarkRule(0, idle_ms, **rule)
+    return SourcePlan(0, name, topic, (), None, rule, (), ())
 
 
 def at(*offsets, clock_ms=0, active_ms=0):
@@ -64,6 +72,7 @@ def test_an_offset_survives_sparks_log():
 counts = st.lists(st.integers(0, 5000), min_size=1, max_size=9)
 
 
+@settings(deadline=None)
 @given(counts, st.integers(1, 2000))
 def test_repeated_batches_read_everything_and_never_too_much(ends, rows_max):
     position = at(*([0] * len(ends)))
@@ -94,3 +103,82 @@ def test_tasks_cover_a_batch_exactly_once(starts, more, tasks, rows_min):
             assert [s.number for s in splits] == list(range(len(splits)))
             covered = [offset for s in splits for offset in range(s.start, s.end)]
             assert covered == list(range(starts[partition], starts[partition] + more[partition]))
+
+
+def test_what_is_left_unread_is_noted_with_the_batch():
+    start = at(0, 0)
+    planned = next_offset(start, {"t": [1000, 1]}, [source()], clock_ms=5, rows_max=10)
+    assert planned.behind == {"t": {0}}
+    assert planned.time_of(source()).behind == {0}
+    rest = next_offset(planned, {"t": [1000, 1]}, [source()], clock_ms=6, rows_max=1000)
+    assert rest.behind == {"t": frozenset()}
+
+
+def test_time_alone_makes_a_batch_where_something_may_wait_for_it():
+    start = at(3, clock_ms=100)
+    ends = {"t": [3]}
+    ask = {"rows_max": 10, "heartbeat_ms": 1000, "wall_ms": 7}
+    assert next_offset(start, ends, [source(idle_ms=None)], clock_ms=1099, **ask) is start
+    beat = next_offset(start, ends, [source(idle_ms=None)], clock_ms=1100, **ask)
+    assert (beat.clock_ms, beat.wall_ms, beat.offsets("t")) == (1100, 7, [3])
+
+
+def test_the_wall_clock_of_a_batch_never_goes_back():
+    start = SourceOffset(0, at(3).topics, {}, {}, wall_ms=50)
+    later = next_offset(start, {"t": [9]}, [source()], clock_ms=1, rows_max=10, wall_ms=20)
+    assert later.wall_ms == 50
+    over_arrivals = source(settle_us=0)
+    assert later.time_of(over_arrivals).wall_us == 50_000
+    assert later.time_of(source()).wall_us is None
+
+
+def test_a_partition_far_ahead_gets_a_trickle_while_there_is_a_backlog():
+    aligned = source(align_us=100)
+    ends = {"t": [10_000, 10_000, 10_000, 500]}
+    start = at(0, 0, 0, 500)
+    seen = {"t": {0: 1_000, 1: 1_100, 2: 1_101, 3: 5}}  # 3 is read to its end: it holds nobody up
+    ask = {"clock_ms": 1, "rows_max": 1000, "event_times": seen}
+    assert next_offset(start, ends, [aligned], **ask).offsets("t") == [495, 495, 10, 500]
+    assert next_offset(start, ends, [source()], **ask).offsets("t") == [334, 334, 334, 500]
+    everything = {**ask, "rows_max": 30_000}
+    assert next_offset(start, ends, [aligned], **everything).offsets("t") == ends["t"]
+
+
+def drift(align_us, batches=400):
+    """Read two backlogs, of an hour and of a day, in as many records; how far apart do they get?"""
+    times = {0: range(0, 3_600, 1), 1: range(0, 86_400, 24)}
+    position, worst, seen = at(0, 0), 0, {"t": {}}
+    ends = {"t": [len(times[0]), len(times[1])]}
+    for _ in range(batches):
+        plan = source(idle_ms=None, align_us=align_us)
+        position = next_offset(position, ends, [plan], clock_ms=0, rows_max=100, event_times=seen)
+        read = position.offsets("t")
+        seen = {"t": {p: times[p][read[p] - 1] for p in times}}
+        if all(read[p] < ends["t"][p] for p in times):
+            worst = max(worst, abs(seen["t"][0] - seen["t"][1]))
+    assert position.offsets("t") == ends["t"]
+    return worst
+
+
+def test_aligned_reading_keeps_partitions_in_step():
+    assert drift(None) > 80_000
+    assert drift(600) < 600 + 100 * 24  # what is allowed, and what one batch may add
+
+
+def test_over_processing_time_a_partition_is_not_cut():
+    before, after = at(0, 0), at(1000, 10)
+    arrivals = source(settle_us=0)
+    tasks = divide(before, after, [arrivals], tasks=4, rows_min=0)
+    assert [[(s.partition, s.start, s.end) for s in task] for task in tasks if task] == [
+        [(0, 0, 1000)],
+        [(1, 0, 10)],
+    ]
+
+
+def test_the_latest_arrivals_travel_with_the_offset():
+    known = at(5, 6).with_arrivals("t", [100, 50]).with_arrivals("t", [70, 80])
+    assert [progress.arrived_ms for progress in known.topics["t"]] == [100, 80]
+    grown = next_offset(known, {"t": [9, 9]}, [source()], clock_ms=1, rows_max=100)
+    assert SourceOffset.from_json(grown.to_json()).topics == grown.topics
+    splits = divide(known, grown, [source(settle_us=0)], tasks=1, rows_min=0)[0]
+    assert [split.arrived_ms for split in splits] == [100, 80]

@@ -1,0 +1,86 @@
+"""When records arrived, as the log says, and which event times cannot be believed in view of that.
+
+The time of arrival is the record's timestamp in the log. Where it is the event time (processing
+time), it never goes back within a partition: a record counts as having arrived when the latest one
+before it did, if its own timestamp is earlier. So a backlog that is read again, however fast, falls
+into the same windows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from millstream.durations import describe_us
+from millstream.kernels.frames import TIME
+from millstream.kernels.watermarks import WatermarkRule
+
+Microseconds = npt.NDArray[np.int64]
+_PUNCTUATION = "__punctuation"
+_ONLY = "__only"
+_START = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class Arrivals:
+    """The times of arrival in one lane, in the order of the log.
+
+    ``latest_ms`` is the largest timestamp so far. ``rising``: a record's time is never before that
+    of one before it.
+    """
+
+    latest_ms: int
+    rising: bool
+
+    def take(self, batch: pa.RecordBatch) -> Microseconds:
+        """Give the times of the batch's records."""
+        stamps_ms: Microseconds = batch.column("timestamp").cast(pa.int64()).to_numpy()
+        if self.rising and len(stamps_ms):
+            stamps_ms = np.maximum(np.maximum.accumulate(stamps_ms), self.latest_ms)
+            self.latest_ms = int(stamps_ms[-1])
+        return stamps_ms * np.int64(1000)
+
+
+def unbelievable(
+    timed: pl.DataFrame, arrived_us: Microseconds, rule: WatermarkRule
+) -> list[tuple[int, str]]:
+    """Find the rows without a time, and those whose time is too far in the future; say why."""
+    found: dict[int, str] = {}
+    if timed[TIME].null_count():
+        only = rule.marks.punctuation_only
+        timeless = pl.col(TIME).is_null() & (True if only is None else ~only.fill_null(value=False))
+        found = dict.fromkeys(_rows(timed, timeless), "no event time")
+    if rule.future_max_us is None:
+        return sorted(found.items())
+    limit_us = pl.Series(arrived_us) + rule.future_max_us
+    spoken = {"event time": timed[TIME]}
+    if rule.marks.punctuation is not None:
+        marked = timed.select(rule.marks.punctuation.dt.epoch("us").alias(_PUNCTUATION))
+        spoken["punctuation"] = marked[_PUNCTUATION]
+    for what, times in spoken.items():
+        for at in (times > limit_us).fill_null(value=False).arg_true().to_list():
+            found.setdefault(at, _reason(what, times[at], int(arrived_us[at]), rule.future_max_us))
+    return sorted(found.items())
+
+
+def _rows(timed: pl.DataFrame, condition: pl.Expr) -> list[int]:
+    return timed.select(condition.alias(_ONLY))[_ONLY].arg_true().to_list()
+
+
+def _reason(what: str, at_us: int, arrived_us: int, future_max_us: int) -> str:
+    return (
+        f"the {what} {_said(at_us)} is later than the record's arrival, {_said(arrived_us)}, by "
+        f"more than {describe_us(future_max_us)} (future_max)"
+    )
+
+
+def _said(at_us: int) -> str:
+    try:
+        return (_START + timedelta(microseconds=at_us)).isoformat()
+    except OverflowError:  # past the year 9999, which is just the kind of time that comes here
+        return f"{at_us} µs after 1970"

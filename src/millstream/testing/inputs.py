@@ -1,0 +1,207 @@
+"""What a test puts into a topic: rows, and between them the passing of time.
+
+Rows are encoded as their topic says, given a partition and a time of arrival, and lie then as
+records, marks and ticks in the order of the list: see :class:`Record`, :class:`Mark`, :class:`Tick`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from millstream.durations import Duration, to_us
+from millstream.errors import ConfigError
+from millstream.log.murmur2 import partition_of
+from millstream.pipeline.streams import Topic
+
+_START = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    """Between rows: time passes, with nothing to read.
+
+    ``after``: so much. ``at``: until then. It moves the job's running time, by which partitions and
+    producers become idle, and the clock that processing time follows. The n-th Ticks of all topics
+    are one and the same.
+    """
+
+    after: Duration | None = None
+    at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if (self.after is None) == (self.at is None):
+            raise ConfigError("Tick takes after= or at=, and not both. Give one of them.")
+
+    def milliseconds(self, now_ms: int) -> int:
+        """Say how much time passes from ``now_ms`` on."""
+        if self.at is None:
+            assert self.after is not None
+            return to_us(self.after, what="Tick's after") // 1000
+        passing_ms = milliseconds(self.at, what="Tick's at") - now_ms
+        if passing_ms < 0:
+            now = _START + timedelta(milliseconds=now_ms)
+            raise ConfigError(
+                f"Tick's at is {self.at.isoformat()}, and it is {now.isoformat()} by then: rows had "
+                "arrived, or Ticks gone, so far. Time does not go back."
+            )
+        return passing_ms
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row, with what the log would know of it beside its value.
+
+    ``values`` is a mapping, a dataclass instance or bytes. ``at``: when it arrives; by default when
+    the one before it did. ``partition``: where it goes; by default by its ``key``, by the field
+    that is the topic's key, or at random. ``headers`` are names with bytes.
+    """
+
+    values: Any
+    at: datetime | None = None
+    partition: int | None = None
+    key: str | bytes | None = None
+    headers: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Watermark:
+    """Between rows of ``topic``: no event earlier than ``at`` comes after this one.
+
+    In the given partition, or in all of them, whatever rule the app has for its watermark. Once all
+    partitions have it, windows that end by ``at`` close.
+    """
+
+    topic: str
+    partition: int | None = None
+    _: dataclasses.KW_ONLY
+    at: datetime
+
+
+InputRow = Mapping[str, Any] | bytes | Any
+Inputs = Mapping[str, Sequence[InputRow | Row | Tick | Watermark]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One record as it arrives."""
+
+    partition: int
+    value: bytes
+    at_ms: int | None
+    key: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """Between records: a partition's watermark (all partitions': None) is at least this."""
+
+    partition: int | None
+    at_us: int
+
+
+Item = Record | Mark | Tick
+
+
+def items_of(topic: Topic, rows: Iterable[Any], partition_count: int, seed: int) -> list[Item]:
+    """Encode a topic's rows and choose their partitions.
+
+    Raises:
+        ConfigError: something is no row, or cannot be encoded, or goes where there is nothing.
+    """
+    dice = random.Random(f"{seed}/{topic.name}")  # noqa: S311 - a test's choice, to be repeated
+    items: list[Item] = []
+    for row in rows:
+        if isinstance(row, Tick):
+            items.append(row)
+        elif isinstance(row, Watermark):
+            items.append(_mark(row, topic.name, partition_count))
+        else:
+            given = row if isinstance(row, Row) else Row(row)
+            items.append(_record(given, topic, partition_count, dice))
+    return items
+
+
+def _mark(given: Watermark, topic: str, partition_count: int) -> Mark:
+    if given.topic != topic:
+        raise ConfigError(
+            f"Among the rows of topic {topic!r} stands a Watermark of topic {given.topic!r}. Put it "
+            "among that topic's rows."
+        )
+    if given.partition is not None:
+        _check_partition(given.partition, partition_count, topic)
+    return Mark(given.partition, milliseconds(given.at, what="Watermark's at") * 1000)
+
+
+def _record(row: Row, topic: Topic, partition_count: int, dice: random.Random) -> Record:
+    values = _as_mapping(row.values)
+    key = row.key.encode() if isinstance(row.key, str) else row.key
+    if row.partition is not None:
+        _check_partition(row.partition, partition_count, topic.name)
+        partition = row.partition
+    elif key is not None:
+        partition = partition_of(key, partition_count)
+    elif topic.key is None or values is None or values.get(topic.key) is None:
+        partition = dice.randrange(partition_count)
+    else:
+        partition = partition_of(str(values[topic.key]).encode(), partition_count)
+    return Record(
+        partition,
+        row.values if isinstance(row.values, bytes) else _encode(values, topic.name),
+        None if row.at is None else milliseconds(row.at, what="Row's at"),
+        key,
+        tuple(row.headers.items()),
+    )
+
+
+def _check_partition(partition: int, count: int, topic: str) -> None:
+    if not 0 <= partition < count:
+        raise ConfigError(
+            f"Topic {topic!r} has no partition {partition} in this run; it has {count}. Choose one "
+            f"of 0 to {count - 1}."
+        )
+
+
+def milliseconds(at: datetime, *, what: str) -> int:
+    """Give a time in milliseconds since 1970.
+
+    Raises:
+        ConfigError: it is no datetime with a time zone.
+    """
+    if not isinstance(at, datetime) or at.tzinfo is None:
+        raise ConfigError(f"{what} is {at!r}. Give a datetime with a time zone, such as UTC.")
+    return (at - _START) // timedelta(milliseconds=1)
+
+
+def _as_mapping(row: InputRow) -> Mapping[str, Any] | None:
+    if isinstance(row, bytes):
+        return None
+    if dataclasses.is_dataclass(row) and not isinstance(row, type):
+        return dataclasses.asdict(row)
+    if isinstance(row, Mapping):
+        return row
+    raise ConfigError(
+        f"An input row is {row!r}. Give mappings, dataclass instances, bytes, or testing.Row, Tick "
+        "and Watermark."
+    )
+
+
+def _encode(values: Mapping[str, Any] | None, topic: str) -> bytes:
+    try:
+        return json.dumps(values, default=_plain, separators=(",", ":")).encode()
+    except TypeError as error:
+        raise ConfigError(f"An input row for {topic!r} cannot be JSON: {error}.") from error
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    raise TypeError(f"a value of type {type(value).__name__}")

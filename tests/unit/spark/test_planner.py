@@ -1,0 +1,141 @@
+"""The planner over a real log: what it writes into offsets, and what tasks are told of time."""
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import pytest
+
+import millstream as ms
+from millstream.kernels.frames import (
+    PORT_LEDGER,
+    PORT_TIME,
+    FrameRow,
+    decode_message,
+    encode_message,
+)
+from millstream.spark.event_times import EventTimesFile
+from millstream.spark.source import LogPlanner, SourceSpec
+
+
+@dataclass
+class Event:
+    id: int
+
+
+@pytest.fixture
+def log(tmp_path):
+    with ms.connect(tmp_path / "log") as log:
+        log.create_topic("events", partitions=2)
+        yield log
+
+
+def send(log, *stamps_ms, partition=0):
+    with log.producer() as producer:
+        for stamp_ms in stamps_ms:
+            producer.send("events", {"id": 1}, partition=partition, timestamp_ms=stamp_ms)
+
+
+def planner(log, tmp_path, *, time=None, **changes):
+    app = ms.App("plans", log=tmp_path / "log")
+    stream = app.topic("events", Event, partitions=2).stream(
+        time=ms.processing_time() if time is None else time
+    )
+    stream.window(ms.tumbling("1 minute"), by=()).agg(n=ms.count()).view("out")
+    plan = app.plan()
+    spec = SourceSpec(
+        log=tmp_path / "log",
+        sources=plan.sources,
+        bucket_labels=plan.bucket_labels,
+        rows_max=100,
+        tasks=2,
+        stop_request=tmp_path / "stop-request",
+        stop_seen=tmp_path / "stop-seen",
+        event_times=tmp_path / "event-times.json",
+        heartbeat_ms=plan.heartbeat_wanted_ms,
+    )
+    return LogPlanner(replace(spec, **changes))
+
+
+def told(planner, start, end):
+    """Run the tasks of a batch; give what the first bucket is told of time."""
+    rows = [
+        FrameRow(port, bucket, frame)
+        for task in planner.partitions(start, end)
+        for batch in planner.read(task)
+        for port, bucket, frame in zip(*(c.to_pylist() for c in batch.columns), strict=True)
+    ]
+    messages = [decode_message(row.frame)["source"] for row in rows if row.port == PORT_TIME]
+    return messages[0]
+
+
+def test_the_wall_clock_and_the_latest_arrivals_are_part_of_the_offset(log, tmp_path):
+    made = planner(log, tmp_path)
+    start = made.initialOffset()
+    send(log, 5_000, 3_000)
+    send(log, 4_000, partition=1)
+    before_ms = int(datetime.now(UTC).timestamp() * 1000)
+    end = made.latestOffset(start, None)
+    assert before_ms <= end["wall_ms"] <= datetime.now(UTC).timestamp() * 1000
+    assert [at[2] for at in end["topics"]["events"]] == [5_000, 4_000]
+    message = told(made, start, end)
+    assert message["wall_us"] == end["wall_ms"] * 1000
+    assert [lane[2] for lane in message["lanes"]] == [5_000_000, 4_000_000]
+    send(log, 1_000)
+    later = made.latestOffset(end, None)
+    assert [at[2] for at in later["topics"]["events"]] == [5_000, 4_000]
+    # The record is from before: it counts as having come with the latest before it.
+    assert [lane[2] for lane in told(made, end, later)["lanes"]] == [5_000_000]
+
+
+def test_when_time_has_passed_there_is_a_batch_without_records(log, tmp_path):
+    made = planner(log, tmp_path, heartbeat_ms=0)
+    send(log, 5_000)
+    end = made.latestOffset(made.initialOffset(), None)
+    beat = made.latestOffset(end, None)
+    assert beat["topics"] == end["topics"]
+    assert beat["wall_ms"] >= end["wall_ms"]
+    assert told(made, end, beat)["lanes"] == []
+    quiet = planner(log, tmp_path, heartbeat_ms=60_000)
+    assert quiet.latestOffset(end, None) == end
+
+
+def test_a_run_to_the_end_of_the_log_waits_for_no_time(log, tmp_path):
+    made = planner(log, tmp_path, heartbeat_ms=0)
+    send(log, 5_000)
+    made.prepareForTriggerAvailableNow()
+    end = made.latestOffset(made.initialOffset(), None)
+    send(log, 6_000)  # comes after the run began: it is left for the next
+    assert made.latestOffset(end, None) == end
+    assert end["behind"] == {"events": []}
+
+
+def test_a_stop_comes_before_everything_else(log, tmp_path):
+    made = planner(log, tmp_path, heartbeat_ms=0)
+    start = made.initialOffset()
+    (tmp_path / "stop-request").touch()
+    assert made.latestOffset(start, None) == start
+    assert (tmp_path / "stop-seen").exists()
+
+
+def test_partitions_that_are_ahead_wait_as_the_sinks_file_tells(log, tmp_path):
+    made = planner(log, tmp_path, rows_max=10)
+    send(log, *[1_000] * 40)
+    send(log, *[1_000] * 40, partition=1)
+    start = made.initialOffset()
+    first = made.latestOffset(start, None)
+    assert [at[0] for at in first["topics"]["events"]] == [5, 5]
+    report = {"event_times": {"events": {"0": 10_000_000_000, "1": 5}}}
+    written = EventTimesFile(tmp_path / "event-times.json")
+    written.add([FrameRow(PORT_LEDGER, 0, encode_message(report))])
+    second = made.latestOffset(first, None)
+    assert [at[0] for at in second["topics"]["events"]] == [6, 14]
+
+
+def test_event_times_only_rise_and_outlive_the_run(tmp_path):
+    path = tmp_path / "event-times.json"
+    for times in ({"0": 5}, {"0": 3, "1": 7}):
+        report = {"event_times": {"t": times}}
+        EventTimesFile(path).add([FrameRow(PORT_LEDGER, 0, encode_message(report))])
+    assert EventTimesFile(path).read() == {"t": {0: 5, 1: 7}}
+    path.write_text("{half a")
+    assert EventTimesFile(path).read() == {}
