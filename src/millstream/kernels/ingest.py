@@ -14,7 +14,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from millstream.kernels.decode import JsonDecoder
+from millstream.kernels.dead_records import Details, dead_rows
+from millstream.kernels.decode.records import RecordDecoder
 from millstream.kernels.frames import (
     LANE,
     PORT_DEAD,
@@ -34,13 +35,16 @@ from millstream.kernels.watermarks import UNSEEN, LaneTime, SourceTime, lane_of
 class Lane:
     """One split of one partition's records in a batch.
 
-    It ends before ``end_offset``; ``batches`` have columns offset, timestamp (ms, UTC) and value, in offset order.
+    It ends before ``end_offset``; ``batches`` have columns offset, timestamp (ms, UTC) and value, in
+    offset order, and key or headers if the source wants them. ``details`` reads the keys and headers
+    of records that turn out to be dead.
     """
 
     partition: int
     split: int
     end_offset: int
     batches: Iterable[pa.RecordBatch]
+    details: Details | None = None
 
 
 @dataclass
@@ -51,6 +55,9 @@ class Ingest:
     bucket_labels: tuple[int, ...]
     books: Books = field(default_factory=Books)
     dead: list[pl.DataFrame] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._decoder = RecordDecoder(self.source.values, self.source.fields)
 
     def run(
         self, lanes: Iterable[Lane], partition_count: int, idle: frozenset[int]
@@ -82,7 +89,7 @@ class Ingest:
 
     def _rows(self, batch: pa.RecordBatch, lane: Lane) -> pl.DataFrame:
         """Decode one batch into rows with time and lane; put the dead ones aside."""
-        decoded = JsonDecoder(self.source.fields).decode(batch.column("value"))
+        decoded = self._decoder.decode(batch, lane.partition)
         table = polars_table(decoded.table)
         dead, good = decoded.dead, decoded.good
         timed = table.with_columns(self._time(batch, good).alias(TIME))
@@ -93,8 +100,8 @@ class Ingest:
         self.books.count(
             self.source.name, read=batch.num_rows, dead=len(dead), emitted=timed.height
         )
-        if dead:
-            self.dead.append(self._dead_rows(batch, lane.partition, dead))
+        if dead and self.source.bad != "skip":
+            self.dead.append(self._dead_rows(batch, lane, dead))
         lane_number = lane_of(lane.partition, lane.split)
         return timed.with_columns(pl.lit(lane_number, pl.Int32).alias(LANE))
 
@@ -107,18 +114,15 @@ class Ingest:
         return pl.lit(pl.Series(stamps) * 1000)
 
     def _dead_rows(
-        self, batch: pa.RecordBatch, partition: int, dead: list[tuple[int, str]]
+        self, batch: pa.RecordBatch, lane: Lane, dead: list[tuple[int, str]]
     ) -> pl.DataFrame:
-        positions = pa.array([at for at, _ in dead])
-        return pl.DataFrame(
-            {
-                "topic": [self.source.topic] * len(dead),
-                "partition": [partition] * len(dead),
-                "offset": pl.Series(batch.column("offset").take(positions)),
-                "reason": [reason for _, reason in dead],
-                "value": pl.Series(batch.column("value").take(positions)),
-            },
-            schema=DEAD_SCHEMA,
+        return dead_rows(
+            batch,
+            dead,
+            topic=self.source.topic,
+            partition=lane.partition,
+            step=self.source.name,
+            details=lane.details,
         )
 
     def _time_rows(self, seen: SourceTime) -> Iterator[FrameRow]:
@@ -128,15 +132,6 @@ class Ingest:
             )
             for label in self.bucket_labels:
                 yield FrameRow(PORT_TIME, label, message)
-
-
-DEAD_SCHEMA = {
-    "topic": pl.String,
-    "partition": pl.Int64,
-    "offset": pl.Int64,
-    "reason": pl.String,
-    "value": pl.Binary,
-}
 
 
 def _with_seen(rows: pl.DataFrame, time_us_max: int) -> pl.DataFrame:

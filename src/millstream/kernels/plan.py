@@ -16,7 +16,9 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.decode import Field
+from millstream.kernels.decode.formats import JSON, ValueFormat
 from millstream.kernels.steps import Step
 from millstream.kernels.watermarks import WatermarkRule
 from millstream.kernels.window_aggregate import WindowAggregate
@@ -41,7 +43,8 @@ class SourcePlan:
     """One stream read from a topic. ``fields`` are the value's fields that the plan needs.
 
     ``time`` gives the event time (a Datetime) from the fields; None: the record's timestamp.
-    ``time_ports`` are the operators that are to be told of this source's time.
+    ``time_ports`` are the operators that are to be told of this source's time. ``values`` is how the
+    topic's values are written, ``bad`` what becomes of those that cannot be decoded.
     """
 
     name: str
@@ -51,6 +54,8 @@ class SourcePlan:
     rule: WatermarkRule
     edges: tuple[Edge, ...]
     time_ports: tuple[int, ...]
+    values: ValueFormat = JSON
+    bad: BadPolicy = "dead-letter"
 
 
 @dataclass(frozen=True)

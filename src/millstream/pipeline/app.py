@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
+from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.plan import JobPlan
+from millstream.pipeline.avro import AvroSchema
 from millstream.pipeline.compile import compile_plan
 from millstream.pipeline.graph import Output
-from millstream.pipeline.schema import fields_of
 from millstream.pipeline.streams import Stream, Topic
+from millstream.pipeline.values import Declared, FormatName, Metadata, check_policy
 from millstream.views.progress import Progress, Report, Until
 
 if TYPE_CHECKING:
@@ -69,20 +71,50 @@ class App:
         return Path(self.log) / "apps" / self.name
 
     def topic(
-        self, name: str, schema: type, *, key: str | None = None, partitions: int = 4
+        self,
+        name: str,
+        schema: type | None = None,
+        *,
+        key: str | None = None,
+        partitions: int = 4,
+        format: FormatName = "json",  # noqa: A002 - what it is called everywhere
+        avro_schema: AvroSchema | None = None,
+        avro_schemas: Mapping[int, AvroSchema] | str | Path | None = None,
+        metadata: Metadata = (),
+        bad: BadPolicy = "dead-letter",
     ) -> Topic:
-        """Declare a topic: its values are JSON objects with the fields of a dataclass.
+        """Declare a topic: the fields of its values, and how they are written.
 
-        ``key`` names the field that chooses the partition. A run creates the topic, with that many
-        partitions, where the log has none of the name.
+        A run creates the topic, with that many partitions, where the log has none of the name.
+
+        Args:
+            schema: A dataclass, a pydantic model or a TypedDict. By default all fields of the
+                newest Avro schema; with ``format="bytes"`` the columns are ``value`` and ``key``.
+            key: The field that chooses the partition.
+            format: How the values are written: ``"json"`` objects, ``"avro"``, or ``"bytes"``, as
+                they are.
+            avro_schema: What the values were written with: a mapping, JSON text or a file's path.
+            avro_schemas: For values in Confluent's form, schemas by number: a mapping, or a folder
+                of files such as ``17.avsc``.
+            metadata: What the record says of itself that is to be a column: any of ``"key"``,
+                ``"partition"``, ``"offset"``, ``"timestamp"``, ``"headers"``.
+            bad: What becomes of a record that does not fit. ``"dead-letter"``: it is kept in the
+                view ``dead_letters`` and forwarded to the topic ``<app>.dead``, and the stream goes
+                on. ``"stop"``: the job stops, with nothing of the batch committed. ``"skip"``: it
+                is counted, and that is all.
+
+        Raises:
+            ConfigError: a type or an option is not known, or they do not fit together.
         """
-        fields = fields_of(schema, what=f"topic {name!r}")
+        declared = Declared(name, schema, format, avro_schema, avro_schemas, metadata)
+        fields, values = declared.read()
+        check_policy(name, bad)
         if key is not None and key not in {f.name for f in fields}:
             names = ", ".join(f.name for f in fields)
             raise ConfigError(f"The key of topic {name!r} is {key!r}. Its fields are {names}.")
         if name in self.topics:
             raise ConfigError(f"Topic {name!r} is declared twice. Use the first declaration.")
-        self.topics[name] = Topic(self, name, fields, key, partitions)
+        self.topics[name] = Topic(self, name, fields, key, partitions, values, bad)
         return self.topics[name]
 
     def unique_name(self, name: str) -> str:

@@ -117,6 +117,8 @@ class _Compiler:
             rule=node.rule,
             edges=self._edges(node),
             time_ports=self._time_ports(node),
+            values=node.values,
+            bad=node.bad,
         )
 
     def _fields_needed(self, node: SourceNode) -> set[str] | None:

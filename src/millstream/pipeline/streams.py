@@ -16,7 +16,9 @@ import polars as pl
 from millstream.durations import Duration, describe_us, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.aggregates import Aggregate
+from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.decode import Field
+from millstream.kernels.decode.formats import JSON, ValueFormat
 from millstream.kernels.frames import HIDDEN_PREFIX, ROWS, TIME, plain_schema, visible
 from millstream.kernels.steps import Filter, Select, Step, WithColumns
 from millstream.kernels.watermarks import WatermarkRule
@@ -36,13 +38,15 @@ _IN_ORDER = watermark("0 seconds")
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic of the log as the pipeline declares it: name, schema, key and partitions."""
+    """A topic of the log as the pipeline declares it: see :meth:`millstream.App.topic`."""
 
     app: App
     name: str
     fields: tuple[Field, ...]
     key: str | None
     partitions: int
+    values: ValueFormat = JSON
+    bad: BadPolicy = "dead-letter"
 
     def stream(
         self,
@@ -67,7 +71,9 @@ class Topic:
         if expression is not None:
             _check_time(expression, columns, self.name)
         step = self.app.unique_name(name or self.name)
-        node = SourceNode(step, self.name, self.fields, expression, watermark)
+        node = SourceNode(
+            step, self.name, self.fields, expression, watermark, self.values, self.bad
+        )
         lateness_us = to_us(lateness, what="stream's lateness")
         return Stream(self.app, node, columns, lateness_us=lateness_us)
 

@@ -12,6 +12,7 @@ import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from millstream.kernels.decode.records import columns_read
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.ingest import Ingest, Lane
 from millstream.kernels.plan import SourcePlan
@@ -31,7 +33,7 @@ from millstream.log.reader import LogReader
 from millstream.spark.source_offsets import SourceOffset, Split, divide, next_offset
 
 _ARROW_SCHEMA = pa.schema([("port", pa.int32()), ("bucket", pa.int32()), ("frame", pa.binary())])
-_COLUMNS = ("offset", "timestamp", "value")
+_DETAILS = ("offset", "key", "headers")
 _TASK_ROWS_MIN = 20_000
 _CHUNK_BYTES = 16 << 20
 _YIELD_BYTES = 64 << 20
@@ -164,9 +166,10 @@ def _run_task(spec: SourceSpec, task: Task) -> Iterator[FrameRow]:
                     split.partition,
                     split.start,
                     split.end,
-                    columns=_COLUMNS,
+                    columns=columns_read(source.fields),
                     bytes_max=_CHUNK_BYTES,
                 ),
+                partial(reader.read, source.topic, split.partition, columns=_DETAILS),
             )
             for split in task.splits
             if split.source == index

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from millstream.errors import ConfigError
+from millstream.kernels.decode.records import META_TYPES
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.ingest import Ingest, Lane
 from millstream.kernels.plan import JobPlan, SourcePlan
@@ -53,7 +54,7 @@ class KernelEngine:
     partition_counts: Mapping[str, int]
     dice: random.Random
     clock_ms: int = 0
-    logs: dict[str, list[list[bytes]]] = field(default_factory=dict)
+    logs: dict[str, list[list[Arrival]]] = field(default_factory=dict)
     progress: dict[str, list[PartitionProgress]] = field(default_factory=dict)
     states: dict[tuple[int, int], MemoryBucketState] = field(default_factory=dict)
 
@@ -85,7 +86,7 @@ class KernelEngine:
             for topic, part in section.rows.items():
                 if topic in self.logs:
                     for arrival in part:
-                        self.logs[topic][arrival.partition].append(arrival.value)
+                        self.logs[topic][arrival.partition].append(arrival)
             for _ in range(batches - 1):
                 yield self._batch(self._cut())
             yield self._batch({t: [len(log) for log in logs] for t, logs in self.logs.items()})
@@ -144,12 +145,18 @@ class KernelEngine:
             rows += ingest.run(part, len(logs), idle)
         return rows
 
-    def _lanes(self, log: list[bytes], partition: int, start: int, end: int) -> list[Lane]:
+    def _lanes(self, log: list[Arrival], partition: int, start: int, end: int) -> list[Lane]:
         """Read a range as one or two lanes, and each lane as one or two record batches."""
         middle = self.dice.randint(start, end)
         ranges = [(start, middle), (middle, end)]
         return [
-            Lane(partition, number, stop, [_records(log, at, stop)])
+            Lane(
+                partition,
+                number,
+                stop,
+                [_records(log, at, stop)],
+                lambda first, end: [_records(log, first, end)],
+            )
             for number, (at, stop) in enumerate(r for r in ranges if r[0] < r[1])
         ]
 
@@ -178,11 +185,13 @@ def _sections(arrivals: Mapping[str, Sequence[Arrival | int]]) -> list[_Section]
     return sections or [_Section({}, 0)]
 
 
-def _records(log: list[bytes], start: int, end: int) -> pa.RecordBatch:
+def _records(log: list[Arrival], start: int, end: int) -> pa.RecordBatch:
     return pa.record_batch(
         {
             "offset": pa.array(range(start, end), pa.int64()),
             "timestamp": pa.array([0] * (end - start), pa.timestamp("ms", "UTC")),
-            "value": pa.array(log[start:end], pa.binary()),
+            "key": pa.array([arrival.key for arrival in log[start:end]], pa.binary()),
+            "value": pa.array([arrival.value for arrival in log[start:end]], pa.binary()),
+            "headers": pa.array([[]] * (end - start), META_TYPES["headers"]),
         }
     )

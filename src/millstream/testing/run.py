@@ -7,6 +7,7 @@ job. Both commit into a real view store, and both give the same answers.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import random
@@ -14,18 +15,22 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
+from uuid import UUID
 
 import polars as pl
 
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
+from millstream.kernels.decode.avro_values import AvroFormat
 from millstream.kernels.routing import LEDGER_EXITS
 from millstream.log.murmur2 import partition_of
 from millstream.pipeline.app import App
+from millstream.pipeline.streams import Topic
 from millstream.testing.kernel_engine import KernelEngine
 from millstream.views.commit import DEAD_VIEW
 from millstream.views.store import ViewStore
@@ -72,7 +77,7 @@ class Result:
 
     @property
     def dead(self) -> pl.DataFrame:
-        """Records that could not be decoded: topic, partition, offset, reason, value."""
+        """Records that could not be processed: place, step, reason, and their original bytes."""
         return self[DEAD_VIEW]
 
     @property
@@ -142,10 +147,11 @@ def run(
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-    """One record as it arrives: where it goes, and its value."""
+    """One record as it arrives: where it goes, its value and its key."""
 
     partition: int
     value: bytes
+    key: bytes | None = None
 
 
 def _arrivals(
@@ -161,12 +167,12 @@ def _arrivals(
             arrivals.append(row.milliseconds)
             continue
         values = _as_mapping(row)
-        if declared.key is None or values is None or values.get(declared.key) is None:
-            partition = dice.randrange(count)
-        else:
-            partition = partition_of(str(values[declared.key]).encode(), count)
-        value = row if isinstance(row, bytes) else _encode(values, topic)
-        arrivals.append(Arrival(partition, value))
+        key: bytes | None = None
+        if declared.key is not None and values is not None and values.get(declared.key) is not None:
+            key = str(values[declared.key]).encode()
+        partition = dice.randrange(count) if key is None else partition_of(key, count)
+        value = row if isinstance(row, bytes) else _encode(values, declared)
+        arrivals.append(Arrival(partition, value, key))
     return arrivals
 
 
@@ -177,21 +183,34 @@ def _as_mapping(row: Row) -> Mapping[str, Any] | None:
         return dataclasses.asdict(row)
     if isinstance(row, Mapping):
         return row
+    if hasattr(row, "model_dump"):  # a pydantic model
+        dumped: Mapping[str, Any] = row.model_dump(by_alias=True)
+        return dumped
     raise ConfigError(
-        f"An input row is {row!r}. Give mappings, dataclass instances, bytes or testing.Tick."
+        f"An input row is {row!r}. Give mappings, instances of dataclasses or models, bytes or "
+        "testing.Tick."
     )
 
 
-def _encode(values: Mapping[str, Any] | None, topic: str) -> bytes:
+def _encode(values: Mapping[str, Any] | None, topic: Topic) -> bytes:
+    if isinstance(topic.values, AvroFormat):
+        return topic.values.encode(values or {})
     try:
         return json.dumps(values, default=_plain, separators=(",", ":")).encode()
     except TypeError as error:
-        raise ConfigError(f"An input row for {topic!r} cannot be JSON: {error}.") from error
+        raise ConfigError(f"An input row for {topic.name!r} cannot be JSON: {error}.") from error
 
 
-def _plain(value: object) -> str:
-    if isinstance(value, datetime):
+def _plain(value: object) -> object:
+    """Write what JSON does not know as topics have it."""
+    if isinstance(value, datetime | date | time):
         return value.isoformat()
-    if isinstance(value, Decimal):
+    if isinstance(value, Decimal | UUID):
         return str(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Enum):
+        return value.value
     raise TypeError(f"a value of type {type(value).__name__}")

@@ -33,7 +33,7 @@ def run_on_spark(
                 for item in items:
                     if isinstance(item, int):
                         raise ConfigError('engine="spark" takes no Tick. Use engine="kernel".')
-                    producer.send(topic, item.value, partition=item.partition)
+                    producer.send(topic, item.value, key=item.key, partition=item.partition)
                     total += 1
     job = app.job()
     job = dataclasses.replace(job, log=folder, folder=folder / "apps" / app.name)

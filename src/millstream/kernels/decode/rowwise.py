@@ -142,19 +142,19 @@ class RowReader:
                 plain = _READERS[kind](value)
                 if zoned and not _has_zone(value):
                     raise Fault("names no offset from UTC", value)
-                _check(checks, plain)
+                _check(checks, plain, value)
                 return plain
             case StructOf(fields):
                 return self._struct(fields, value)
             case ListOf(item, null, checks):
                 if not isinstance(value, list | tuple):
                     raise Fault("not a list", value)
-                _check(checks, value)
+                _check(checks, value, value)
                 return [self._element(f"[{n}]", item, v, null=null) for n, v in enumerate(value)]
             case MapOf(item, null, checks):
                 if not isinstance(value, Mapping):
                     raise Fault("not an object", value)
-                _check(checks, value)
+                _check(checks, value, value)
                 return [
                     {
                         "key": _text(key),
@@ -217,10 +217,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return repeated
 
 
-def _check(checks: tuple[Check, ...], value: Any) -> None:
+def _check(checks: tuple[Check, ...], plain: Any, given: Any) -> None:
     for check in checks:
-        if not check.holds(value):
-            raise Fault(check.demand, value)
+        if not check.holds(plain):
+            raise Fault(check.demand, given)
 
 
 def _as_text(value: Any) -> str:
