@@ -95,7 +95,9 @@ def _details(
 
 def headers_text(headers: Headers) -> str:
     """Write headers as JSON: pairs of name and text; bytes that are no text as ``{"base64": …}``."""
-    return json.dumps([[name, _header_value(value)] for name, value in headers], ensure_ascii=False)
+    return json.dumps(
+        [[name, text_or_base64(value)] for name, value in headers], ensure_ascii=False
+    )
 
 
 def headers_from_text(text: str) -> list[tuple[str, bytes | None]]:
@@ -113,7 +115,8 @@ def headers_from_text(text: str) -> list[tuple[str, bytes | None]]:
     ]
 
 
-def _header_value(value: bytes | None) -> str | dict[str, str] | None:
+def text_or_base64(value: bytes | None) -> str | dict[str, str] | None:
+    """Give bytes as JSON has them: text where they are UTF-8, else ``{"base64": …}``."""
     if value is None:
         return None
     try:

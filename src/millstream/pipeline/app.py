@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.durations import Duration, to_us
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, RetriableError
 from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.plan import JobPlan
 from millstream.pipeline.avro import AvroSchema
@@ -18,6 +19,7 @@ from millstream.pipeline.compile import compile_plan
 from millstream.pipeline.graph import Output
 from millstream.pipeline.streams import Stream, Topic
 from millstream.pipeline.values import Declared, FormatName, Metadata, check_policy
+from millstream.views.dead_letters import relay
 from millstream.views.progress import Progress, Report, Until
 
 if TYPE_CHECKING:
@@ -200,4 +202,7 @@ class App:
             rows_per_batch=rows_per_batch,
             settings=dict(settings or {}),
         )
-        return run_job(self.job(), options)
+        report = run_job(self.job(), options)
+        with suppress(RetriableError):  # another process owns the folder: they stay in the view
+            relay(self.log, self.name)
+        return report

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -53,7 +54,9 @@ class SourceSpec:
 
     def to_option(self) -> str:
         """Pack the spec into the text that a source's option can be."""
-        return base64.b64encode(pickle.dumps(self)).decode()
+        # By value what no worker can import: a pydantic model of the program that runs.
+        packed: bytes = cloudpickle.dumps(self)  # type: ignore[no-untyped-call]
+        return base64.b64encode(packed).decode()
 
     @classmethod
     def from_option(cls, option: str) -> SourceSpec:
