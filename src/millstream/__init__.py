@@ -24,7 +24,17 @@ from millstream.errors import (
 
 if TYPE_CHECKING:
     from millstream.client import EventLog, connect
-    from millstream.pipeline import App, Stream, Topic, count, mean, sum, tumbling, watermark
+    from millstream.pipeline import (
+        App,
+        Stream,
+        Topic,
+        count,
+        device_time,
+        mean,
+        sum,
+        tumbling,
+        watermark,
+    )
     from millstream.record import Record
     from millstream.views.reading import View, view
 
@@ -49,6 +59,7 @@ __all__ = [
     "__version__",
     "connect",
     "count",
+    "device_time",
     "mean",
     "sum",
     "tumbling",
@@ -66,6 +77,7 @@ _HOMES = {
     "View": "millstream.views.reading",
     "connect": "millstream.client",
     "count": "millstream.pipeline",
+    "device_time": "millstream.pipeline",
     "mean": "millstream.pipeline",
     "sum": "millstream.pipeline",
     "tumbling": "millstream.pipeline",

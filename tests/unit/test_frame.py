@@ -53,6 +53,7 @@ PUBLIC_NAMES = [
     "__version__",
     "connect",
     "count",
+    "device_time",
     "mean",
     "sum",
     "tumbling",
