@@ -76,7 +76,7 @@ def test_a_topic_that_stops_lets_nothing_of_the_batch_in_and_goes_on_once_mended
     def app_with(bad):
         app = ms.App("stopping", log=tmp_path)
         topic = app.topic("clicks", Click, metadata=("offset",), partitions=1, bad=bad)
-        topic.stream().view("clicks", key="offset")
+        topic.stream().view("seen", key="offset")
         return app
 
     with ms.connect(tmp_path) as log, log.producer() as producer:
@@ -85,11 +85,11 @@ def test_a_topic_that_stops_lets_nothing_of_the_batch_in_and_goes_on_once_mended
             producer.send("clicks", value)
     with pytest.raises(BadRecordError, match="clicks/0/1 cannot be decoded"):
         app_with("stop").run(until="caught-up")
-    with ms.view("clicks", log=tmp_path) as opened:
+    with ms.view("seen", log=tmp_path) as opened:
         assert opened.scan().is_empty()
     report = app_with("skip").run(until="caught-up")
     assert (report.read, report.dead) == (3, 1)
-    with ms.view("clicks", log=tmp_path) as opened:
+    with ms.view("seen", log=tmp_path) as opened:
         assert opened.scan()["ad"].to_list() == [1, 2]
     with ms.view("dead_letters", log=tmp_path) as opened:
         assert opened.scan().is_empty()
