@@ -167,9 +167,7 @@ def _arrivals(
             arrivals.append(row.milliseconds)
             continue
         values = _as_mapping(row)
-        key: bytes | None = None
-        if declared.key is not None and values is not None and values.get(declared.key) is not None:
-            key = str(values[declared.key]).encode()
+        key = None if values is None else _key_of(values, declared)
         partition = dice.randrange(count) if key is None else partition_of(key, count)
         value = row if isinstance(row, bytes) else _encode(values, declared)
         arrivals.append(Arrival(partition, value, key))
@@ -190,6 +188,11 @@ def _as_mapping(row: Row) -> Mapping[str, Any] | None:
         f"An input row is {row!r}. Give mappings, instances of dataclasses or models, bytes or "
         "testing.Tick."
     )
+
+
+def _key_of(values: Mapping[str, Any], topic: Topic) -> bytes | None:
+    found = next((values.get(f.key) for f in topic.fields if f.name == topic.key), None)
+    return None if found is None else str(found).encode()
 
 
 def _encode(values: Mapping[str, Any] | None, topic: Topic) -> bytes:

@@ -232,6 +232,43 @@ def test_blocks_give_what_a_naive_reader_gives(values):
     assert all(0 < len(reason) <= 100 for _, reason in decoded.dead)
 
 
+@st.composite
+def spoilt(draw):
+    """A record with a few bytes of it changed for others."""
+    value = bytearray(draw(VALUES) or b"{}")
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, max(len(value) - 1, 0)))
+        new = draw(
+            st.sampled_from([b"", b'"', b"{", b"}", b",", b"\n", b"\0", b"\xff", b"NaN", b"\\"])
+        )
+        value[at : at + draw(st.integers(0, 2))] = new
+    return bytes(value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(spoilt(), min_size=2, max_size=8))
+def test_no_neighbour_changes_what_becomes_of_a_record(values):
+    decoder = JsonDecoder(FIELDS)
+    alone = [decoder.decode(pa.array([value], pa.binary())) for value in values]
+    together = decoder.decode(pa.array(values, pa.binary()))
+    assert together.good.tolist() == [at for at, one in enumerate(alone) if not one.dead]
+    assert rows_of(together) == [row for one in alone for row in rows_of(one)]
+    reasons = {at: one.dead[0][1] for at, one in enumerate(alone) if one.dead}
+    assert dict(together.dead) == reasons
+
+
+def test_text_that_is_not_utf8_in_a_field_that_is_not_wanted_costs_nothing():
+    field = Field.of("f", Scalar("int"), required=False, default=5, null=True)
+    values = [b'{"g": "\xff"}', b'{"f": 1, "g": "\xff"}', b"{}"]
+    decoded = JsonDecoder((field,)).decode(pa.array(values, pa.binary()))
+    assert decoded.table.column("f").to_pylist() == [5, 1, 5]
+
+
+def test_an_object_with_keys_that_are_data_has_none_of_them_twice():
+    field = Field.of("f", MapOf(Scalar("int")), required=True)
+    assert one(field, b'{"f": {"a": 1, "a": 2}}') == "field 'f' has 'a' twice"
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(VALUES, max_size=6))
 def test_a_shape_that_arrow_cannot_read_changes_nothing_for_the_others(values):

@@ -127,7 +127,7 @@ def _with_default(column: pa.Array, field: Field, values: pa.Array) -> tuple[pa.
     """
     nulls = column.is_null()
     at = np.flatnonzero(nulls.to_numpy(zero_copy_only=False))
-    texts = values.take(pa.array(at)).cast(pa.string())
+    texts = values.take(pa.array(at))
     mentioned = pc.or_(
         pc.match_substring(texts, f'"{field.key}"'), pc.match_substring(texts, "\\u")
     ).to_numpy(zero_copy_only=False)

@@ -154,6 +154,8 @@ class RowReader:
             case MapOf(item, null, checks):
                 if not isinstance(value, Mapping):
                     raise Fault("not an object", value)
+                if isinstance(value, _Repeated):
+                    raise Fault(f"has {min(value.names)!r} twice", shown=False)
                 _check(checks, value, value)
                 return [
                     {
