@@ -8,6 +8,7 @@ cannot take in at all: durations, and objects whose keys are data.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -109,16 +110,16 @@ class Field:
     shape: Shape | None = None
     meta: Meta | None = None
 
-    @property
+    @cached_property
     def takes_null(self) -> bool:
         return not self.required if self.null is None else self.null
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Its name in the value."""
         return self.wire or self.name
 
-    @property
+    @cached_property
     def form(self) -> Shape:
         """Its shape, given or read off its type."""
         return self.shape or shape_of(self.type)

@@ -21,9 +21,10 @@ def decode_rows(
     rows: list[dict[str, Any]] = []
     good: list[int] = []
     dead: list[tuple[int, str]] = []
-    for position in positions.tolist():
+    chosen = values.take(pa.array(positions)) if len(positions) < len(values) else values
+    for position, value in zip(positions.tolist(), chosen.to_pylist(), strict=True):
         try:
-            rows.append(read(values[position].as_py()))
+            rows.append(read(value))
             good.append(position)
         except Fault as fault:
             dead.append((position, fault.reason()))

@@ -135,35 +135,44 @@ class RowReader:
         Raises:
             Fault: it does not fit the shape.
         """
-        if isinstance(value, Enum):
+        if self.by_name and isinstance(value, Enum):
             value = value.value
+        if isinstance(shape, Scalar):
+            plain = _READERS[shape.kind](value)
+            if shape.zoned and not _has_zone(value):
+                raise Fault("names no offset from UTC", value)
+            if shape.checks:
+                _check(shape.checks, plain, value)
+            return plain
         match shape:
-            case Scalar(kind, checks, zoned):
-                plain = _READERS[kind](value)
-                if zoned and not _has_zone(value):
-                    raise Fault("names no offset from UTC", value)
-                _check(checks, plain, value)
-                return plain
             case StructOf(fields):
                 return self._struct(fields, value)
-            case ListOf(item, null, checks):
-                if not isinstance(value, list | tuple):
-                    raise Fault("not a list", value)
-                _check(checks, value, value)
-                return [self._element(f"[{n}]", item, v, null=null) for n, v in enumerate(value)]
-            case MapOf(item, null, checks):
-                if not isinstance(value, Mapping):
-                    raise Fault("not an object", value)
-                if isinstance(value, _Repeated):
-                    raise Fault(f"has {min(value.names)!r} twice", shown=False)
-                _check(checks, value, value)
-                return [
-                    {
-                        "key": _text(key),
-                        "value": self._element(f"[{key!r}]", item, v, null=null),
-                    }
-                    for key, v in value.items()
-                ]
+            case ListOf():
+                return self._list(shape, value)
+            case MapOf():
+                return self._map(shape, value)
+
+    def _list(self, shape: ListOf, value: Any) -> list[Any]:
+        if not isinstance(value, list | tuple):
+            raise Fault("not a list", value)
+        _check(shape.checks, value, value)
+        return [
+            self._element(f"[{n}]", shape.item, v, null=shape.null) for n, v in enumerate(value)
+        ]
+
+    def _map(self, shape: MapOf, value: Any) -> list[dict[str, Any]]:
+        if not isinstance(value, Mapping):
+            raise Fault("not an object", value)
+        if isinstance(value, _Repeated):
+            raise Fault(f"has {min(value.names)!r} twice", shown=False)
+        _check(shape.checks, value, value)
+        return [
+            {
+                "key": _text(key),
+                "value": self._element(f"[{key!r}]", shape.value, v, null=shape.null),
+            }
+            for key, v in value.items()
+        ]
 
     def _struct(self, fields: tuple[Field, ...], value: Any) -> dict[str, Any]:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -194,7 +203,7 @@ def parse_json(value: bytes | None) -> Any:
     if value is None:
         raise Fault("the value is null")
     try:
-        return json.loads(value.decode(), parse_float=Decimal, object_pairs_hook=_object)
+        return _JSON.decode(value.decode())
     except UnicodeDecodeError as error:
         raise Fault(f"the value is not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
@@ -217,6 +226,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     repeated = _Repeated(found)
     repeated.names = frozenset(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
     return repeated
+
+
+_JSON = json.JSONDecoder(parse_float=Decimal, object_pairs_hook=_object)
 
 
 def _check(checks: tuple[Check, ...], plain: Any, given: Any) -> None:
