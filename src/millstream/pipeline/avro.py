@@ -10,6 +10,7 @@ from typing import Any
 from millstream.errors import ConfigError
 from millstream.kernels.decode.avro_values import import_fastavro
 from millstream.kernels.decode.checks import Check
+from millstream.kernels.decode.faults import Fault
 from millstream.kernels.decode.fields import (
     Field,
     Kind,
@@ -19,7 +20,7 @@ from millstream.kernels.decode.fields import (
     Shape,
     StructOf,
 )
-from millstream.kernels.decode.rowwise import Fault, RowReader
+from millstream.kernels.decode.rowwise import RowReader
 
 AvroSchema = Mapping[str, Any] | str | Path
 """A schema: as a mapping, as JSON text, or the path of a file."""

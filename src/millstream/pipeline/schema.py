@@ -17,8 +17,9 @@ from typing import Any
 import polars as pl
 
 from millstream.errors import ConfigError
+from millstream.kernels.decode.faults import Fault
 from millstream.kernels.decode.fields import Field, Shape, StructOf, table_schema
-from millstream.kernels.decode.rowwise import Fault, RowReader
+from millstream.kernels.decode.rowwise import RowReader
 from millstream.kernels.frames import HIDDEN_PREFIX
 from millstream.pipeline.pydantic_models import ModelField, fields_of_model, is_model, validates
 from millstream.pipeline.types import shape_of_hint

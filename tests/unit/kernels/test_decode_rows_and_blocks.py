@@ -257,6 +257,70 @@ def test_no_neighbour_changes_what_becomes_of_a_record(values):
     assert dict(together.dead) == reasons
 
 
+NUMBERS = st.from_regex(
+    r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,20}0{0,9})?([eE][+-]?[0-9]{1,3})?", fullmatch=True
+)
+TIMES = st.from_regex(
+    r"[012][0-9]{3}-[01][0-9]-[0-3][0-9]([T ][0-2][0-9](:[0-6][0-9](:[0-5][0-9](\.[0-9]{1,7})?)?)?"
+    r"(Z|[+-][0-2][0-9](:?[0-6][0-9])?)?)?",
+    fullmatch=True,
+)
+TEXTS = {
+    "float": st.one_of(NUMBERS, st.sampled_from(["NaN", "Inf", "-Infinity", "-0", "-0.0"])),
+    "int": NUMBERS,
+    "decimal": st.one_of(NUMBERS, NUMBERS.map(json.dumps)),
+    "datetime": TIMES.map(json.dumps),
+    "time": st.from_regex(r"[0-2][0-9]:[0-6][0-9](:[0-6][0-9](\.[0-9]{0,7})?)?Z?").map(json.dumps),
+    "date": st.from_regex(r"[0-9]{4}-[01]?[0-9]-[0-3][0-9]").map(json.dumps),
+    "bytes": st.from_regex(r"[ab+/_=\n -]{0,9}={0,2}", fullmatch=True).map(json.dumps),
+    "str": st.sampled_from(['"\\ud800"', '"\\ud83d\\ude00"', '"\\u0000"', '"\\x"', '"\u00e9"']),
+}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(sorted(TEXTS)).flatmap(
+        lambda kind: st.tuples(st.just(kind), st.lists(TEXTS[kind], min_size=1, max_size=12))
+    )
+)
+def test_arrow_passes_nothing_that_is_read_otherwise_by_row(case):
+    kind, texts = case
+    decoder = JsonDecoder((Field.of("f", Scalar(kind), required=True),))
+    values = [f'{{"f": {text}}}'.encode() for text in texts]
+    alone = [decoder.decode(pa.array([value], pa.binary())) for value in values]
+    by_row = decoder.decode(pa.array([*values, b"x"], pa.binary()))
+    assert by_row.good.tolist() == [at for at, one in enumerate(alone) if not one.dead]
+    rows = [repr(row) for one in alone for row in rows_of(one)]
+    assert [repr(row) for row in rows_of(by_row)] == rows
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"f": 2125753946738198241097.5e9}',
+        b'{"f": "+1790305702801995513e14"}',
+        b'{"f": -1.5e-459}',
+        b'{"\\u0066": 1790305702801995513e14}',
+    ],
+)
+def test_a_decimal_that_does_not_fit_is_dead_and_not_another_number(value):
+    assert "field 'f' is" in str(one(Field.of("f", Scalar("decimal"), required=True), value))
+
+
+@pytest.mark.parametrize(
+    "bad", [[], [0], [7_777], [0, 4_999, 5_000, 9_999], list(range(0, 10_000, 97))]
+)
+def test_bad_records_are_found_in_large_blocks(bad):
+    values = [b'{"n": %d}' % number for number in range(10_000)]
+    for at in bad:
+        values[at] = b'{"n": "x"}' if at % 2 else b"x"
+    field = Field.of("n", Scalar("int"), required=True)
+    decoded = JsonDecoder((field,)).decode(pa.array(values, pa.binary()))
+    assert [at for at, _ in decoded.dead] == bad
+    assert decoded.good.tolist() == decoded.table.column("n").to_pylist()
+    assert decoded.table.num_rows == 10_000 - len(bad)
+
+
 def test_text_that_is_not_utf8_in_a_field_that_is_not_wanted_costs_nothing():
     field = Field.of("f", Scalar("int"), required=False, default=5, null=True)
     values = [b'{"g": "\xff"}', b'{"f": 1, "g": "\xff"}', b"{}"]

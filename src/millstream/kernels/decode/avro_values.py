@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import ConfigError
+from millstream.kernels.decode.faults import Fault
 from millstream.kernels.decode.fields import Decoded, Decoder, Field
 from millstream.kernels.decode.models import ModelReader
 from millstream.kernels.decode.rows import decode_rows
-from millstream.kernels.decode.rowwise import Fault, RowReader
+from millstream.kernels.decode.rowwise import RowReader
 
 _PREFIX_BYTES = 5
 

@@ -7,6 +7,8 @@ then found out by row (`rowwise.py`), so nothing here needs a reason.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -58,6 +60,34 @@ def ambiguous(field: Field) -> bool:
     return field.takes_null != (not field.required) or field.default is not None
 
 
+def inexact_decimals(keys: set[str]) -> str:
+    """Give the pattern of JSON in which one of the members is a decimal that Arrow may get wrong.
+
+    Arrow reads decimals of more than 38 digits, nine of them decimal places, into other numbers, as
+    it does some that have exponents. So those of 30 digits, and those with exponents, are read by
+    row; and so are values in which letters are written as escapes, for they may hide a key.
+    """
+    names = "|".join(
+        sorted(form for key in keys for form in (re.escape(key), f"(?i:{_escaped(key)})"))
+    )
+    number = r'"?[-+]?(?:[0-9]{30}|[0-9.]*[eE])'
+    return rf'"(?:{names})"\s*:\s*{number}|\\u00(?:3[0-9]|[46][0-9a-fA-F]|[57][0-9aA])'
+
+
+def _escaped(key: str) -> str:
+    return re.escape(json.dumps(key)[1:-1])
+
+
+def found_in(values: pa.Array, pattern: str) -> Mask | None:
+    """Say in which values a pattern is found; None if in none."""
+    try:
+        text = pl.Series(values.cast(pa.string()))
+        found: Mask = text.str.contains(pattern).to_numpy()
+    except pa.ArrowInvalid:  # some text that is not wanted is no UTF-8
+        found = _as_mask(pc.match_substring_regex(values, pattern))
+    return found if found.any() else None
+
+
 def _structs(column: pa.Array, fields: tuple[Field, ...]) -> tuple[pa.Array, Mask | None]:
     there = column.is_valid()
     children: list[pa.Array] = []
@@ -102,6 +132,10 @@ def _scalars(column: pa.Array, kind: Kind) -> tuple[pa.Array, Mask | None]:
             plain = _through_polars(column, _uuids, pa.string())
         case "datetime":
             return column, _outside_the_years(column)
+        case "float":
+            finite = pc.is_finite(column)
+            odd = None if pc.all(finite, min_count=0).as_py() else _as_mask(pc.invert(finite))
+            return pc.add(column, 0.0), odd  # -0.0 becomes 0.0, as by row
         case _:
             return column, None
     if plain.null_count == column.null_count:

@@ -2,7 +2,7 @@
 
 Two Arrow types belong to a shape: that of the column that comes out, and that under which Arrow's
 JSON reader takes the value in (times of day, say, come in as text). Some shapes Arrow's reader
-cannot take in at all: durations, and objects whose keys are data.
+cannot take in, or not exactly: durations, objects whose keys are data, lists of decimals.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def json_type(shape: Shape) -> pa.DataType | None:
                 return None
             return pa.string() if kind in _READ_AS_TEXT else _ARROW[kind]
         case ListOf(item):
-            inner = json_type(item)
+            inner = None if _is_decimal(item) else json_type(item)
             return None if inner is None else pa.list_(inner)
         case MapOf():
             return None
@@ -177,6 +177,24 @@ def json_type(shape: Shape) -> pa.DataType | None:
             if not types or any(kind is None for _, kind in types):
                 return None
             return pa.struct(types)
+
+
+def decimal_keys(shape: Shape, key: str) -> set[str]:
+    """Name the members within a shape, itself under ``key`` included, that are decimals."""
+    match shape:
+        case Scalar("decimal"):
+            return {key}
+        case ListOf(item) | MapOf(item):
+            return decimal_keys(item, key)
+        case StructOf(fields):
+            return {found for field in fields for found in decimal_keys(field.form, field.key)}
+    return set()
+
+
+def _is_decimal(shape: Shape) -> bool:
+    if isinstance(shape, ListOf):
+        return _is_decimal(shape.item)
+    return isinstance(shape, Scalar) and shape.kind == "decimal"
 
 
 def shape_of(arrow: pa.DataType) -> Shape:

@@ -1,6 +1,6 @@
 """JSON values, decoded in blocks by Arrow's reader and, where that cannot vouch for one, by row.
 
-A whole block is read at once, and only the fields wanted. What Arrow refuses is found by halving;
+A whole block is read at once, and only the fields wanted. What Arrow refuses is found by dividing;
 what it read is looked at column by column (`columns.py`). Records that remain doubtful are read by
 row, which gives their value or the reason why they are dead. What becomes of a record depends on
 nothing but the record.
@@ -10,25 +10,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from millstream.kernels.decode.columns import ambiguous, converted
+from millstream.kernels.decode.columns import ambiguous, converted, found_in, inexact_decimals
+from millstream.kernels.decode.faults import Fault
 from millstream.kernels.decode.fields import (
     Decoded,
     Field,
     Mask,
     Positions,
+    decimal_keys,
     json_type,
     table_schema,
 )
-from millstream.kernels.decode.rows import Read, decode_rows, merged
+from millstream.kernels.decode.rows import decode_rows, merged
 from millstream.kernels.decode.rowwise import RowReader, parse_json
 
 _BLOCK_BYTES = 8 << 20
+# A call of Arrow's reader costs as much as reading about 40 values by row, or 400 in its block.
+_BY_ROW_MAX = 128
+_PARTS = 16
 _OPEN, _CLOSE = ord("{"), ord("}")
 _NO_FIELD = "__none"  # read where no field is wanted, so that values are looked at and counted
 
@@ -49,7 +55,7 @@ class JsonDecoder:
             return decode_rows(values, np.arange(len(values)), self.fields, self._read)
         blocks, refused = self._read_blocks(values, self._block_schema)
         parts: list[tuple[pa.Table, Positions]] = []
-        doubtful: list[Positions] = [np.array(refused, np.int64)]
+        doubtful: list[Positions] = [np.empty(0, np.int64), *refused]
         for table, start in blocks:
             positions = np.arange(start, start + table.num_rows)
             plain, bad = self._plain(table, values, start)
@@ -62,10 +68,35 @@ class JsonDecoder:
             return Decoded(*parts[0], [])
         return merged(parts, decode_rows(values, left, self.fields, self._read))
 
-    @property
-    def _read(self) -> Read:
-        reader = RowReader()
-        return lambda value: reader.read(self.fields, parse_json(value))
+    def _read(self, value: bytes | None) -> dict[str, Any]:
+        """Read one value by row.
+
+        Raises:
+            Fault: it is dead.
+        """
+        try:
+            found = parse_json(value)
+        except Fault:
+            # Arrow is not so strict about what is not wanted, and its word holds in any block.
+            row = self._read_alone(value)
+            if row is None:
+                raise
+            return row
+        return RowReader().read(self.fields, found)
+
+    def _read_alone(self, value: bytes | None) -> dict[str, Any] | None:
+        """Read one value as a block of its own; None if that cannot vouch for it."""
+        if self._block_schema is None:
+            return None
+        values = pa.array([value], pa.binary())
+        try:
+            table, doubtful = self._plain(_parse(values, self._block_schema), values, 0)
+        except (pa.ArrowInvalid, ValueError):
+            return None
+        if doubtful is not None and doubtful.any():
+            return None
+        row: dict[str, Any] = table.to_pylist()[0] if self.fields else {}
+        return row
 
     @cached_property
     def _block_schema(self) -> pa.Schema | None:
@@ -75,33 +106,40 @@ class JsonDecoder:
             return None
         return pa.schema(types or [(_NO_FIELD, pa.null())])
 
+    @cached_property
+    def _inexact(self) -> str | None:
+        """The pattern of values that hold decimals which Arrow may read wrongly."""
+        keys = set[str]().union(*(decimal_keys(field.form, field.key) for field in self.fields))
+        return inexact_decimals(keys) if keys else None
+
     def _read_blocks(
         self, values: pa.Array, schema: pa.Schema
-    ) -> tuple[list[tuple[pa.Table, int]], list[int]]:
-        """Read all values; find those that Arrow refuses by halving: cheap while they are few.
+    ) -> tuple[list[tuple[pa.Table, int]], list[Positions]]:
+        """Read all values; what Arrow refuses is narrowed down to short ranges, to be read by row.
 
         Returns:
-            Tables, each with the position of its first row, and the positions refused.
+            Tables, each with the position of its first row, and the positions to be read by row.
         """
         blocks: list[tuple[pa.Table, int]] = []
-        refused: list[int] = []
+        refused: list[Positions] = []
         ranges = [(0, len(values))]
         while ranges:
             start, end = ranges.pop()
             try:
                 blocks.append((_parse(values[start:end], schema), start))
             except (pa.ArrowInvalid, ValueError):
-                if end - start == 1:
-                    refused.append(start)
+                if end - start <= _BY_ROW_MAX:
+                    refused.append(np.arange(start, end))
                 else:
-                    middle = (start + end) // 2
-                    ranges += [(middle, end), (start, middle)]
+                    ranges += _divided(start, end)
         return blocks, refused
 
     def _plain(self, table: pa.Table, values: pa.Array, start: int) -> tuple[pa.Table, Mask | None]:
         """Turn what Arrow read into the fields' columns; say which rows are doubtful."""
         columns: list[pa.Array] = []
         doubtful: Mask | None = None
+        if self._inexact is not None:
+            doubtful = found_in(values[start:][: table.num_rows], self._inexact)
         for number, field in enumerate(self.fields):
             column, bad = converted(_whole(table.column(number)), field.form)
             if column.null_count:
@@ -117,6 +155,13 @@ class JsonDecoder:
         if not columns:
             return _rows_without_columns(table.num_rows), None
         return pa.Table.from_arrays(columns, schema=table_schema(self.fields)), doubtful
+
+
+def _divided(start: int, end: int) -> list[tuple[int, int]]:
+    """Divide a range in which a value is refused, into many parts while it is large, then in two."""
+    parts = _PARTS if end - start > _PARTS * _BY_ROW_MAX else 2
+    step = -(-(end - start) // parts)
+    return [(at, min(at + step, end)) for at in range(start, end, step)]
 
 
 def _with_default(column: pa.Array, field: Field, values: pa.Array) -> tuple[pa.Array, Mask]:

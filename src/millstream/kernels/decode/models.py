@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import ConfigError
+from millstream.kernels.decode.faults import Fault
 from millstream.kernels.decode.fields import Decoded, Field
 from millstream.kernels.decode.rows import decode_rows
-from millstream.kernels.decode.rowwise import Fault, RowReader
+from millstream.kernels.decode.rowwise import RowReader
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from millstream.kernels.decode.faults import Fault
 from millstream.kernels.decode.fields import Decoded, Field, Positions, table_schema
-from millstream.kernels.decode.rowwise import Fault
 
 Read = Callable[[bytes | None], dict[str, Any]]
 
