@@ -25,6 +25,7 @@ carry the data. A message names the value seen, what is allowed, and the next st
     │   ├── CorruptBatchError       one record batch; names file, position and offsets
     │   └── SyncFailedError         a write may not have reached the disk; check it, open again
     ├── UserCodeError           a function or expression of the user's failed: mend it
+    ├── BadRecordError          a record does not fit its schema: mend the schema, or the policy
     └── JobFailedError          the running job stopped; the message says at which step and why
 """
 
@@ -149,6 +150,22 @@ class UserCodeError(MillstreamError):
     def __init__(self, message: str, *, step: str) -> None:
         super().__init__(message)
         self.step = step
+
+
+class BadRecordError(MillstreamError):
+    """A record cannot be decoded, and its topic was declared with ``bad="stop"``.
+
+    ``topic``, ``partition`` and ``offset`` are its place, ``reason`` says what is wrong with it.
+    """
+
+    def __init__(
+        self, message: str, *, topic: str, partition: int, offset: int, reason: str
+    ) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.reason = reason
 
 
 class JobFailedError(MillstreamError):

@@ -31,6 +31,7 @@ COMMANDS = {
     "rescale": "Share the state of APP among more or fewer Spark partitions.",
     "ledger": "Show where every event of APP went: the books, batch by batch or added up.",
     "view": "Look at maintained views: list them, show rows, follow changes.",
+    "dead": "Look at records that could not be processed, and append them again.",
     "doctor": "Check that this machine has what Millstream needs.",
 }
 EXIT_FAILED = 1

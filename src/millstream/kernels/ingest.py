@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from millstream.errors import UserCodeError
 from millstream.kernels.arrivals import Arrivals, Microseconds, unbelievable
-from millstream.kernels.dead import Rejects, dead_letters
-from millstream.kernels.decode import JsonDecoder
+from millstream.kernels.dead import Rejects
+from millstream.kernels.dead_records import Details, dead_rows
+from millstream.kernels.decode.records import RecordDecoder
 from millstream.kernels.frames import (
     ORDER,
     PORT_DEAD,
@@ -42,8 +43,9 @@ class Lane:
     """One split of one partition's records in a batch.
 
     It ends before ``end_offset``; ``batches`` have columns offset, timestamp (ms, UTC) and value, in
-    offset order, and between them there may be promises. ``arrived_ms`` is the largest timestamp
-    before the lane, where the event time is the time of arrival.
+    offset order, and key or headers if the source wants them; between them there may be promises.
+    ``arrived_ms`` is the largest timestamp before the lane, where the event time is the time of
+    arrival. ``details`` reads the keys and headers of records that turn out to be dead.
     """
 
     partition: int
@@ -51,6 +53,7 @@ class Lane:
     end_offset: int
     batches: Iterable[pa.RecordBatch | Promise]
     arrived_ms: int = 0
+    details: Details | None = None
 
 
 @dataclass
@@ -61,6 +64,9 @@ class Ingest:
     bucket_labels: tuple[int, ...]
     books: Books = field(default_factory=Books)
     dead: list[pl.DataFrame] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._decoder = RecordDecoder(self.source.values, self.source.fields)
 
     def run(self, lanes: Iterable[Lane], planned: SourceTime) -> Iterator[FrameRow]:
         """Yield the task's frames, then what it saw of time, then its books.
@@ -105,7 +111,9 @@ class Ingest:
                 self.books.saw(self.source.topic, lane.partition, latest_us)
                 for route in out:
                     route.take(events)
-                self.dead += rejects.of_records(batch, self.source.topic, lane.partition)
+                self.dead += rejects.of_records(
+                    batch, self.source.topic, lane.partition, lane.details
+                )
         return clock.told()
 
     def _note_arrival(self, batch: pa.RecordBatch, partition: int) -> None:
@@ -127,7 +135,7 @@ class Ingest:
 
     def _rows(self, batch: pa.RecordBatch, lane: Lane, arrivals: Arrivals) -> pl.DataFrame:
         """Decode one batch into rows with their time; put the dead ones aside."""
-        decoded = JsonDecoder(self.source.fields).decode(batch.column("value"))
+        decoded = self._decoder.decode(batch, lane.partition)
         table = polars_table(decoded.table)
         dead, good = decoded.dead, decoded.good
         arrived_us = arrivals.take(batch)[good]
@@ -141,8 +149,8 @@ class Ingest:
             keep[[at for at, _ in timeless]] = False
             timed = timed.filter(pl.Series(keep))
         self.books.count(self.source.name, read=batch.num_rows, dead=len(dead))
-        if dead:
-            self.dead.append(self._dead_rows(batch, lane.partition, dead))
+        if dead and self.source.bad != "skip":
+            self.dead.append(self._dead_rows(batch, lane, dead))
         return timed
 
     def _timed(self, table: pl.DataFrame, arrived_us: Microseconds) -> pl.DataFrame:
@@ -166,16 +174,16 @@ class Ingest:
         return pl.Series(ORDER, offsets + order_of(partition, 0))
 
     def _dead_rows(
-        self, batch: pa.RecordBatch, partition: int, dead: list[tuple[int, str]]
+        self, batch: pa.RecordBatch, lane: Lane, dead: list[tuple[int, str]]
     ) -> pl.DataFrame:
-        positions = pa.array([at for at, _ in dead])
-        place = {
-            "topic": self.source.topic,
-            "partition": partition,
-            "offset": pl.Series(batch.column("offset").take(positions)),
-        }
-        values = pl.Series(batch.column("value").take(positions))
-        return dead_letters(place, self.source.name, [reason for _, reason in dead], values)
+        return dead_rows(
+            batch,
+            dead,
+            topic=self.source.topic,
+            partition=lane.partition,
+            step=self.source.name,
+            details=lane.details,
+        )
 
     def _time_rows(self, seen: SourceTime) -> Iterator[FrameRow]:
         for port in self.source.time_ports:

@@ -18,7 +18,9 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.decode import Field
+from millstream.kernels.decode.formats import JSON, ValueFormat
 from millstream.kernels.isolation import UserCode
 from millstream.kernels.operator import Operator
 from millstream.kernels.steps import Step
@@ -68,7 +70,8 @@ class SourcePlan:
 
     ``number`` is its place among the sources. ``time`` gives the event time (a Datetime) from the
     fields; None: the record's timestamp. ``time_ports`` are the operators that are to be told of
-    this source's time.
+    this source's time. ``values`` is how the topic's values are written, ``bad`` what becomes of
+    those that cannot be decoded.
     """
 
     number: int
@@ -79,6 +82,8 @@ class SourcePlan:
     rule: WatermarkRule
     edges: tuple[Way, ...]
     time_ports: tuple[int, ...]
+    values: ValueFormat = JSON
+    bad: BadPolicy = "dead-letter"
 
 
 @dataclass(frozen=True)

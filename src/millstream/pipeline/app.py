@@ -6,6 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,19 +14,22 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from millstream.durations import Duration, to_us
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, RetriableError
+from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.frames import DIFF_COLUMN, polars_table
 from millstream.kernels.isolation import OnError
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.watermarks import WatermarkRule
+from millstream.pipeline.avro import AvroSchema
 from millstream.pipeline.checks import check_time, checked_on_error
 from millstream.pipeline.compile import compile_plan
 from millstream.pipeline.functions import Column, as_expression
 from millstream.pipeline.graph import FrameNode, Output
 from millstream.pipeline.live import LiveTable
-from millstream.pipeline.schema import fields_of
 from millstream.pipeline.streams import Stream, Topic
 from millstream.pipeline.time_words import IN_ORDER
+from millstream.pipeline.values import Declared, FormatName, Metadata, check_policy
+from millstream.views.dead_letters import relay
 from millstream.views.progress import Progress, Report, Until
 
 if TYPE_CHECKING:
@@ -84,20 +88,50 @@ class App:
         return Path(self.log) / "apps" / self.name
 
     def topic(
-        self, name: str, schema: type, *, key: str | None = None, partitions: int = 4
+        self,
+        name: str,
+        schema: type | None = None,
+        *,
+        key: str | None = None,
+        partitions: int = 4,
+        format: FormatName = "json",  # noqa: A002 - what it is called everywhere
+        avro_schema: AvroSchema | None = None,
+        avro_schemas: Mapping[int, AvroSchema] | str | Path | None = None,
+        metadata: Metadata = (),
+        bad: BadPolicy = "dead-letter",
     ) -> Topic:
-        """Declare a topic: its values are JSON objects with the fields of a dataclass.
+        """Declare a topic: the fields of its values, and how they are written.
 
-        ``key`` names the field that chooses the partition. A run creates the topic, with that many
-        partitions, where the log has none of the name.
+        A run creates the topic, with that many partitions, where the log has none of the name.
+
+        Args:
+            schema: A dataclass, a pydantic model or a TypedDict. By default all fields of the
+                newest Avro schema; with ``format="bytes"`` the columns are ``value`` and ``key``.
+            key: The field that chooses the partition.
+            format: How the values are written: ``"json"`` objects, ``"avro"``, or ``"bytes"``, as
+                they are.
+            avro_schema: What the values were written with: a mapping, JSON text or a file's path.
+            avro_schemas: For values in Confluent's form, schemas by number: a mapping, or a folder
+                of files such as ``17.avsc``.
+            metadata: What the record says of itself that is to be a column: any of ``"key"``,
+                ``"partition"``, ``"offset"``, ``"timestamp"``, ``"headers"``.
+            bad: What becomes of a record that does not fit. ``"dead-letter"``: it is kept in the
+                view ``dead_letters`` and forwarded to the topic ``<app>.dead``, and the stream goes
+                on. ``"stop"``: the job stops, with nothing of the batch committed. ``"skip"``: it
+                is counted, and that is all.
+
+        Raises:
+            ConfigError: a type or an option is not known, or they do not fit together.
         """
-        fields = fields_of(schema, what=f"topic {name!r}")
+        declared = Declared(name, schema, format, avro_schema, avro_schemas, metadata)
+        fields, values = declared.read()
+        check_policy(name, bad)
         if key is not None and key not in {f.name for f in fields}:
             names = ", ".join(f.name for f in fields)
             raise ConfigError(f"The key of topic {name!r} is {key!r}. Its fields are {names}.")
         if name in self.topics:
             raise ConfigError(f"Topic {name!r} is declared twice. Use the first declaration.")
-        self.topics[name] = Topic(self, name, fields, key, partitions)
+        self.topics[name] = Topic(self, name, fields, key, partitions, values, bad)
         return self.topics[name]
 
     def spark_session(
@@ -248,11 +282,15 @@ class App:
         )
         if show is None:
             show = on_progress is None and sys.stderr.isatty()
-        if not show:
-            return run_job(self.job(), options)
-        with LiveTable(sys.stderr) as live:
-            shown = replace(options, on_progress=_both(live.show, on_progress))
-            return run_job(self.job(), shown)
+        if show:
+            with LiveTable(sys.stderr) as live:
+                shown = replace(options, on_progress=_both(live.show, on_progress))
+                report = run_job(self.job(), shown)
+        else:
+            report = run_job(self.job(), options)
+        with suppress(RetriableError):  # another process owns the folder: they stay in the view
+            relay(self.log, self.name)
+        return report
 
 
 def _both(

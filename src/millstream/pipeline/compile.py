@@ -185,6 +185,8 @@ class _Compiler:
             rule=node.rule,
             edges=self._edges(node),
             time_ports=self._time_ports(node),
+            values=node.values,
+            bad=node.bad,
         )
 
     def _columns_needed(self, node: Node) -> set[str] | None:

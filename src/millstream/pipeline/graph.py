@@ -9,7 +9,9 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.decode import Field
+from millstream.kernels.decode.formats import JSON, ValueFormat
 from millstream.kernels.isolation import UserCode
 from millstream.kernels.operator import Operator
 from millstream.kernels.steps import Step
@@ -25,6 +27,8 @@ class SourceNode:
     fields: tuple[Field, ...]
     time: pl.Expr | None
     rule: WatermarkRule
+    values: ValueFormat = JSON
+    bad: BadPolicy = "dead-letter"
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,91 +1,179 @@
-"""Topic schemas from dataclasses: which fields a value has, of which type, and which must be there.
+"""Topic schemas from classes: which fields a value has, of which type, and which must be there.
 
-``int``, ``float``, ``bool``, ``str``, ``datetime``, ``Decimal``, ``list[...]`` and nested
-dataclasses are known. A field may be null or missing when its type allows None or it has a default.
+A class is a dataclass, a pydantic model or a TypedDict. What its types may be is told in `types.py`
+(:data:`~millstream.pipeline.types.KNOWN_TYPES`); what pydantic adds, in `pydantic_models.py`. A
+field that has a default need not be there, and is its default then. Null is taken only where the
+type allows None, and such a field of a dataclass may be missing as well.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
-from collections.abc import Mapping
-from datetime import datetime
-from decimal import Decimal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
 
 from millstream.errors import ConfigError
-from millstream.kernels.decode import Field
+from millstream.kernels.decode.faults import Fault
+from millstream.kernels.decode.fields import Field, Shape, StructOf, table_schema
+from millstream.kernels.decode.rowwise import RowReader
 from millstream.kernels.frames import HIDDEN_PREFIX
-
-_TYPES: Mapping[type, pa.DataType] = {
-    int: pa.int64(),
-    float: pa.float64(),
-    bool: pa.bool_(),
-    str: pa.string(),
-    datetime: pa.timestamp("us", "UTC"),
-    Decimal: pa.decimal128(38, 9),
-}
+from millstream.pipeline.pydantic_models import ModelField, fields_of_model, is_model, validates
+from millstream.pipeline.types import shape_of_hint
 
 Columns = dict[str, pl.DataType]
 
 
-def fields_of(declared: type, *, what: str) -> tuple[Field, ...]:
-    """Read the fields off a dataclass. ``what`` names it in errors.
+@dataclass(frozen=True)
+class Schema:
+    """The fields of a class. ``model`` is the class itself where it has validators of its own."""
+
+    fields: tuple[Field, ...]
+    model: type | None = None
+
+
+def schema_of(declared: type, *, what: str) -> Schema:
+    """Read the fields off a class. ``what`` names it in errors.
 
     Raises:
-        ConfigError: it is no dataclass, or a field has a type that is not known.
+        ConfigError: it is none of the classes that are understood, or a field has a type that is
+            not known, or a default that does not fit its type.
     """
-    if not (isinstance(declared, type) and dataclasses.is_dataclass(declared)):
+    if not _is_schema(declared):
         raise ConfigError(
-            f"The schema of {what} is {declared!r}. Give a dataclass: its fields are the fields of "
-            "the topic's JSON values."
+            f"The schema of {what} is {declared!r}. Give a dataclass, a pydantic model or a "
+            "TypedDict: its fields are the fields of the topic's values."
         )
-    hints = typing.get_type_hints(declared)
-    return tuple(
-        _field(field, hints[field.name], f"{declared.__name__}.{field.name}")
-        for field in dataclasses.fields(declared)
-    )
+    reader = _Reader(())
+    fields = reader.fields(declared)
+    return Schema(fields, declared if reader.validating or validates(declared) else None)
 
 
-def _field(field: dataclasses.Field[Any], hint: Any, what: str) -> Field:
-    if field.name.startswith(HIDDEN_PREFIX):
-        raise ConfigError(f"{what} begins with {HIDDEN_PREFIX!r}, which is reserved. Rename it.")
-    inner, optional = _without_none(hint)
-    defaulted = (
-        field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-    )
-    return Field(field.name, _arrow_type(inner, what), required=not (optional or defaulted))
-
-
-def _without_none(hint: Any) -> tuple[Any, bool]:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        inner = [argument for argument in typing.get_args(hint) if argument is not type(None)]
-        if len(inner) == 1:
-            return inner[0], True
-    return hint, False
-
-
-def _arrow_type(hint: Any, what: str) -> pa.DataType:
-    if hint in _TYPES:
-        return _TYPES[hint]
-    if typing.get_origin(hint) is list:
-        element, _ = _without_none(typing.get_args(hint)[0])
-        return pa.list_(_arrow_type(element, what))
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        nested = [(field.name, field.type) for field in fields_of(hint, what=what)]
-        return pa.struct(nested)
-    raise ConfigError(
-        f"{what} has the type {getattr(hint, '__name__', hint)}. Known are int, float, bool, str, "
-        "datetime, Decimal, list[...], other dataclasses, and any of these with | None."
-    )
+def fields_of(declared: type, *, what: str) -> tuple[Field, ...]:
+    """Read the fields off a class, as :func:`schema_of` does."""
+    return schema_of(declared, what=what).fields
 
 
 def columns_of(fields: tuple[Field, ...]) -> Columns:
     """Give the polars type of each field, as expressions meet it."""
-    empty = pl.from_arrow(pa.schema([(field.name, field.type) for field in fields]).empty_table())
+    empty = pl.from_arrow(table_schema(fields).empty_table())
     assert isinstance(empty, pl.DataFrame)
     return dict(empty.schema)
+
+
+def _is_schema(declared: object) -> bool:
+    return isinstance(declared, type) and (
+        dataclasses.is_dataclass(declared) or is_model(declared) or typing.is_typeddict(declared)
+    )
+
+
+@dataclass
+class _Reader:
+    """Reads one class. ``above`` are the classes in which it is nested."""
+
+    above: tuple[type, ...]
+    validating: bool = False  # somewhere below stands what only pydantic can check
+
+    def fields(self, declared: type) -> tuple[Field, ...]:
+        if declared in self.above:
+            raise ConfigError(
+                f"{declared.__name__} has a field that holds {declared.__name__} again. A column "
+                "has one depth: leave the field out, or declare it as str."
+            )
+        inner = _Reader((*self.above, declared))
+        found = [inner.field(each, declared) for each in _members(declared)]
+        self.validating |= inner.validating
+        if not found:
+            raise ConfigError(f"{declared.__name__} has no fields. Declare at least one.")
+        keys = [field.key for field in found]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ConfigError(f"{declared.__name__} has two fields read from {key!r}.")
+        return tuple(found)
+
+    def field(self, member: ModelField, declared: type) -> Field:
+        what = f"{declared.__name__}.{member.name}"
+        if member.name.startswith(HIDDEN_PREFIX):
+            raise ConfigError(
+                f"{what} begins with {HIDDEN_PREFIX!r}, which is reserved. Rename it."
+            )
+        found = shape_of_hint(
+            member.hint, member.metadata, what, self._nested, pydantic=is_model(declared)
+        )
+        self.validating |= found.validating
+        missing_is_null = found.null and not member.strict_presence
+        default, null = None, found.null
+        if member.default is not None:
+            value = _default(member.default, what)
+            null |= value is None
+            default = None if value is None else _plain(found.shape, value, what)
+        return Field.of(
+            member.name,
+            found.shape,
+            required=member.default is None and not missing_is_null,
+            default=default,
+            null=null,
+            wire=member.wire,
+        )
+
+    def _nested(self, declared: Any) -> Shape | None:
+        if not _is_schema(declared):
+            return None
+        self.validating |= validates(declared)
+        return StructOf(self.fields(declared))
+
+
+def _members(declared: type) -> Iterator[ModelField]:
+    """List a class's fields, with their types as they were written."""
+    if is_model(declared):
+        yield from fields_of_model(declared)
+        return
+    hints = _hints(declared)
+    if typing.is_typeddict(declared):
+        for name, hint in hints.items():
+            inner, required = hint, name in declared.__required_keys__  # type: ignore[attr-defined]
+            if typing.get_origin(hint) in (typing.Required, typing.NotRequired):
+                inner = typing.get_args(hint)[0]
+            yield ModelField(name, inner, default=None if required else lambda: None)
+        return
+    assert dataclasses.is_dataclass(declared)
+    for each in dataclasses.fields(declared):
+        default: Callable[[], Any] | None = None
+        if each.default is not dataclasses.MISSING:
+            default = lambda value=each.default: value  # noqa: E731 - a value as a factory
+        elif each.default_factory is not dataclasses.MISSING:
+            default = each.default_factory
+        yield ModelField(each.name, hints[each.name], default=default)
+
+
+def _hints(declared: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(declared, include_extras=True)
+    except NameError as error:
+        raise ConfigError(
+            f"{declared.__name__} has a type that cannot be found: {error}. Define the types that "
+            "it names at the top level of its module."
+        ) from error
+
+
+def _default(factory: Callable[[], Any], what: str) -> Any:
+    """Make the default; one that differs from call to call would make the answer differ."""
+    value = factory()
+    if factory() != value:
+        raise ConfigError(
+            f"{what} has a default that is another one each time ({value!r} now). Declare it as "
+            "optional, and put the value in with with_columns."
+        )
+    return value
+
+
+def _plain(shape: Shape, value: Any, what: str) -> Any:
+    try:
+        return RowReader(by_name=True).value(shape, value)
+    except Fault as fault:
+        raise ConfigError(
+            f"{what} has the default {value!r}: {fault.what}. Give a default of its type."
+        ) from None

@@ -14,7 +14,9 @@ import polars as pl
 
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
+from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.decode import Field
+from millstream.kernels.decode.formats import JSON, ValueFormat
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.isolation import OnError, UserCode
 from millstream.kernels.map_frames import FrameFunction, RowsRule
@@ -56,13 +58,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic of the log as the pipeline declares it: name, schema, key and partitions."""
+    """A topic of the log as the pipeline declares it: see :meth:`millstream.App.topic`."""
 
     app: App
     name: str
     fields: tuple[Field, ...]
     key: str | None
     partitions: int
+    values: ValueFormat = JSON
+    bad: BadPolicy = "dead-letter"
 
     def stream(
         self,
@@ -91,7 +95,9 @@ class Topic:
             check_time(expression, columns, self.name)
         check_marks(watermark.marks, columns, self.name)
         step = self.app.unique_name(name or self.name)
-        node = SourceNode(step, self.name, self.fields, expression, watermark)
+        node = SourceNode(
+            step, self.name, self.fields, expression, watermark, self.values, self.bad
+        )
         lateness_us = to_us(lateness, what="stream's lateness")
         return Stream(self.app, node, columns, lateness_us=lateness_us)
 

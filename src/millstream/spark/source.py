@@ -12,12 +12,13 @@ import pickle
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -25,6 +26,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from millstream.kernels.decode.records import columns_read
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.ingest import Ingest, Lane
 from millstream.kernels.plan import SourcePlan
@@ -34,7 +36,7 @@ from millstream.spark.event_times import EventTimesFile
 from millstream.spark.source_offsets import Ends, Look, SourceOffset, Split, divide, next_offset
 
 _ARROW_SCHEMA = pa.schema([("port", pa.int32()), ("bucket", pa.int32()), ("frame", pa.binary())])
-_COLUMNS = ("offset", "timestamp", "value")
+_DETAILS = ("offset", "key", "headers")
 _TASK_ROWS_MIN = 20_000
 _CHUNK_BYTES = 16 << 20
 _YIELD_BYTES = 64 << 20
@@ -58,7 +60,9 @@ class SourceSpec:
 
     def to_option(self) -> str:
         """Pack the spec into the text that a source's option can be."""
-        return base64.b64encode(cloudpickle.dumps(self)).decode()
+        # By value what no worker can import: a pydantic model of the program that runs.
+        packed: bytes = cloudpickle.dumps(self)  # type: ignore[no-untyped-call]
+        return base64.b64encode(packed).decode()
 
     @classmethod
     def from_option(cls, option: str) -> SourceSpec:
@@ -193,10 +197,11 @@ def _run_task(spec: SourceSpec, task: Task) -> Iterator[FrameRow]:
                     split.partition,
                     split.start,
                     split.end,
-                    columns=_COLUMNS,
+                    columns=columns_read(source.fields),
                     bytes_max=_CHUNK_BYTES,
                 ),
                 split.arrived_ms,
+                partial(reader.read, source.topic, split.partition, columns=_DETAILS),
             )
             for split in task.splits
             if split.source == index

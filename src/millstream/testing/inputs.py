@@ -6,16 +6,20 @@ records, marks and ticks in the order of the list: see :class:`Record`, :class:`
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
+from millstream.kernels.decode.avro_values import AvroFormat
 from millstream.log.murmur2 import partition_of
 from millstream.pipeline.streams import Topic
 
@@ -147,13 +151,14 @@ def _record(row: Row, topic: Topic, partition_count: int, dice: random.Random) -
         partition = row.partition
     elif key is not None:
         partition = partition_of(key, partition_count)
-    elif topic.key is None or values is None or values.get(topic.key) is None:
-        partition = dice.randrange(partition_count)
     else:
-        partition = partition_of(str(values[topic.key]).encode(), partition_count)
+        key = None if values is None else _key_of(values, topic)
+        partition = (
+            dice.randrange(partition_count) if key is None else partition_of(key, partition_count)
+        )
     return Record(
         partition,
-        row.values if isinstance(row.values, bytes) else _encode(values, topic.name),
+        row.values if isinstance(row.values, bytes) else _encode(values, topic),
         None if row.at is None else milliseconds(row.at, what="Row's at"),
         key,
         tuple(row.headers.items()),
@@ -186,22 +191,39 @@ def _as_mapping(row: InputRow) -> Mapping[str, Any] | None:
         return dataclasses.asdict(row)
     if isinstance(row, Mapping):
         return row
+    if hasattr(row, "model_dump"):  # a pydantic model
+        dumped: Mapping[str, Any] = row.model_dump(by_alias=True)
+        return dumped
     raise ConfigError(
-        f"An input row is {row!r}. Give mappings, dataclass instances, bytes, or testing.Row, Tick "
-        "and Watermark."
+        f"An input row is {row!r}. Give mappings, instances of dataclasses or models, bytes, or "
+        "testing.Row, Tick and Watermark."
     )
 
 
-def _encode(values: Mapping[str, Any] | None, topic: str) -> bytes:
+def _key_of(values: Mapping[str, Any], topic: Topic) -> bytes | None:
+    found = next((values.get(f.key) for f in topic.fields if f.name == topic.key), None)
+    return None if found is None else str(found).encode()
+
+
+def _encode(values: Mapping[str, Any] | None, topic: Topic) -> bytes:
+    if isinstance(topic.values, AvroFormat):
+        return topic.values.encode(values or {})
     try:
         return json.dumps(values, default=_plain, separators=(",", ":")).encode()
     except TypeError as error:
-        raise ConfigError(f"An input row for {topic!r} cannot be JSON: {error}.") from error
+        raise ConfigError(f"An input row for {topic.name!r} cannot be JSON: {error}.") from error
 
 
-def _plain(value: object) -> str:
-    if isinstance(value, datetime):
+def _plain(value: object) -> object:
+    """Write what JSON does not know as topics have it."""
+    if isinstance(value, datetime | date | time):
         return value.isoformat()
-    if isinstance(value, Decimal):
+    if isinstance(value, Decimal | UUID):
         return str(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Enum):
+        return value.value
     raise TypeError(f"a value of type {type(value).__name__}")

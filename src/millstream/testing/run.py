@@ -52,7 +52,7 @@ class Result:
 
     @property
     def dead(self) -> pl.DataFrame:
-        """What could not be taken in: topic, partition, offset, step, number, reason, value."""
+        """What could not be processed: place, step, reason, and the original bytes."""
         return self[DEAD_VIEW]
 
     @property

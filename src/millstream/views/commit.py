@@ -15,8 +15,8 @@ from typing import Any
 
 import polars as pl
 
-from millstream.errors import CorruptionError
-from millstream.kernels.dead import DEAD_KEY, DEAD_SCHEMA
+from millstream.errors import BadRecordError, CorruptionError
+from millstream.kernels.dead_records import DEAD_KEY, DEAD_SCHEMA
 from millstream.kernels.frames import (
     LANE,
     ORDER,
@@ -35,6 +35,7 @@ from millstream.views.schema import Fence, ViewChange, ViewSchema, kind_of
 from millstream.views.store import ViewStore
 
 DEAD_VIEW = "dead_letters"
+_VALUE_SHOWN_BYTES = 80
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -91,7 +92,11 @@ class BatchOutcome:
 
 
 def gather(plan: JobPlan, rows: Iterable[FrameRow]) -> BatchOutcome:
-    """Put the rows of a batch's last edge together."""
+    """Put the rows of a batch's last edge together.
+
+    Raises:
+        BadRecordError: a record is dead, and its topic is to stop the job then.
+    """
     outcome = BatchOutcome(plan.steps)
     sinks = {sink.port: sink for sink in plan.sinks}
     frames: dict[int, list[pl.DataFrame]] = {}
@@ -103,11 +108,32 @@ def gather(plan: JobPlan, rows: Iterable[FrameRow]) -> BatchOutcome:
     for port, tables in sorted(frames.items()):
         name = DEAD_VIEW if port == PORT_DEAD else sinks[port].name
         table = pl.concat(tables, how="diagonal")
+        if port == PORT_DEAD:
+            _refuse_where_asked(plan, table)
         # Of rows that replace one another the last in the log shall stay.
         if places := [name for name in (LANE, ORDER) if name in table.columns]:
             table = table.sort(places, maintain_order=True)
         outcome.changes.append(ViewChange(name, table.select(visible(table.columns))))
     return outcome
+
+
+def _refuse_where_asked(plan: JobPlan, dead: pl.DataFrame) -> None:
+    """Raise for the first dead record of a topic that was declared with ``bad="stop"``."""
+    stopping = [source.name for source in plan.sources if source.bad == "stop"]
+    found = dead.filter(pl.col("step").is_in(stopping)).sort("topic", "partition", "offset")
+    if found.height:
+        first = found.row(0, named=True)
+        seen = repr((first["value"] or b"")[:_VALUE_SHOWN_BYTES])
+        raise BadRecordError(
+            f"Record {first['topic']}/{first['partition']}/{first['offset']} cannot be decoded: "
+            f"{first['reason']}. Its value begins with {seen}. Nothing of this batch was committed. "
+            'Mend the schema of the topic, or declare it with bad="dead-letter" or "skip", and '
+            "run again.",
+            topic=first["topic"],
+            partition=first["partition"],
+            offset=first["offset"],
+            reason=first["reason"],
+        )
 
 
 def _take_report(outcome: BatchOutcome, report: Mapping[str, Any]) -> None:

@@ -264,6 +264,23 @@ class ViewStore:
             )
         return True
 
+    def amend(self, view: str, upserts: pl.DataFrame) -> None:
+        """Change rows of a view beside its batches: what a person's command does, not the job.
+
+        One transaction, noted in the change log under the batch that was committed last. The job
+        may run meanwhile: neither undoes what the other did.
+
+        Raises:
+            UnknownViewError: There is no such view.
+            ConfigError: The rows do not fit the view.
+        """
+        with self._transaction() as db:
+            _schema(db, view, self._path)
+            found = db.execute("SELECT app, job FROM _views WHERE name = ?", (view,)).fetchone()
+            app, job = found[0] or "", found[1] or ""
+            last = _fence_row(db, "batch_id", app, job)
+            self._apply(db, Fence(app, job, 0, last or 0), ViewChange(view, upserts))
+
     def _admit(self, db: sqlite3.Connection, fence: Fence) -> int | None:
         """Return the number of this commit, or None if the batch is already in."""
         self._check_in_place()

@@ -1,0 +1,197 @@
+"""``millstream dead``: records that could not be processed; see them, append them again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from millstream.cli.tables import (
+    Column,
+    ask,
+    counted,
+    json_option,
+    log_option,
+    show,
+    show_json,
+    tell,
+    yes_option,
+)
+from millstream.errors import ConfigError
+from millstream.kernels.dead_records import text_or_base64
+from millstream.ops.dead_letters import Selection, dead_letters, parse_place, replay
+from millstream.views.dead_letters import dead_topic, relay
+
+_topic_option = click.option("--topic", help="Only records of this topic.")
+_reason_option = click.option("--reason", metavar="TEXT", help="Only reasons that have this text.")
+
+
+@click.group()
+def dead() -> None:
+    """Look at records that could not be processed, and append them again.
+
+    Such a record is kept whole, with the reason, in the view `dead_letters` of its app, and is
+    forwarded to the topic APP.dead.
+
+    \b
+    Examples:
+      millstream dead list ads
+      millstream dead show ads ad-events/0/17
+      millstream dead replay ads --reason "field 'cost'"
+    """
+
+
+@dead.command("list")
+@click.argument("app")
+@_topic_option
+@_reason_option
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(min=0), help="Rows.")
+@log_option
+@json_option
+def list_dead(
+    app: str, *, topic: str | None, reason: str | None, limit: int, folder: Path, as_json: bool
+) -> None:
+    """List the dead records of APP, by topic, partition and offset.
+
+    \b
+    Examples:
+      millstream dead list ads --topic ad-events --limit 10
+      millstream dead list ads --reason "is missing" --json
+    """
+    found = dead_letters(folder, app, Selection(topic, reason))
+    if found.is_empty() and not as_json:
+        click.echo(f"No dead records in {app}.")
+        return
+    rows = [_row(row) for row in found.head(limit).iter_rows(named=True)]
+    columns = (
+        Column("record", left=True),
+        Column("time", left=True),
+        Column("step", left=True),
+        Column("reason", left=True),
+        Column("replayed", left=True),
+    )
+    show(rows, columns, as_json=as_json)
+    if found.height > limit and not as_json:
+        click.echo(f"{limit} of {counted(found.height, 'row')}; --limit shows more.")
+
+
+@dead.command("show")
+@click.argument("app")
+@click.argument("record")
+@log_option
+@json_option
+def show_dead(app: str, record: str, *, folder: Path, as_json: bool) -> None:
+    """Show all of one dead RECORD of APP: why, where, and its key, headers and value.
+
+    \b
+    Example:
+      millstream dead show ads ad-events/0/17
+    """
+    found = dead_letters(folder, app, Selection(places=[parse_place(record)]))
+    if found.is_empty():
+        raise ConfigError(f"{app} has no dead record {record}; `millstream dead list` shows them")
+    rows = [_row(row) | _contents(row) for row in found.iter_rows(named=True)]
+    if as_json:
+        show_json(rows)
+        return
+    for row in rows:
+        for name, value in row.items():
+            click.echo(f"{name + ':':<10}{_shown(value)}")
+
+
+@dead.command("replay")
+@click.argument("app")
+@_topic_option
+@_reason_option
+@click.option(
+    "--record",
+    "records",
+    multiple=True,
+    metavar="TOPIC/PARTITION/OFFSET",
+    help="Only this record; may be given several times.",
+)
+@click.option("--again", is_flag=True, help="Also records that were replayed before.")
+@yes_option
+@log_option
+@json_option
+def replay_dead(
+    app: str,
+    *,
+    topic: str | None,
+    reason: str | None,
+    records: tuple[str, ...],
+    again: bool,
+    yes: bool,
+    folder: Path,
+    as_json: bool,
+) -> None:
+    """Append dead records of APP to their topics again, once what was wrong is mended.
+
+    They are new records, with the old bytes, headers, timestamps and partitions. Each is appended
+    once, however often this is repeated, unless --again is given.
+
+    \b
+    Examples:
+      millstream dead replay ads
+      millstream dead replay ads --topic ad-events --reason "field 'cost'" --yes
+      millstream dead replay ads --record ad-events/0/17 --again
+    """
+    selection = Selection(topic, reason, [parse_place(record) for record in records])
+    if not yes:
+        found = dead_letters(folder, app, selection)
+        ask(f"Append {counted(found.height, 'dead record')} of {app} again, as far as due?")
+    done = replay(folder, app, selection, again=again)
+    sentence = f"{counted(done.records, 'record')} appended again"
+    if done.finished:
+        sentence += f", and {done.finished} of a replay that was interrupted"
+    if done.already:
+        sentence += f"; {done.already} were replayed before (--again appends them once more)"
+    values = {"records": done.records, "finished": done.finished, "already": done.already}
+    tell(sentence, values, as_json=as_json)
+
+
+@dead.command("relay")
+@click.argument("app")
+@log_option
+@json_option
+def relay_dead(app: str, *, folder: Path, as_json: bool) -> None:
+    """Forward dead records of APP to the topic APP.dead, each exactly once.
+
+    A run does so at its end. Where another process owned the folder then, this does it now.
+
+    \b
+    Example:
+      millstream dead relay ads
+    """
+    dead_letters(folder, app)  # names the apps there are, if it is none of them
+    count = relay(folder, app)
+    values = {"topic": dead_topic(app), "records": count}
+    tell(f"{counted(count, 'record')} forwarded to {dead_topic(app)}", values, as_json=as_json)
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "record": f"{row['topic']}/{row['partition']}/{row['offset']}",
+        "time": row["time"].isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "step": row["step"],
+        "reason": row["reason"],
+        "replayed": None
+        if row["replayed_at"] is None
+        else row["replayed_at"].isoformat(timespec="seconds").replace("+00:00", "Z"),
+    }
+
+
+def _contents(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "key": text_or_base64(row["key"]),
+        "headers": json.loads(row["headers"]),
+        "value": text_or_base64(row["value"]),
+    }
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

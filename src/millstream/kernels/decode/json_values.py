@@ -1,0 +1,229 @@
+"""JSON values, decoded in blocks by Arrow's reader and, where that cannot vouch for one, by row.
+
+A whole block is read at once, and only the fields wanted. What Arrow refuses is found by dividing;
+what it read is looked at column by column (`columns.py`). Records that remain doubtful are read by
+row, which gives their value or the reason why they are dead. What becomes of a record depends on
+nothing but the record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from millstream.kernels.decode.columns import ambiguous, converted, found_in, inexact_decimals
+from millstream.kernels.decode.faults import Fault
+from millstream.kernels.decode.fields import (
+    Decoded,
+    Field,
+    Mask,
+    Positions,
+    decimal_keys,
+    json_type,
+    table_schema,
+)
+from millstream.kernels.decode.rows import decode_rows, merged
+from millstream.kernels.decode.rowwise import RowReader, parse_json
+
+_BLOCK_BYTES = 8 << 20
+# A call of Arrow's reader costs as much as reading about 40 values by row, or 400 in its block.
+_BY_ROW_MAX = 128
+_PARTS = 16
+_OPEN, _CLOSE = ord("{"), ord("}")
+_NO_FIELD = "__none"  # read where no field is wanted, so that values are looked at and counted
+
+
+@dataclass(frozen=True)
+class JsonDecoder:
+    """Decodes JSON objects into the given fields; others are skipped over.
+
+    Whitespace around an object does not matter. Numbers, text, true and false are taken only for
+    what they are: ``"7"`` is no number.
+    """
+
+    fields: tuple[Field, ...]
+
+    def decode(self, values: pa.Array) -> Decoded:
+        """Decode a batch of values (binary). Rows come in the order of the values."""
+        if self._block_schema is None:
+            return decode_rows(values, np.arange(len(values)), self.fields, self._read)
+        blocks, refused = self._read_blocks(values, self._block_schema)
+        parts: list[tuple[pa.Table, Positions]] = []
+        doubtful: list[Positions] = [np.empty(0, np.int64), *refused]
+        for table, start in blocks:
+            positions = np.arange(start, start + table.num_rows)
+            plain, bad = self._plain(table, values, start)
+            if bad is not None and bad.any():
+                doubtful.append(positions[bad])
+                plain, positions = plain.filter(pa.array(~bad)), positions[~bad]
+            parts.append((plain, positions))
+        left = np.sort(np.concatenate(doubtful))
+        if not len(left) and len(parts) == 1:
+            return Decoded(*parts[0], [])
+        return merged(parts, decode_rows(values, left, self.fields, self._read))
+
+    def _read(self, value: bytes | None) -> dict[str, Any]:
+        """Read one value by row.
+
+        Raises:
+            Fault: it is dead.
+        """
+        try:
+            found = parse_json(value)
+        except Fault:
+            # Arrow is not so strict about what is not wanted, and its word holds in any block.
+            row = self._read_alone(value)
+            if row is None:
+                raise
+            return row
+        return RowReader().read(self.fields, found)
+
+    def _read_alone(self, value: bytes | None) -> dict[str, Any] | None:
+        """Read one value as a block of its own; None if that cannot vouch for it."""
+        if self._block_schema is None:
+            return None
+        values = pa.array([value], pa.binary())
+        try:
+            table, doubtful = self._plain(_parse(values, self._block_schema), values, 0)
+        except (pa.ArrowInvalid, ValueError):
+            return None
+        if doubtful is not None and doubtful.any():
+            return None
+        row: dict[str, Any] = table.to_pylist()[0] if self.fields else {}
+        return row
+
+    @cached_property
+    def _block_schema(self) -> pa.Schema | None:
+        """What Arrow's reader is to read; None if it cannot take all the fields in."""
+        types = [(field.key, json_type(field.form)) for field in self.fields]
+        if any(kind is None for _, kind in types):
+            return None
+        return pa.schema(types or [(_NO_FIELD, pa.null())])
+
+    @cached_property
+    def _inexact(self) -> str | None:
+        """The pattern of values that hold decimals which Arrow may read wrongly."""
+        keys = set[str]().union(*(decimal_keys(field.form, field.key) for field in self.fields))
+        return inexact_decimals(keys) if keys else None
+
+    def _read_blocks(
+        self, values: pa.Array, schema: pa.Schema
+    ) -> tuple[list[tuple[pa.Table, int]], list[Positions]]:
+        """Read all values; what Arrow refuses is narrowed down to short ranges, to be read by row.
+
+        Returns:
+            Tables, each with the position of its first row, and the positions to be read by row.
+        """
+        blocks: list[tuple[pa.Table, int]] = []
+        refused: list[Positions] = []
+        ranges = [(0, len(values))]
+        while ranges:
+            start, end = ranges.pop()
+            try:
+                blocks.append((_parse(values[start:end], schema), start))
+            except (pa.ArrowInvalid, ValueError):
+                if end - start <= _BY_ROW_MAX:
+                    refused.append(np.arange(start, end))
+                else:
+                    ranges += _divided(start, end)
+        return blocks, refused
+
+    def _plain(self, table: pa.Table, values: pa.Array, start: int) -> tuple[pa.Table, Mask | None]:
+        """Turn what Arrow read into the fields' columns; say which rows are doubtful."""
+        columns: list[pa.Array] = []
+        doubtful: Mask | None = None
+        if self._inexact is not None:
+            doubtful = found_in(values[start:][: table.num_rows], self._inexact)
+        for number, field in enumerate(self.fields):
+            column, bad = converted(_whole(table.column(number)), field.form)
+            if column.null_count:
+                if ambiguous(field):
+                    column, unclear = _with_default(column, field, values[start:][: len(column)])
+                    bad = unclear if bad is None else bad | unclear
+                elif field.required:
+                    nulls = column.is_null().to_numpy(zero_copy_only=False)
+                    bad = nulls if bad is None else bad | nulls
+            columns.append(column)
+            if bad is not None:
+                doubtful = bad if doubtful is None else doubtful | bad
+        if not columns:
+            return _rows_without_columns(table.num_rows), None
+        return pa.Table.from_arrays(columns, schema=table_schema(self.fields)), doubtful
+
+
+def _divided(start: int, end: int) -> list[tuple[int, int]]:
+    """Divide a range in which a value is refused, into many parts while it is large, then in two."""
+    parts = _PARTS if end - start > _PARTS * _BY_ROW_MAX else 2
+    step = -(-(end - start) // parts)
+    return [(at, min(at + step, end)) for at in range(start, end, step)]
+
+
+def _with_default(column: pa.Array, field: Field, values: pa.Array) -> tuple[pa.Array, Mask]:
+    """Put the default where the field is missing. Doubtful is where it may be there as null.
+
+    A value in whose text the field's name does not occur does not have it, unless the name was
+    written with escapes.
+    """
+    nulls = column.is_null()
+    at = np.flatnonzero(nulls.to_numpy(zero_copy_only=False))
+    texts = values.take(pa.array(at))
+    mentioned = pc.or_(
+        pc.match_substring(texts, f'"{field.key}"'), pc.match_substring(texts, "\\u")
+    ).to_numpy(zero_copy_only=False)
+    unclear: Mask = np.zeros(len(column), np.bool_)
+    unclear[at if field.required else at[mentioned]] = True
+    if not field.required and field.default is not None:
+        column = pc.if_else(nulls, pa.array([field.default], field.type)[0], column)
+    return column, unclear
+
+
+def _rows_without_columns(rows: int) -> pa.Table:
+    """Make a table that has rows, though no columns; Arrow counts them by a column."""
+    return pa.table({_NO_FIELD: pa.nulls(rows)}).select([])
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _parse(values: pa.Array, schema: pa.Schema) -> pa.Table:
+    """Parse all values, or raise because of at least one of them.
+
+    Each value must begin with ``{`` and end with ``}``. Then no object can span two lines (in
+    JSON nothing may follow ``}`` that begins with ``{``, and no string holds a raw line
+    break), each value gives at least one row, and as many rows as values means one each.
+    """
+    if not len(values):
+        return schema.empty_table()
+    if values.null_count:
+        raise ValueError("the value is null")
+    _check_braces(values)
+    lines = pc.binary_join_element_wise(values, pa.scalar(b"\n"), pa.scalar(b""))
+    offsets = np.frombuffer(lines.buffers()[1], np.int32)[lines.offset :]
+    start, end = int(offsets[0]), int(offsets[len(lines)])
+    table = pj.read_json(
+        pa.BufferReader(lines.buffers()[2].slice(start, end - start)),
+        read_options=pj.ReadOptions(
+            use_threads=False, block_size=max(_BLOCK_BYTES, 2 * (end - start))
+        ),
+        parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
+    if table.num_rows != len(values):
+        raise ValueError("the value holds more than one JSON object")
+    table.validate(full=True)  # Arrow's JSON reader takes text for UTF-8 without a look
+    return table
+
+
+def _check_braces(values: pa.Array) -> None:
+    offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset :][: len(values) + 1]
+    if np.diff(offsets).min() < len("{}"):
+        raise ValueError("the value is no JSON object")
+    data = np.frombuffer(values.buffers()[2], np.uint8)
+    if (data[offsets[:-1]] != _OPEN).any() or (data[offsets[1:] - 1] != _CLOSE).any():
+        raise ValueError("the value is no JSON object, or has space around it")

@@ -1,0 +1,77 @@
+"""Whole records: the columns of the value beside those of the record itself.
+
+What a record says of itself, beside its value, are its key, partition, offset, timestamp and
+headers. They are columns like the value's, of the names and types in ``META_TYPES``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.kernels.decode.fields import (
+    Decoded,
+    Decoder,
+    Field,
+    Meta,
+    Positions,
+    table_schema,
+)
+from millstream.kernels.decode.formats import ValueFormat
+
+META_TYPES: dict[Meta, pa.DataType] = {
+    "key": pa.binary(),
+    "partition": pa.int64(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+}
+
+
+def meta_field(meta: Meta) -> Field:
+    """Give the field of what a record says of itself."""
+    return Field(meta, META_TYPES[meta], required=meta != "key", meta=meta)
+
+
+def columns_read(fields: tuple[Field, ...]) -> tuple[str, ...]:
+    """Name the columns of the log that decoding into the fields takes."""
+    also = [name for name in ("key", "headers") if any(field.meta == name for field in fields)]
+    return ("offset", "timestamp", "value", *also)
+
+
+@dataclass
+class RecordDecoder:
+    """Decodes the records of a topic into fields. Keep it: it remembers what is costly to make."""
+
+    format: ValueFormat
+    fields: tuple[Field, ...]
+
+    def __post_init__(self) -> None:
+        self._values: Decoder = self.format.decoder(
+            tuple(field for field in self.fields if field.meta is None)
+        )
+
+    def decode(self, records: pa.RecordBatch, partition: int) -> Decoded:
+        """Decode the records of a partition. Rows come in their order."""
+        decoded = self._values.decode(records.column("value"))
+        if not any(field.meta for field in self.fields):
+            return decoded
+        columns = [
+            decoded.table.column(field.name)
+            if field.meta is None
+            else _meta_column(field.meta, records, partition, decoded.good)
+            for field in self.fields
+        ]
+        table = pa.Table.from_arrays(columns, schema=table_schema(self.fields))
+        return Decoded(table, decoded.good, decoded.dead)
+
+
+def _meta_column(meta: Meta, records: pa.RecordBatch, partition: int, good: Positions) -> pa.Array:
+    if meta == "partition":
+        return pa.repeat(pa.scalar(partition, pa.int64()), len(good))
+    column = records.column(meta)
+    if len(good) < len(column):
+        column = pc.take(column, pa.array(good))
+    return column.cast(META_TYPES[meta])

@@ -1,0 +1,104 @@
+"""From the view of dead records to their topic in the log: each comes there exactly once.
+
+The view ``dead_letters`` is the outbox: its rows are committed with the batch that met them. The
+relay forwards what is not yet in the topic ``<app>.dead``, in transactions of the log. Each carries
+a fence named after step, topic and partition, which stands at the offset forwarded last; as records
+of a partition die in the order of their offsets, what lies above it is new. (So a pipeline that is
+built again from the log does not forward its dead a second time.)
+
+A crash before a transaction's end leaves nothing in the topic; after it, the fence says what is
+there. The file ``relayed`` beside the views only spares reading them from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from millstream.client import EventLog, connect
+from millstream.errors import FencePassedError, OffsetOutOfRangeError
+from millstream.kernels.dead_records import headers_from_text
+from millstream.views.commit import DEAD_VIEW
+from millstream.views.reading import store_path
+from millstream.views.store import ViewStore
+
+DEAD_HEADERS = ("topic", "partition", "offset", "step", "reason")
+"""The headers of a record in the dead-letter topic, before those that it had."""
+
+_SLICE_ROWS = 10_000  # bounds a transaction
+
+
+def dead_topic(app: str) -> str:
+    """Name the topic that takes an app's dead records."""
+    return f"{app}.dead"
+
+
+def relay(log: Path | str, app: str) -> int:
+    """Forward the dead records that are not in the app's topic yet; give their number.
+
+    Raises:
+        FolderOwnedError: another process owns the log's folder. They stay in the view; call again.
+        ConfigError: the app has no views.
+    """
+    path = store_path(log, app)
+    mark = path.with_name("relayed")
+    with ViewStore(path, readonly=True) as store:
+        rows, seq = _not_forwarded(store, _read_mark(mark))
+    if rows.is_empty():
+        return 0
+    with connect(log) as opened:
+        count = sum(_forward(opened, app, rows))
+    mark.write_text(str(seq))
+    return count
+
+
+def _not_forwarded(store: ViewStore, since: int) -> tuple[pl.DataFrame, int]:
+    """Read the rows that came after a change, and the number of the last change read."""
+    try:
+        changes = store.changes(DEAD_VIEW, since=since)
+    except OffsetOutOfRangeError as gone:
+        return store.scan(DEAD_VIEW), gone.end - 1
+    if changes.is_empty():
+        return changes, since
+    last = changes["_seq"][-1]
+    fresh = changes.filter(pl.col("_op") == "upsert", pl.col("replay").is_null())
+    return fresh.drop("_seq", "_batch_id", "_op"), int(last)
+
+
+def _read_mark(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def _forward(log: EventLog, app: str, rows: pl.DataFrame) -> Iterable[int]:
+    """Forward rows, a transaction at a time; yield how many each took."""
+    topic = dead_topic(app)
+    if topic not in log.topics():
+        log.create_topic(topic)
+    lines = rows.sort("offset").partition_by("step", "topic", "partition", as_dict=True)
+    with log.producer(transactional_id=f"dead-relay/{app}") as producer:
+        for (step, source, partition), line in lines.items():
+            writer = f"dead-relay/{app}/{step}/{source}/{partition}"
+            forwarded = log.fence(writer)
+            fresh = line if forwarded is None else line.filter(pl.col("offset") > forwarded)
+            for part in fresh.iter_slices(_SLICE_ROWS):
+                try:
+                    with producer.transaction() as transaction:
+                        transaction.fence(writer, part["offset"][-1])
+                        for row in part.iter_rows(named=True):
+                            producer.send(
+                                topic, row["value"], key=row["key"], headers=_headers(row)
+                            )
+                except FencePassedError:  # a thread of this process was quicker
+                    continue
+                yield part.height
+
+
+def _headers(row: dict[str, Any]) -> list[tuple[str, bytes | str | None]]:
+    own: list[tuple[str, bytes | str | None]] = [(name, str(row[name])) for name in DEAD_HEADERS]
+    return own + list(headers_from_text(row["headers"]))

@@ -1,0 +1,336 @@
+"""Dead records after the fact: forwarded once, shown whole, appended again once."""
+
+import json
+from dataclasses import dataclass
+from functools import partial
+
+import polars as pl
+import pytest
+
+import millstream as ms
+from millstream.cli.main import run
+from millstream.errors import ConfigError, UnknownViewError
+from millstream.kernels.dead_records import headers_from_text, headers_text
+from millstream.kernels.decode.records import columns_read
+from millstream.kernels.ingest import Ingest, Lane
+from millstream.log.reader import LogReader
+from millstream.ops import dead_letters as ops
+from millstream.ops.dead_letters import Selection, dead_letters, parse_place, replay
+from millstream.views.commit import commit, gather, view_schemas
+from millstream.views.dead_letters import relay
+from millstream.views.reading import store_path
+from millstream.views.schema import Fence
+from millstream.views.store import ViewStore
+
+
+@dataclass
+class Click:
+    ad: int
+
+
+@dataclass
+class LaxClick:
+    ad: float
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Return a log with five records, three of which are no clicks."""
+    folder = tmp_path / "data"
+    with ms.connect(folder) as log, log.producer() as producer:
+        log.create_topic("clicks", partitions=2)
+        producer.send("clicks", {"ad": 1}, partition=0)
+        headers = [("trace", b"17"), ("raw", b"\xff"), ("none", None)]
+        producer.send(
+            "clicks", b"no\xffJSON", partition=0, key="u1", headers=headers, timestamp_ms=1234
+        )
+        producer.send("clicks", {"ad": "x"}, partition=0)
+        producer.send("clicks", {"ad": 1.5}, partition=1)
+        producer.send("clicks", {"ad": 2}, partition=1)
+    return folder
+
+
+def app_on(log, schema=Click):
+    app = ms.App("ads", log=log)
+    topic = app.topic("clicks", schema, metadata=("partition", "offset"))
+    topic.stream().view("all", key=("partition", "offset"))
+    return app
+
+
+def take_in(log, schema=Click, *, rows=1000):
+    """Run the app's sources and commit, as the job does, in batches of so many records."""
+    app = app_on(log, schema)
+    plan = app.plan()
+    reader = LogReader(log)
+    path = store_path(log, "ads")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ViewStore(path) as store:
+        for each in view_schemas(plan):
+            store.declare(each)
+        run, batch_id = store.begin_run("ads", "main", "checkpoint")
+        position = store.position("ads").get("clicks", {})
+        ends = [end for _, end in reader.offsets("clicks")]
+        at = [int(position.get(str(p), 0)) for p in range(len(ends))]
+        while at != ends:
+            goal = [min(start + rows, end) for start, end in zip(at, ends, strict=True)]
+            lanes = [
+                lane_of(reader, plan.sources[0], p, *ends)
+                for p, ends in enumerate(zip(at, goal, strict=True))
+                if ends[0] < ends[1]
+            ]
+            frames = Ingest(plan.sources[0], plan.bucket_labels).run(lanes, 2, frozenset())
+            commit(store, Fence("ads", "main", run, batch_id), gather(plan, frames), {})
+            at, batch_id = goal, batch_id + 1
+
+
+def lane_of(reader, source, partition, start, end):
+    read = partial(reader.read, source.topic, partition)
+    batches = read(start, end, columns=columns_read(source.fields))
+    return Lane(partition, 0, end, batches, partial(read, columns=("offset", "key", "headers")))
+
+
+def records(log, topic):
+    with ms.connect(log) as opened:
+        if topic not in opened.topics():
+            return []
+        return list(opened.consumer(topic, start="earliest", follow=False))
+
+
+def test_a_dead_record_is_kept_whole(log):
+    take_in(log)
+    rows = dead_letters(log, "ads")
+    assert rows.select("topic", "partition", "offset", "step").rows() == [
+        ("clicks", 0, 1, "clicks"),
+        ("clicks", 0, 2, "clicks"),
+        ("clicks", 1, 0, "clicks"),
+    ]
+    assert rows["reason"].to_list() == [
+        "the value is not UTF-8 at byte 2",
+        "field 'ad' is \"x\": not a whole number",
+        "field 'ad' is 1.5: not a whole number",
+    ]
+    first = rows.row(0, named=True)
+    assert first["value"] == b"no\xffJSON"
+    assert first["key"] == b"u1"
+    assert first["time"].timestamp() == 1.234
+    headers = [("trace", b"17"), ("raw", b"\xff"), ("none", None)]
+    assert headers_from_text(first["headers"]) == headers
+    assert headers_from_text(headers_text(headers)) == headers
+
+
+def test_dead_records_are_forwarded_once_however_often_the_relay_runs(log):
+    take_in(log, rows=1)
+    assert relay(log, "ads") == 3
+    assert relay(log, "ads") == 0
+    forwarded = records(log, "ads.dead")
+    assert {r.value for r in forwarded} == {b'{"ad":"x"}', b'{"ad":1.5}', b"no\xffJSON"}
+    assert len(forwarded) == 3
+    first = next(r for r in forwarded if r.value == b"no\xffJSON")
+    assert first.key == b"u1"
+    assert dict(first.headers) == {
+        "topic": b"clicks",
+        "partition": b"0",
+        "offset": b"1",
+        "step": b"clicks",
+        "reason": b"the value is not UTF-8 at byte 2",
+        "trace": b"17",
+        "raw": b"\xff",
+        "none": None,
+    }
+
+
+def test_what_dies_later_is_forwarded_later(log):
+    take_in(log)
+    relay(log, "ads")
+    with ms.connect(log) as opened, opened.producer() as producer:
+        producer.send("clicks", b"late", partition=0)
+    take_in(log)
+    assert relay(log, "ads") == 1
+    assert len(records(log, "ads.dead")) == 4
+
+
+def test_views_that_are_built_again_do_not_forward_again(log):
+    take_in(log)
+    relay(log, "ads")
+    for path in store_path(log, "ads").parent.iterdir():
+        path.unlink()
+    take_in(log)
+    assert relay(log, "ads") == 0
+    assert len(records(log, "ads.dead")) == 3
+
+
+def test_a_lost_mark_costs_reading_and_nothing_else(log):
+    take_in(log)
+    relay(log, "ads")
+    store_path(log, "ads").with_name("relayed").write_text("torn")
+    assert relay(log, "ads") == 0
+
+
+def test_a_relay_that_is_killed_forwards_the_rest_the_next_time(log, monkeypatch):
+    take_in(log)
+    monkeypatch.setattr("millstream.views.dead_letters._SLICE_ROWS", 1)
+    began = ms.EventLog.fence
+    calls = []
+
+    def dying(self, writer):
+        calls.append(writer)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return began(self, writer)
+
+    monkeypatch.setattr(ms.EventLog, "fence", dying)
+    with pytest.raises(KeyboardInterrupt):
+        relay(log, "ads")
+    monkeypatch.undo()
+    assert 0 < len(records(log, "ads.dead")) < 3
+    relay(log, "ads")
+    assert len(records(log, "ads.dead")) == 3
+
+
+def test_a_replay_appends_the_records_as_they_were_and_only_once(log):
+    take_in(log)
+    assert replay(log, "ads").records == 3
+    again = replay(log, "ads")
+    assert (again.records, again.already) == (0, 3)
+    back = [r for r in records(log, "clicks") if r.value == b"no\xffJSON"]
+    assert [(r.partition, r.key, r.timestamp) for r in back] == [(0, b"u1", back[0].timestamp)] * 2
+    assert back[0].headers == back[1].headers
+    assert dead_letters(log, "ads")["replayed_at"].null_count() == 0
+    assert replay(log, "ads", again=True).records == 3
+    assert len(records(log, "clicks")) == 11
+
+
+def test_replayed_records_arrive_once_the_schema_is_mended(log):
+    take_in(log)
+    replay(log, "ads", Selection(reason="not a whole number"))
+    take_in_mended = partial(take_in, log)
+    take_in_mended()  # still wrong: they die again, at their new place
+    rows = dead_letters(log, "ads")
+    assert rows.height == 5
+    assert rows["replayed_at"].null_count() == 3
+
+
+@pytest.mark.parametrize(
+    ("selection", "count"),
+    [
+        (Selection(), 3),
+        (Selection(topic="clicks"), 3),
+        (Selection(topic="other"), 0),
+        (Selection(reason="field 'ad'"), 2),
+        (Selection(places=[("clicks", 0, 2)]), 1),
+        (Selection(reason="UTF-8", places=[("clicks", 0, 2)]), 0),
+    ],
+)
+def test_a_replay_takes_what_is_selected(log, selection, count):
+    take_in(log)
+    assert replay(log, "ads", selection).records == count
+
+
+@pytest.mark.parametrize("step", ["before the transaction", "after the transaction"])
+def test_a_replay_that_is_interrupted_is_finished_by_the_next_and_appends_once(
+    log, monkeypatch, step
+):
+    take_in(log)
+    marks = ops._Replay._mark
+
+    def dying_mark(self, rows, number, at):
+        marks(self, rows, number, at) if at is None else None
+        if (at is None) == (step == "before the transaction"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ops._Replay, "_mark", dying_mark)
+    with pytest.raises(KeyboardInterrupt):
+        replay(log, "ads")
+    monkeypatch.undo()
+    done = replay(log, "ads")
+    assert (done.records, done.finished) == (0, 3)
+    assert len(records(log, "clicks")) == 8
+    assert replay(log, "ads").finished == 0
+
+
+def test_marks_do_not_disturb_the_job_nor_what_it_says_of_itself(log):
+    take_in(log)
+    with ViewStore(store_path(log, "ads"), readonly=True) as store:
+        before = store.position("ads"), store.ledger("ads"), store.position("dead_letters")
+    replay(log, "ads")
+    with ViewStore(store_path(log, "ads"), readonly=True) as store:
+        after = store.position("ads"), store.ledger("ads"), store.position("dead_letters")
+        assert store.changes("dead_letters")["_seq"].to_list() == list(range(1, 10))
+    assert before == after
+    take_in(log)  # goes on from where it was
+
+
+def test_an_app_or_record_that_is_not_there_is_named(log):
+    take_in(log)
+    with pytest.raises(UnknownViewError, match=r"no views of an app 'other'.*ads"):
+        replay(log, "other")
+    for text in ("clicks", "clicks/0", "clicks/x/1", "/0/1"):
+        with pytest.raises(ConfigError, match="Give TOPIC/PARTITION/OFFSET"):
+            parse_place(text)
+
+
+# The command.
+
+
+@pytest.fixture
+def said(log, capsys, monkeypatch):
+    """Return a function that runs `millstream dead …` on the log and returns what it prints."""
+    take_in(log)
+    monkeypatch.setenv("MILLSTREAM_LOG", str(log))
+
+    def call(*arguments, code=0):
+        assert run(["dead", *arguments]) == code
+        out, err = capsys.readouterr()
+        return out if code == 0 else err
+
+    return call
+
+
+def test_the_command_lists_dead_records(said):
+    text = said("list", "ads")
+    assert "clicks/0/1" in text
+    assert "the value is not UTF-8 at byte 2" in text
+    found = json.loads(said("list", "ads", "--reason", "1.5", "--json"))
+    assert [row["record"] for row in found] == ["clicks/1/0"]
+    assert "1 of 3 rows" in said("list", "ads", "--limit", "1")
+    assert said("list", "ads", "--topic", "other") == "No dead records in ads.\n"
+
+
+def test_the_command_shows_one_record_whole(said):
+    text = said("show", "ads", "clicks/0/1")
+    assert 'value:    {"base64": "bm//SlNPTg=="}' in text
+    assert '["trace", "17"]' in text
+    assert "key:      u1" in text
+    (row,) = json.loads(said("show", "ads", "clicks/0/2", "--json"))
+    assert row["value"] == '{"ad":"x"}'
+    assert "no dead record clicks/0/0" in said("show", "ads", "clicks/0/0", code=2)
+
+
+def test_the_command_replays_and_relays(said, log):
+    assert said("relay", "ads") == "3 records forwarded to ads.dead\n"
+    assert json.loads(said("relay", "ads", "--json")) == {"topic": "ads.dead", "records": 0}
+    assert said("replay", "ads", "--record", "clicks/0/1", "--yes") == "1 record appended again\n"
+    assert said("replay", "ads", "--yes") == (
+        "2 records appended again; 1 were replayed before (--again appends them once more)\n"
+    )
+    assert len(records(log, "clicks")) == 8
+    assert "no views of an app 'x'" in said("relay", "x", code=2)
+
+
+def test_a_replay_is_asked_for(said, monkeypatch, log):
+    import io
+    import sys
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    assert "again" in said("replay", "ads", code=130)
+    assert len(records(log, "clicks")) == 5
+
+
+def test_dead_records_of_a_mended_schema_come_out(log):
+    take_in(log)
+    replay(log, "ads")
+    for path in store_path(log, "ads").parent.iterdir():
+        path.unlink()
+    take_in(log, LaxClick)
+    with ViewStore(store_path(log, "ads"), readonly=True) as store:
+        assert store.scan("all").filter(pl.col("ad") == 1.5).height == 2
