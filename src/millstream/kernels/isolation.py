@@ -9,6 +9,7 @@ all, or every one of more than 100, the job stops. A table without failing rows 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sysconfig
 from base64 import b64encode
@@ -46,9 +47,11 @@ _OF_DATA = (
 _LOST = re.compile(
     r"(?:(\w+)\.__init__\(\) missing|function takes exactly 5 arguments \(1 given\))"
 )
-_OURS = str(Path(__file__).resolve().parents[1])
-_POLARS = str(Path(pl.__file__).resolve().parent)
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+_POLARS = f"{Path(pl.__file__).resolve().parent}{os.sep}"
+_INSTALLED = tuple(
+    {f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")}
+)
 
 
 class Failed(NamedTuple):

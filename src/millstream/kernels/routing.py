@@ -157,10 +157,10 @@ class EdgeRoute:
         columns = self._columns(rows.columns)
         if operator is None:
             self.books.count(self.edge.step, emitted=rows.height)
-            self._keep(rows.select(columns))
+            self._keep(rows[columns])
         elif rows.height:
             done = self.edge.code.run(
-                lambda table: operator.prepare(table.select(columns), self.edge.number), rows
+                lambda table: operator.prepare(table[columns], self.edge.number), rows
             )
             self.rejects.add(self.edge.step, done)
             self.books.count(self.edge.step, dead=done.failing.height)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from millstream.kernels.isolation import OnError
 from millstream.kernels.steps import Filter, Select, Step, WithColumns
 from millstream.pipeline.schema import Columns
 
-_OURS = str(Path(__file__).resolve().parents[1])
+_OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
 def columns_after(step: Step, columns: Columns) -> Columns:

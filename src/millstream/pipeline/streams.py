@@ -378,6 +378,9 @@ class Stream:
         Its columns have Spark's types. Where results take earlier ones back (``emit("retract")``)
         a column ``_diff`` says +1 of a row that is given, and -1 of one that is taken back.
 
+        Dead rows are left out, and kept nowhere, as nothing of ours is committed here: declare
+        ``on_error="stop"`` where that must not be.
+
         The query that you start has a checkpoint and guarantees of its own. Spark stays up until
         the process ends.
         """

@@ -269,9 +269,9 @@ def test_of_rows_with_one_key_the_last_stays_though_they_came_through_several_br
         _, stream = new_app()
         even, odd = stream.split(pl.col("n") % 2 == 0)
         odd.union(even).with_columns(one=pl.lit(1)).view("last", key="one")
-        events = events_of([(i, None, None) for i in range(9)])
+        events = events_of([(i, None, None) for i in range(10)])
         out = testing.run(stream.app, {"events": events}, batches=batches, partitions=1)
-        assert out["last"]["n"].to_list() == [8]
+        assert out["last"]["n"].to_list() == [9]
 
 
 def test_a_union_of_topics_has_the_earlier_time_of_both():

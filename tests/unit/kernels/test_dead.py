@@ -1,0 +1,74 @@
+"""Dead letters: where a failing row stands in the log, as far as it still belongs to a record."""
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from millstream.kernels.dead import DEAD_KEY, DEAD_SCHEMA, Rejects
+from millstream.kernels.frames import LANE, ORDER
+from millstream.kernels.isolation import Isolated
+from millstream.kernels.watermarks import (
+    lane_of,
+    offset_in,
+    order_of,
+    partition_in,
+    source_in,
+)
+
+
+def rejects_of(rows):
+    rejects = Rejects()
+    rejects.add("parse", Isolated(None, rows.clear(), rows, ["no number"] * rows.height))
+    return rejects
+
+
+def lying_at(*places):
+    """Make rows of records at (source, partition, offset)."""
+    return pl.DataFrame(
+        {
+            "n": list(range(len(places))),
+            ORDER: [order_of(partition, offset) for _, partition, offset in places],
+            LANE: [lane_of(source, partition, 3) for source, partition, _ in places],
+        },
+        schema_overrides={ORDER: pl.Int64, LANE: pl.Int64},
+    )
+
+
+@pytest.mark.parametrize(
+    "place", [(0, 0, 0), (5, 17, 12_345), (2000, (1 << 23) - 1, (1 << 40) - 1)]
+)
+def test_a_rows_place_can_be_read_off_its_order_and_lane(place):
+    rows = lying_at(place)
+    order, lane = rows[ORDER].to_numpy(), rows[LANE].to_numpy()
+    assert (source_in(lane)[0], partition_in(order)[0], offset_in(order)[0]) == place
+
+
+def test_of_a_batch_of_records_the_bytes_are_kept():
+    records = pa.record_batch({"offset": [10, 12, 13], "value": pa.array([b"a", b"b", b"c"])})
+    rejects = rejects_of(lying_at((0, 4, 13), (0, 4, 10), (0, 4, 13)))
+    (letters,) = rejects.of_records(records, "events", 4)
+    assert letters.schema == DEAD_SCHEMA
+    assert letters.select("partition", "offset", "number", "value").rows() == [
+        (4, 13, 0, b"c"),
+        (4, 10, 0, b"a"),
+        (4, 13, 1, b"c"),
+    ]
+    assert rejects.of_records(records, "events", 4) == []
+
+
+def test_behind_a_shuffle_the_row_is_kept_with_its_place():
+    (letters,) = rejects_of(lying_at((1, 4, 13), (0, 2, 10))).of_rows(["clicks", "views"])
+    assert letters.select("topic", "partition", "offset", "step", "reason", "value").rows() == [
+        ("views", 4, 13, "parse", "no number", b'{"n":0}'),
+        ("clicks", 2, 10, "parse", "no number", b'{"n":1}'),
+    ]
+
+
+def test_rows_that_are_no_records_are_told_apart_by_what_they_hold():
+    rows = pl.DataFrame({"n": [1, 2, 1]})
+    (letters,) = rejects_of(rows).of_rows()
+    (again,) = rejects_of(rows).of_rows()
+    assert letters.equals(again)
+    assert letters["topic"].unique().to_list() == [""]
+    assert letters.select(DEAD_KEY).unique().height == 2
+    assert (letters["number"] >= 0).all()
