@@ -46,6 +46,7 @@ PACKAGES = {
     "pyspark": ("[spark]", "4.2", "4.4"),
     "pandas": ("[spark]", "2.2", "3"),
     "protobuf": ("[spark]", "5.29", "8"),
+    "cloudpickle": ("[spark]", "3", "4"),
 }
 
 # What a worker imports before it handles its first row, and the answer it gives here.

@@ -13,6 +13,7 @@ from millstream.errors import ConfigError, UnknownViewError
 from millstream.kernels.dead_records import headers_from_text, headers_text
 from millstream.kernels.decode.records import columns_read
 from millstream.kernels.ingest import Ingest, Lane
+from millstream.kernels.watermarks import SourceTime
 from millstream.log.reader import LogReader
 from millstream.ops import dead_letters as ops
 from millstream.ops.dead_letters import Selection, dead_letters, parse_place, replay
@@ -78,7 +79,9 @@ def take_in(log, schema=Click, *, rows=1000):
                 for p, ends in enumerate(zip(at, goal, strict=True))
                 if ends[0] < ends[1]
             ]
-            frames = Ingest(plan.sources[0], plan.bucket_labels).run(lanes, 2, frozenset())
+            frames = Ingest(plan.sources[0], plan.bucket_labels).run(
+                lanes, SourceTime((), 2, frozenset())
+            )
             commit(store, Fence("ads", "main", run, batch_id), gather(plan, frames), {})
             at, batch_id = goal, batch_id + 1
 
@@ -86,7 +89,8 @@ def take_in(log, schema=Click, *, rows=1000):
 def lane_of(reader, source, partition, start, end):
     read = partial(reader.read, source.topic, partition)
     batches = read(start, end, columns=columns_read(source.fields))
-    return Lane(partition, 0, end, batches, partial(read, columns=("offset", "key", "headers")))
+    details = partial(read, columns=("offset", "key", "headers"))
+    return Lane(partition, 0, end, batches, details=details)
 
 
 def records(log, topic):

@@ -438,11 +438,13 @@ def test_what_a_record_says_of_itself_can_be_columns():
     meta = ("key", "partition", "offset", "timestamp", "headers")
     topic = app.topic("t", Event, key="ad", metadata=meta)
     topic.stream().view("rows", key=("partition", "offset"))
-    rows = testing.run(app, {"t": [{"ad": 1}, b"bad", {"ad": 1}]}, partitions=1)["rows"]
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    events = [testing.Row({"ad": 1}, at=at), b"bad", {"ad": 1}]
+    rows = testing.run(app, {"t": events}, partitions=1)["rows"]
     assert rows["key"].to_list() == [b"1", b"1"]
     assert rows["offset"].to_list() == [0, 2]
     assert rows["headers"].to_list() == ["[]", "[]"]
-    assert rows["timestamp"].to_list() == [datetime(1970, 1, 1, tzinfo=UTC)] * 2
+    assert rows["timestamp"].to_list() == [at] * 2
 
 
 @pytest.mark.parametrize(
