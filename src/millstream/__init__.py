@@ -24,7 +24,8 @@ from millstream.errors import (
 
 if TYPE_CHECKING:
     from millstream.client import EventLog, connect
-    from millstream.pipeline import App, Stream, Topic, count, mean, sum, tumbling, watermark
+    from millstream.kernels.loss import expected_loss
+    from millstream.pipeline import App, Stream, Topic, bloom, count, mean, sum, tumbling, watermark
     from millstream.record import Record
     from millstream.views.reading import View, view
 
@@ -47,8 +48,10 @@ __all__ = [
     "UserCodeError",
     "View",
     "__version__",
+    "bloom",
     "connect",
     "count",
+    "expected_loss",
     "mean",
     "sum",
     "tumbling",
@@ -64,8 +67,10 @@ _HOMES = {
     "Stream": "millstream.pipeline",
     "Topic": "millstream.pipeline",
     "View": "millstream.views.reading",
+    "bloom": "millstream.pipeline",
     "connect": "millstream.client",
     "count": "millstream.pipeline",
+    "expected_loss": "millstream.kernels.loss",
     "mean": "millstream.pipeline",
     "sum": "millstream.pipeline",
     "tumbling": "millstream.pipeline",

@@ -23,15 +23,17 @@ _WORD_BYTES = 8
 _TAIL_MASKS = np.array([(1 << (8 * n)) - 1 for n in range(_WORD_BYTES)] + [2**64 - 1], np.uint64)
 
 
-def hash_columns(frame: pl.DataFrame, names: tuple[str, ...]) -> Hashes:
+def hash_columns(frame: pl.DataFrame, names: tuple[str, ...], seed: int = 0) -> Hashes:
     """Give one hash per row over the named columns, in the order of the names.
 
     Equal keys have equal hashes; null is a value like any other; -0.0 equals 0.0. No columns at
-    all is one key: every row has the same hash. Nested columns cannot be keys.
+    all is one key: every row has the same hash. Nested columns cannot be keys. Hashes of the same
+    keys with different seeds are independent of one another; buckets and places in runs are chosen
+    with seed 0.
     """
-    hashes = np.full(frame.height, _GOLDEN, np.uint64)
+    hashes = np.full(frame.height, _GOLDEN ^ np.uint64(seed), np.uint64)
     for name in names:
-        hashes = _mix(hashes ^ _column_words(frame[name]))
+        hashes = mix(hashes ^ _column_words(frame[name], np.uint64(seed)))
     return hashes
 
 
@@ -40,7 +42,8 @@ def buckets_of(hashes: Hashes, bucket_count: int) -> npt.NDArray[np.int64]:
     return ((hashes >> np.uint64(32)) * np.uint64(bucket_count) >> np.uint64(32)).astype(np.int64)
 
 
-def _mix(words: Hashes) -> Hashes:
+def mix(words: Hashes) -> Hashes:
+    """Scatter words over all 64 bits; different words stay different."""
     with np.errstate(over="ignore"):
         words = words + _GOLDEN
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -48,15 +51,15 @@ def _mix(words: Hashes) -> Hashes:
         return words ^ (words >> np.uint64(31))
 
 
-def _column_words(column: pl.Series) -> Hashes:
+def _column_words(column: pl.Series, seed: np.uint64) -> Hashes:
     if column.dtype in (pl.String, pl.Binary):
-        words = _hash_bytes(column)
+        words = _hash_bytes(column, seed)
     elif column.dtype.is_float():
         # Adding 0.0 turns -0.0 into 0.0; one NaN stands for all.
         floats = column.cast(pl.Float64).fill_null(0.0).to_numpy() + 0.0
         words = np.where(np.isnan(floats), np.nan, floats).view(np.uint64)
     elif column.dtype.is_decimal():
-        words = _hash_bytes(column.cast(pl.String))
+        words = _hash_bytes(column.cast(pl.String), seed)
     else:
         whole = column.to_physical().cast(pl.Int64).fill_null(0)
         words = whole.to_numpy().view(np.uint64)
@@ -65,20 +68,20 @@ def _column_words(column: pl.Series) -> Hashes:
     return words
 
 
-def _hash_bytes(column: pl.Series) -> Hashes:
-    """Hash values of any length: every word is mixed in, then the length."""
+def _hash_bytes(column: pl.Series, seed: np.uint64) -> Hashes:
+    """Hash values of any length: every word is mixed into the length."""
     array = column.fill_null("" if column.dtype == pl.String else b"").to_arrow()
     array = array.cast(pa.large_binary())
     _, offsets_buffer, data = array.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64)[array.offset : array.offset + len(array) + 1]
     lengths = np.diff(offsets)
     words = _words_view(data, int(offsets[-1]) if len(offsets) else 0)
-    hashes = lengths.astype(np.uint64)
+    hashes = lengths.astype(np.uint64) ^ seed
     for done in range(0, int(lengths.max(initial=0)), _WORD_BYTES):
         rows = np.flatnonzero(lengths > done)
         word = words[offsets[rows] + done]
         word &= _TAIL_MASKS[np.minimum(lengths[rows] - done, _WORD_BYTES)]
-        hashes[rows] = _mix(hashes[rows] ^ word)
+        hashes[rows] = mix(hashes[rows] ^ word)
     return hashes
 
 

@@ -28,12 +28,13 @@ class Books:
     """What a task reports: counts per step (read = the sum of the exits), and where it stands.
 
     ``position`` is topic → partition → the offset after the last record read; ``watermarks`` is
-    operator → microseconds.
+    operator → microseconds; ``facts`` are numbers by operator and name, none of them events.
     """
 
     lines: dict[str, Counter[str]] = field(default_factory=dict)
     position: dict[str, dict[str, int]] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
+    facts: dict[str, dict[str, float]] = field(default_factory=dict)
     state_bytes: int = 0
 
     def count(self, step: str, **rows: int) -> None:
@@ -46,6 +47,7 @@ class Books:
             "books": self.lines,
             "position": self.position,
             "watermarks": self.watermarks,
+            "facts": self.facts,
             "state_bytes": self.state_bytes,
         }
         return FrameRow(PORT_LEDGER, bucket, encode_message(report))

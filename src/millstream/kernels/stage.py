@@ -98,6 +98,8 @@ class OperatorRun:
         moment = Moment(before_us, _watermark(clocks), baselines, clock_ms)
         outcome = kernel.process(state, batch.frames, moment)
         self.books.count(kernel.name, **outcome.counts)
+        if outcome.facts:
+            self.books.facts[kernel.name] = outcome.facts
         self.books.watermarks[kernel.name] = moment.watermark_us
         self.books.state_bytes += state.size_bytes
         frames = [

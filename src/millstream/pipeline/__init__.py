@@ -6,7 +6,8 @@ compiled into a plan (:mod:`millstream.pipeline.compile`) and run on Spark, or i
 """
 
 from millstream.pipeline.app import App
+from millstream.pipeline.dedup_words import bloom
 from millstream.pipeline.functions import count, mean, sum, tumbling, watermark  # noqa: A004
 from millstream.pipeline.streams import Stream, Topic
 
-__all__ = ["App", "Stream", "Topic", "count", "mean", "sum", "tumbling", "watermark"]
+__all__ = ["App", "Stream", "Topic", "bloom", "count", "mean", "sum", "tumbling", "watermark"]

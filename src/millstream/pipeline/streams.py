@@ -21,8 +21,9 @@ from millstream.kernels.watermarks import WatermarkRule
 from millstream.kernels.window_aggregate import EmitMode
 from millstream.kernels.windows import Tumbling
 from millstream.pipeline.checks import check_time, columns_after, named, there_are
+from millstream.pipeline.dedup_words import Bloom, LateIds, NullIds, deduplicated
 from millstream.pipeline.functions import Column, as_expression, watermark
-from millstream.pipeline.graph import NativeNode, Node, SourceNode, StepNode
+from millstream.pipeline.graph import NativeNode, Node, OperatorNode, SourceNode, StepNode
 from millstream.pipeline.schema import Columns, columns_of, fields_of
 from millstream.pipeline.windowed import WINDOW_COLUMNS, Windowed
 
@@ -142,6 +143,42 @@ class Stream:
                     "keys. Make a plain column of it first, with with_columns."
                 )
         return names
+
+    # ── duplicates ──────────────────────────────────────────────────────────────────────────
+
+    def dedup(
+        self,
+        id: str | Sequence[str],  # noqa: A002 - what it is called everywhere
+        *,
+        within: Duration,
+        null: NullIds = "pass",
+        late: LateIds = "drop",
+        bloom: Bloom | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Drop events whose id came before, at a time that is at most ``within`` away (inclusive).
+
+        An event is kept if no kept one that arrived earlier has its id and a time so near. The
+        order of arrival is that of the partition, so give the topic the id, or part of it, as key.
+        Kept events go on as they came; the others are counted as duplicates.
+
+        Args:
+            id: The column, or columns, that tell events apart.
+            within: The horizon.
+            null: Events without an id (with several columns: without one of its parts): ``"pass"``
+                lets all of them through, ``"drop"`` leaves them out as filtered.
+            late: Events that are below their partition's watermark by more than the stream's
+                lateness cannot be judged: ``"drop"`` counts them, ``"side"`` also gives them out,
+                with ``late_by`` and ``late_reason``.
+            bloom: Remember ids in a few bits each instead of exactly: see :func:`millstream.bloom`.
+            name: The step's name; by default ``dedup(…)`` with the columns.
+        """
+        columns = self._key_columns(id, "dedup")
+        first, kernel = deduplicated(
+            self, columns, within=within, null=null, late=late, bloom=bloom, name=name
+        )
+        above = self.node if first is None else StepNode(self.node, first)
+        return replace(self, node=OperatorNode((above,), kernel))
 
     # ── windows ─────────────────────────────────────────────────────────────────────────────
 

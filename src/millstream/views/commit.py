@@ -45,6 +45,7 @@ class BatchOutcome:
     books: dict[str, Counter[str]] = field(default_factory=dict)
     position: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → partition → next
     watermarks: dict[str, int] = field(default_factory=dict)  # operator → microseconds
+    facts: dict[str, dict[str, float]] = field(default_factory=dict)  # operator → name → largest
     state_bytes: int = 0
 
     def total(self, count: str) -> int:
@@ -113,6 +114,10 @@ def _take_report(outcome: BatchOutcome, report: Mapping[str, Any]) -> None:
     for operator, watermark_us in report.get("watermarks", {}).items():
         low_us = min(outcome.watermarks.get(operator, watermark_us), watermark_us)
         outcome.watermarks[operator] = low_us
+    for operator, facts in report.get("facts", {}).items():
+        known_facts = outcome.facts.setdefault(operator, {})
+        for name, value in facts.items():
+            known_facts[name] = max(known_facts.get(name, value), value)
     outcome.state_bytes += report.get("state_bytes", 0)
 
 
