@@ -31,9 +31,10 @@ def hash_columns(frame: pl.DataFrame, names: tuple[str, ...], seed: int = 0) -> 
     keys with different seeds are independent of one another; buckets and places in runs are chosen
     with seed 0.
     """
-    hashes = np.full(frame.height, _GOLDEN ^ np.uint64(seed), np.uint64)
+    scale = np.uint64((2 * seed + 1) % 2**64)
+    hashes = np.full(frame.height, _GOLDEN, np.uint64)
     for name in names:
-        hashes = mix(hashes ^ _column_words(frame[name], np.uint64(seed)))
+        hashes = mix(hashes ^ _scaled(_column_words(frame[name], scale), scale))
     return hashes
 
 
@@ -51,15 +52,22 @@ def mix(words: Hashes) -> Hashes:
         return words ^ (words >> np.uint64(31))
 
 
-def _column_words(column: pl.Series, seed: np.uint64) -> Hashes:
+def _scaled(words: Hashes, scale: np.uint64) -> Hashes:
+    # By an odd number, so that no two words become one. Mixing a seed in by exclusive or would not
+    # do: two words that differ by just that would change places, and collide under both seeds.
+    with np.errstate(over="ignore"):
+        return words * scale
+
+
+def _column_words(column: pl.Series, scale: np.uint64) -> Hashes:
     if column.dtype in (pl.String, pl.Binary):
-        words = _hash_bytes(column, seed)
+        words = _hash_bytes(column, scale)
     elif column.dtype.is_float():
         # Adding 0.0 turns -0.0 into 0.0; one NaN stands for all.
         floats = column.cast(pl.Float64).fill_null(0.0).to_numpy() + 0.0
         words = np.where(np.isnan(floats), np.nan, floats).view(np.uint64)
     elif column.dtype.is_decimal():
-        words = _hash_bytes(column.cast(pl.String), seed)
+        words = _hash_bytes(column.cast(pl.String), scale)
     else:
         whole = column.to_physical().cast(pl.Int64).fill_null(0)
         words = whole.to_numpy().view(np.uint64)
@@ -68,7 +76,7 @@ def _column_words(column: pl.Series, seed: np.uint64) -> Hashes:
     return words
 
 
-def _hash_bytes(column: pl.Series, seed: np.uint64) -> Hashes:
+def _hash_bytes(column: pl.Series, scale: np.uint64) -> Hashes:
     """Hash values of any length: every word is mixed into the length."""
     array = column.fill_null("" if column.dtype == pl.String else b"").to_arrow()
     array = array.cast(pa.large_binary())
@@ -76,12 +84,12 @@ def _hash_bytes(column: pl.Series, seed: np.uint64) -> Hashes:
     offsets = np.frombuffer(offsets_buffer, np.int64)[array.offset : array.offset + len(array) + 1]
     lengths = np.diff(offsets)
     words = _words_view(data, int(offsets[-1]) if len(offsets) else 0)
-    hashes = lengths.astype(np.uint64) ^ seed
+    hashes = lengths.astype(np.uint64)
     for done in range(0, int(lengths.max(initial=0)), _WORD_BYTES):
         rows = np.flatnonzero(lengths > done)
         word = words[offsets[rows] + done]
         word &= _TAIL_MASKS[np.minimum(lengths[rows] - done, _WORD_BYTES)]
-        hashes[rows] = mix(hashes[rows] ^ word)
+        hashes[rows] = mix(hashes[rows] ^ _scaled(word, scale))
     return hashes
 
 
