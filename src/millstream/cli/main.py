@@ -28,6 +28,7 @@ COMMANDS = {
     "log": "Verify, repair and measure the folder of a log.",
     "run": "Run the pipeline that FILE declares, going on where it was.",
     "view": "Look at maintained views: list them, show rows, follow changes.",
+    "bloom": "Show how many events Bloom filters lose, for a memory, a rate and a horizon.",
     "doctor": "Check that this machine has what Millstream needs.",
 }
 EXIT_FAILED = 1

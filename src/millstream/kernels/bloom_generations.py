@@ -7,9 +7,9 @@ order. So a repeat inside the horizon is always found, whatever the batches; one
 away than ``within``, and by less than ``rotate``, may be found as well.
 
 A generation in state is *recent* ids (64-bit hashes in sorted runs, compared exactly) and
-*filters*. A batch adds one small run of recent ids; when these have come to an eighth of what a
+*filters*. A batch adds one small run of recent ids; when these have come to a sixteenth of what a
 filter takes, they are moved into the filter in one go. So a batch writes its own ids and not the
-bitmap that they are scattered over, which is written anew eight times in its life. A filter takes
+bitmap that they are scattered over, which is written anew sixteen times in its life. A filter takes
 the ids that it was sized for and no more: when more come, the generation gets one more filter, and
 the stated rate rises by one filter's.
 
@@ -37,7 +37,7 @@ _RECENT = "recent ids"
 _FILTERS = "filters"
 _COUNTS = "ids in filters"
 _WORDS = "words"
-_MOVES = 8  # in so many goes a filter is filled
+_MOVES = 16  # in so many goes a filter is filled
 
 
 @dataclass(frozen=True)

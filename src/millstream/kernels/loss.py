@@ -16,7 +16,8 @@ from millstream.errors import ConfigError
 from millstream.kernels.bloom import bits_for, rate_of, together
 
 _HASHES_MAX = 64
-_RATE_MIN = 1e-18  # below it a false positive is rarer than two ids with one 64-bit hash
+RATE_MAX = 0.5
+RATE_MIN = 1e-18  # below it a false positive is rarer than two ids with one 64-bit hash
 
 
 def generation_count(horizon_us: int, rotate_us: int) -> int:
@@ -35,8 +36,14 @@ class Loss:
     fpr: float
     events_per_second: float
     generations: int
+    rotate_us: int
     hashes: int
     bits_per_id: float
+
+    @property
+    def ids_held(self) -> float:
+        """How many ids there are when every generation is full."""
+        return self.events_per_second * self.generations * self.rotate_us / 1e6
 
     @property
     def lost_per_hour(self) -> float:
@@ -71,7 +78,7 @@ def expected_loss(
     Raises:
         ConfigError: other than two of the three are given, or a number is out of its range.
     """
-    generations, rotate_s = _generations(within, rotate)
+    generations, rotate_us = _generations(within, rotate)
     given = [value for value in (events_per_second, memory_bytes, fpr) if value is not None]
     if len(given) != 2:
         raise ConfigError(
@@ -79,24 +86,26 @@ def expected_loss(
             "is worked out."
         )
     _check_ranges(events_per_second, memory_bytes, fpr)
-    if fpr is not None:
-        hashes = max(1, min(_HASHES_MAX, round(-math.log2(fpr / generations))))
+    seconds_held = generations * rotate_us / 1e6
+    if fpr is None:
+        assert events_per_second is not None
+        assert memory_bytes is not None
+        bits_per_id = memory_bytes * 8 / (seconds_held * events_per_second)
+        hashes = max(1, min(_HASHES_MAX, round(bits_per_id * math.log(2))))
+        one = rate_of(bits_per_id, hashes, 1)
+        fpr = max(RATE_MIN, together(one for _ in range(generations)))
+    else:
+        hashes = max(1, round(-math.log2(fpr / generations)))
         bits_per_id = bits_for(1, fpr / generations, hashes)
         if events_per_second is None:
             assert memory_bytes is not None
-            events_per_second = memory_bytes * 8 / (generations * rotate_s * bits_per_id)
-        memory = math.ceil(generations * rotate_s * events_per_second * bits_per_id / 8)
-        return Loss(memory, fpr, events_per_second, generations, hashes, bits_per_id)
-    assert events_per_second is not None
-    assert memory_bytes is not None
-    bits_per_id = memory_bytes * 8 / (generations * rotate_s * events_per_second)
-    hashes = max(1, min(_HASHES_MAX, round(bits_per_id * math.log(2))))
-    one = max(rate_of(bits_per_id, hashes, 1), _RATE_MIN)
-    rate = together(one for _ in range(generations))
-    return Loss(memory_bytes, rate, events_per_second, generations, hashes, bits_per_id)
+            events_per_second = memory_bytes * 8 / (seconds_held * bits_per_id)
+        else:
+            memory_bytes = math.ceil(seconds_held * events_per_second * bits_per_id / 8)
+    return Loss(memory_bytes, fpr, events_per_second, generations, rotate_us, hashes, bits_per_id)
 
 
-def _generations(within: Duration, rotate: Duration | None) -> tuple[int, float]:
+def _generations(within: Duration, rotate: Duration | None) -> tuple[int, int]:
     within_us = to_us(within, what="within")
     rotate_us = within_us // 4 if rotate is None else to_us(rotate, what="rotate")
     if not 0 < rotate_us <= within_us:
@@ -104,7 +113,7 @@ def _generations(within: Duration, rotate: Duration | None) -> tuple[int, float]
             f"rotate is {rotate!r} and within is {within!r}. Give a rotate above zero that is not "
             "longer than within."
         )
-    return generation_count(within_us, rotate_us), rotate_us / 1e6
+    return generation_count(within_us, rotate_us), rotate_us
 
 
 def _check_ranges(
@@ -114,5 +123,7 @@ def _check_ranges(
         raise ConfigError(f"events_per_second is {events_per_second!r}. Give a number above 0.")
     if memory_bytes is not None and memory_bytes < 1:
         raise ConfigError(f"memory is {memory_bytes!r} bytes. Give at least 1.")
-    if fpr is not None and not _RATE_MIN <= fpr <= 0.5:
-        raise ConfigError(f"fpr is {fpr!r}. Give a rate from {_RATE_MIN} to 0.5, such as 1e-4.")
+    if fpr is not None and not RATE_MIN <= fpr <= RATE_MAX:
+        raise ConfigError(
+            f"fpr is {fpr!r}. Give a rate from {RATE_MIN} to {RATE_MAX}, such as 1e-4."
+        )
