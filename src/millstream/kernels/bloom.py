@@ -25,7 +25,6 @@ Words = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
 _WORD_BITS = 64
-_IDS_AT_ONCE = 1 << 17  # how many ids are added in one go: bounds the memory for their places
 
 
 @dataclass(frozen=True)
@@ -71,12 +70,12 @@ class BloomShape:
     def adding(self, words: Words, hashes: Hashes) -> Words:
         """Give the filter with these hashes added; ``words`` stays as it is."""
         words = words.copy()
-        for start in range(0, len(hashes), _IDS_AT_ONCE):
-            at = np.sort(np.concatenate(list(self._places(hashes[start : start + _IDS_AT_ONCE]))))
-            word = at >> np.uint64(6)
-            first = np.flatnonzero(np.diff(word, prepend=np.uint64(2**64 - 1)))
-            bit = np.uint64(1) << (at & np.uint64(63))
-            words[word[first]] |= np.bitwise_or.reduceat(bit, first)
+        for at in self._places(hashes):
+            left = at
+            while len(left):
+                word, bit = left >> np.uint64(6), np.uint64(1) << (left & np.uint64(63))
+                words[word] |= bit  # of two ids that set bits of one word, only one is heeded
+                left = left[words[word] & bit == 0]
         return words
 
     def _places(self, hashes: Hashes) -> Iterator[Hashes]:

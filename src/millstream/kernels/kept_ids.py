@@ -19,8 +19,6 @@ from millstream.kernels.frames import HASH, TIME
 from millstream.kernels.sorted_runs import SortedRuns
 
 CHECK = "__check"  # UInt64: the second hash of an id
-_ROW = "__row"
-_HELD_TIME = "__held_time"
 _SLOTS = 8  # the time for which an entry is held is divided into about this many slots
 _SLOT_US_MIN = 10_000_000  # a slot costs a few runs however little it holds
 
@@ -55,13 +53,20 @@ class KeptIds:
 
     def _repeats_of_slot(self, slot: int, events: Arrivals) -> Ints:
         hashes = events.hashes[np.diff(events.hashes, prepend=~events.hashes[0]) != 0]
-        held = [rows.rename({TIME: _HELD_TIME}) for rows in self.runs.look_up(slot, hashes)]
-        if not held:
-            return np.empty(0, np.int64)
-        asked = pl.DataFrame({HASH: events.hashes, CHECK: events.checks, TIME: events.times})
-        pairs = asked.with_row_index(_ROW).join(pl.concat(held), on=[HASH, CHECK])
-        near = pairs.filter((pl.col(TIME) - pl.col(_HELD_TIME)).abs() <= self.within_us)
-        return near[_ROW].unique().to_numpy().astype(np.int64)
+        found = [self._repeats_of(rows, events) for rows in self.runs.look_up(slot, hashes)]
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def _repeats_of(self, held: pl.DataFrame, events: Arrivals) -> Ints:
+        """Give the events (some of them more than once) that repeat one of the held entries."""
+        hashes = held[HASH].to_numpy()
+        first = np.searchsorted(events.hashes, hashes, side="left")
+        counts = np.searchsorted(events.hashes, hashes, side="right") - first
+        entry = np.repeat(np.arange(len(hashes)), counts)
+        event = first[entry] + np.arange(len(entry)) - (np.cumsum(counts) - counts)[entry]
+        apart_us = np.abs(events.times[event] - held[TIME].to_numpy()[entry])
+        same = events.checks[event] == held[CHECK].to_numpy()[entry]
+        repeats: Ints = event[same & (apart_us <= self.within_us)]
+        return repeats
 
     def hold(self, events: Arrivals, watermark_us: int) -> None:
         """Keep these events, but for those that no event can repeat any more; drop what is past."""
