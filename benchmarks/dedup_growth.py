@@ -125,11 +125,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--held", type=int, nargs="+", default=[0, 1_000_000, 10_000_000])
+    parser.add_argument("--stores", nargs="+", default=["exact", "bloom", "checked"])
     parser.add_argument("--batches", type=int, default=25)
     options = parser.parse_args()
     rows = []
     for held in options.held:
-        for name, kernel in kernels(held).items():
+        for name in options.stores:
+            kernel = kernels(held)[name]
             with tempfile.TemporaryDirectory(prefix="millstream-bench-") as folder:
                 stream = Stream(kernel, Path(folder), held)
                 taken = one_batch(stream, options.batches)

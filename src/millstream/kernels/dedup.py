@@ -132,7 +132,8 @@ class Dedup:
         outcome = Outcome(counts=Counter())
         memory = self._memory(state)
         if tables := arrived.get(0, ()):
-            rows = self._in_time(in_order(pl.concat(tables)), moment, outcome)
+            together = pl.concat(table.select(tables[0].columns) for table in tables)
+            rows = self._in_time(in_order(together), moment, outcome)
             keep = self._keep(memory, rows, moment.watermark_us)
             outcome.rows = rows.filter(pl.Series(keep))
             emitted = outcome.rows.height

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from millstream.kernels import arrivals
 from millstream.kernels.arrivals import Arrivals, Spans, first_of_each
-from millstream.kernels.dedup import in_order
+from millstream.kernels.dedup import Dedup, in_order
 from millstream.kernels.frames import LANE, ORDER, TIME
 from millstream.kernels.kept_ids import KeptIds
 from millstream.kernels.keyhash import hash_columns
-from millstream.kernels.operator import OperatorState
+from millstream.kernels.operator import Moment, OperatorState
 from millstream.kernels.sorted_runs import MemoryRunStore
 from millstream.kernels.watermarks import UNSEEN
 
@@ -100,3 +100,13 @@ def test_rows_are_taken_in_the_order_of_the_log_or_of_time_where_they_have_no_pl
     placeless = pl.DataFrame({"n": [0, 1, 2, 3], "tags": [["x"]] * 4, TIME: [5, 9, 1, 5]})
     assert in_order(placeless)["n"].to_list() in ([2, 0, 3, 1], [2, 3, 0, 1])
     assert in_order(placeless).equals(in_order(placeless.reverse()))
+
+
+def test_frames_of_one_batch_may_have_their_columns_in_any_order():
+    kernel = Dedup("dedup", ("id",), ("Int64",), MINUTE_US, 0)
+    first = pl.DataFrame({"id": [1, 2], "n": [0, 1], TIME: [0, 0], LANE: [1, 1], ORDER: [10, 11]})
+    second = pl.DataFrame({LANE: [0], TIME: [0], "n": [2], ORDER: [5], "id": [2]})
+    state, moment = OperatorState(MemoryRunStore()), Moment(UNSEEN, UNSEEN)
+    outcome = kernel.process(state, {0: [first, second]}, moment)
+    assert outcome.rows["n"].to_list() == [2, 0]
+    assert outcome.counts == {"emitted": 2, "duplicate": 1}
