@@ -406,6 +406,29 @@ def test_ids_of_every_plain_type_can_be_deduplicated():
         assert testing.run(app, {"events": rows}, batches=2)["out"]["n"].to_list() == [0, 1]
 
 
+@pytest.mark.thorough
+def test_g6_of_a_million_ids_few_are_lost_and_no_repeat_passes():
+    app = App("g6", log="unused")
+    stream = app.topic("events", Event, key="device").stream(
+        time=pl.from_epoch("n", time_unit="ms"), watermark=watermark("0 seconds", idle=None)
+    )
+    filters = bloom(fpr=1e-3, rotate="15 minutes", expect=1_000_000)
+    through = stream.dedup("id", within="1 hour", bloom=filters, name="filters")
+    again = through.dedup("id", within="1 hour", name="exact behind them")
+    again.window(tumbling("1 hour"), by="device").emit("update").agg(rows=count()).view("counts")
+    value = '{"at":"2026-01-01T00:00:00Z","device":"d","n":%d,"id":"%d"}'
+    rows = [(value % (number * 36 // 10, number)).encode() for number in range(1_000_000)]
+    repeats = range(0, 1_000_000, 50)
+    rows += [(value % (3_600_000, number)).encode() for number in repeats]
+    out = testing.run(app, {"events": rows}, batches=6, partitions=4)
+    books = {line["step"]: line for line in out.ledger.group_by("step").sum().to_dicts()}
+    first, second = books["filters"], books["exact behind them"]
+    assert first["read"] == len(rows) == first["emitted"] + first["duplicate"]
+    assert 0 < first["duplicate"] - len(repeats) <= 1000 + 4 * 1000**0.5
+    assert second["duplicate"] == 0
+    assert second["emitted"] == first["emitted"] == out["counts"]["rows"].sum()
+
+
 # Mistakes show where they are made.
 
 
