@@ -24,10 +24,12 @@ from millstream.errors import (
 
 if TYPE_CHECKING:
     from millstream.client import EventLog, connect
+    from millstream.kernels.loss import expected_loss
     from millstream.pipeline import (
         App,
         Stream,
         Topic,
+        bloom,
         count,
         device_time,
         mean,
@@ -58,9 +60,11 @@ __all__ = [
     "UserCodeError",
     "View",
     "__version__",
+    "bloom",
     "connect",
     "count",
     "device_time",
+    "expected_loss",
     "mean",
     "processing_time",
     "sum",
@@ -77,9 +81,11 @@ _HOMES = {
     "Stream": "millstream.pipeline",
     "Topic": "millstream.pipeline",
     "View": "millstream.views.reading",
+    "bloom": "millstream.pipeline",
     "connect": "millstream.client",
     "count": "millstream.pipeline",
     "device_time": "millstream.pipeline",
+    "expected_loss": "millstream.kernels.loss",
     "mean": "millstream.pipeline",
     "processing_time": "millstream.pipeline",
     "sum": "millstream.pipeline",

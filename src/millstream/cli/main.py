@@ -32,6 +32,7 @@ COMMANDS = {
     "ledger": "Show where every event of APP went: the books, batch by batch or added up.",
     "view": "Look at maintained views: list them, show rows, follow changes.",
     "dead": "Look at records that could not be processed, and append them again.",
+    "bloom": "Show how many events Bloom filters lose, for a memory, a rate and a horizon.",
     "doctor": "Check that this machine has what Millstream needs.",
 }
 EXIT_FAILED = 1

@@ -23,15 +23,18 @@ _WORD_BYTES = 8
 _TAIL_MASKS = np.array([(1 << (8 * n)) - 1 for n in range(_WORD_BYTES)] + [2**64 - 1], np.uint64)
 
 
-def hash_columns(frame: pl.DataFrame, names: tuple[str, ...]) -> Hashes:
+def hash_columns(frame: pl.DataFrame, names: tuple[str, ...], seed: int = 0) -> Hashes:
     """Give one hash per row over the named columns, in the order of the names.
 
     Equal keys have equal hashes; null is a value like any other; -0.0 equals 0.0. No columns at
-    all is one key: every row has the same hash. Nested columns cannot be keys.
+    all is one key: every row has the same hash. Nested columns cannot be keys. Hashes of the same
+    keys with different seeds are independent of one another; buckets and places in runs are chosen
+    with seed 0.
     """
+    scale = np.uint64((2 * seed + 1) % 2**64)
     hashes = np.full(frame.height, _GOLDEN, np.uint64)
     for name in names:
-        hashes = _mix(hashes ^ _column_words(frame[name]))
+        hashes = mix(hashes ^ _scaled(_column_words(frame[name], scale), scale))
     return hashes
 
 
@@ -40,7 +43,8 @@ def buckets_of(hashes: Hashes, bucket_count: int) -> npt.NDArray[np.int64]:
     return ((hashes >> np.uint64(32)) * np.uint64(bucket_count) >> np.uint64(32)).astype(np.int64)
 
 
-def _mix(words: Hashes) -> Hashes:
+def mix(words: Hashes) -> Hashes:
+    """Scatter words over all 64 bits; different words stay different."""
     with np.errstate(over="ignore"):
         words = words + _GOLDEN
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -48,15 +52,22 @@ def _mix(words: Hashes) -> Hashes:
         return words ^ (words >> np.uint64(31))
 
 
-def _column_words(column: pl.Series) -> Hashes:
+def _scaled(words: Hashes, scale: np.uint64) -> Hashes:
+    # By an odd number, so that no two words become one. Mixing a seed in by exclusive or would not
+    # do: two words that differ by just that would change places, and collide under both seeds.
+    with np.errstate(over="ignore"):
+        return words * scale
+
+
+def _column_words(column: pl.Series, scale: np.uint64) -> Hashes:
     if column.dtype in (pl.String, pl.Binary):
-        words = _hash_bytes(column)
+        words = _hash_bytes(column, scale)
     elif column.dtype.is_float():
         # Adding 0.0 turns -0.0 into 0.0; one NaN stands for all.
         floats = column.cast(pl.Float64).fill_null(0.0).to_numpy() + 0.0
         words = np.where(np.isnan(floats), np.nan, floats).view(np.uint64)
     elif column.dtype.is_decimal():
-        words = _hash_bytes(column.cast(pl.String))
+        words = _hash_bytes(column.cast(pl.String), scale)
     else:
         whole = column.to_physical().cast(pl.Int64).fill_null(0)
         words = whole.to_numpy().view(np.uint64)
@@ -65,8 +76,8 @@ def _column_words(column: pl.Series) -> Hashes:
     return words
 
 
-def _hash_bytes(column: pl.Series) -> Hashes:
-    """Hash values of any length: every word is mixed in, then the length."""
+def _hash_bytes(column: pl.Series, scale: np.uint64) -> Hashes:
+    """Hash values of any length: every word is mixed into the length."""
     array = column.fill_null("" if column.dtype == pl.String else b"").to_arrow()
     array = array.cast(pa.large_binary())
     _, offsets_buffer, data = array.buffers()
@@ -78,7 +89,7 @@ def _hash_bytes(column: pl.Series) -> Hashes:
         rows = np.flatnonzero(lengths > done)
         word = words[offsets[rows] + done]
         word &= _TAIL_MASKS[np.minimum(lengths[rows] - done, _WORD_BYTES)]
-        hashes[rows] = _mix(hashes[rows] ^ word)
+        hashes[rows] = mix(hashes[rows] ^ _scaled(word, scale))
     return hashes
 
 

@@ -61,11 +61,13 @@ class Outcome:
 
     ``rows`` go down its edges and ``late`` down the edges of its side output; ``counts`` say by
     which exit the events that came in left (see ``LEDGER_EXITS``), and must add up to them.
+    ``facts`` are numbers to report beside the books, of which the largest over all buckets stands.
     """
 
     rows: pl.DataFrame | None = None
     late: pl.DataFrame | None = None
     counts: Counter[str] = field(default_factory=Counter)
+    facts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass

@@ -45,8 +45,9 @@ class Books:
     At every step read = the sum of the exits; ``made`` counts the rows that it gave on, which are
     not always those that it read. ``position`` is topic → partition → the offset after the last
     record read, ``arrived_ms`` likewise the timestamp in the log of that record, ``event_times``
-    the largest event time in the batch. ``watermarks`` is operator → microseconds; ``forgotten`` is
-    source → producers let go, in all, because there were more than are followed.
+    the largest event time in the batch. ``watermarks`` is operator → microseconds; ``facts`` are
+    numbers by operator and name, none of them events; ``forgotten`` is source → producers let go,
+    in all, because there were more than are followed.
     """
 
     lines: dict[str, Counter[str]] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class Books:
     arrived_ms: dict[str, dict[str, int]] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
     event_times: dict[str, dict[str, int]] = field(default_factory=dict)
+    facts: dict[str, dict[str, float]] = field(default_factory=dict)
     state_bytes: int = 0
     forgotten: dict[str, int] = field(default_factory=dict)
 
@@ -74,6 +76,7 @@ class Books:
             "arrived_ms": self.arrived_ms,
             "watermarks": self.watermarks,
             "event_times": self.event_times,
+            "facts": self.facts,
             "state_bytes": self.state_bytes,
             "forgotten": self.forgotten,
         }

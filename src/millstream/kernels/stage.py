@@ -105,6 +105,8 @@ class OperatorRun:
         self.books.count(kernel.name, **outcome.counts)
         if outcome.rows is not None:
             self.books.count(kernel.name, made=outcome.rows.height)
+        if outcome.facts:
+            self.books.facts[kernel.name] = outcome.facts
         self.books.watermarks[kernel.name] = moment.watermark_us
         self.books.state_bytes += state.size_bytes
         frames = [

@@ -6,6 +6,7 @@ compiled into a plan (:mod:`millstream.pipeline.compile`) and run on Spark, or i
 """
 
 from millstream.pipeline.app import App
+from millstream.pipeline.dedup_words import bloom
 from millstream.pipeline.device_clock import device_time
 from millstream.pipeline.functions import count, mean, sum, tumbling  # noqa: A004
 from millstream.pipeline.streams import Stream, Topic
@@ -15,6 +16,7 @@ __all__ = [
     "App",
     "Stream",
     "Topic",
+    "bloom",
     "count",
     "device_time",
     "mean",

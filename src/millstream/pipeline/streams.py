@@ -32,8 +32,17 @@ from millstream.pipeline.checks import (
     named,
     there_are,
 )
+from millstream.pipeline.dedup_words import Bloom, LateIds, NullIds, deduplicated
 from millstream.pipeline.functions import Column, as_expression
-from millstream.pipeline.graph import FrameNode, NativeNode, Node, SourceNode, StepNode, UnionNode
+from millstream.pipeline.graph import (
+    FrameNode,
+    NativeNode,
+    Node,
+    OperatorNode,
+    SourceNode,
+    StepNode,
+    UnionNode,
+)
 from millstream.pipeline.schema import Columns, columns_of, fields_of
 from millstream.pipeline.time_words import (
     IN_ORDER,
@@ -281,6 +290,42 @@ class Stream:
                     "keys. Make a plain column of it first, with with_columns."
                 )
         return names
+
+    # ── duplicates ──────────────────────────────────────────────────────────────────────────
+
+    def dedup(
+        self,
+        id: str | Sequence[str],  # noqa: A002 - what it is called everywhere
+        *,
+        within: Duration,
+        null: NullIds = "pass",
+        late: LateIds = "drop",
+        bloom: Bloom | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Drop events whose id came before, at a time that is at most ``within`` away (inclusive).
+
+        An event is kept if no kept one that arrived earlier has its id and a time so near. The
+        order of arrival is that of the partition, so give the topic the id, or part of it, as key.
+        Kept events go on as they came; the others are counted as duplicates.
+
+        Args:
+            id: The column, or columns, that tell events apart.
+            within: The horizon.
+            null: Events without an id (with several columns: without one of its parts): ``"pass"``
+                lets all of them through, ``"drop"`` leaves them out as filtered.
+            late: Events that are below their partition's watermark by more than the stream's
+                lateness cannot be judged: ``"drop"`` counts them, ``"side"`` also gives them out,
+                with ``late_by`` and ``late_reason``.
+            bloom: Remember ids in a few bits each instead of exactly: see :func:`millstream.bloom`.
+            name: The step's name; by default ``dedup(…)`` with the columns.
+        """
+        columns = self._key_columns(id, "dedup")
+        first, kernel = deduplicated(
+            self, columns, within=within, null=null, late=late, bloom=bloom, name=name
+        )
+        above = self if first is None else self._step(first)
+        return replace(self, node=OperatorNode((above.node,), kernel))
 
     # ── windows ─────────────────────────────────────────────────────────────────────────────
 

@@ -49,6 +49,7 @@ class BatchOutcome:
     position: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → partition → next
     arrived_ms: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → partition → ms
     watermarks: dict[str, int] = field(default_factory=dict)  # operator → microseconds
+    facts: dict[str, dict[str, float]] = field(default_factory=dict)  # operator → name → largest
     state_bytes: int = 0
     forgotten: dict[str, int] = field(default_factory=dict)  # source → producers let go, in all
 
@@ -147,6 +148,10 @@ def _take_report(outcome: BatchOutcome, report: Mapping[str, Any]) -> None:
     for operator, watermark_us in report.get("watermarks", {}).items():
         low_us = min(outcome.watermarks.get(operator, watermark_us), watermark_us)
         outcome.watermarks[operator] = low_us
+    for operator, facts in report.get("facts", {}).items():
+        known_facts = outcome.facts.setdefault(operator, {})
+        for name, value in facts.items():
+            known_facts[name] = max(known_facts.get(name, value), value)
     outcome.state_bytes += report.get("state_bytes", 0)
     outcome.forgotten.update(report.get("forgotten", {}))  # every bucket says the same
 

@@ -1,0 +1,194 @@
+"""Deduplication: of the events with one id, the first one, and the next that is far enough from it.
+
+An event is kept if and only if there is no kept one before it with the same id and a time that is
+at most ``within`` away, earlier or later. *Before* is the order of arrival: within a partition that
+of offsets. Of two partitions read in one batch the lower goes first, and what an earlier batch read
+goes before all; so the answer depends on the events alone as long as an id keeps to one partition.
+What came without a place in the log (out of a native step) is taken in the order of time.
+
+====================  ==========================================================================
+an event               leaves as
+====================  ==========================================================================
+late                   ``late``: its time is below its partition's watermark by more than the
+                       lateness; it is never emitted, and repeats nothing
+without an id          ``emitted``: an id of which a part is null is like no other
+a repeat               ``duplicate``
+any other              ``emitted``, in the batch of its arrival, as it came
+====================  ==========================================================================
+
+State is exact (:mod:`kept_ids`), or a few bits per id (:mod:`bloom_generations`), or the second in
+front of the first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import polars as pl
+
+from millstream.kernels.arriving_ids import Arrivals, Mask, Spans, first_of_each
+from millstream.kernels.bloom_generations import BloomGenerations, BloomRule
+from millstream.kernels.frames import LANE, ORDER, REACHED, TIME, visible
+from millstream.kernels.kept_ids import KeptIds
+from millstream.kernels.keyhash import hash_columns
+from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
+
+LATE_BY = "late_by"
+LATE_REASON = "late_reason"
+BELOW_WATERMARK = "below_watermark"
+FALSE_POSITIVE_RATE = "false_positive_rate"
+_KEPT = "kept ids"
+_TIE = "__tie"
+
+
+class Memory(Protocol):
+    """What is known of the ids that were kept. See :class:`KeptIds` for the exact one."""
+
+    def spans(self, events: Arrivals) -> Spans: ...
+    def repeats(self, events: Arrivals) -> Mask: ...
+    def hold(self, events: Arrivals, watermark_us: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class CheckedIds:
+    """Filters in front of the exact state: only the ids that the filters may hold are looked up."""
+
+    filters: BloomGenerations
+    kept: KeptIds
+
+    def spans(self, events: Arrivals) -> Spans:
+        return self.kept.spans(events)
+
+    def repeats(self, events: Arrivals) -> Mask:
+        found = self.filters.repeats(events)
+        found[found] = self.kept.repeats(events.take(found))
+        return found
+
+    def hold(self, events: Arrivals, watermark_us: int) -> None:
+        self.filters.hold(events, watermark_us)
+        self.kept.hold(events, watermark_us)
+
+
+@dataclass(frozen=True)
+class Dedup:
+    """One deduplicating operator. Durations in microseconds.
+
+    ``by`` names the columns of the id, ``types`` their types. ``side``: late rows are given out.
+    """
+
+    name: str
+    by: tuple[str, ...]
+    types: tuple[str, ...]
+    within_us: int
+    lateness_us: int
+    side: bool = False
+    bloom: BloomRule | None = None
+
+    @property
+    def transparent(self) -> bool:
+        return True
+
+    @property
+    def ordered(self) -> bool:
+        return True
+
+    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
+        return set(self.by)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Describe what the state depends on: the id and its types, the horizon, the filters."""
+        return {
+            "id": [list(column) for column in zip(self.by, self.types, strict=True)],
+            "within_us": self.within_us,
+            "lateness_us": self.lateness_us,
+            "bloom": None if self.bloom is None else asdict(self.bloom),
+        }
+
+    def holds_back(self, watermark_us: int) -> int:
+        return watermark_us
+
+    # ── before the shuffle ──────────────────────────────────────────────────────────────────
+
+    def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
+        """Leave out what is late by what this batch read before it, unless late rows are wanted."""
+        if self.side or REACHED not in rows.columns:
+            return Prepared(rows)
+        in_time = rows.filter(pl.col(TIME) >= pl.col(REACHED) - self.lateness_us)
+        return Prepared(in_time, rows.height - in_time.height)
+
+    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
+        return pl.concat(tables)
+
+    # ── after the shuffle ───────────────────────────────────────────────────────────────────
+
+    def process(
+        self, state: OperatorState, arrived: Mapping[int, Sequence[pl.DataFrame]], moment: Moment
+    ) -> Outcome:
+        """Emit the rows that are no repeats, and hold their ids; let go of what is past."""
+        outcome = Outcome(counts=Counter())
+        memory = self._memory(state)
+        if tables := arrived.get(0, ()):
+            together = pl.concat(table.select(tables[0].columns) for table in tables)
+            rows = self._in_time(in_order(together), moment, outcome)
+            keep = self._keep(memory, rows, moment.watermark_us)
+            outcome.rows = rows.filter(pl.Series(keep))
+            emitted = outcome.rows.height
+            outcome.counts.update(emitted=emitted, duplicate=rows.height - emitted)
+        else:
+            memory.hold(Arrivals.none(), moment.watermark_us)
+        if isinstance(memory, BloomGenerations):
+            outcome.facts[FALSE_POSITIVE_RATE] = memory.false_positive_rate()
+        return outcome
+
+    def _memory(self, state: OperatorState) -> Memory:
+        kept = KeptIds(state.runs(_KEPT), self.within_us, self.lateness_us)
+        if self.bloom is None:
+            return kept
+        generations = BloomGenerations(self.bloom, state, self.within_us, self.lateness_us)
+        return CheckedIds(generations, kept) if self.bloom.exact_check else generations
+
+    def _in_time(self, rows: pl.DataFrame, moment: Moment, outcome: Outcome) -> pl.DataFrame:
+        """Take out the rows that are late, count them, and give them out if they are wanted."""
+        bound_us = moment.reached(rows)
+        if REACHED in rows.columns:
+            bound_us = np.maximum(bound_us, rows[REACHED].to_numpy())
+        missed_us = bound_us - self.lateness_us - rows[TIME].to_numpy()
+        late = missed_us > 0
+        if not late.any():
+            return rows
+        outcome.counts.update(late=int(late.sum()))
+        if self.side:
+            by = pl.Series(LATE_BY, missed_us).cast(pl.Duration("us"))
+            late_rows = rows.hstack([by]).filter(pl.Series(late))
+            outcome.late = late_rows.with_columns(pl.lit(BELOW_WATERMARK).alias(LATE_REASON))
+        return rows.filter(pl.Series(~late))
+
+    def _keep(self, memory: Memory, rows: pl.DataFrame, watermark_us: int) -> Mask:
+        """Say which rows, being in the order of arrival, are kept; hold their ids."""
+        keep: Mask = (
+            rows.select(pl.any_horizontal(pl.col(self.by).is_null())).to_series().to_numpy()
+        )
+        keep = keep.copy()
+        events = Arrivals.of(rows, self.by)
+        events = events.take(~keep[events.rows])
+        new = events.take(~memory.repeats(events))
+        kept = new.take(first_of_each(new.begins(), memory.spans(new)))
+        memory.hold(kept, watermark_us)
+        keep[kept.rows] = True
+        return keep
+
+
+def in_order(rows: pl.DataFrame) -> pl.DataFrame:
+    """Sort rows by arrival: by source, partition and offset; without these, by time.
+
+    Among rows of one time the content decides, so that a batch that is repeated has the same order.
+    """
+    if LANE in rows.columns and ORDER in rows.columns:
+        return rows.sort(LANE, ORDER)
+    plain = tuple(name for name in visible(rows.columns) if not rows.schema[name].is_nested())
+    tie = pl.Series(_TIE, hash_columns(rows, plain))
+    return rows.hstack([tie]).sort(TIME, _TIE).drop(_TIE)

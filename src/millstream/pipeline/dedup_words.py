@@ -1,0 +1,145 @@
+"""The words of deduplication: ``stream.dedup(…)`` with its checks, and ``ms.bloom(…)``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import polars as pl
+
+from millstream.durations import Duration, describe_us, to_us
+from millstream.errors import ConfigError
+from millstream.kernels.bloom_generations import BloomRule
+from millstream.kernels.dedup import LATE_BY, LATE_REASON, Dedup
+from millstream.kernels.loss import generation_count
+from millstream.kernels.steps import Filter
+
+if TYPE_CHECKING:
+    from millstream.pipeline.streams import Stream
+
+NullIds = Literal["pass", "drop"]
+LateIds = Literal["drop", "side"]
+GENERATIONS_MAX = 256
+
+
+@dataclass(frozen=True)
+class Bloom:
+    """Rotating Bloom filters, as :func:`bloom` declares them."""
+
+    fpr: float
+    rotate_us: int
+    expect: int
+    exact_check: bool
+
+    def rule(self, within_us: int, lateness_us: int, buckets: int) -> BloomRule:
+        """Give the filters of one bucket.
+
+        The rate is shared out among all generations that can be asked; the ids among generations
+        and buckets, with room for four standard deviations of their uneven spread.
+        """
+        if not 0 < self.rotate_us <= within_us:
+            raise ConfigError(
+                f"bloom's rotate is {describe_us(self.rotate_us)}, and dedup's within is "
+                f"{describe_us(within_us)}. Give a rotate above zero that is not longer than within."
+            )
+        generations = generation_count(within_us + lateness_us, self.rotate_us)
+        if generations > GENERATIONS_MAX:
+            raise ConfigError(
+                f"bloom's rotate is {describe_us(self.rotate_us)}, which makes {generations} "
+                f"generations; at most {GENERATIONS_MAX} are allowed. Give a longer rotate."
+            )
+        share = self.expect * self.rotate_us / within_us / buckets
+        ids = max(1, math.ceil(share + 4 * math.sqrt(share)))
+        return BloomRule(self.rotate_us, ids, self.fpr / generations, self.exact_check)
+
+
+def bloom(*, fpr: float, rotate: Duration, expect: int, exact_check: bool = False) -> Bloom:
+    """Remember ids in Bloom filters: a few bits each, at the price of a few events lost.
+
+    Args:
+        fpr: The false-positive rate: the share of new events that may be taken for repeats, and are
+            lost. It holds for all generations together, while no more ids come than expected.
+        rotate: How much event time one generation of filters takes. Shorter generations let old
+            ids go sooner; more of them cost a little more memory and time.
+        expect: How many different ids to expect within one ``within`` of dedup. When more come,
+            filters are added, and the rate that is reported rises.
+        exact_check: Look up what the filters have in an exact store, too. No event is lost, the
+            answer is that of dedup without filters, and the filters only save look-ups.
+
+    Example::
+
+        events.stream(time="at").dedup(
+            "event_id", within="7 days",
+            bloom=ms.bloom(fpr=1e-4, rotate="12 hours", expect=200_000_000),
+        )
+
+    ``millstream bloom`` works out what a rate costs in memory, and in events lost.
+    """
+    if not (isinstance(fpr, (int, float)) and 0 < fpr <= 0.5):
+        raise ConfigError(f"bloom's fpr is {fpr!r}. Give a rate above 0, up to 0.5, such as 1e-4.")
+    if not (isinstance(expect, int) and expect >= 1):
+        raise ConfigError(
+            f"bloom's expect is {expect!r}. Give the number of different ids to expect within "
+            "dedup's within, as a whole number of at least 1."
+        )
+    return Bloom(float(fpr), to_us(rotate, what="bloom's rotate"), expect, exact_check)
+
+
+def deduplicated(
+    stream: Stream,
+    columns: tuple[str, ...],
+    *,
+    within: Duration,
+    null: NullIds,
+    late: LateIds,
+    bloom: Bloom | None,
+    name: str | None,
+) -> tuple[Filter | None, Dedup]:
+    """Check what is declared; give the step that goes before (for ``null="drop"``) and the kernel."""
+    if stream.mode is not None:
+        raise ConfigError(
+            "dedup comes after a window, whose rows are told apart by window and key already. "
+            "Deduplicate the events before the first window."
+        )
+    _check_choices(columns, null, late)
+    if late == "side":
+        _check_free(stream)
+    if bloom is not None and not isinstance(bloom, Bloom):
+        raise ConfigError(f"dedup's bloom is {bloom!r}. Make one with ms.bloom(fpr=…, …).")
+    within_us = to_us(within, what="dedup's within")
+    step_name = stream.app.unique_name(name or f"dedup({', '.join(columns)})")
+    rule = None
+    if bloom is not None:
+        rule = bloom.rule(within_us, stream.lateness_us, stream.app.buckets)
+    kernel = Dedup(
+        name=step_name,
+        by=columns,
+        types=tuple(str(stream.columns[column]) for column in columns),
+        within_us=within_us,
+        lateness_us=stream.lateness_us,
+        side=late == "side",
+        bloom=rule,
+    )
+    has_id = tuple(pl.col(column).is_not_null() for column in columns)
+    without_null = Filter(stream.app.unique_name(f"{step_name} of no null"), has_id)
+    return (without_null if null == "drop" else None), kernel
+
+
+def _check_choices(columns: Sequence[str], null: str, late: str) -> None:
+    if not columns:
+        raise ConfigError('dedup names no column. Say what the id is: dedup("event_id", …).')
+    if null not in ("pass", "drop"):
+        raise ConfigError(f'dedup\'s null is {null!r}. Choose "pass" or "drop".')
+    if late not in ("drop", "side"):
+        raise ConfigError(f'dedup\'s late is {late!r}. Choose "drop" or "side".')
+
+
+def _check_free(stream: Stream) -> None:
+    for column in (LATE_BY, LATE_REASON):
+        if column in stream.columns:
+            raise ConfigError(
+                f"dedup gives late rows a column {column!r}, and the stream has one of that name. "
+                "Rename it first."
+            )

@@ -1,0 +1,476 @@
+"""Deduplication against naive models: any disorder, batching, partitions, lateness and filters."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream import testing
+from millstream.errors import ConfigError
+from millstream.log.murmur2 import partition_of
+from millstream.pipeline import App, Stream, bloom, count, tumbling, watermark
+from millstream.pipeline.graph import LateNode
+
+START = datetime(1970, 1, 1, tzinfo=UTC)
+MINUTE = 60.0
+
+
+@dataclass
+class Event:
+    at: datetime
+    device: str
+    n: int
+    id: str | None = None
+    part: int | None = None
+
+
+def event(at_s, event_id, number, device="one", part=None):
+    return Event(START + timedelta(seconds=at_s), device, number, event_id, part)
+
+
+def app_with(ids="id", *, delay=0, lateness=0, **options):
+    app = App("dedup", log="unused")
+    stream = app.topic("events", Event, key="device").stream(
+        time="at",
+        watermark=watermark(timedelta(seconds=delay), idle=None),
+        lateness=timedelta(seconds=lateness),
+    )
+    kept = stream.dedup(ids, **options)
+    kept.view("out", key="n")
+    return app, kept
+
+
+def run(app, rows, **options):
+    """Run, and make sure that nothing is lost uncounted: read = emitted + duplicate + late + filtered."""
+    out = testing.run(app, {"events": rows}, **options)
+    books = out.ledger.filter(pl.col("step").str.starts_with("dedup(")).sum().to_dicts()[0]
+    exits = books["emitted"] + books["duplicate"] + books["late"] + books["filtered"]
+    assert books["read"] == exits >= len(rows)
+    return out
+
+
+def minutes(*arrivals):
+    return [event(at * MINUTE, name, number) for number, (name, at) in enumerate(arrivals)]
+
+
+# The cases G and D1 of the model, and some more: ten minutes, or what the options say. Each says
+# which events are kept, how many are late, and how many are repeats.
+
+
+@dataclass
+class Case:
+    rows: list
+    kept: list
+    late: int = 0
+    duplicate: int = 0
+    ids: str | list = "id"
+    delay: int = 0
+    lateness: int = 0
+    null: str = "pass"
+    exact_only: bool = False  # where the horizon's exact length matters
+
+
+CASES = {
+    "G1 an id passes again beyond the horizon": Case(minutes(("a", 0), ("a", 30)), [0, 1]),
+    "G1 with a batch between or without": Case(minutes(("a", 0), ("z", 30), ("a", 30)), [0, 1, 2]),
+    "G2 the horizon is inclusive": Case(minutes(("a", 0), ("a", 10)), [0], duplicate=1),
+    "G2 a microsecond beyond it is outside": Case(
+        [event(0, "a", 0), event(600.000001, "a", 1)], [0, 1], exact_only=True
+    ),
+    "G3 a late repeat is late and never a second emission": Case(
+        minutes(("a", 0), ("z", 21), ("a", 2)), [0, 1], late=1
+    ),
+    "G4 events without an id are like no other": Case(
+        minutes((None, 0), (None, 0), ("a", 0), (None, 1), ("a", 1)), [0, 1, 2, 3], duplicate=1
+    ),
+    "G4 events without an id are left out where that is asked for": Case(
+        minutes((None, 0), ("a", 0), (None, 1), ("a", 1)), [1], duplicate=1, null="drop"
+    ),
+    "G5 of repeats the first in the log stays": Case(
+        [event(0, "a", number) for number in (7, 3, 9)], [7], duplicate=2
+    ),
+    "D1 at the watermark is in time and below it is late": Case(
+        minutes(("a", 10), ("b", 10), ("c", 10), ("d", 9), ("e", 11)), [0, 1, 2, 4], late=1
+    ),
+    "a chain is judged by what was kept": Case(
+        minutes(("a", 0), ("a", 8), ("a", 16), ("a", 24), ("a", 32)),
+        [0, 2, 4],
+        duplicate=2,
+        exact_only=True,
+    ),
+    "a repeat may be earlier than what was kept": Case(
+        minutes(("a", 30), ("a", 22), ("a", 5)), [0, 2], duplicate=1, delay=3600
+    ),
+    "lateness lets events in": Case(
+        minutes(("a", 0), ("z", 40), ("a", 11), ("a", 10), ("a", 9)),
+        [0, 1, 2],
+        late=1,
+        duplicate=1,
+        lateness=30 * 60,
+        exact_only=True,
+    ),
+    "lateness holds ids for longer": Case(
+        minutes(("a", 0), ("z", 40), ("a", 9), ("a", 0)), [0, 1], duplicate=2, lateness=40 * 60
+    ),
+    "an id of several columns is none when one is missing": Case(
+        [
+            event(0, one, n, part=two)
+            for n, (one, two) in enumerate(
+                [("a", 1), ("a", 2), ("a", 1), ("a", None), ("a", None), (None, 1)]
+            )
+        ],
+        [0, 1, 3, 4, 5],
+        duplicate=1,
+        ids=["id", "part"],
+    ),
+}
+STORES = {
+    "exact": None,
+    "bloom": bloom(fpr=1e-9, rotate="1 minute", expect=1000),
+    "checked": bloom(fpr=1e-9, rotate="1 minute", expect=1000, exact_check=True),
+}
+COMBINED = [
+    (case, store)
+    for case in CASES
+    for store in STORES
+    if store != "bloom" or not CASES[case].exact_only
+]
+
+
+BATCHINGS = [
+    pytest.param(4, id="4 batchings"),
+    pytest.param(20, id="20 batchings", marks=pytest.mark.thorough),
+]
+
+
+@pytest.fixture(scope="module", params=BATCHINGS)
+def answers(request):
+    """Run every case with every store, in several batchings of each of 1, 4 and 7 partitions."""
+    found = {combined: set() for combined in COMBINED}
+    for partitions in (1, 4, 7):
+        for seed in range(request.param):
+            app, inputs = app_of_cases()
+            out = testing.run(
+                app, inputs, batches=1 + 3 * seed % 7, partitions=partitions, seed=seed
+            )
+            books = out.ledger.group_by("step").sum()
+            for case, store in COMBINED:
+                line = books.filter(pl.col("step") == f"{case}/{store}").to_dicts()[0]
+                kept = tuple(sorted(out[view_of(case, store)]["n"].to_list()))
+                assert line["emitted"] == len(kept)
+                without_id = books.filter(pl.col("step") == f"{case}/{store} of no null")
+                assert line["read"] + without_id["filtered"].sum() == len(CASES[case].rows)
+                assert line["read"] == sum(
+                    line[e] for e in ("emitted", "duplicate", "late", "filtered")
+                )
+                found[case, store].add((kept, line["late"], line["duplicate"]))
+    return found
+
+
+def view_of(case, store):
+    return f"{store}_{list(CASES).index(case)}"
+
+
+def app_of_cases():
+    app, inputs = App("cases", log="unused", buckets=2), {}
+    for name, case in CASES.items():
+        inputs[name] = case.rows
+        stream = app.topic(name, Event, key="device").stream(
+            time="at",
+            watermark=watermark(timedelta(seconds=case.delay), idle=None),
+            lateness=timedelta(seconds=case.lateness),
+            name=f"{name} read",
+        )
+        for store, filters in STORES.items():
+            if (name, store) in COMBINED:
+                kept = stream.dedup(
+                    case.ids,
+                    within="10 minutes",
+                    null=case.null,
+                    bloom=filters,
+                    name=f"{name}/{store}",
+                )
+                kept.view(view_of(name, store), key="n")
+    return app, inputs
+
+
+@pytest.mark.parametrize(("case", "store"), COMBINED)
+def test_a_case_has_one_answer_whatever_the_batches_and_partitions(answers, case, store):
+    expected = CASES[case]
+    assert answers[case, store] == {(tuple(expected.kept), expected.late, expected.duplicate)}
+
+
+# Against models, one event after the other in plain Python.
+
+
+def exact_repeat(at, kept_at, within, _rotate):
+    return abs(at - kept_at) <= within
+
+
+def generation_repeat(at, kept_at, within, rotate):
+    return (at - within) // rotate <= kept_at // rotate <= (at + within) // rotate
+
+
+def model(rows, repeats, *, partitions, within, rotate, delay, lateness):
+    seen = defaultdict(lambda: float("-inf"))
+    kept = defaultdict(list)
+    out, late = [], 0
+    for row in rows:
+        at = (row.at - START).total_seconds()
+        partition = partition_of(row.device.encode(), partitions)
+        if at < seen[partition] - delay - lateness:
+            late += 1
+        elif row.id is None:
+            out.append(row.n)
+        elif not any(repeats(at, kept_at, within, rotate) for kept_at in kept[row.id]):
+            kept[row.id].append(at)
+            out.append(row.n)
+        seen[partition] = max(seen[partition], at)
+    return sorted(out), late
+
+
+# Few ids and long lists, so that most events have something to repeat.
+names = st.sampled_from(["a", "a", "a", "b", "b", "c", None])
+draws = st.lists(
+    st.tuples(st.integers(-60, 200), names, st.integers(0, 9)), min_size=15, max_size=60
+)
+
+
+def drawn_events(drawn):
+    rows = []
+    for number, (at, name, device) in enumerate(drawn):
+        rows.append(event(at, name, number, device=name or f"device-{device}"))
+    return rows
+
+
+given_events = given(
+    drawn=draws,
+    within=st.sampled_from([0, 5, 20, 60, 1000]),
+    delay=st.sampled_from([0, 50, 300]),
+    lateness=st.sampled_from([0, 7, 100]),
+    partitions=st.sampled_from([1, 4, 7]),
+    batches=st.integers(1, 8),
+    seed=st.integers(0, 99),
+)
+
+
+@settings(deadline=None, max_examples=70)
+@given_events
+def test_answers_are_the_models_whatever_the_batches_and_partitions(
+    drawn, within, delay, lateness, partitions, batches, seed
+):
+    rows = drawn_events(drawn)
+    times = {"delay": delay, "lateness": lateness}
+    expected, late = model(
+        rows, exact_repeat, partitions=partitions, within=within, rotate=None, **times
+    )
+    app, _ = app_with(within=timedelta(seconds=within), **times)
+    out = run(app, rows, partitions=partitions, batches=batches, seed=seed)
+    assert out["out"]["n"].to_list() == expected
+    assert out.late == late
+
+
+@settings(deadline=None, max_examples=40)
+@given_events
+@pytest.mark.parametrize("exact_check", [False, True])
+def test_filters_without_false_positives_give_the_models_answer(
+    exact_check, drawn, within, delay, lateness, partitions, batches, seed
+):
+    rows = drawn_events(drawn)
+    within = max(within, 5)
+    times = {"delay": delay, "lateness": lateness}
+    rotate = max(5, within // 3)
+    expected, late = model(
+        rows,
+        exact_repeat if exact_check else generation_repeat,
+        partitions=partitions,
+        within=within,
+        rotate=rotate,
+        **times,
+    )
+    filters = bloom(fpr=1e-12, rotate=timedelta(seconds=rotate), expect=8, exact_check=exact_check)
+    app, _ = app_with(within=timedelta(seconds=within), bloom=filters, **times)
+    out = run(app, rows, partitions=partitions, batches=batches, seed=seed)
+    assert out["out"]["n"].to_list() == expected
+    assert out.late == late
+
+
+@settings(deadline=None, max_examples=40)
+@given_events
+def test_no_repeat_inside_the_horizon_passes_a_filter_however_full(
+    drawn, within, delay, lateness, partitions, batches, seed
+):
+    rows = drawn_events(drawn)
+    within = max(within, 5)
+    filters = bloom(fpr=0.5, rotate=timedelta(seconds=max(5, within // 3)), expect=1)
+    app, _ = app_with(
+        within=timedelta(seconds=within), bloom=filters, delay=delay, lateness=lateness
+    )
+    out = run(app, rows, partitions=partitions, batches=batches, seed=seed)
+    kept = defaultdict(list)
+    for number in out["out"]["n"].to_list():
+        kept[rows[number].id].append((rows[number].at - START).total_seconds())
+    kept.pop(None, None)
+    for times in kept.values():
+        times.sort()
+        assert all(b - a > within for a, b in pairwise(times))
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.permutations(range(12)),
+    st.sampled_from([0, 5, 20, 60]),
+    st.sampled_from([0, 30]),
+    st.integers(1, 8),
+    st.integers(0, 99),
+)
+def test_exact_and_checked_agree_when_filters_are_as_good_as_useless(
+    order, within, delay, batches, seed
+):
+    rows = [event(at * 7, "abc"[at % 3], n) for n, at in enumerate(order)]
+    within = timedelta(seconds=max(within, 5))
+    useless = bloom(fpr=0.5, rotate=within, expect=1, exact_check=True)
+    answers = [
+        run(
+            app_with(within=within, delay=delay, bloom=filters)[0], rows, batches=batches, seed=seed
+        )
+        for filters in (None, useless)
+    ]
+    assert answers[0]["out"].equals(answers[1]["out"])
+
+
+# What comes after, and beside.
+
+
+@pytest.mark.parametrize("batches", [1, 2, 5])
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_a_window_after_it_judges_events_as_if_they_came_from_the_source(batches, partitions):
+    arrivals = [(0, "a"), (4, "a"), (31, "b"), (9, "c"), (3, "d"), (33, "b"), (70, "z"), (71, "z")]
+    rows = [event(at, name, n) for n, (at, name) in enumerate(arrivals)]
+    app = App("windows", log="unused")
+    stream = app.topic("events", Event, key="device").stream(
+        time="at", watermark=watermark("0 seconds", idle=None), lateness="25 seconds"
+    )
+    stream.dedup("id", within="10 seconds").window(tumbling("10 seconds"), by="device").emit(
+        "update"
+    ).agg(rows=count()).view("counts")
+    out = testing.run(app, {"events": rows}, batches=batches, partitions=partitions, seed=batches)
+    starts = (out["counts"]["window_start"] - START).dt.total_seconds().to_list()
+    assert dict(zip(starts, out["counts"]["rows"], strict=True)) == {0: 2, 30: 1, 70: 1}
+    assert out.late == 1  # d, 3 seconds below what lateness lets in
+
+
+def test_a_second_dedup_may_follow_the_first():
+    app, kept = app_with(within="10 seconds")
+    kept.dedup("device", within="1 minute").view("devices", key="n")
+    rows = [event(at, name, n) for n, (at, name) in enumerate([(0, "a"), (1, "b"), (70, "c")])]
+    for batches in (1, 3):
+        out = testing.run(app, {"events": rows}, batches=batches, partitions=1)
+        assert out["out"]["n"].to_list() == [0, 1, 2]
+        assert out["devices"]["n"].to_list() == [0, 2]
+
+
+@pytest.mark.parametrize("batches", [1, 2, 4, 5])
+def test_late_rows_come_out_at_the_side_with_their_reason(batches):
+    app, kept = app_with(within="1 minute", late="side", lateness=5)
+    columns = {**kept.columns, "late_by": pl.Duration("us"), "late_reason": pl.String()}
+    Stream(app, LateNode(kept.node), columns).view("late", key="n")
+    rows = [
+        event(at, name, n) for n, (at, name) in enumerate(zip((0, 30, 3, 25), "azab", strict=True))
+    ]
+    out = run(app, rows, batches=batches, partitions=1, seed=batches)
+    assert out["out"]["n"].to_list() == [0, 1, 3]
+    assert out["late"].select("n", "id", "late_by", "late_reason").rows() == [
+        (2, "a", timedelta(seconds=22), "below_watermark")
+    ]
+    assert out.late == 1
+
+
+def test_ids_of_every_plain_type_can_be_deduplicated():
+    for dtype in (
+        pl.Int64,
+        pl.Float64,
+        pl.Boolean,
+        pl.String,
+        pl.Datetime("us"),
+        pl.Decimal(38, 9),
+    ):
+        app = App("types", log="unused")
+        topic = app.topic("events", Event, key="device")
+        stream = topic.stream(time="at").with_columns(key=(pl.col("n") % 2).cast(dtype))
+        stream.dedup("key", within="1 hour").view("out", key="n")
+        rows = [event(0, "a", n) for n in range(4)]
+        assert testing.run(app, {"events": rows}, batches=2)["out"]["n"].to_list() == [0, 1]
+
+
+@pytest.mark.thorough
+def test_g6_of_a_million_ids_few_are_lost_and_no_repeat_passes():
+    app = App("g6", log="unused")
+    stream = app.topic("events", Event, key="device").stream(
+        time=pl.from_epoch("n", time_unit="ms"), watermark=watermark("0 seconds", idle=None)
+    )
+    filters = bloom(fpr=1e-3, rotate="15 minutes", expect=1_000_000)
+    through = stream.dedup("id", within="1 hour", bloom=filters, name="filters")
+    again = through.dedup("id", within="1 hour", name="exact behind them")
+    again.window(tumbling("1 hour"), by="device").emit("update").agg(rows=count()).view("counts")
+    value = '{"at":"2026-01-01T00:00:00Z","device":"d","n":%d,"id":"%d"}'
+    rows = [(value % (number * 36 // 10, number)).encode() for number in range(1_000_000)]
+    repeats = range(0, 1_000_000, 50)
+    rows += [(value % (3_600_000, number)).encode() for number in repeats]
+    out = testing.run(app, {"events": rows}, batches=6, partitions=4)
+    books = {line["step"]: line for line in out.ledger.group_by("step").sum().to_dicts()}
+    first, second = books["filters"], books["exact behind them"]
+    assert first["read"] == len(rows) == first["emitted"] + first["duplicate"]
+    assert 0 < first["duplicate"] - len(repeats) <= 1000 + 4 * 1000**0.5
+    assert second["duplicate"] == 0
+    assert second["emitted"] == first["emitted"] == out["counts"]["rows"].sum()
+
+
+# Mistakes show where they are made.
+
+
+def refused(match):
+    return pytest.raises(ConfigError, match=match)
+
+
+def test_what_cannot_be_deduplicated_is_refused_where_it_is_declared():
+    app = App("declared", log="unused")
+    stream = app.topic("events", Event, key="device").stream(time="at")
+    with refused(r"'ids'.*Did you mean 'id'"):
+        stream.dedup("ids", within="1 hour")
+    with refused("names no column"):
+        stream.dedup([], within="1 hour")
+    with refused("dedup's within is 'soon'"):
+        stream.dedup("id", within="soon")
+    with refused('null is \'keep\'. Choose "pass" or "drop"'):
+        stream.dedup("id", within="1 hour", null="keep")
+    with refused('late is \'correct\'. Choose "drop" or "side"'):
+        stream.dedup("id", within="1 hour", late="correct")
+    with refused("before the first window"):
+        stream.window(tumbling("1 hour"), by="device").agg(n=count()).dedup("n", within="1 hour")
+    with refused("a column 'late_by'.*Rename it"):
+        stream.with_columns(late_by=pl.col("n")).dedup("id", within="1 hour", late="side")
+
+
+def test_filters_that_make_no_sense_are_refused_where_they_are_declared():
+    app = App("declared", log="unused")
+    stream = app.topic("events", Event, key="device").stream(time="at")
+    for wrong in (0, 1, -1e-3, "1e-4"):
+        with refused("bloom's fpr is"):
+            bloom(fpr=wrong, rotate="1 hour", expect=10)
+    for wrong in (0, 1.5):
+        with refused("bloom's expect is"):
+            bloom(fpr=0.1, rotate="1 hour", expect=wrong)
+    with refused("bloom's rotate is 'often'"):
+        bloom(fpr=0.1, rotate="often", expect=10)
+    with refused("rotate is 2 hours, and dedup's within is 1 hour"):
+        stream.dedup("id", within="1 hour", bloom=bloom(fpr=0.1, rotate="2 hours", expect=10))
+    with refused("makes 3601 generations; at most 256"):
+        stream.dedup("id", within="1 hour", bloom=bloom(fpr=0.1, rotate="1 second", expect=10))
+    with refused("Make one with ms.bloom"):
+        stream.dedup("id", within="1 hour", bloom=0.01)
