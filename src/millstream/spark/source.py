@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -50,8 +51,9 @@ class SourceSpec:
     stop_seen: Path
 
     def to_option(self) -> str:
-        """Pack the spec into the text that a source's option can be."""
-        return base64.b64encode(pickle.dumps(self)).decode()
+        """Pack the spec, and what is the user's own in it, into the text that an option can be."""
+        packed: bytes = cloudpickle.dumps(self)  # type: ignore[no-untyped-call]
+        return base64.b64encode(packed).decode()
 
     @classmethod
     def from_option(cls, option: str) -> SourceSpec:

@@ -51,11 +51,14 @@ def add_stage(
     frames: DataFrame, stage: StagePlan, bucket_labels: tuple[int, ...], copies: Path, run: str
 ) -> DataFrame:
     """Put a stage behind the frames: a shuffle by bucket, then the operators."""
+    from pyspark import cloudpickle  # noqa: PLC0415 - see the module
+
     from millstream.spark.stage_runner import StageRunner  # noqa: PLC0415 - see the module
 
     runner = StageRunner(stage, bucket_labels, copies, run)
+    packed: bytes = cloudpickle.dumps(runner)  # type: ignore[no-untyped-call]
     return frames.groupBy("bucket").transformWithState(
-        statefulProcessor=StageProcessor(pickle.dumps(runner)),
+        statefulProcessor=StageProcessor(packed),
         outputStructType=FRAME_SCHEMA,
         outputMode="Append",
         timeMode="None",
