@@ -145,9 +145,10 @@ class SyncFailedError(CorruptionError):
 
 
 class UserCodeError(MillstreamError):
-    """A function or expression of the user's failed. ``step`` names where in the pipeline."""
+    """A function or expression of the user's failed. ``step`` names where in the pipeline, if known."""
 
-    def __init__(self, message: str, *, step: str) -> None:
+    # Polars raises what a function raised anew, from the message alone.
+    def __init__(self, message: str, *, step: str = "") -> None:
         super().__init__(message)
         self.step = step
 

@@ -26,6 +26,7 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.aggregates import Aggregate
+from millstream.kernels.aggregates.order import with_order
 from millstream.kernels.frames import HASH, LANE, REACHED, ROWS, TIME, WINDOW
 from millstream.kernels.keyhash import hash_columns
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
@@ -60,7 +61,7 @@ class WindowAggregate:
 
     @property
     def ordered(self) -> bool:
-        return False
+        return any(aggregate.needs_order for _, aggregate in self.aggregates)
 
     def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
         return set(self.by).union(*(a.columns_read for _, a in self.aggregates))
@@ -110,6 +111,8 @@ class WindowAggregate:
 
     def _reduce(self, rows: pl.DataFrame) -> pl.DataFrame:
         lane = [LANE] if LANE in rows.columns else []
+        if self.ordered:
+            rows = with_order(rows)
         partials = [e for name, a in self.aggregates for e in a.partial(name)]
         grouped = rows.group_by(WINDOW, *lane, *self.by).agg(
             *partials, pl.len().cast(pl.Int64).alias(ROWS)

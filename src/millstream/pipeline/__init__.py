@@ -5,10 +5,34 @@ compiled into a plan (:mod:`millstream.pipeline.compile`) and run on Spark, or i
 :mod:`millstream.testing`.
 """
 
+from millstream.kernels.aggregates import UserAggregate
+from millstream.pipeline.aggregate_words import (
+    aggregate,
+    count,
+    distinct,
+    first,
+    frequent_items_sketch,
+    hll_sketch,
+    kll_sketch,
+    last,
+    list,  # noqa: A004
+    max,  # noqa: A004
+    max_by,
+    mean,
+    min,  # noqa: A004
+    min_by,
+    quantile,
+    quantiles,
+    set,  # noqa: A004
+    stddev,
+    sum,  # noqa: A004
+    top_k,
+    variance,
+)
 from millstream.pipeline.app import App
 from millstream.pipeline.dedup_words import bloom
 from millstream.pipeline.device_clock import device_time
-from millstream.pipeline.functions import count, mean, sum, tumbling  # noqa: A004
+from millstream.pipeline.functions import tumbling
 from millstream.pipeline.streams import Stream, Topic
 from millstream.pipeline.time_words import processing_time, watermark
 
@@ -16,12 +40,31 @@ __all__ = [
     "App",
     "Stream",
     "Topic",
+    "UserAggregate",
+    "aggregate",
     "bloom",
     "count",
     "device_time",
+    "distinct",
+    "first",
+    "frequent_items_sketch",
+    "hll_sketch",
+    "kll_sketch",
+    "last",
+    "list",
+    "max",
+    "max_by",
     "mean",
+    "min",
+    "min_by",
     "processing_time",
+    "quantile",
+    "quantiles",
+    "set",
+    "stddev",
     "sum",
+    "top_k",
     "tumbling",
+    "variance",
     "watermark",
 ]

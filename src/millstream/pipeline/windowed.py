@@ -10,9 +10,10 @@ import polars as pl
 from millstream.durations import describe_us
 from millstream.errors import ConfigError
 from millstream.kernels.aggregates import Aggregate
-from millstream.kernels.frames import HIDDEN_PREFIX, ROWS, TIME, WINDOW, visible
+from millstream.kernels.frames import HIDDEN_PREFIX, TIME, WINDOW, visible
 from millstream.kernels.window_aggregate import EmitMode, WindowAggregate
 from millstream.kernels.windows import Tumbling
+from millstream.pipeline.aggregate_types import bound_aggregates
 from millstream.pipeline.checks import wrong_columns
 from millstream.pipeline.graph import OperatorNode
 from millstream.pipeline.schema import Columns
@@ -51,11 +52,12 @@ class Windowed:
         """
         self._check_names(aggregates)
         name = self.name or f"tumbling({describe_us(self.window.size_us)}) by {', '.join(self.by)}"
+        name = self.stream.app.unique_name(name.removesuffix(" by "))
         kernel = WindowAggregate(
-            name=self.stream.app.unique_name(name.removesuffix(" by ")),
+            name=name,
             window=self.window,
             by=self.by,
-            aggregates=tuple(aggregates.items()),
+            aggregates=bound_aggregates(aggregates, self.stream.columns, step=name),
             mode=self.mode,
             lateness_us=self.stream.lateness_us,
             partial_schema=(),
@@ -74,7 +76,8 @@ class Windowed:
                 raise ConfigError(f"The aggregate's name {name!r} is taken. Choose another.")
             if not hasattr(aggregate, "partial"):
                 raise ConfigError(
-                    f"The aggregate {name!r} is {aggregate!r}. Use ms.count, ms.sum or ms.mean."
+                    f"The aggregate {name!r} is {aggregate!r}. Use one of Millstream's, such as "
+                    "ms.count, ms.sum or ms.mean."
                 )
 
 
@@ -86,20 +89,7 @@ def _typed(kernel: WindowAggregate, columns: Columns) -> tuple[WindowAggregate, 
     except pl.exceptions.PolarsError as error:
         raise wrong_columns(kernel.name, error, columns) from error
     own = [name for name in partials.columns if name not in (WINDOW, *kernel.by)]
-    schema = tuple((name, _held_type(partials.schema[name], name)) for name in own)
+    schema = tuple((name, partials.schema[name]) for name in own)
     kernel = replace(kernel, partial_schema=schema)
     results = kernel.read_off(kernel.merge(kernel.prepare(rows).table))
     return kernel, {name: results.schema[name] for name in visible(results.columns)}
-
-
-def _held_type(dtype: pl.DataType, name: str) -> pl.DataType:
-    if name == ROWS or dtype.is_integer() or dtype == pl.Boolean:
-        return pl.Int64()
-    if dtype.is_float():
-        return pl.Float64()
-    if dtype.is_decimal() or dtype == pl.Duration:
-        return dtype
-    raise ConfigError(
-        f"The aggregate {name.split('.', maxsplit=1)[0]!r} is over values of type {dtype}. Sums and means take "
-        "numbers, Decimals and durations."
-    )

@@ -1,0 +1,115 @@
+"""What an aggregate is: partial columns, a way to merge them, and a result read off.
+
+``partial`` turns the rows of a group into partial columns; ``merge`` turns partials of one key into
+one; ``result`` reads the answer off. Merging is associative and commutative, so partials may be made
+before the shuffle, kept apart in state and put together in any order. Everything that a partial
+depends on, such as the size of a sketch, stands in the names and types of its columns, by which a
+changed pipeline is told from the one that its state was made by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, Self
+
+import polars as pl
+
+from millstream.errors import ConfigError
+
+TypeOf = Callable[[pl.Expr], pl.DataType]  # finds the type of an expression over a step's rows
+Accepts = Callable[[pl.DataType], bool]
+
+
+class Aggregate(Protocol):
+    """What the kernels ask of an aggregate."""
+
+    @property
+    def columns_read(self) -> set[str]:
+        """The columns of the rows that ``partial`` reads, hidden ones aside."""
+        ...
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether ``partial`` also reads the hidden columns ``__time`` and ``__order``."""
+        ...
+
+    def bound(self, name: str, type_of: TypeOf) -> Self:
+        """Give the aggregate for values of the type that they have, checked; called once.
+
+        Raises:
+            ConfigError: values of that type cannot be aggregated so.
+        """
+        ...
+
+    def partial(self, name: str) -> list[pl.Expr]:
+        """Expressions over the rows of a group, named ``name`` or ``name.…``."""
+        ...
+
+    def merge(self, name: str) -> list[pl.Expr]:
+        """Expressions over the partials of a key, with the same names."""
+        ...
+
+    def result(self, name: str) -> pl.Expr:
+        """Read the answer off merged partials, under ``name``."""
+        ...
+
+    def for_changes(self) -> Aggregate:
+        """Give the form that takes rows with ``__diff``: +1 for added, -1 for taken back.
+
+        Raises:
+            ConfigError: the aggregate cannot take anything back; the message says what can.
+        """
+        ...
+
+
+def checked_type(
+    name: str, value: pl.Expr, type_of: TypeOf, accepts: Accepts, takes: str
+) -> pl.DataType:
+    """Find the type of an aggregate's values, and make sure that it is one of those taken.
+
+    Raises:
+        ConfigError: it is not, or the expression reads no column or several at once.
+    """
+    if value.meta.has_multiple_outputs() or not value.meta.root_names():
+        raise ConfigError(
+            f"The aggregate {name!r} is over {value}. Give one column, or an expression that makes "
+            "one value per row from columns; ms.count() counts rows."
+        )
+    dtype = type_of(value)
+    if accepts(dtype):
+        return dtype
+    raise ConfigError(f"The aggregate {name!r} is over values of type {dtype}. It takes {takes}.")
+
+
+def bound_type(dtype: pl.DataType | None) -> pl.DataType:
+    """Give the type that an aggregate's values have, which :meth:`Aggregate.bound` found."""
+    assert dtype is not None, "bind the aggregate first"
+    return dtype
+
+
+def is_number(dtype: pl.DataType) -> bool:
+    """Whether values can be added up."""
+    return dtype.is_numeric() or dtype == pl.Boolean
+
+
+def is_plain(dtype: pl.DataType) -> bool:
+    """Whether values can be sorted, told apart and kept as they are."""
+    wide = str(dtype) in {"Int128", "UInt128"}  # Arrow knows neither, older polars only one
+    return (dtype.is_numeric() and not wide) or type(dtype) in _PLAIN
+
+
+_PLAIN = {
+    pl.Boolean,
+    pl.String,
+    pl.Binary,
+    pl.Date,
+    pl.Time,
+    pl.Datetime,
+    pl.Duration,
+}
+PLAIN_TYPES = "numbers, booleans, text, bytes, dates, times and durations"
+
+
+def one_zero(value: pl.Expr, dtype: pl.DataType) -> pl.Expr:
+    """Make -0.0 into 0.0, which are equal, so that it does not matter which came first."""
+    return value + 0.0 if dtype.is_float() else value

@@ -1,0 +1,97 @@
+"""Frequent items: the most frequent values, approximately.
+
+A sketch counts 0.75 · 2^lg_size values at a time. While there are no more different ones it is exact;
+beyond, each count is out by at most 3.5 / 2^lg_size of all values, 0.34 % with ``lg_size`` = 10, always:
+``count_min`` ≤ true count ≤ ``count``, and every value more frequent than that is found.
+(DataSketches' ``ItemsSketch``; Anderson and others, "A High-Performance Algorithm for Identifying
+Frequent Items in Data Streams", 2017.) Which other values are found, and how near the counts are, may
+depend within these bounds on how rows were grouped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import polars as pl
+
+from millstream.kernels.aggregates.bags import counted_values
+from millstream.kernels.aggregates.groups import Lengths, grouped
+from millstream.kernels.aggregates.sketches.sketch import Sketch, datasketches
+
+LG_SIZE_MIN, LG_SIZE_MAX = 3, 26
+
+
+@dataclass(frozen=True)
+class FrequentItems(Sketch):
+    """The k most frequent values with bounds of their counts, most frequent first; ties by value."""
+
+    k: int = 10
+    lg_size: int = 10
+    items: pl.DataType | None = None  # of what the sketches are, where values are sketches
+    word: ClassVar[str] = "frequent-items"
+    exact: ClassVar[str] = 'ms.top_k with method="exact"'
+    takes_words: ClassVar[str] = "text and whole numbers"
+
+    @property
+    def kind(self) -> str:
+        return f"frequent_{'text' if self._text else 'whole'}{self.lg_size}"
+
+    @property
+    def _text(self) -> bool:
+        return (self.items if self.of_sketches else self.dtype) == pl.String
+
+    @property
+    def result_type(self) -> pl.DataType:
+        value = pl.String() if self._text else pl.Int64()
+        return pl.List(pl.Struct({"value": value, "count": pl.Int64, "count_min": pl.Int64}))
+
+    def takes(self, dtype: pl.DataType) -> bool:
+        return dtype == pl.String or dtype.is_integer()
+
+    def seen(self) -> pl.Expr:
+        return self.value if self._text else self.value.cast(pl.Int64)
+
+    def _new(self) -> Any:
+        library = datasketches()
+        kind = library.frequent_strings_sketch if self._text else library.frequent_items_sketch
+        return kind(self.lg_size)
+
+    def _write(self, sketch: Any) -> bytes:
+        written: bytes = (
+            sketch.serialize() if self._text else sketch.serialize(datasketches().PyLongsSerDe())
+        )
+        return written
+
+    def _read(self, image: bytes) -> Any:
+        library = datasketches()
+        if self._text:
+            return library.frequent_strings_sketch.deserialize(image)
+        return library.frequent_items_sketch.deserialize(image, library.PyLongsSerDe())
+
+    def sketches_of(self, values: pl.Series, lengths: Lengths) -> Iterable[bytes]:
+        table, sizes = counted_values(values, lengths)
+        pairs = list(zip(table["value"].to_list(), table["count"].to_list(), strict=True))
+        for group in grouped(pairs, sizes):
+            sketch = self._new()
+            for value, count in group:
+                sketch.update(value, count)
+            yield self._write(sketch)
+
+    def merged(self, sketches: list[bytes]) -> bytes:
+        whole = self._new()
+        for image in sketches:
+            whole.merge(self._read(image))
+        return self._write(whole)
+
+    def read(self, sketches: pl.Series) -> pl.Series:
+        return pl.Series([self._top(image) for image in sketches.to_list()], dtype=self.result_type)
+
+    def _top(self, image: bytes) -> list[dict[str, Any]]:
+        complete = datasketches().frequent_items_error_type.NO_FALSE_NEGATIVES
+        found = self._read(image).get_frequent_items(complete)
+        ranked = sorted(found, key=lambda item: (-item[1], item[0]))[: self.k]
+        return [
+            {"value": value, "count": most, "count_min": least} for value, _, least, most in ranked
+        ]

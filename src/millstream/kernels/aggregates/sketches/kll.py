@@ -1,0 +1,76 @@
+"""KLL: quantiles, approximately.
+
+With ``k`` = 200 the rank of an answer is within 1.33 % of the one asked for, in 99 of 100 sketches
+(DataSketches' ``normalized_rank_error``; Karnin, Lang and Liberty, "Optimal Quantile Approximation in
+Streams", 2016), and a sketch is about 3 KiB. Up to ``k`` values the answer is exact. Beyond, a sketch
+throws coins to choose which values it keeps: the answer depends, within that error, on how rows were
+grouped and on chance, where every other aggregate gives the same answer each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import polars as pl
+
+from millstream.kernels.aggregates.groups import Lengths, grouped
+from millstream.kernels.aggregates.protocol import is_number
+from millstream.kernels.aggregates.sketches.sketch import Sketch, datasketches
+
+K_MIN, K_MAX = 8, 65535
+
+
+@dataclass(frozen=True)
+class Kll(Sketch):
+    """Quantiles of numbers, as floats, by the nearest rank. What is not a number is left out."""
+
+    k: int = 200
+    shares: tuple[float, ...] = ()
+    several: bool = False
+    word: ClassVar[str] = "KLL"
+    exact: ClassVar[str] = 'ms.quantile or ms.quantiles with method="exact"'
+    takes_words: ClassVar[str] = "numbers and Decimals"
+
+    @property
+    def kind(self) -> str:
+        return f"kll{self.k}"
+
+    @property
+    def result_type(self) -> pl.DataType:
+        return pl.List(pl.Float64) if self.several else pl.Float64()
+
+    def takes(self, dtype: pl.DataType) -> bool:
+        return is_number(dtype)
+
+    def seen(self) -> pl.Expr:
+        return self.value.cast(pl.Float64)
+
+    def sketches_of(self, values: pl.Series, lengths: Lengths) -> Iterable[bytes]:
+        new = datasketches().kll_doubles_sketch
+        for group in grouped(np.array(values.to_numpy()), lengths):
+            sketch = new(self.k)
+            sketch.update(group[~np.isnan(group)])
+            yield sketch.serialize()
+
+    def merged(self, sketches: list[bytes]) -> bytes:
+        library = datasketches().kll_doubles_sketch
+        whole = library(self.k)
+        for image in sketches:
+            part = library.deserialize(image)
+            if part.k != self.k:
+                raise ValueError(f"k is {part.k} there and {self.k} here")
+            whole.merge(part)
+        merged: bytes = whole.serialize()
+        return merged
+
+    def read(self, sketches: pl.Series) -> pl.Series:
+        read = datasketches().kll_doubles_sketch.deserialize
+        answers = []
+        for image in sketches.to_list():
+            sketch = read(image)
+            found = [] if sketch.is_empty() else sketch.get_quantiles(list(self.shares), True)
+            answers.append(found if self.several else next(iter(found), None))
+        return pl.Series(answers, dtype=self.result_type)

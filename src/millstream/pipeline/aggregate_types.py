@@ -1,0 +1,34 @@
+"""Aggregates meet the columns that they are over: the type check, where ``agg`` is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from millstream.kernels.aggregates import Aggregate
+from millstream.pipeline.checks import wrong_columns
+from millstream.pipeline.schema import Columns
+
+
+def bound_aggregates(
+    aggregates: Mapping[str, Aggregate], columns: Columns, *, step: str, changes: bool = False
+) -> tuple[tuple[str, Aggregate], ...]:
+    """Give the aggregates bound to the types of their values.
+
+    With ``changes`` rows may be taken back, and the aggregates take ``__diff`` into account.
+
+    Raises:
+        ConfigError: an aggregate does not take values of that type, reads columns that are not
+            there, or cannot take rows back.
+    """
+    rows = pl.DataFrame(schema=columns)
+
+    def type_of(value: pl.Expr) -> pl.DataType:
+        try:
+            return rows.select(value).dtypes[0]
+        except pl.exceptions.PolarsError as error:
+            raise wrong_columns(step, error, columns) from error
+
+    chosen = {n: a.for_changes() if changes else a for n, a in aggregates.items()}
+    return tuple((name, one.bound(name, type_of)) for name, one in chosen.items())
