@@ -20,6 +20,7 @@ LANE = "__lane"  # Int32: which split of which partition a row was read from
 WINDOW = "__window"  # Int64: start of the window, microseconds since 1970 UTC
 ROWS = "__rows"  # Int64: how many events a partial aggregate stands for
 HASH = "__hash"  # UInt64: keyhash of the operator's key
+DIFF = "__diff"  # Int8: 1 for a row that is given, -1 for one given before that is taken back
 HIDDEN_PREFIX = "__"
 
 PORT_TIME = 0

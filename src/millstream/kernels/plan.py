@@ -10,8 +10,8 @@ shuffle each, and feed edges in turn:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import polars as pl
 import pyarrow as pa
@@ -100,13 +100,61 @@ class NativePlan:
 
 
 @dataclass(frozen=True)
+class ViewEnd:
+    """Rows become a view. ``store`` is the address of its store; None is the app's own.
+
+    An address may hold a password, so it is not shown.
+    """
+
+    store: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class TopicEnd:
+    """Rows become records of a topic.
+
+    ``key`` names the column that is the record's key. ``value`` names the one whose text or bytes
+    are the record's value, or the columns of its JSON object. ``partitions`` and ``cleanup`` are
+    for a topic that does not exist yet.
+    """
+
+    topic: str
+    key: str | None
+    value: str | tuple[str, ...]
+    partitions: int
+    cleanup: Literal["delete", "compact", "compact,delete"]
+
+
+@dataclass(frozen=True)
+class DatasetEnd:
+    """Rows become Parquet files in a folder, divided by the columns of ``partition_by``."""
+
+    path: str
+    partition_by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ForeachEnd:
+    """Rows are given to a function of the user's, as a polars frame and a context."""
+
+    function: Callable[[Any, Any], object]
+
+
+End = ViewEnd | TopicEnd | DatasetEnd | ForeachEnd
+
+
+@dataclass(frozen=True)
 class SinkPlan:
-    """An output. ``key`` names the columns by which rows replace one another in the view."""
+    """An output: its columns, and what becomes of its rows.
+
+    ``key`` names the columns by which rows replace one another in a view; other ends have none.
+    """
 
     name: str
     port: int
     key: tuple[str, ...]
     schema: tuple[tuple[str, pl.DataType], ...]
+    end: End = ViewEnd()
 
 
 @dataclass(frozen=True)

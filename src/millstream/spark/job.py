@@ -27,9 +27,8 @@ from millstream.spark.shuffle import bucket_labels
 from millstream.spark.sink import JOB, CommitSink
 from millstream.spark.source import SourceSpec
 from millstream.spark.stage import add_stage
-from millstream.views.commit import view_schemas
+from millstream.views.outputs import open_targets
 from millstream.views.progress import Progress, Report, Until
-from millstream.views.store import ViewStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as DataFrame  # noqa: PLC0414 - given on to the pipeline
@@ -70,12 +69,10 @@ def run_job(job: Job, options: RunOptions) -> Report:
     birth = born(job.folder, Birth(job.bucket_count, options.cores or cores_available()))
     plan = job.compile(bucket_labels(birth.bucket_count, birth.shuffle_partitions))
     checkpoint_id = enter(job.folder, birth, plan)
-    with ViewStore(job.folder / "views.db") as store:
-        for schema in view_schemas(plan):
-            store.declare(schema)
-        run, next_batch_id = store.begin_run(job.app, JOB, checkpoint_id)
+    with open_targets(plan, job.folder / "views.db", job.log) as targets:
+        next_batch_id = targets.begin_run(JOB, checkpoint_id)
         require_current(job.folder, next_batch_id)
-        sink = CommitSink(plan, store, LogReader(job.log), run, options.on_progress)
+        sink = CommitSink(plan, targets, LogReader(job.log), options.on_progress)
         with _session(job, options) as spark:
             reason = _Query(job, options, plan, birth, sink, spark).run()
     return _report(job.app, reason, sink, time.monotonic() - began)
@@ -151,7 +148,7 @@ class _Query:
             self.job,
             self.plan,
             rows_max=self.options.rows_per_batch,
-            run=f"{self.job.app}-{self.sink.run}",
+            run=f"{self.job.app}-{self.sink.targets.run}",
             tasks=self.options.cores or cores_available(),
         )
         writer = (

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
 from millstream.log.reader import LogReader
-from millstream.views.commit import BatchOutcome, commit, gather
+from millstream.views.commit import BatchOutcome, Targets, gather
 from millstream.views.progress import Progress
-from millstream.views.schema import Fence
-from millstream.views.store import ViewStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,9 +49,8 @@ class CommitSink:
     """
 
     plan: JobPlan
-    store: ViewStore
+    targets: Targets
     log: LogReader
-    run: int
     on_progress: Callable[[Progress], None] | None
     totals: Totals = field(default_factory=Totals)
     error: BaseException | None = None
@@ -69,9 +66,8 @@ class CommitSink:
     def _take(self, frames: DataFrame, batch_id: int) -> None:
         outcome = gather(self.plan, collect(frames))
         progress = self._progress(outcome, batch_id)
-        fence = Fence(self.plan.app, JOB, self.run, batch_id)
         status = {**progress.to_dict(), "state_bytes": outcome.state_bytes}
-        if commit(self.store, fence, outcome, status):
+        if self.targets.commit(batch_id, outcome, status):
             self.totals.add(progress)
             if self.on_progress is not None:
                 self.on_progress(progress)
@@ -84,7 +80,7 @@ class CommitSink:
             at=datetime.now(UTC),
             duration_ms=(self._ended - began) * 1000,
             read=outcome.read(self.plan),
-            emitted=sum(change.upserts.height for change in outcome.changes),
+            emitted=sum(rows.height for rows in outcome.rows.values()),
             held=outcome.total("held"),
             late=outcome.total("late"),
             filtered=outcome.total("filtered"),

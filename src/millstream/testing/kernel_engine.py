@@ -17,9 +17,8 @@ from millstream.kernels.plan import JobPlan, SourcePlan
 from millstream.kernels.sorted_runs import MemoryRunStore
 from millstream.kernels.stage import run_stage
 from millstream.kernels.watermarks import PartitionProgress, idle_partitions
-from millstream.views.commit import commit, gather, view_schemas
-from millstream.views.schema import Fence
-from millstream.views.store import ViewStore
+from millstream.views.commit import gather
+from millstream.views.outputs import open_targets
 
 if TYPE_CHECKING:
     from millstream.testing.run import Arrival
@@ -46,7 +45,7 @@ class MemoryBucketState:
 
 @dataclass
 class KernelEngine:
-    """Runs a plan over arrivals: partitions in lists, state in memory, views in a real store."""
+    """Runs a plan over arrivals: partitions in lists, state in memory, targets that are real."""
 
     plan: JobPlan
     views: Path
@@ -70,13 +69,10 @@ class KernelEngine:
 
     def run(self, arrivals: Mapping[str, Sequence[Arrival | int]], batches: int) -> None:
         """Run all arrivals, cut into about ``batches`` batches; Ticks make batches of their own."""
-        with ViewStore(self.views) as store:
-            for schema in view_schemas(self.plan):
-                store.declare(schema)
-            run, _ = store.begin_run(self.plan.app, _JOB, "in-memory")
+        with open_targets(self.plan, self.views, self.views.parent) as targets:
+            targets.begin_run(_JOB, "in-memory")
             for batch_id, rows in enumerate(self._batches(arrivals, batches)):
-                fence = Fence(self.plan.app, _JOB, run, batch_id)
-                commit(store, fence, gather(self.plan, rows), {})
+                targets.commit(batch_id, gather(self.plan, rows), {})
 
     def _batches(
         self, arrivals: Mapping[str, Sequence[Arrival | int]], batches: int
