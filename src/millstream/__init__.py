@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from millstream.client import EventLog, connect
     from millstream.pipeline import App, Stream, Topic, count, mean, sum, tumbling, watermark
     from millstream.record import Record
+    from millstream.views.dataset import Dataset, dataset
+    from millstream.views.foreach import ForeachContext
     from millstream.views.reading import View, view
 
 __version__ = "0.1.0"
@@ -35,8 +37,10 @@ __all__ = [
     "ConfigError",
     "ConflictError",
     "CorruptionError",
+    "Dataset",
     "EventLog",
     "FencedError",
+    "ForeachContext",
     "JobFailedError",
     "MillstreamError",
     "OffsetOutOfRangeError",
@@ -49,6 +53,7 @@ __all__ = [
     "__version__",
     "connect",
     "count",
+    "dataset",
     "mean",
     "sum",
     "tumbling",
@@ -59,13 +64,16 @@ __all__ = [
 # Where each name that is not loaded yet lives. Type checkers read the imports above instead.
 _HOMES = {
     "App": "millstream.pipeline",
+    "Dataset": "millstream.views.dataset",
     "EventLog": "millstream.client",
+    "ForeachContext": "millstream.views.foreach",
     "Record": "millstream.record",
     "Stream": "millstream.pipeline",
     "Topic": "millstream.pipeline",
     "View": "millstream.views.reading",
     "connect": "millstream.client",
     "count": "millstream.pipeline",
+    "dataset": "millstream.views.dataset",
     "mean": "millstream.pipeline",
     "sum": "millstream.pipeline",
     "tumbling": "millstream.pipeline",

@@ -99,6 +99,10 @@ class NativePlan:
     edges: tuple[Edge, ...]
 
 
+Cleanup = Literal["delete", "compact", "compact,delete"]
+"""How a topic forgets: by time and size, all but the last record of each key, or both."""
+
+
 @dataclass(frozen=True)
 class ViewEnd:
     """Rows become a view. ``store`` is the address of its store; None is the app's own.
@@ -122,7 +126,7 @@ class TopicEnd:
     key: str | None
     value: str | tuple[str, ...]
     partitions: int
-    cleanup: Literal["delete", "compact", "compact,delete"]
+    cleanup: Cleanup
 
 
 @dataclass(frozen=True)

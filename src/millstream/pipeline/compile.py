@@ -55,7 +55,7 @@ class _Compiler:
             natives=tuple(self._native(n) for n in self.ports if isinstance(n, NativeNode)),
             stages=tuple(StagePlan(tuple(self._operators(depth))) for depth in range(stages)),
             sinks=tuple(
-                SinkPlan(output.name, self.ports[output], output.key, output.schema)
+                SinkPlan(output.name, self.ports[output], output.key, output.schema, output.end)
                 for output in self.outputs
             ),
             bucket_labels=self.bucket_labels,

@@ -10,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.kernels.decode import Field
+from millstream.kernels.plan import End, ViewEnd
 from millstream.kernels.steps import Step
 from millstream.kernels.watermarks import WatermarkRule
 from millstream.kernels.window_aggregate import WindowAggregate
@@ -54,17 +55,20 @@ class NativeNode:
     time: pl.Expr
 
 
+_AT_HOME = ViewEnd()
+
 Node = SourceNode | StepNode | WindowNode | NativeNode
 
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """A named output: a view and its key, or the stream given out as a Spark DataFrame."""
+    """A named output: what becomes of the rows is its ``end``; ``key`` is a view's."""
 
     name: str
     parent: Node
     key: tuple[str, ...]
     schema: tuple[tuple[str, pl.DataType], ...]
+    end: End = _AT_HOME
 
 
 def path_from(node: Node) -> list[Node]:

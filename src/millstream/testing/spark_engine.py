@@ -11,6 +11,7 @@ from millstream.client import connect
 from millstream.errors import ConfigError
 from millstream.pipeline.app import App
 from millstream.spark.job import RunOptions, run_job
+from millstream.testing.outputs import redirected
 
 if TYPE_CHECKING:
     from millstream.testing.run import Arrival
@@ -36,7 +37,13 @@ def run_on_spark(
                     producer.send(topic, item.value, partition=item.partition)
                     total += 1
     job = app.job()
-    job = dataclasses.replace(job, log=folder, folder=folder / "apps" / app.name)
+    compiled = job.compile
+    job = dataclasses.replace(
+        job,
+        log=folder,
+        folder=folder / "apps" / app.name,
+        compile=lambda labels: redirected(compiled(labels), folder),
+    )
     options = RunOptions(
         until="caught-up",
         timeout_s=None,

@@ -34,6 +34,8 @@ from millstream.views.tables import quoted
 _ONE = "_one"  # the key column of a view without a key: always 0, hence one row at most
 _NAME_BYTES_MAX = 63
 _DAY_US = 86_400_000_000
+_UNITS_US = {"day": _DAY_US, "hour": 3_600_000_000, "minute": 60_000_000, "microseconds": 1}
+_ZERO = "timestamptz '1970-01-01 00:00:00+00'"
 _SYSTEM = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}  # every table has these columns
 
 _TYPES = {
@@ -108,7 +110,7 @@ def from_staged(kind: str, value: str) -> str:
     if kind == "datetime":
         # Two exact steps: an interval is multiplied in floating point. The session is in UTC.
         return (
-            f"(timestamptz 'epoch' + ({value} / {_DAY_US}) * interval '1 day' "
+            f"({_ZERO} + ({value} / {_DAY_US}) * interval '1 day' "
             f"+ mod({value}, {_DAY_US}) * interval '1 microsecond')"
         )
     if kind == "date":
@@ -119,7 +121,10 @@ def from_staged(kind: str, value: str) -> str:
 def to_staged(kind: str, column: str) -> str:
     """Return the expression that gives a column's value in the form that is handed over."""
     if kind == "datetime":
-        return f"(extract(epoch FROM {column}) * 1000000)::bigint"
+        # The difference of two times is in days and what is left of one; `extract` is exact.
+        since = f"({column} - {_ZERO})"
+        parts = [f"extract({unit} FROM {since}) * {us}" for unit, us in _UNITS_US.items()]
+        return f"({' + '.join(parts)})::bigint"
     if kind == "date":
         return f"({column} - date '1970-01-01')"
     return f"{column}::text" if kind.startswith("decimal") else column
