@@ -220,7 +220,7 @@ class DatasetTarget:
     def _write(self, rows: pl.DataFrame, batch_id: int) -> list[DataFile]:
         """Write a batch's rows, one file per partition, durably; return what was written."""
         types = {**self._schema, **({SHOWN: pl.Int8()} if SHOWN in rows.columns else {})}
-        rows = pl.DataFrame([rows[name].cast(dtype) for name, dtype in types.items()])
+        rows = pl.DataFrame({name: rows[name].cast(dtype) for name, dtype in types.items()})
         return [self._write_file(part, folder, batch_id) for folder, part in self._partitions(rows)]
 
     def _partitions(self, rows: pl.DataFrame) -> Iterable[tuple[str, pl.DataFrame]]:

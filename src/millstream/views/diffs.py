@@ -75,4 +75,4 @@ def view_schema(sink: SinkPlan) -> ViewSchema:
 def view_change(sink: SinkPlan, rows: pl.DataFrame) -> ViewChange:
     """Give what rows of an output do to its view."""
     kept, gone = kept_and_gone(rows, sink.key)
-    return ViewChange(sink.name, kept.select(visible(kept.columns)), gone)
+    return ViewChange(sink.name, shown(kept), gone)

@@ -16,6 +16,7 @@ import polars as pl
 from millstream.views import columns
 from millstream.views.schema import ViewSchema
 
+_TEXTS = ("str", "json")
 _MARK = "\uffff"
 _AWAY = {"\0": f"{_MARK}0", _MARK: f"{_MARK}1"}
 _BACK = {kept: given for given, kept in _AWAY.items()}
@@ -42,7 +43,7 @@ def _copied(column: pl.Series, kind: str) -> pl.Series:
         column = column.to_physical()
     if kind == "bytes":
         return "\\\\x" + column.bin.encode("hex")
-    if kind in ("str", "json"):
+    if kind in _TEXTS:
         return _replaced(column, _COPY)
     return column.cast(pl.String)
 
@@ -60,18 +61,17 @@ def decoded(
     # Without a key: in keys, too, null is null here.
     plain = ViewSchema(schema.name, tuple((name, kinds[name]) for name in names), ())
     frame = columns.decoded(rows, plain)
-    texts = [
-        _replaced(column, _BACK).alias(column.name)
-        if kinds[column.name] in ("str", "json")
-        else column
-        for column in frame.iter_columns()
-    ]
-    return pl.DataFrame(texts)
+    return pl.DataFrame(
+        {
+            column.name: _replaced(column, _BACK) if kinds[column.name] in _TEXTS else column
+            for column in frame.iter_columns()
+        }
+    )
 
 
 def parameter(value: Any, kind: str) -> Any:
     """Return a single value, as `columns.py` encodes it, as a parameter of a statement."""
-    if kind in ("str", "json"):
+    if kind in _TEXTS:
         return _put_away(value)
     return bool(value) if kind == "bool" else value
 

@@ -53,9 +53,9 @@ def _records(rows: pl.DataFrame, end: TopicEnd) -> Records:
     if isinstance(end.value, str):
         headers = _diff_headers(rows[DIFF]) if DIFF in rows.columns else None
         return Records(_bytes(rows[end.value]), keys, times.to_arrow(), headers)
-    columns = [json_ready(rows[name]) for name in end.value]
+    columns = {name: json_ready(rows[name]) for name in end.value}
     if DIFF in rows.columns:
-        columns.append(rows[DIFF].cast(pl.Int8).alias(SHOWN))
+        columns[SHOWN] = rows[DIFF].cast(pl.Int8)
     objects = pl.DataFrame(columns).to_struct("value").struct.json_encode()
     return Records(_bytes(objects), keys, times.to_arrow())
 
