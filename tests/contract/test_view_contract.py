@@ -364,7 +364,7 @@ def test_what_is_not_there_is_told_with_what_there_is(store):
     for ask in (read.scan, read.schema, read.count, read.changes):
         with pytest.raises(UnknownViewError, match=r"'other'.*counts"):
             ask("other")
-    with pytest.raises(ConfigError, match="no column 'm'.*word, n"):
+    with pytest.raises(ConfigError, match=r"no column 'm'.*word, n"):
         read.scan("counts", where={"m": 1})
     with pytest.raises(ConfigError, match=r"key of the view 'counts' is \(word\)"):
         read.get("counts", n=1)
