@@ -152,7 +152,8 @@ class DatasetTarget:
         if fence.run > start.run:
             raise FencedError(
                 f"Run {start.run} of {start.who} was replaced by run {fence.run}, which {self.name} "
-                "knows. Close this run; the newer one goes on."
+                "knows. Close this run. If no newer one is about, the app's own views were restored "
+                "from an older time: restore both from the same."
             )
         return fence.batch_id
 

@@ -49,7 +49,7 @@ class PostgresStore:
         """
         self.address = postgres_address(url)
         self._connection = Connection(self.address, readonly=True)
-        with self._connection.transaction() as session:
+        with self._connection.closed_on_error(), self._connection.transaction() as session:
             check_format(session, self.address)
 
     def close(self) -> None:

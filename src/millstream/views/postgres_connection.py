@@ -163,6 +163,15 @@ class Connection:
         if self._readonly:
             session.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
 
+    @contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """End the session if what is done in this block fails: nobody would get to close it."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
     def close(self) -> None:
         """End the session. Closing twice is allowed."""
         with self._lock:

@@ -72,7 +72,7 @@ class PostgresTarget:
         }
         self._changes_kept = changes_kept
         self._connection = Connection(self.address, readonly=False)
-        with self._connection.transaction() as session:
+        with self._connection.closed_on_error(), self._connection.transaction() as session:
             self.identity = f"postgresql:{_set_up(session, self.address)}"
 
     def close(self) -> None:
@@ -110,7 +110,8 @@ class PostgresTarget:
         if checkpoint_id == start.checkpoint_id and run > start.run:
             raise FencedError(
                 f"Run {start.run} of {start.who} was replaced by run {run}, which {self.name} "
-                "knows. Close this run; the newer one goes on."
+                "knows. Close this run. If no newer one is about, the app's own views were restored "
+                "from an older time: restore both from the same."
             )
         return last
 

@@ -76,7 +76,7 @@ class World:
         names = ["home"] if number == 2 else [sink.name for sink in self.sinks]
         books = {"step": Counter(read=4, emitted=4)}
         position = {"t": {"0": number + 1}}
-        return BatchOutcome({name: rows for name in names}, books=books, position=position)
+        return BatchOutcome(dict.fromkeys(names, rows), books=books, position=position)
 
     def holds(self) -> dict[str, object]:
         """Everything that can be read of it now."""
@@ -281,7 +281,10 @@ def test_a_dataset_that_was_replaced_or_is_older_than_the_home_is_refused(tmp_pa
     with world.run() as (targets, _):
         targets.commit(1, world.outcome(1), {})
     shutil.move(tmp_path / "rows", tmp_path / "newest")
-    with pytest.raises(ConfigError, match=r"rows.*not the one that held batches up to 1"), world.run():
+    with (
+        pytest.raises(ConfigError, match=r"rows.*not the one that held batches up to 1"),
+        world.run(),
+    ):
         pass
     shutil.rmtree(tmp_path / "rows")
     shutil.move(tmp_path / "backup", tmp_path / "rows")
@@ -304,7 +307,7 @@ def test_a_home_that_is_older_than_its_targets_is_refused(tmp_path, url):
     for name in ("views.db", "views.db-wal", "views.db-shm"):
         (tmp_path / name).unlink(missing_ok=True)
     shutil.move(tmp_path / "backup.db", tmp_path / "views.db")
-    with pytest.raises((ConfigError, FencedError), match="older|replaced"), world.run():
+    with pytest.raises((ConfigError, FencedError), match=r"older|replaced"), world.run():
         pass
 
 
@@ -339,7 +342,9 @@ def test_one_folder_under_two_names_is_refused(tmp_path):
 
 def test_a_failing_function_is_told_with_the_users_file_and_line_and_called_again(tmp_path):
     program = tmp_path / "users.py"
-    program.write_text("def inner(rows):\n    return rows['nope']\n\ndef send(rows, context):\n    inner(rows)\n")
+    program.write_text(
+        "def inner(rows):\n    return rows['nope']\n\ndef send(rows, context):\n    inner(rows)\n"
+    )
     space: dict[str, object] = {}
     exec(compile(program.read_text(), str(program), "exec"), space)
     world = World(tmp_path, None, ("foreach",))
@@ -348,7 +353,9 @@ def test_a_failing_function_is_told_with_the_users_file_and_line_and_called_agai
     plan = JobPlan("app", (), (), (), (home, broken), (0,))
     with open_targets(plan, tmp_path / "views.db", tmp_path / "log") as targets:
         targets.begin_run("main", "one")
-        with pytest.raises(UserCodeError, match=r"users\.py:2: ColumnNotFoundError.*nope") as caught:
+        with pytest.raises(
+            UserCodeError, match=r"users\.py:2: ColumnNotFoundError.*nope"
+        ) as caught:
             targets.commit(0, world.outcome(0), {})
         assert caught.value.step == "foreach(keep)"
     with world.run() as (targets, first):
