@@ -1,7 +1,6 @@
 """Every kind of output on Spark: the kernels' answers, killed at any moment, and no secrets shown."""
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -112,6 +111,7 @@ def url(request):
         return None
 
 
+@pytest.mark.timeout(600)  # five times a JVM
 def test_killed_again_and_again_every_output_is_as_if_nothing_had_been(spark, tmp_path, url):
     events = rows(240)
     plain, killed = tmp_path / "plain", tmp_path / "killed"
@@ -159,7 +159,9 @@ def test_a_failing_function_ends_the_job_with_the_users_own_line(spark, tmp_path
     app.topic("events", Event, key="ad", partitions=2).stream(time="at").foreach(explode)
     send(tmp_path, rows(10))
     line = explode.__code__.co_firstlineno + 1
-    with pytest.raises(UserCodeError, match=rf"test_outputs\.py:{line}: ZeroDivisionError") as caught:
+    with pytest.raises(
+        UserCodeError, match=rf"test_outputs\.py:{line}: ZeroDivisionError"
+    ) as caught:
         app.run(until="caught-up")
     assert "java" not in str(caught.value).lower()
     assert "py4j" not in repr(caught.value.__cause__)
@@ -178,7 +180,6 @@ def test_an_app_with_topics_needs_the_folder_and_gives_it_back(spark, tmp_path):
     assert app.run(until="caught-up").read == 20
     send(tmp_path, rows(20, start=20))  # this process could not, if the run still owned the folder
     assert app.run(until="caught-up").read == 20
-    assert os.listdir(tmp_path / "out")
 
 
 def test_a_newer_run_fences_an_older_one_off_everywhere(spark, tmp_path):

@@ -19,6 +19,7 @@ a crash after                          leaves
 from __future__ import annotations
 
 import io
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -51,6 +52,7 @@ from millstream.views.tiers import to_merge
 KEPT_FOR_READERS_MS = 10 * 60_000
 """How long a file that was merged into another stays, for readers that have begun before."""
 
+_FILE_NAME = re.compile(r"\d{12,}-[0-9a-f]{12}\.parquet")  # batch_id, and what makes it unique
 _NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, and those that read its layout, call null
 
 
@@ -161,7 +163,8 @@ class DatasetTarget:
         """Remove the files that a crash has left: those that the manifest does not name."""
         named = {file.path for file in manifest.files} | {file.path for file in manifest.replaced}
         for path in list(self.folder.rglob("*.parquet")):
-            if path.relative_to(self.folder).as_posix() not in named:
+            ours = _FILE_NAME.fullmatch(path.name)
+            if ours and path.relative_to(self.folder).as_posix() not in named:
                 path.unlink()
 
     def takes(self, part: BatchPart) -> bool:

@@ -172,9 +172,17 @@ class PostgresTarget:
         log = _ChangeLog(session, schema, fence.batch_id, seq=row[0])
         if change.deletes is not None and change.deletes.height:
             deletes = columns.normalised(change.deletes, schema, schema.key)
-            for part in columns.without(deletes, upserts).iter_slices(_SLICE_ROWS):
+            session.execute(table.create_gone)
+            for number, part in enumerate(
+                columns.without(deletes, upserts).iter_slices(_SLICE_ROWS)
+            ):
+                if number:
+                    session.execute(f"TRUNCATE {table.gone}")
                 log.add(_delete(session, table, part), "delete")
-        for part in upserts.iter_slices(_SLICE_ROWS):
+        session.execute(table.create_stage)
+        for number, part in enumerate(upserts.iter_slices(_SLICE_ROWS)):
+            if number:
+                session.execute(f"TRUNCATE {table.stage}")  # a transaction begins with it empty
             log.add(_upsert(session, table, part), "upsert")
         if log.seq != row[0]:
             log.keep(self._changes_kept)
@@ -272,8 +280,6 @@ def _copy(session: Session, table: str, rows: pl.DataFrame, schema: ViewSchema) 
 def _upsert(session: Session, table: PostgresTable, rows: pl.DataFrame) -> pl.DataFrame:
     """Move rows into the view; return those that changed something."""
     schema = table.schema
-    session.execute(table.create_stage)
-    session.execute(f"TRUNCATE {table.stage}")
     _copy(session, table.stage, rows, schema)
     with session.cursor(binary=True) as cursor:
         cursor.execute(table.upsert)
@@ -285,8 +291,6 @@ def _upsert(session: Session, table: PostgresTable, rows: pl.DataFrame) -> pl.Da
 
 def _delete(session: Session, table: PostgresTable, keys: pl.DataFrame) -> pl.DataFrame:
     """Delete the rows of some keys; return the keys that were there."""
-    session.execute(table.create_gone)
-    session.execute(f"TRUNCATE {table.gone}")
     _copy(session, table.gone, keys, table.schema)
     patterns = pl.DataFrame([column.is_null() for column in keys.iter_columns()]).unique()
     gone: list[int] = []

@@ -248,6 +248,17 @@ def test_a_stale_run_is_refused_and_its_files_are_not_counted(tmp_path):
     assert rows(tmp_path / "out") == [(1,), (3,)]
 
 
+def test_files_of_other_people_in_the_folder_are_left_alone_and_not_read(tmp_path):
+    Job(tmp_path / "out", NUMBERS).commit(numbers(1))
+    numbers(99).write_parquet(tmp_path / "out" / "mine.parquet")
+    numbers(98).write_parquet(tmp_path / "out" / f"{7:012}-{'a' * 12}.parquet")
+    Job(tmp_path / "out", NUMBERS, run=2)
+    assert rows(tmp_path / "out") == [(1,)]
+    names = {path.name for path in (tmp_path / "out").glob("*.parquet")}
+    assert "mine.parquet" in names
+    assert len(names) == 2
+
+
 def test_what_is_no_dataset_or_anothers_or_declared_otherwise_is_refused(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "holiday.png").touch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import ExitStack
 
@@ -10,7 +11,13 @@ import pytest
 
 import millstream as ms
 from millstream.cli.main import run as command
-from millstream.errors import ConfigError, FencedError, RetriableError, UnknownViewError
+from millstream.errors import (
+    ConfigError,
+    EnvironmentProblem,
+    FencedError,
+    RetriableError,
+    UnknownViewError,
+)
 from millstream.kernels.frames import DIFF
 from millstream.kernels.plan import SinkPlan, ViewEnd
 from millstream.testing.postgres import PostgresServer
@@ -262,3 +269,10 @@ def test_a_test_server_goes_with_its_folder(postgres_server):
             assert session.execute("SELECT 1").fetchone() == (1,)
     assert not folder.exists()
     assert process.poll() is not None
+
+
+def test_a_missing_driver_is_told_with_what_to_install(database, monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    for connect in (PostgresStore, lambda url: PostgresTarget(url, [sink(url)])):
+        with pytest.raises(EnvironmentProblem, match=r"millstream\[postgres\]"):
+            connect(database)
