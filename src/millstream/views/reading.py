@@ -130,9 +130,11 @@ def view(
         )
     found: list[View] = []
     others: list[str] = []
+    databases: set[str] = set()
     for candidate in known if app is None else [app]:
         home = ViewStore(store_path(log, candidate), readonly=True)
         names = [schema.name for schema in home.views()]
+        databases.update(home.databases())
         if name in names:
             found.append(View(home, name, candidate))
         else:
@@ -147,10 +149,11 @@ def view(
             f"Several apps have a view {name!r}: {', '.join(each.app for each in found)}. "
             "Say which with app=."
         )
+    elsewhere = f" Views are also kept in {', '.join(sorted(databases))}: give it with store=."
     raise UnknownViewError(
         f"There is no view {name!r} in the log folder {str(log)!r}; there are: "
         f"{', '.join(others) or 'none yet'}. Correct the name or the folder, or run the pipeline "
-        "that fills the view."
+        f"that fills the view.{elsewhere if databases else ''}"
     )
 
 

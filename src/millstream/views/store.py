@@ -295,6 +295,14 @@ class ViewStore:
                 (app, job),
             ).fetchall()
 
+    def databases(self) -> list[str]:
+        """Return the databases that jobs of this store keep views in, without credentials."""
+        with self._readers.snapshot() as db:
+            if not db.execute("SELECT 1 FROM sqlite_master WHERE name = '_targets'").fetchone():
+                return []  # a store that no job has opened since there are other targets
+            rows = db.execute("SELECT DISTINCT name FROM _targets WHERE name LIKE 'postgresql:%'")
+            return sorted(name for (name,) in rows)
+
     def _admit(self, db: sqlite3.Connection, fence: Fence) -> int | None:
         """Return the number of this commit, or None if the batch is already in."""
         self._check_in_place()

@@ -15,7 +15,13 @@ import polars as pl
 import pytest
 
 import millstream as ms
-from millstream.errors import ConfigError, CorruptionError, FencedError, UserCodeError
+from millstream.errors import (
+    ConfigError,
+    CorruptionError,
+    FencedError,
+    UnknownViewError,
+    UserCodeError,
+)
 from millstream.kernels.frames import DIFF, TIME
 from millstream.kernels.plan import DatasetEnd, ForeachEnd, JobPlan, SinkPlan, TopicEnd, ViewEnd
 from millstream.testing.disk import SimulatedCrash
@@ -335,6 +341,18 @@ def test_one_folder_under_two_names_is_refused(tmp_path):
         open_targets(plan, tmp_path / "views.db", tmp_path / "log"),
     ):
         pass
+
+
+def test_a_view_that_is_in_a_database_is_told_where_it_is_looked_for(tmp_path, url):
+    if url is None:
+        pytest.skip("there is no PostgreSQL server")
+    folder = tmp_path / "apps" / "app"
+    world = World(folder, url, ("database",))
+    with world.run() as (targets, _):
+        targets.commit(0, world.outcome(0), {})
+    with pytest.raises(UnknownViewError, match=r"also kept in postgresql://127\.0\.0\.1") as caught:
+        ms.view("base", log=tmp_path)
+    assert "tester" not in str(caught.value)
 
 
 # Functions of the user's.
