@@ -489,10 +489,13 @@ def test_all(arguments: Sequence[str]) -> int:
     env = prepare(EVERYTHING)
     again = "--again" in arguments
     given = [argument for argument in arguments if argument != "--again"]
+    without_postgres = why_no_postgres()
     if not given and not again and TESTED.is_file() and TESTED.read_text() == tree_key():
         everything = the_rest(env)
     else:
         everything = pytest([*given, "tests"], env)
+    if without_postgres:
+        say(f"skipped: the tests on PostgreSQL: {without_postgres}")
     if not there("tests/smoke"):
         say(f"skipped: the smoke run on {SPARK_OLDEST}: there is no folder tests/smoke")
         return everything
@@ -513,6 +516,36 @@ def the_rest(env: Mapping[str, str]) -> int:
         pytest([*there("tests/spark"), "-m", "not quick"], env) if there("tests/spark") else 0,
         pytest(others, env) if others else 0,
     )
+
+
+def postgres_is_there() -> bool:
+    """Say whether PostgreSQL's programs are installed, where `millstream.testing` looks for them."""
+    return any(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or bool(shutil.which("initdb"))
+
+
+def why_no_postgres() -> str:
+    """Install PostgreSQL's programs if root may; say why the tests must do without, "" if not.
+
+    The tests start a server of their own, in a temporary folder; the package's own is not used.
+    """
+    if postgres_is_there():
+        return ""
+    by_hand = "install it, with: sudo apt-get install postgresql"
+    if os.name != "posix" or os.geteuid() != 0:
+        return f"it is not installed, and only root can install it; {by_hand}"
+    if not shutil.which("apt-get"):
+        return "it is not installed, and there is no apt-get here to install it with"
+    say("installing PostgreSQL, for the tests that need a server")
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install_it = ["apt-get", "install", "--yes", "--no-install-recommends", "postgresql"]
+    code, text = run_shown(install_it, env)
+    if code:  # most often since the lists of packages are missing or old
+        run_shown(["apt-get", "update"], env)
+        code, text = run_shown(install_it, env)
+    if code or not postgres_is_there():
+        last = (text.strip().splitlines() or ["nothing"])[-1]
+        return f"apt-get could not install it and said: {last}"
+    return ""
 
 
 def smoke_on_oldest_spark() -> int:

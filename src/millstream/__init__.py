@@ -58,6 +58,8 @@ if TYPE_CHECKING:
         watermark,
     )
     from millstream.record import Record
+    from millstream.views.dataset import Dataset, dataset
+    from millstream.views.foreach import ForeachContext
     from millstream.views.reading import View, view
 
 __version__ = "0.1.0"
@@ -67,8 +69,10 @@ __all__ = [
     "ConfigError",
     "ConflictError",
     "CorruptionError",
+    "Dataset",
     "EventLog",
     "FencedError",
+    "ForeachContext",
     "JobFailedError",
     "MillstreamError",
     "OffsetOutOfRangeError",
@@ -84,6 +88,7 @@ __all__ = [
     "bloom",
     "connect",
     "count",
+    "dataset",
     "device_time",
     "distinct",
     "expected_loss",
@@ -114,7 +119,9 @@ __all__ = [
 # Where each name that is not loaded yet lives. Type checkers read the imports above instead.
 _HOMES = {
     "App": "millstream.pipeline",
+    "Dataset": "millstream.views.dataset",
     "EventLog": "millstream.client",
+    "ForeachContext": "millstream.views.foreach",
     "Record": "millstream.record",
     "Stream": "millstream.pipeline",
     "Topic": "millstream.pipeline",
@@ -125,6 +132,7 @@ _HOMES = {
     "count": "millstream.pipeline",
     "device_time": "millstream.pipeline",
     "expected_loss": "millstream.kernels.loss",
+    "dataset": "millstream.views.dataset",
     "mean": "millstream.pipeline",
     "processing_time": "millstream.pipeline",
     "aggregate": "millstream.pipeline",

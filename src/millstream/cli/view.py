@@ -1,7 +1,7 @@
-"""`millstream view`: look at the views of a log folder, their rows and their changes.
+"""`millstream view`: look at the views of a log folder or a database, their rows and their changes.
 
-Reads only, while the pipeline goes on or after it has stopped. Tables for people; with ``--json``
-one JSON object per line for programs.
+Reads only, while the pipeline goes on or after it has stopped; ``forget`` alone removes what an app
+has left in a database. Tables for people; with ``--json`` one JSON object per line for programs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import click
 from rich import box
@@ -19,17 +19,31 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from millstream.cli.tables import ask, yes_option
 from millstream.errors import ConfigError, UnknownViewError
+from millstream.views.address import HOME
 from millstream.views.columns import parsed
 from millstream.views.reading import apps_with_views, store_path
 from millstream.views.reading import view as open_view
+from millstream.views.rows import ReadableStore
+from millstream.views.schema import ViewSchema
 from millstream.views.store import ViewStore
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+store_option = click.option(
+    "--store",
+    envvar="MILLSTREAM_VIEWS",
+    show_envvar=True,
+    metavar="URL",
+    help="The database that keeps the views, if it is not the log folder.",
+)
+
+
 def _folder_options(command: Command) -> Command:
     for option in (
+        store_option,
         click.option("--json", "as_json", is_flag=True, help="One JSON object per line."),
         click.option("--app", help="Whose view, if several apps have one of that name."),
         click.option(
@@ -51,36 +65,60 @@ def view() -> None:
 
 @view.command("list")
 @_folder_options
-def list_views(log: Path, app: str | None, *, as_json: bool) -> None:
-    """List the views of a log folder.
+def list_views(log: Path, app: str | None, store: str | None, *, as_json: bool) -> None:
+    """List the views of a log folder, or of a database.
 
     \b
-    Example:
+    Examples:
       millstream view list --log ./data
+      millstream view list --store postgresql://user:password@host/database
     """
-    rows = []
+    rows = _of_database(store, app) if _is_database(store) else _of_folder(log, app)
+    if not rows and not as_json:
+        where = "the database" if _is_database(store) else log
+        click.echo(f"No views in {where} yet. They appear once a pipeline with .view(...) has run.")
+        return
+    _print(rows, ("app", "view", "rows", "key", "columns"), as_json=as_json)
+
+
+def _is_database(store: str | None) -> TypeGuard[str]:
+    return store is not None and store != HOME
+
+
+def _of_database(url: str, app: str | None) -> list[dict[str, Any]]:
+    from millstream.views.postgres import PostgresStore
+
+    with PostgresStore(url) as store:
+        owners = store.apps()
+        return [
+            _described(store, owners[schema.name], schema)
+            for schema in store.views()
+            if app in (None, owners[schema.name])
+        ]
+
+
+def _of_folder(log: Path, app: str | None) -> list[dict[str, Any]]:
     known = apps_with_views(log)
     if app is not None and app not in known:
         raise UnknownViewError(
             f"The log folder {str(log)!r} has no views of an app {app!r}; there are views of: "
             f"{', '.join(known) or 'none'}."
         )
+    rows = []
     for each in [app] if app is not None else known:
         with ViewStore(store_path(log, each), readonly=True) as store:
-            rows += [
-                {
-                    "app": each,
-                    "view": schema.name,
-                    "rows": store.count(schema.name),
-                    "key": ", ".join(schema.key),
-                    "columns": ", ".join(f"{n} {kind}" for n, kind in schema.columns),
-                }
-                for schema in store.views()
-            ]
-    if not rows and not as_json:
-        click.echo(f"No views in {log} yet. They appear once a pipeline with .view(...) has run.")
-        return
-    _print(rows, ("app", "view", "rows", "key", "columns"), as_json=as_json)
+            rows += [_described(store, each, schema) for schema in store.views()]
+    return rows
+
+
+def _described(store: ReadableStore, app: str, schema: ViewSchema) -> dict[str, Any]:
+    return {
+        "app": app,
+        "view": schema.name,
+        "rows": store.count(schema.name),
+        "key": ", ".join(schema.key),
+        "columns": ", ".join(f"{n} {kind}" for n, kind in schema.columns),
+    }
 
 
 @view.command("show")
@@ -89,7 +127,14 @@ def list_views(log: Path, app: str | None, *, as_json: bool) -> None:
 @click.option("--where", multiple=True, metavar="COL=VALUE", help="Only rows with this value.")
 @_folder_options
 def show(
-    name: str, limit: int, where: tuple[str, ...], log: Path, app: str | None, *, as_json: bool
+    name: str,
+    *,
+    limit: int,
+    where: tuple[str, ...],
+    log: Path,
+    app: str | None,
+    store: str | None,
+    as_json: bool,
 ) -> None:
     """Show rows of a view, in the order of its key.
 
@@ -99,7 +144,7 @@ def show(
       millstream view show ctr_by_hour --where campaign=men
       millstream view show ctr_by_hour --where window_start=2019-11-24T05:00:00Z --json
     """
-    with open_view(name, log=log, app=app) as opened:
+    with open_view(name, log=log, app=app, store=store) as opened:
         schema = opened.schema
         conditions = dict(_condition(text, schema.kinds) for text in where)
         frame = opened.scan(where=conditions, limit=limit + 1)
@@ -119,18 +164,45 @@ def show(
     help="The last change number you have seen (_seq).",
 )
 @_folder_options
-def changes(name: str, since: int, log: Path, app: str | None, *, as_json: bool) -> None:
+def changes(
+    name: str, since: int, log: Path, app: str | None, store: str | None, *, as_json: bool
+) -> None:
     """Show what changed in a view after a change number, oldest first.
 
     \b
     Example:
       millstream view changes ctr_by_hour --since 1200 --json
     """
-    with open_view(name, log=log, app=app) as opened:
+    with open_view(name, log=log, app=app, store=store) as opened:
         kinds = opened.schema.kinds
         frame = opened.changes(since=since)
     rows = [_with_json(row, kinds) for row in frame.iter_rows(named=True)]
     _print(rows, tuple(frame.columns), as_json=as_json)
+
+
+@view.command("forget")
+@click.argument("app")
+@store_option
+@yes_option
+def forget(app: str, store: str | None, *, yes: bool) -> None:
+    """Remove an app's views from a database, for good, so that it can build them anew.
+
+    Stop the app first, and delete its folder in the log: it goes on from there otherwise.
+
+    \b
+    Example:
+      millstream view forget ads --store postgresql://user:password@host/database
+    """
+    from millstream.views.address import postgres_address
+    from millstream.views.postgres_target import forget_app
+
+    if not _is_database(store):
+        raise ConfigError("forget needs a database; give its URL with --store.")
+    shown = postgres_address(store).shown
+    if not yes:
+        ask(f"Remove all views of the app {app!r} from {shown}?")
+    gone = forget_app(store, app)
+    click.echo(f"Removed from {shown}: {', '.join(gone) or 'no views, only its fence'}.")
 
 
 def _condition(text: str, kinds: dict[str, str]) -> tuple[str, Any]:

@@ -213,6 +213,19 @@ class EventLog:
         self._reader()
         return self._groups.fence(writer)
 
+    def fences(self, prefix: str = "") -> dict[str, int]:
+        """Return the batch ids at which fences stand, of the writers whose names begin so."""
+        self._reader()
+        return self._groups.fences(prefix)
+
+    def own(self) -> None:
+        """Become the owner of the folder now, instead of with the first write.
+
+        Raises:
+            FolderOwnedError: another process writes to this folder.
+        """
+        self._own()
+
     def keep_house(self) -> KeepingReport:
         """Do now what the owner does every half minute: retention, compaction, timeouts.
 

@@ -15,6 +15,7 @@ from millstream.log.groups import (
     check_offsets,
     committed_offsets,
     fence_of,
+    fences_from,
     forget_offsets,
     group_names,
     put_offsets,
@@ -88,6 +89,10 @@ class GroupOffsets:
     def fence(self, writer: str) -> int | None:
         """Return the batch id at which the fence of ``writer`` stands; None if it has none."""
         return fence_of(self._opened(), writer) if self._exists() else None
+
+    def fences(self, prefix: str) -> dict[str, int]:
+        """Return where the fences stand of all writers whose names begin with ``prefix``."""
+        return fences_from(self._opened(), prefix) if self._exists() else {}
 
     def close(self) -> None:
         """Close control.db."""

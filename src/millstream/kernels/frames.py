@@ -24,6 +24,7 @@ DIFF_COLUMN = "_diff"  # ... as those see it who take a stream out
 WINDOW = "__window"  # Int64: start of the window, microseconds since 1970 UTC
 ROWS = "__rows"  # Int64: how many events a partial aggregate stands for
 HASH = "__hash"  # UInt64: keyhash of the operator's key
+DIFF = "__diff"  # Int8: 1 for a row that is given, -1 for one given before that is taken back
 HIDDEN_PREFIX = "__"
 
 PORT_TIME = 0

@@ -12,8 +12,8 @@ The ways down from a node are a tree: a step that several outputs share is run o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import polars as pl
 import pyarrow as pa
@@ -161,14 +161,66 @@ class FramePlan:
     time_ports: tuple[int, ...]
 
 
+Cleanup = Literal["delete", "compact", "compact,delete"]
+"""How a topic forgets: by time and size, all but the last record of each key, or both."""
+
+
+@dataclass(frozen=True)
+class ViewEnd:
+    """Rows become a view. ``store`` is the address of its store; None is the app's own.
+
+    An address may hold a password, so it is not shown.
+    """
+
+    store: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class TopicEnd:
+    """Rows become records of a topic.
+
+    ``key`` names the column that is the record's key. ``value`` names the one whose text or bytes
+    are the record's value, or the columns of its JSON object. ``partitions`` and ``cleanup`` are
+    for a topic that does not exist yet.
+    """
+
+    topic: str
+    key: str | None
+    value: str | tuple[str, ...]
+    partitions: int
+    cleanup: Cleanup
+
+
+@dataclass(frozen=True)
+class DatasetEnd:
+    """Rows become Parquet files in a folder, divided by the columns of ``partition_by``."""
+
+    path: str
+    partition_by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ForeachEnd:
+    """Rows are given to a function of the user's, as a polars frame and a context."""
+
+    function: Callable[[Any, Any], object]
+
+
+End = ViewEnd | TopicEnd | DatasetEnd | ForeachEnd
+
+
 @dataclass(frozen=True)
 class SinkPlan:
-    """An output. ``key`` names the columns by which rows replace one another in the view."""
+    """An output: its columns, and what becomes of its rows.
+
+    ``key`` names the columns by which rows replace one another in a view; other ends have none.
+    """
 
     name: str
     port: int
     key: tuple[str, ...]
     schema: tuple[tuple[str, pl.DataType], ...]
+    end: End = ViewEnd()
 
 
 @dataclass(frozen=True)

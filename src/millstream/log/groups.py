@@ -109,6 +109,14 @@ def forget_offsets(control: ControlDb, group: str, topic: str | None = None) -> 
         return cursor.rowcount
 
 
+def fences_from(control: ControlDb, prefix: str) -> dict[str, int]:
+    """Return the batch ids at which the fences stand of all writers whose names begin so."""
+    rows = control.rows(
+        "SELECT writer, batch_id FROM fences WHERE substr(writer, 1, ?) = ?", (len(prefix), prefix)
+    )
+    return {str(writer): int(batch_id) for writer, batch_id in rows}
+
+
 def fence_of(control: ControlDb, writer: str) -> int | None:
     """Return the batch id at which the fence of ``writer`` stands; None if it has none."""
     rows = control.rows("SELECT batch_id FROM fences WHERE writer = ?", (writer,))

@@ -29,6 +29,7 @@ from millstream.pipeline.live import LiveTable
 from millstream.pipeline.streams import Stream, Topic
 from millstream.pipeline.time_words import IN_ORDER
 from millstream.pipeline.values import Declared, FormatName, Metadata, check_policy
+from millstream.views.address import checked
 from millstream.views.dead_letters import relay
 from millstream.views.progress import Progress, Report, Until
 
@@ -47,6 +48,8 @@ class App:
         log: The folder of the log.
         buckets: Into how many hash ranges keys are divided; fixed at the birth of the app's state.
             More buckets let more cores share a stage; each costs a little in every batch.
+        views: Where views are kept that do not say so themselves: the app's own store in its
+            folder, or the URL of a PostgreSQL database. See :meth:`Stream.view`.
         on_error: What a row leads to on which an expression or function of yours fails:
             ``"dead-letter"`` puts it aside, with step and reason, and ``"stop"`` stops the job. A
             step may say otherwise.
@@ -64,6 +67,7 @@ class App:
     log: str | Path
     buckets: int = 4
     on_error: OnError = "dead-letter"
+    views: str | None = field(default=None, repr=False)  # it may hold a password
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
     outputs: list[Output] = field(default_factory=list, init=False)
     _names: Counter[str] = field(default_factory=Counter, init=False, repr=False)
@@ -77,6 +81,7 @@ class App:
         if not 1 <= self.buckets <= 4096:
             raise ConfigError(f"buckets is {self.buckets}. Allowed are 1 to 4096.")
         checked_on_error(self.on_error)
+        checked(self.views, what="The app's views")
         if str(self.log).startswith("kafka://"):
             raise ConfigError(
                 f"The log is {str(self.log)!r}; pipelines read logs in a folder. Give a folder."
@@ -194,30 +199,23 @@ class App:
         count = self._names[name]
         return name if count == 1 else f"{name} #{count}"
 
-    def add_view(self, name: str, stream: Stream, key: tuple[str, ...]) -> None:
-        """Enter a view as an output; :meth:`Stream.view` is how to declare one."""
-        if any(output.name == name for output in self.outputs):
-            raise ConfigError(f"The view {name!r} is declared twice. Give one another name.")
-        self._names[name] += 1
-        self.outputs.append(Output(name, stream.node, key, tuple(stream.columns.items())))
-
     def plan(self, bucket_labels: tuple[int, ...] | None = None) -> JobPlan:
-        """Compile what leads to the views.
+        """Compile what leads to the outputs.
 
         Raises:
-            ConfigError: there is no view, so nothing would come out.
+            ConfigError: there is none, so nothing would come out.
         """
         if not self.outputs:
             raise ConfigError(
-                f"The app {self.name!r} has no view. End a stream with .view(name), so that "
-                "something comes out."
+                f"The app {self.name!r} has no view and no other output. End a stream with "
+                ".view(name), .to(topic), .dataset(path) or .foreach(function)."
             )
         labels = bucket_labels or tuple(range(self.buckets))
         return compile_plan(self.name, self.outputs, labels, self.on_error)
 
     def job(self) -> Job:
         """Describe the app to what runs it."""
-        self.plan()  # an app without a view is refused before Spark starts
+        self.plan()  # an app without an output is refused before Spark starts
         return self._job(self.plan)
 
     def job_of(self, stream: Stream) -> Job:
@@ -266,8 +264,8 @@ class App:
             UserCodeError: an expression or function failed; the message names the step.
             FencedError: a newer run of this app has taken over.
             JobFailedError: the job stopped for another reason; the message says where.
-        Guarantees: effectively once. Views, position and ledger of a batch are committed together;
-            killed at any moment, the next run goes on and the answer is the same.
+        Guarantees: effectively once. All outputs of a batch take effect, or none that a later
+            run would not complete; views in the app's own store, position and ledger together. Killed at any moment, the next run goes on and the answer is the same.
         """
         from millstream.spark.job import RunOptions, run_job  # noqa: PLC0415 - loads pyspark
 

@@ -85,7 +85,7 @@ class _Compiler:
                 StagePlan(tuple(self._operators(depth)), topics) for depth in range(stages)
             ),
             sinks=tuple(
-                SinkPlan(output.name, self.ports[output][0], output.key, output.schema)
+                SinkPlan(output.name, self.ports[output][0], output.key, output.schema, output.end)
                 for output in self.outputs
             ),
             bucket_labels=self.bucket_labels,

@@ -14,6 +14,7 @@ from millstream.kernels.decode import Field
 from millstream.kernels.decode.formats import JSON, ValueFormat
 from millstream.kernels.isolation import UserCode
 from millstream.kernels.operator import Operator
+from millstream.kernels.plan import End, ViewEnd
 from millstream.kernels.steps import Step
 from millstream.kernels.watermarks import WatermarkRule
 
@@ -87,16 +88,18 @@ class NativeNode:
 
 
 Node = SourceNode | FrameNode | StepNode | UnionNode | OperatorNode | LateNode | NativeNode
+_AT_HOME = ViewEnd()
 
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """A named output: a view and its key, or the stream given out as a Spark DataFrame."""
+    """A named output: what becomes of the rows is its ``end``; ``key`` is a view's."""
 
     name: str
     parent: Node
     key: tuple[str, ...]
     schema: tuple[tuple[str, pl.DataType], ...]
+    end: End = _AT_HOME
 
 
 def parents(node: Node | Output) -> tuple[Node, ...]:

@@ -6,6 +6,7 @@ the columns that are there, so that a mistake shows at its own line and not in a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -20,10 +21,12 @@ from millstream.kernels.decode.formats import JSON, ValueFormat
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.isolation import OnError, UserCode
 from millstream.kernels.map_frames import FrameFunction, RowsRule
+from millstream.kernels.plan import Cleanup
 from millstream.kernels.steps import Filter, Mark, Part, Select, Step, WithColumns
 from millstream.kernels.watermarks import WatermarkRule
 from millstream.kernels.window_aggregate import EmitMode
 from millstream.kernels.windows import Tumbling
+from millstream.pipeline import ends
 from millstream.pipeline.checks import (
     check_time,
     checked_on_error,
@@ -346,10 +349,16 @@ class Stream:
 
     # ── ends ────────────────────────────────────────────────────────────────────────────────
 
-    def view(self, name: str, *, key: str | Sequence[str] | None = None) -> Stream:
+    def view(
+        self, name: str, *, key: str | Sequence[str] | None = None, store: str | None = None
+    ) -> Stream:
         """Keep the stream as a view: a table with the latest row per key, read with ``ms.view``.
 
-        The key is by default the window and its ``by`` columns, or what :meth:`key_by` said.
+        Args:
+            key: By default the window and its ``by`` columns, or what :meth:`key_by` said.
+            store: ``"sqlite"`` (the app's own store, in its folder), or the URL of a PostgreSQL
+                database, ``postgresql://user:password@host/database``; by default the app's
+                ``views``. The view is then a table of its name there.
         """
         columns = self.key if key is None else self._key_columns(key, "view's key")
         if self.mode is not None and key is None:
@@ -361,7 +370,67 @@ class Stream:
                 + (f": its column {missing[0]!r} was left out by a select" if missing else "")
                 + '. Say which columns tell its rows apart: view(name, key="…").'
             )
-        self.app.add_view(name, self, columns)
+        ends.end_in_view(self, name, columns, store)
+        return self
+
+    def to(
+        self,
+        topic: str,
+        *,
+        key: str | None = None,
+        value: str | Sequence[str] | None = None,
+        partitions: int | None = None,
+        cleanup: Cleanup = "delete",
+    ) -> Stream:
+        """Write the stream to a topic of the app's log, a batch in one transaction.
+
+        A record's timestamp is the row's event time. While such an app runs, its process owns the
+        log's folder: no other process can write to it.
+
+        Args:
+            key: The column that is the record's key; without one, batches take turns.
+            value: By default the value is a JSON object of all columns: datetimes as RFC 3339,
+                decimals as text. Give columns for an object of these, or one column of text or
+                bytes that is the value as it is.
+            partitions: Of a topic that does not exist yet; by default what ``app.topic`` declares
+                for it, or 4.
+            cleanup: "delete", "compact" or "compact,delete", as ``create_topic`` has it. Rows that
+                take back others are tombstones in a compacted topic; elsewhere they have
+                ``"_diff": -1``.
+        """
+        if key is not None:
+            self._key_columns(key, f"the key of to({topic!r})")
+        ends.end_in_topic(self, topic, key=key, value=value, partitions=partitions, cleanup=cleanup)
+        return self
+
+    def dataset(
+        self, path: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
+    ) -> Stream:
+        """Append the stream to a dataset: Parquet files in a folder, read with ``ms.dataset``.
+
+        Which files count is told by a manifest that is replaced with each batch; many small files
+        become few. Rows that take back others have ``_diff`` -1.
+
+        Args:
+            path: A folder of its own, which is made; relative to where the program runs.
+            partition_by: Columns whose values divide the files into folders, as in ``day=2026-01-31``.
+        """
+        columns = self._key_columns(partition_by, "dataset's partition_by")
+        ends.end_in_dataset(self, path, columns)
+        return self
+
+    def foreach(self, function: ends.ForeachFunction, *, name: str | None = None) -> Stream:
+        """Call ``function(rows, context)`` with the rows of each batch, where the job was started.
+
+        ``rows`` is a polars frame that is not empty; ``context`` has app, name, batch_id and key.
+        The function is called at least once for each batch: again, with the same rows and the same
+        key, after a crash. It works exactly once if it keeps the key together with what it does,
+        and does nothing for a key that it has kept. An exception stops the job.
+
+        Args:
+            name: The step's name, a part of the key; by default the function's.
+        """
+        ends.end_in_function(self, function, name)
         return self
 
     def spark(

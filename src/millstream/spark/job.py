@@ -29,7 +29,7 @@ from millstream.spark.shuffle import bucket_labels
 from millstream.spark.sink import JOB, CommitSink
 from millstream.spark.source import SourceSpec
 from millstream.spark.stage import add_stage
-from millstream.views.commit import view_schemas
+from millstream.views.outputs import open_targets
 from millstream.views.progress import Progress, Report, Until
 from millstream.views.running import marked, stop_request, stop_seen
 from millstream.views.store import ViewStore
@@ -72,18 +72,18 @@ def run_job(job: Job, options: RunOptions) -> Report:
     began = time.monotonic()
     _make_topics(job)
     job.folder.mkdir(parents=True, exist_ok=True)
-    with ViewStore(job.folder / "views.db") as store:
+    home = job.folder / "views.db"
+    with ViewStore(home) as store:
         settle_rescale(job.folder, store, job.app)
-        birth = _birth(job, options.cores or cores_available())
-        plan = job.compile(bucket_labels(birth.bucket_count, birth.label_partitions))
-        checkpoint_id = enter(job.folder, birth, plan)
-        for schema in view_schemas(plan):
-            store.declare(schema)
-        run, next_batch_id = store.begin_run(job.app, JOB, checkpoint_id)
+    birth = _birth(job, options.cores or cores_available())
+    plan = job.compile(bucket_labels(birth.bucket_count, birth.label_partitions))
+    checkpoint_id = enter(job.folder, birth, plan)
+    with open_targets(plan, home, job.log) as targets:
+        next_batch_id = targets.begin_run(JOB, checkpoint_id)
         require_current(job.folder, next_batch_id)
         seen = EventTimesFile(_event_times(job))
-        sink = CommitSink(plan, store, LogReader(job.log), run, options.on_progress, seen)
-        with marked(job.folder, run), _session(job, options) as spark:
+        sink = CommitSink(plan, targets, LogReader(job.log), options.on_progress, seen)
+        with marked(job.folder, targets.run), _session(job, options) as spark:
             reason = _Query(job, options, plan, birth, sink, spark).run()
     return _report(job.app, reason, sink, time.monotonic() - began)
 
@@ -172,7 +172,7 @@ class _Query:
             self.job,
             self.plan,
             rows_max=self.options.rows_per_batch,
-            run=f"{self.job.app}-{self.sink.run}",
+            run=f"{self.job.app}-{self.sink.targets.run}",
             tasks=self.options.cores or cores_available(),
         )
         writer = (

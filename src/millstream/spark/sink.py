@@ -12,10 +12,8 @@ from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
 from millstream.log.reader import LogReader
 from millstream.spark.event_times import EventTimesFile
-from millstream.views.commit import BatchOutcome, commit, gather
+from millstream.views.commit import BatchOutcome, Targets, gather
 from millstream.views.progress import Progress
-from millstream.views.schema import Fence
-from millstream.views.store import ViewStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -54,9 +52,8 @@ class CommitSink:
     """
 
     plan: JobPlan
-    store: ViewStore
+    targets: Targets
     log: LogReader
-    run: int
     on_progress: Callable[[Progress], None] | None
     event_times: EventTimesFile
     totals: Totals = field(default_factory=Totals)
@@ -75,9 +72,8 @@ class CommitSink:
         rows = collect(frames)
         outcome = gather(self.plan, rows)
         progress = self._progress(outcome, batch_id)
-        fence = Fence(self.plan.app, JOB, self.run, batch_id)
         status = {**progress.to_dict(), "forgotten_producers": outcome.forgotten}
-        committed = commit(self.store, fence, outcome, status)
+        committed = self.targets.commit(batch_id, outcome, status)
         self.event_times.add(rows)
         if committed:
             self.totals.add(progress)
@@ -93,7 +89,7 @@ class CommitSink:
             at=datetime.now(UTC),
             duration_ms=(self._ended - began) * 1000,
             read=outcome.read(self.plan),
-            emitted=sum(change.upserts.height for change in outcome.changes),
+            emitted=sum(rows.height for rows in outcome.rows.values()),
             held=outcome.total("held"),
             late=outcome.total("late"),
             filtered=outcome.total("filtered"),

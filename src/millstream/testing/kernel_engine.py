@@ -20,9 +20,8 @@ from millstream.kernels.stage import run_stage
 from millstream.kernels.watermarks import PartitionProgress, SourceTime, idle_partitions
 from millstream.log.decoding import SCHEMA
 from millstream.testing.inputs import Item, Mark, Record, Tick
-from millstream.views.commit import commit, gather, view_schemas
-from millstream.views.schema import Fence
-from millstream.views.store import ViewStore
+from millstream.views.commit import gather
+from millstream.views.outputs import open_targets
 
 _JOB = "main"
 
@@ -102,7 +101,7 @@ class Partition:
 
 @dataclass
 class KernelEngine:
-    """Runs a plan over arrivals: partitions in lists, state in memory, views in a real store.
+    """Runs a plan over arrivals: partitions in lists, state in memory, targets that are real.
 
     ``clock_ms`` is running time, which only Ticks move; ``now_ms`` is the time of day, which
     arrivals move, too.
@@ -134,19 +133,16 @@ class KernelEngine:
     def run(self, inputs: Mapping[str, Sequence[Item]], batches: int) -> None:
         """Run all inputs, cut into about ``batches`` batches; Ticks make batches of their own."""
         self.now_ms = _beginning_ms(inputs)
-        with ViewStore(self.views) as store:
-            for schema in view_schemas(self.plan):
-                store.declare(schema)
-            run, _ = store.begin_run(self.plan.app, _JOB, "in-memory")
+        with open_targets(self.plan, self.views, self.views.parent) as targets:
+            targets.begin_run(_JOB, "in-memory")
             for batch_id, rows in enumerate(self._batches(inputs, batches)):
-                fence = Fence(self.plan.app, _JOB, run, batch_id)
                 outcome = gather(self.plan, rows)
                 reached = outcome.watermark
                 status = {
                     "watermark": None if reached is None else reached.isoformat(),
                     "forgotten_producers": outcome.forgotten,
                 }
-                commit(store, fence, outcome, status)
+                targets.commit(batch_id, outcome, status)
 
     def _batches(
         self, inputs: Mapping[str, Sequence[Item]], batches: int

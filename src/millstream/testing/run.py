@@ -18,10 +18,12 @@ from typing import Literal
 import polars as pl
 
 from millstream.errors import ConfigError
+from millstream.kernels.plan import JobPlan
 from millstream.kernels.routing import LEDGER_COUNTS
 from millstream.pipeline.app import App
 from millstream.testing.inputs import Inputs, items_of
 from millstream.testing.kernel_engine import KernelEngine
+from millstream.testing.outputs import records, redirected, rows_of_dataset
 from millstream.views.commit import DEAD_VIEW
 from millstream.views.store import ViewStore
 
@@ -29,13 +31,15 @@ Engine = Literal["kernel", "spark"]
 
 
 class Result:
-    """What came out of a run: the views, their changes, the dead records and the books.
+    """What came out of a run: views and their changes, topics, datasets, dead records, the books.
 
     It lies in a temporary folder that goes with this object.
     """
 
-    def __init__(self, app: str, folder: Path, views: Path) -> None:
-        self._app = app
+    def __init__(self, plan: JobPlan, folder: Path, views: Path) -> None:
+        self._plan = plan
+        self._app = plan.app
+        self._folder = folder
         self._store = ViewStore(views, readonly=True)
         self._clean_up = weakref.finalize(self, _clean_up, self._store, folder)
 
@@ -49,6 +53,26 @@ class Result:
     def changes(self, view: str) -> pl.DataFrame:
         """Give a view's changes, in the order in which they were committed."""
         return self._store.changes(view)
+
+    def topic(self, name: str) -> pl.DataFrame:
+        """Give the records of a topic that the app writes to, by partition and offset.
+
+        Columns: partition, offset, key (as text), timestamp, and the fields of the JSON values, as
+        JSON has them; or ``value`` where a column is the value. A field that has one of these names
+        is called ``value.<name>``. Of a tombstone all fields are null.
+
+        Raises:
+            ConfigError: the app does not write to it; the message says to which it does.
+        """
+        return records(self._plan, self._folder, name)
+
+    def dataset(self, name: str) -> pl.DataFrame:
+        """Give the rows of a dataset that the app writes, named by the last part of its path.
+
+        Raises:
+            ConfigError: the app writes no such dataset; the message says which it does.
+        """
+        return rows_of_dataset(self._plan, self._folder, name)
 
     @property
     def dead(self) -> pl.DataFrame:
@@ -101,6 +125,9 @@ def run(
 ) -> Result:
     """Run the app on rows and give what came out.
 
+    Nothing outside of a temporary folder is touched: views that the app keeps in a database, topics
+    and datasets are written there. Functions of ``foreach`` are called as they are.
+
     Args:
         app: The pipeline. Its own log is not touched.
         inputs: Rows per topic, in order of arrival: mappings or dataclass instances (encoded as
@@ -127,8 +154,8 @@ def run(
         for topic, rows in inputs.items()
     }
     folder = Path(tempfile.mkdtemp(prefix="millstream-test-"))
+    plan = redirected(app.plan(), folder)
     if engine == "kernel":
-        plan = app.plan()
         views = folder / "views.db"
         KernelEngine(plan, views, counts, random.Random(seed)).run(items, batches)  # noqa: S311
     elif engine == "spark":
@@ -137,4 +164,4 @@ def run(
         views = run_on_spark(app, folder, counts, items, batches)
     else:
         raise ConfigError(f'engine is {engine!r}. Choose "kernel" or "spark".')
-    return Result(app.name, folder, views)
+    return Result(plan, folder, views)

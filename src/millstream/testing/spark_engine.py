@@ -11,6 +11,7 @@ from millstream.errors import ConfigError
 from millstream.pipeline.app import App
 from millstream.spark.job import RunOptions, run_job
 from millstream.testing.inputs import Item, Record
+from millstream.testing.outputs import redirected
 
 
 def run_on_spark(
@@ -42,7 +43,13 @@ def run_on_spark(
                     )
                     total += 1
     job = app.job()
-    job = dataclasses.replace(job, log=folder, folder=folder / "apps" / app.name)
+    compiled = job.compile
+    job = dataclasses.replace(
+        job,
+        log=folder,
+        folder=folder / "apps" / app.name,
+        compile=lambda labels: redirected(compiled(labels), folder),
+    )
     options = RunOptions(
         until="caught-up",
         timeout_s=None,

@@ -1,4 +1,4 @@
-"""A view's change log: every change that a batch made, as Arrow frames in the store's own file.
+"""A view's change log: every change that a batch made, as Arrow frames in the store itself.
 
 A frame holds the changes of one batch (a large one is split), numbered without gaps from its
 ``seq`` on, so writing 100,000 changes is one insert, and reading them needs no conversion. The
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import sqlite3
+from collections.abc import Iterable
 
 import polars as pl
 
@@ -31,18 +32,22 @@ def append(
     """
     if rows.is_empty():
         return seq
-    height = rows.height
-    frame = {"_op": pl.repeat(operation, height, eager=True)}
-    for name, dtype in schema.dtypes.items():
-        there = name in rows.columns
-        frame[name] = rows[name] if there else pl.repeat(None, height, dtype=dtype, eager=True)
-    buffer = io.BytesIO()
-    pl.DataFrame(frame).write_ipc_stream(buffer, compression="lz4")
     db.execute(
         "INSERT INTO _changes VALUES (?, ?, ?, ?, ?)",
-        (schema.name, seq, height, batch_id, buffer.getvalue()),
+        (schema.name, seq, rows.height, batch_id, frame_of(schema, rows, operation)),
     )
-    return seq + height
+    return seq + rows.height
+
+
+def frame_of(schema: ViewSchema, rows: pl.DataFrame, operation: str) -> bytes:
+    """Return the frame that says that a batch did ``operation`` to these rows."""
+    frame = {"_op": pl.repeat(operation, rows.height, eager=True)}
+    for name, dtype in schema.dtypes.items():
+        there = name in rows.columns
+        frame[name] = rows[name] if there else pl.repeat(None, rows.height, dtype=dtype, eager=True)
+    buffer = io.BytesIO()
+    pl.DataFrame(frame).write_ipc_stream(buffer, compression="lz4")
+    return buffer.getvalue()
 
 
 def forget(db: sqlite3.Connection, view: str, *, end: int, rows_kept: int) -> None:
@@ -64,15 +69,22 @@ def read(db: sqlite3.Connection, schema: ViewSchema, since: int, end: int) -> pl
     """
     view = schema.name
     first = db.execute("SELECT min(seq) FROM _changes WHERE view = ?", (view,)).fetchone()[0]
-    _check_since(view, since, int(first or end), end)
+    check_since(view, since, int(first or end), end)
     rows = db.execute(
         "SELECT seq, batch_id, frame FROM _changes WHERE view = ? AND seq + rows > ? ORDER BY seq",
         (view, since + 1),
     ).fetchall()
+    return changes_in(schema, rows, since)
+
+
+def changes_in(
+    schema: ViewSchema, frames: Iterable[tuple[int, int, bytes]], since: int
+) -> pl.DataFrame:
+    """Return the changes numbered above ``since`` of frames given as ``(seq, batch_id, frame)``."""
     none = pl.DataFrame(schema={"_op": pl.String(), **schema.dtypes})
-    frames = [_numbered(none, seq=1, batch_id=0)]
-    frames += [_numbered(pl.read_ipc_stream(blob), seq=s, batch_id=b) for s, b, blob in rows]
-    return pl.concat(frames).filter(pl.col("_seq") > since)
+    tables = [_numbered(none, seq=1, batch_id=0)]
+    tables += [_numbered(pl.read_ipc_stream(blob), seq=s, batch_id=b) for s, b, blob in frames]
+    return pl.concat(tables).filter(pl.col("_seq") > since)
 
 
 def _numbered(rows: pl.DataFrame, *, seq: int, batch_id: int) -> pl.DataFrame:
@@ -83,7 +95,12 @@ def _numbered(rows: pl.DataFrame, *, seq: int, batch_id: int) -> pl.DataFrame:
     )
 
 
-def _check_since(view: str, since: int, start: int, end: int) -> None:
+def check_since(view: str, since: int, start: int, end: int) -> None:
+    """Make sure that the changes after ``since`` are held, where ``[start, end)`` are.
+
+    Raises:
+        OffsetOutOfRangeError: They are not.
+    """
     if start - 1 <= since < end:
         return
     what = (

@@ -70,6 +70,18 @@ def without(deletes: pl.DataFrame, upserts: pl.DataFrame) -> pl.DataFrame:
     return out
 
 
+def within(rows: pl.DataFrame, keys: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows whose keys are among ``keys``, in their order; both normalised."""
+    # Numbers for names meanwhile: polars takes a name such as "^a.*$" in an expression for a pattern.
+    numbers = [str(n) for n in range(keys.width)]
+    own = pl.DataFrame([rows[name].alias(n) for n, name in zip(numbers, keys.columns, strict=True)])
+    some = pl.DataFrame(
+        [keys[name].alias(n) for n, name in zip(numbers, keys.columns, strict=True)]
+    )
+    found = own.with_row_index("at").join(some, on=numbers, how="semi", nulls_equal=True)
+    return rows[found["at"].sort()]
+
+
 def _cast(series: pl.Series, kind: str, view: str) -> pl.Series:
     """Return the series in the type of its kind; refuse what would not fit exactly."""
     if kind == "json":

@@ -1,21 +1,23 @@
-"""The one commit: all that a batch gives, put together and handed to the store in one piece.
+"""The one commit: all that a batch gives, put together and handed to its targets, the home last.
 
-The frames of every sink become view changes, the books of every step become ledger lines that must
-balance, and what was read becomes the position; then one transaction takes them all. A repeated
-batch finds its fence and changes nothing.
+The rows of every output are put together, the books of every step become ledger lines that must
+balance, and what was read becomes the position; then every target takes its part, each in one
+transaction, and the app's own view store takes the views that it keeps, and all the rest, in one
+more. A repeated batch finds its fences and changes nothing. Why this holds across a crash is told
+in `target.py`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import polars as pl
 
-from millstream.errors import BadRecordError, CorruptionError
+from millstream.errors import BadRecordError, ConfigError, CorruptionError
 from millstream.kernels.dead_records import DEAD_KEY, DEAD_SCHEMA
 from millstream.kernels.frames import (
     LANE,
@@ -26,13 +28,14 @@ from millstream.kernels.frames import (
     FrameRow,
     decode_frame,
     decode_message,
-    visible,
 )
-from millstream.kernels.plan import JobPlan, SinkPlan
+from millstream.kernels.plan import JobPlan, SinkPlan, ViewEnd
 from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_EXITS
 from millstream.kernels.watermarks import UNSEEN
+from millstream.views.diffs import view_change, view_schema
 from millstream.views.schema import Fence, ViewChange, ViewSchema, kind_of
 from millstream.views.store import ViewStore
+from millstream.views.target import BatchPart, RunStart, Target
 
 DEAD_VIEW = "dead_letters"
 _VALUE_SHOWN_BYTES = 80
@@ -44,7 +47,8 @@ class BatchOutcome:
     """What the rows of a batch's last edge add up to. ``steps`` are in the order of the graph."""
 
     steps: tuple[str, ...] = ()
-    changes: list[ViewChange] = field(default_factory=list)
+    rows: dict[str, pl.DataFrame] = field(default_factory=dict)  # output → with hidden columns
+    dead: pl.DataFrame | None = None
     books: dict[str, Counter[str]] = field(default_factory=dict)
     position: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → partition → next
     arrived_ms: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → partition → ms
@@ -107,14 +111,15 @@ def gather(plan: JobPlan, rows: Iterable[FrameRow]) -> BatchOutcome:
         elif row.port != PORT_TIME:
             frames.setdefault(row.port, []).append(decode_frame(row.frame))
     for port, tables in sorted(frames.items()):
-        name = DEAD_VIEW if port == PORT_DEAD else sinks[port].name
         table = pl.concat(tables, how="diagonal")
         if port == PORT_DEAD:
             _refuse_where_asked(plan, table)
+            outcome.dead = table
+            continue
         # Of rows that replace one another the last in the log shall stay.
         if places := [name for name in (LANE, ORDER) if name in table.columns]:
             table = table.sort(places, maintain_order=True)
-        outcome.changes.append(ViewChange(name, table.select(visible(table.columns))))
+        outcome.rows[sinks[port].name] = table
     return outcome
 
 
@@ -157,35 +162,119 @@ def _take_report(outcome: BatchOutcome, report: Mapping[str, Any]) -> None:
 
 
 def view_schemas(plan: JobPlan) -> list[ViewSchema]:
-    """Give the schemas of the plan's views, and of the view that keeps dead records."""
+    """Give the schemas of the views that the home keeps: the plan's, and that of dead records."""
     dead = tuple(
         (name, kind_of(pl.DataFrame(schema=DEAD_SCHEMA).schema[name])) for name in DEAD_SCHEMA
     )
     return [
-        *(_view_schema(sink) for sink in plan.sinks),
+        *(view_schema(sink) for sink in plan.sinks if _at_home(sink)),
         ViewSchema(DEAD_VIEW, dead, DEAD_KEY),
     ]
 
 
-def _view_schema(sink: SinkPlan) -> ViewSchema:
-    columns = tuple((name, kind_of(dtype)) for name, dtype in sink.schema)
-    return ViewSchema(sink.name, columns, sink.key)
+def _at_home(sink: SinkPlan) -> bool:
+    return sink.end == ViewEnd()
 
 
-def commit(
-    store: ViewStore, fence: Fence, outcome: BatchOutcome, status: Mapping[str, Any]
-) -> bool:
-    """Commit a batch, whole. False when it was committed before; then nothing changes.
+class Targets:
+    """The targets of a job, from the start of a run to its end: see `target.py` for the order.
 
-    Raises:
-        CorruptionError: the books do not balance; nothing was committed.
-        FencedError: a newer run of the app has taken over.
+    Begin a run, then commit batch after batch. The home and the other targets are the caller's to
+    close.
     """
-    outcome.check_balance()
-    return store.commit(
-        fence,
-        outcome.changes,
-        position=outcome.position,
-        ledger=[{"batch_id": fence.batch_id, **line} for line in outcome.ledger()],
-        status=status,
-    )
+
+    def __init__(self, plan: JobPlan, home: ViewStore, others: Sequence[Target]) -> None:
+        self.plan = plan
+        self.home = home
+        self.others = others
+        self.run = 0
+        self._job = ""
+
+    def begin_run(self, job: str, checkpoint_id: str) -> int:
+        """Take over from older runs everywhere; return the batch_id that is to be committed next.
+
+        Raises:
+            ConfigError: a target or the home does not hold what the other says that it holds, or a
+                view is declared differently from what is there.
+            FencedError: a newer run has begun meanwhile.
+        """
+        for schema in view_schemas(self.plan):
+            self.home.declare(schema)
+        self.run, next_batch_id = self.home.begin_run(self.plan.app, job, checkpoint_id)
+        self._job = job
+        start = RunStart(self.plan.app, job, self.run, checkpoint_id)
+        noted = Noted(self.home.targets(self.plan.app, job), next_batch_id)
+        for target in self.others:
+            last = target.begin_run(start)
+            if target.remembers:
+                noted.require(target, last, start)
+        return next_batch_id
+
+    def commit(self, batch_id: int, outcome: BatchOutcome, status: Mapping[str, Any]) -> bool:
+        """Commit a batch everywhere. False when it was committed before; then nothing changes.
+
+        Raises:
+            CorruptionError: the books do not balance; nothing was committed.
+            FencedError: a newer run of the app has taken over.
+            UserCodeError: a function of the user's failed. The batch is not done.
+        """
+        outcome.check_balance()
+        fence = Fence(self.plan.app, self._job, self.run, batch_id)
+        part = BatchPart(outcome.rows, outcome.position)
+        taking = [target for target in self.others if target.takes(part)]
+        # Only a run that is not stale may reach targets that cannot refuse it themselves.
+        if taking and not self.home.awaits(fence):
+            return False
+        for target in taking:
+            target.commit(fence, part)
+        return self.home.commit(
+            fence,
+            self._home_changes(outcome),
+            position=outcome.position,
+            ledger=[{"batch_id": batch_id, **line} for line in outcome.ledger()],
+            status=status,
+            targets={target.identity: target.name for target in taking if target.remembers},
+        )
+
+    def _home_changes(self, outcome: BatchOutcome) -> list[ViewChange]:
+        changes = [
+            view_change(sink, outcome.rows[sink.name])
+            for sink in self.plan.sinks
+            if _at_home(sink) and sink.name in outcome.rows
+        ]
+        if outcome.dead is not None:
+            changes.insert(0, ViewChange(DEAD_VIEW, outcome.dead))
+        return changes
+
+
+class Noted:
+    """What the home has noted of the other targets: identity, name and last batch of each."""
+
+    def __init__(self, targets: Sequence[tuple[str, str, int]], next_batch_id: int) -> None:
+        self._by_identity = {identity: last for identity, _, last in targets}
+        self._names = {name: identity for identity, name, _ in targets}
+        self._next = next_batch_id
+
+    def require(self, target: Target, last: int | None, start: RunStart) -> None:
+        """Make sure that a target holds what is noted, or the one batch more that comes next.
+
+        Raises:
+            ConfigError: it was replaced, or it or the home was restored from another time.
+        """
+        noted = self._by_identity.get(target.identity)
+        if last in (noted, self._next) and not (noted is None and target.name in self._names):
+            return
+        if noted is None and target.name in self._names:
+            was = self._by_identity[self._names[target.name]]
+            what = f"is not the one that held batches up to {was}: it was deleted or replaced"
+        elif last is None or (noted is not None and last < noted):
+            held = "no batch" if last is None else f"batches up to {last}"
+            what = (
+                f"holds {held}, and up to {noted} were committed: it is older than the app's views"
+            )
+        else:
+            what = f"holds batches up to {last}, which the app's views do not know: they are older"
+        raise ConfigError(
+            f"{target.name}, which {start.who} writes to, {what}. Restore both from the same time, "
+            "or give the app another name, and its outputs other places, to build all anew."
+        )

@@ -1,18 +1,21 @@
-"""Reading the views of a log folder from anywhere: another thread, another process, a notebook.
+"""Reading views from anywhere: another thread, another process, a notebook.
 
-:func:`view` finds a view among the apps of the folder and opens its store for reading. What it
-returns sees whole batches only, and never holds up the job that writes.
+:func:`view` finds a view among the apps of a log folder, or in a database, and opens its store for
+reading. What it returns sees whole batches only, and never holds up the job that writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
 import polars as pl
 
 from millstream.errors import ConfigError, UnknownViewError
+from millstream.views.address import HOME
+from millstream.views.rows import ReadableStore
 from millstream.views.schema import ViewSchema
 from millstream.views.store import ViewStore
 
@@ -34,7 +37,7 @@ class View:
     Close it, or use it in a ``with`` statement, to give back its file handles.
     """
 
-    def __init__(self, store: ViewStore, name: str, app: str) -> None:
+    def __init__(self, store: ReadableStore, name: str, app: str) -> None:
         self._store = store
         self.name = name
         self.app = app
@@ -101,17 +104,24 @@ class View:
         self.close()
 
 
-def view(name: str, log: Path | str = "./data", app: str | None = None) -> View:
-    """Open a view of a log folder for reading.
+def view(
+    name: str, log: Path | str = "./data", app: str | None = None, *, store: str | None = None
+) -> View:
+    """Open a view for reading, of a log folder or of a database.
 
     Args:
         log: The log folder, as the pipeline's ``log=``.
         app: Whose view; needed only if several apps of the folder have one of that name.
+        store: Where the view is kept, as in ``stream.view(…, store=…)``: by default in the app's
+            own store, or the URL of a PostgreSQL database.
 
     Raises:
-        UnknownViewError: No app of the folder has such a view; the message lists what there is.
-        ConfigError: Several apps have one; name the app.
+        UnknownViewError: There is no such view; the message lists what there is.
+        ConfigError: Several apps have one: name the app. Or the database cannot be reached.
+        RetriableError: The database is away.
     """
+    if store is not None and store != HOME:
+        return _view_of_database(name, store, app)
     known = apps_with_views(log)
     if app is not None and app not in known:
         raise UnknownViewError(
@@ -120,14 +130,16 @@ def view(name: str, log: Path | str = "./data", app: str | None = None) -> View:
         )
     found: list[View] = []
     others: list[str] = []
+    databases: set[str] = set()
     for candidate in known if app is None else [app]:
-        store = ViewStore(store_path(log, candidate), readonly=True)
-        names = [schema.name for schema in store.views()]
+        home = ViewStore(store_path(log, candidate), readonly=True)
+        names = [schema.name for schema in home.views()]
+        databases.update(home.databases())
         if name in names:
-            found.append(View(store, name, candidate))
+            found.append(View(home, name, candidate))
         else:
             others += [f"{candidate}/{other}" for other in names]
-            store.close()
+            home.close()
     if len(found) == 1:
         return found[0]
     for each in found:
@@ -137,8 +149,25 @@ def view(name: str, log: Path | str = "./data", app: str | None = None) -> View:
             f"Several apps have a view {name!r}: {', '.join(each.app for each in found)}. "
             "Say which with app=."
         )
+    elsewhere = f" Views are also kept in {', '.join(sorted(databases))}: give it with store=."
     raise UnknownViewError(
         f"There is no view {name!r} in the log folder {str(log)!r}; there are: "
         f"{', '.join(others) or 'none yet'}. Correct the name or the folder, or run the pipeline "
-        "that fills the view."
+        f"that fills the view.{elsewhere if databases else ''}"
+    )
+
+
+def _view_of_database(name: str, url: str, app: str | None) -> View:
+    from millstream.views.postgres import PostgresStore  # noqa: PLC0415 - an extra
+
+    with ExitStack() as opened:
+        store = opened.enter_context(PostgresStore(url))
+        store.schema(name)  # says what there is, if it is none of them
+        owner = store.apps()[name]
+        if app in (None, owner):
+            opened.pop_all()
+            return View(store, name, owner)
+    raise UnknownViewError(
+        f"The view {name!r} in {store.address.shown} is the app {owner!r}'s, not {app!r}'s. Correct "
+        "the app or the name."
     )

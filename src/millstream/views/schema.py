@@ -163,6 +163,19 @@ class ViewSchema:
         columns = tuple((str(name), str(kind)) for name, kind in data["columns"])
         return cls(data["name"], columns, tuple(data["key"]))
 
+    def difference(self, wanted: ViewSchema) -> str:
+        """Say in words how the schema that is wanted for this view differs from it."""
+        said = []
+        if self.name != wanted.name:
+            said.append(f"its name is {self.name!r}")
+        if self.key != wanted.key:
+            said.append(f"its key is ({', '.join(self.key)}), not ({', '.join(wanted.key)})")
+        for name in dict.fromkeys(self.names + wanted.names):
+            was, now = self.kinds.get(name), wanted.kinds.get(name)
+            if was != now:
+                said.append(f"column {name!r} is {was or 'not there'}, not {now or 'left out'}")
+        return "; ".join(said) or "its columns are in another order"
+
     @classmethod
     def of(cls, name: str, frame: pl.DataFrame, key: tuple[str, ...]) -> ViewSchema:
         """Return the schema of a view that keeps frames like this one."""

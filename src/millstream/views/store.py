@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +28,8 @@ from millstream.errors import (
 )
 from millstream.views import changelog, columns
 from millstream.views.connections import Readers, in_our_words, open_writer
+from millstream.views.position import laid_over, wait_until
+from millstream.views.rows import row_of
 from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.tables import STAGE, ViewTable
 
@@ -54,6 +55,9 @@ CREATE TABLE IF NOT EXISTS _fences (
 CREATE TABLE IF NOT EXISTS _ledger (
     app TEXT NOT NULL, job TEXT NOT NULL, batch_id INTEGER NOT NULL, number INTEGER NOT NULL,
     line TEXT NOT NULL, PRIMARY KEY (app, job, batch_id, number)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS _targets (
+    app TEXT NOT NULL, job TEXT NOT NULL, identity TEXT NOT NULL, name TEXT NOT NULL,
+    batch_id INTEGER NOT NULL, PRIMARY KEY (app, job, identity)) WITHOUT ROWID;
 """
 
 
@@ -165,7 +169,7 @@ class ViewStore:
         if existing != schema:
             raise ConfigError(
                 f"The view {schema.name!r} of {self._path} exists and differs: "
-                f"{_difference(existing, schema)}. Give the new view another name, or delete the "
+                f"{existing.difference(schema)}. Give the new view another name, or delete the "
                 "app's folder to rebuild all its views from the log."
             )
 
@@ -209,6 +213,7 @@ class ViewStore:
         position: Mapping[str, Any],
         ledger: Sequence[Mapping[str, Any]] = (),
         status: Mapping[str, Any],
+        targets: Mapping[str, str] | None = None,
     ) -> bool:
         """Move all views of the batch, their change logs, position and status at once.
 
@@ -219,6 +224,7 @@ class ViewStore:
                 name only what the batch moved on: a mapping is laid over the one before.
             ledger: Lines that account for the batch; kept as JSON, in order.
             status: What to show about the running job; replaces the last one.
+            targets: The other targets that have a part of this batch, as identity → name.
 
         Returns:
             True when committed now, False when this batch was committed before (nothing is done).
@@ -249,7 +255,14 @@ class ViewStore:
                     for n, line in enumerate(ledger)
                 ],
             )
-            reached = _laid_over(_fence_json(db, "position", fence.app, fence.job), position)
+            db.executemany(
+                "INSERT OR REPLACE INTO _targets VALUES (?, ?, ?, ?, ?)",
+                [
+                    (fence.app, fence.job, identity, name, fence.batch_id)
+                    for identity, name in (targets or {}).items()
+                ],
+            )
+            reached = laid_over(_fence_json(db, "position", fence.app, fence.job), position)
             db.execute(
                 "UPDATE _fences SET batch_id = ?, commit_number = ?, position = ?, status = ? "
                 "WHERE app = ? AND job = ?",
@@ -280,6 +293,32 @@ class ViewStore:
             app, job = found[0] or "", found[1] or ""
             last = _fence_row(db, "batch_id", app, job)
             self._apply(db, Fence(app, job, 0, last or 0), ViewChange(view, upserts))
+
+    def awaits(self, fence: Fence) -> bool:
+        """Say whether this batch is the next to be committed; False when it is in already.
+
+        Raises:
+            FencedError: Another run has taken over.
+            CorruptionError: The batch does not follow the last committed one.
+        """
+        with self._readers.snapshot() as db:
+            return self._admit(db, fence) is not None
+
+    def targets(self, app: str, job: str) -> list[tuple[str, str, int]]:
+        """Return for each other target of a job its identity, its name, and its last batch."""
+        with self._readers.snapshot() as db:
+            return db.execute(
+                "SELECT identity, name, batch_id FROM _targets WHERE app = ? AND job = ?",
+                (app, job),
+            ).fetchall()
+
+    def databases(self) -> list[str]:
+        """Return the databases that jobs of this store keep views in, without credentials."""
+        with self._readers.snapshot() as db:
+            if not db.execute("SELECT 1 FROM sqlite_master WHERE name = '_targets'").fetchone():
+                return []  # a store that no job has opened since there are other targets
+            rows = db.execute("SELECT DISTINCT name FROM _targets WHERE name LIKE 'postgresql:%'")
+            return sorted(name for (name,) in rows)
 
     def _admit(self, db: sqlite3.Connection, fence: Fence) -> int | None:
         """Return the number of this commit, or None if the batch is already in."""
@@ -404,7 +443,7 @@ class ViewStore:
         """
         with self._readers.snapshot() as db:
             schema = _schema(db, view, self._path)
-            values = _encoded_values(schema, where or {})
+            values = encoded_values(schema, where or {})
             text = ViewTable(schema).select(tuple(values), limited=limit is not None)
             limits = [] if limit is None else [limit]
             rows = db.execute(text, [*values.values(), *limits]).fetchall()
@@ -417,20 +456,7 @@ class ViewStore:
             UnknownViewError: There is no such view.
             ConfigError: The arguments are not exactly the view's key columns.
         """
-        schema = self.schema(view)
-        if set(key) != set(schema.key):
-            raise ConfigError(
-                f"The key of the view {view!r} is ({', '.join(schema.key)}), and "
-                f"({', '.join(key)}) was given. Give a value for each key column and no other."
-            )
-        frame = self.scan(view, where=key, limit=1)
-        if frame.is_empty():
-            return None
-        row = frame.row(0, named=True)
-        for name, kind in schema.columns:
-            if kind == "json" and row[name] is not None:
-                row[name] = json.loads(row[name])
-        return row
+        return row_of(self, view, key)
 
     def changes(self, view: str, *, since: int = 0) -> pl.DataFrame:
         """Return every change after the change number ``since``, oldest first.
@@ -487,20 +513,14 @@ class ViewStore:
 
         A position is reached when each of its numbers is; numbers it does not name do not matter.
         """
-        end = time.monotonic() + timeout_s
-        pause = threading.Event()
-        while True:
+
+        def look() -> tuple[int | None, Any]:
             with self._readers.snapshot() as db:
                 found = db.execute("SELECT app, job FROM _views WHERE name = ?", (view_or_app,))
                 app, job = found.fetchone() or (view_or_app, None)
-                last = _fence_row(db, "batch_id", app, job)
-                reached = _fence_json(db, "position", app, job)
-            if last is not None and last >= (batch_id or 0) and _covers(reached, position or {}):
-                return True
-            left = end - time.monotonic()
-            if left <= 0:
-                return False
-            pause.wait(min(_WAIT_S, left))
+                return _fence_row(db, "batch_id", app, job), _fence_json(db, "position", app, job)
+
+        return wait_until(look, batch_id, position, pause_s=_WAIT_S, timeout_s=timeout_s)
 
 
 def _schema(db: sqlite3.Connection, view: str, path: Path) -> ViewSchema:
@@ -525,7 +545,7 @@ def _stage(
     return rows if len(numbers) == rows.height else rows[numbers]
 
 
-def _encoded_values(schema: ViewSchema, values: Mapping[str, Any]) -> dict[str, Any]:
+def encoded_values(schema: ViewSchema, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return single values in the form in which the view's table keeps them."""
     out = {}
     for name, value in values.items():
@@ -555,42 +575,6 @@ def _fence_json(
 ) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(_fence_row(db, column, app, job) or "{}")
     return value
-
-
-def _laid_over(before: Any, after: Any) -> Any:
-    """Return ``after``, with what only ``before`` has, mapping by mapping."""
-    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
-        return after
-    return {**before, **{key: _laid_over(before.get(key), value) for key, value in after.items()}}
-
-
-def _covers(reached: Any, asked: Any) -> bool:
-    """Whether each number in ``asked`` is at most the one in its place in ``reached``."""
-    if isinstance(asked, Mapping):
-        return isinstance(reached, Mapping) and all(
-            key in reached and _covers(reached[key], value) for key, value in asked.items()
-        )
-    if isinstance(asked, list | tuple):
-        return (
-            isinstance(reached, list)
-            and len(reached) >= len(asked)
-            and all(map(_covers, reached, asked))
-        )
-    return bool(reached is not None and reached >= asked)
-
-
-def _difference(existing: ViewSchema, wanted: ViewSchema) -> str:
-    """Say in words how two schemas of one view differ."""
-    said = []
-    if existing.name != wanted.name:
-        said.append(f"its name is {existing.name!r}")
-    if existing.key != wanted.key:
-        said.append(f"its key is ({', '.join(existing.key)}), not ({', '.join(wanted.key)})")
-    for name in dict.fromkeys(existing.names + wanted.names):
-        was, now = existing.kinds.get(name), wanted.kinds.get(name)
-        if was != now:
-            said.append(f"column {name!r} is {was or 'not there'}, not {now or 'left out'}")
-    return "; ".join(said) or "its columns are in another order"
 
 
 def _to_json(value: Any) -> str:

@@ -15,11 +15,14 @@ from millstream.client import connect
 from millstream.errors import (
     ConfigError,
     FencedError,
+    FolderOwnedError,
     MillstreamError,
     OffsetOutOfRangeError,
     UnknownTopicError,
 )
+from millstream.log.files import DISK
 from millstream.log.murmur2 import partition_of
+from millstream.log.owner import FolderLock
 from millstream.log.reader import LogReader
 
 
@@ -152,6 +155,28 @@ def test_a_failure_reaches_the_future_and_the_next_flush(tmp_path: Path) -> None
         producer.close()
         with pytest.raises(FencedError, match="was closed"):
             producer.send("t", b"v")
+
+
+def test_fences_are_listed_by_the_beginning_of_their_names(tmp_path: Path) -> None:
+    with connect(tmp_path / "data") as log:
+        assert log.fences() == {}
+        log.create_topic("t")
+        with log.producer(transactional_id="x") as producer:
+            for writer, batch_id in (("a/1", 3), ("a/2", 0), ("b/1", 9), ("A/1", 1)):
+                with producer.transaction() as transaction:
+                    transaction.fence(writer, batch_id)
+        assert log.fences("a/") == {"a/1": 3, "a/2": 0}
+        assert log.fences("a/1") == {"a/1": 3}
+        assert len(log.fences()) == 4
+
+
+def test_a_folder_can_be_owned_before_anything_is_written(tmp_path: Path) -> None:
+    with connect(tmp_path / "data") as log:
+        log.own()
+        log.own()
+        with pytest.raises(FolderOwnedError):
+            FolderLock(tmp_path / "data", DISK)
+    FolderLock(tmp_path / "data", DISK).release()
 
 
 def test_connections_of_one_process_share_the_folder(tmp_path: Path) -> None:

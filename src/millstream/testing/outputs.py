@@ -1,0 +1,92 @@
+"""The outputs of a pipeline under test: everything lands in one temporary folder, and is read there.
+
+Views that the app keeps in a database go to the app's own store, topics to a log in the folder,
+datasets to folders in it. Functions of ``foreach`` are the user's own, and are called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import polars as pl
+
+from millstream.client import connect
+from millstream.errors import ConfigError
+from millstream.kernels.plan import DatasetEnd, End, JobPlan, SinkPlan, TopicEnd, ViewEnd
+from millstream.views.dataset import dataset
+from millstream.views.diffs import SHOWN
+from millstream.views.records import json_ready
+
+RECORD_COLUMNS = ("partition", "offset", "key", "timestamp")
+
+
+def redirected(plan: JobPlan, folder: Path) -> JobPlan:
+    """Return the plan with outputs that stay in the folder."""
+    sinks = tuple(dataclasses.replace(sink, end=_end(sink, folder)) for sink in plan.sinks)
+    return dataclasses.replace(plan, sinks=sinks)
+
+
+def _end(sink: SinkPlan, folder: Path) -> End:
+    if isinstance(sink.end, ViewEnd):
+        return ViewEnd()
+    if isinstance(sink.end, DatasetEnd):
+        return dataclasses.replace(sink.end, path=str(dataset_folder(folder, sink.name)))
+    return sink.end
+
+
+def dataset_folder(folder: Path, name: str) -> Path:
+    """Return where a dataset lies in a test's folder."""
+    return folder / "datasets" / name.replace("/", "_")
+
+
+def records(plan: JobPlan, folder: Path, topic: str) -> pl.DataFrame:
+    """Return the records of a topic that the plan writes to, by partition and offset.
+
+    Columns: partition, offset, key, timestamp, and the fields of the JSON objects, or ``value``
+    where a column is the value. A field with the name of one of these is called ``value.<name>``.
+    """
+    sinks = [s for s in plan.sinks if isinstance(s.end, TopicEnd) and s.end.topic == topic]
+    if not sinks:
+        topics = {sink.end.topic for sink in plan.sinks if isinstance(sink.end, TopicEnd)}
+        known = ", ".join(sorted(topics)) or "none"
+        raise ConfigError(f"The app does not write to a topic {topic!r}. It writes to {known}.")
+    with connect(folder) as log:
+        count = log.topics()[topic].partitions
+        tables = [
+            pl.DataFrame(log.read(topic, number)).select(
+                pl.lit(number, pl.Int64).alias("partition"), "offset", "key", "timestamp", "value"
+            )
+            for number in range(count)
+        ]
+    table = pl.concat(tables).with_columns(pl.col("key").cast(pl.String, strict=False))
+    if any(isinstance(sink.end.value, str) for sink in sinks if isinstance(sink.end, TopicEnd)):
+        return table
+    fields = _fields(sinks)
+    parsed = table["value"].cast(pl.String).str.json_decode(pl.Struct(fields)).struct.unnest()
+    if parsed[SHOWN].is_null().all():
+        parsed = parsed.drop(SHOWN)
+    names = {name: f"value.{name}" for name in RECORD_COLUMNS if name in parsed.columns}
+    return table.drop("value").hstack(parsed.rename(names))
+
+
+def _fields(sinks: list[SinkPlan]) -> dict[str, pl.DataType]:
+    """Return the JSON fields of the records, in the types that JSON leaves them."""
+    fields: dict[str, pl.DataType] = {}
+    for sink in sinks:
+        types = dict(sink.schema)
+        assert isinstance(sink.end, TopicEnd)
+        for name in sink.end.value:
+            fields[name] = json_ready(pl.Series(name, [], types[name])).dtype
+    return {**fields, SHOWN: pl.Int8()}
+
+
+def rows_of_dataset(plan: JobPlan, folder: Path, name: str) -> pl.DataFrame:
+    """Return the rows of a dataset that the plan writes, named by its folder or its step."""
+    known = [sink.name for sink in plan.sinks if isinstance(sink.end, DatasetEnd)]
+    for step in (name, f"dataset({name})"):
+        if step in known:
+            return dataset(dataset_folder(folder, step)).scan().collect()
+    raise ConfigError(
+        f"The app does not write a dataset {name!r}. It writes {', '.join(known) or 'none'}."
+    )

@@ -1,0 +1,191 @@
+"""Views in PostgreSQL: tables of their own names, their change logs and fences, in one database.
+
+Readers use :class:`PostgresStore`, a job `postgres_target.py`. Tables are made in the schema that
+the connection's ``search_path`` names first; what is ours besides the views begins with
+``_millstream``. A view belongs to one app. Rows, changes, position and fence of a batch are one
+transaction of the server, which is as durable as its ``synchronous_commit`` says.
+
+The statements on a view's table: `postgres_tables.py`; values: `postgres_values.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import polars as pl
+
+from millstream.errors import ConfigError, UnknownViewError
+from millstream.views import changelog
+from millstream.views.address import PostgresAddress, postgres_address
+from millstream.views.position import wait_until
+from millstream.views.postgres_connection import Connection
+from millstream.views.postgres_tables import PostgresTable
+from millstream.views.postgres_values import decoded, parameter
+from millstream.views.rows import row_of
+from millstream.views.schema import ViewSchema
+from millstream.views.store import encoded_values
+
+if TYPE_CHECKING:
+    from millstream.views.postgres_connection import Session
+
+FORMAT = 1
+_WAIT_S = 0.05
+
+
+class PostgresStore:
+    """The views of a database, for reading; see ``ViewStore`` for what each method gives.
+
+    Guarantees: thread-safe; each call sees the state of one commit, the newest.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Connect to the database.
+
+        Raises:
+            ConfigError: it cannot be reached with this address, or holds no views.
+            RetriableError: the server is away.
+        """
+        self.address = postgres_address(url)
+        self._connection = Connection(self.address, readonly=True)
+        with self._connection.closed_on_error(), self._connection.transaction() as session:
+            check_format(session, self.address)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def views(self) -> list[ViewSchema]:
+        with self._connection.transaction() as session:
+            rows = session.execute("SELECT schema FROM _millstream_views ORDER BY name").fetchall()
+        return [ViewSchema.from_json(text) for (text,) in rows]
+
+    def apps(self) -> dict[str, str]:
+        """Return the app of each view."""
+        with self._connection.transaction() as session:
+            return dict(session.execute("SELECT name, app FROM _millstream_views").fetchall())
+
+    def schema(self, view: str) -> ViewSchema:
+        with self._connection.transaction() as session:
+            return _schema(session, view, self.address)
+
+    def count(self, view: str) -> int:
+        with self._connection.transaction() as session:
+            name = PostgresTable(_schema(session, view, self.address)).name
+            row = session.execute(f"SELECT count(*) FROM {name}").fetchone()  # noqa: S608
+        assert row is not None, "an aggregate has one row"
+        return int(row[0])
+
+    def scan(
+        self, view: str, *, where: Mapping[str, Any] | None = None, limit: int | None = None
+    ) -> pl.DataFrame:
+        with self._connection.transaction() as session:
+            schema = _schema(session, view, self.address)
+            # Encoded as if nothing were a key, so that null stays null.
+            values = encoded_values(ViewSchema(schema.name, schema.columns, ()), where or {})
+            named = [name for name, value in values.items() if value is not None]
+            nulls = [name for name, value in values.items() if value is None]
+            text = PostgresTable(schema).select(named, nulls, limited=limit is not None)
+            given = {
+                f"p{n}": parameter(values[name], schema.kinds[name]) for n, name in enumerate(named)
+            }
+            with session.cursor(binary=True) as cursor:
+                rows = cursor.execute(text, {**given, "limit": limit}).fetchall()
+        return decoded(rows, schema, schema.names)
+
+    def get(self, view: str, /, **key: Any) -> dict[str, Any] | None:
+        return row_of(self, view, key)
+
+    def changes(self, view: str, *, since: int = 0) -> pl.DataFrame:
+        with self._connection.transaction() as session:
+            schema = _schema(session, view, self.address)
+            row = session.execute(
+                "SELECT v.seq_next, coalesce((SELECT min(seq) FROM _millstream_changes "
+                "WHERE view = v.name), v.seq_next) FROM _millstream_views AS v WHERE name = %s",
+                (view,),
+            ).fetchone()
+            assert row is not None, "its schema was there"
+            end, start = row
+            changelog.check_since(view, since, start, end)
+            with session.cursor(binary=True) as cursor:
+                frames = cursor.execute(
+                    "SELECT seq, batch_id, frame FROM _millstream_changes "
+                    "WHERE view = %s AND seq + rows > %s ORDER BY seq",
+                    (view, since + 1),
+                ).fetchall()
+        return changelog.changes_in(schema, frames, since)
+
+    def position(self, view_or_app: str) -> dict[str, Any]:
+        return self._reached(view_or_app)[1]
+
+    def wait_for(
+        self,
+        view_or_app: str,
+        *,
+        batch_id: int | None = None,
+        position: Mapping[str, Any] | None = None,
+        timeout_s: float = 10.0,
+    ) -> bool:
+        return wait_until(
+            lambda: self._reached(view_or_app),
+            batch_id,
+            position,
+            pause_s=_WAIT_S,
+            timeout_s=timeout_s,
+        )
+
+    def _reached(self, view_or_app: str) -> tuple[int | None, dict[str, Any]]:
+        """Return the last batch and the position of a view's job, or of an app's newest."""
+        with self._connection.transaction() as session:
+            row = session.execute(
+                "SELECT f.batch_id, f.position FROM _millstream_fences AS f "
+                "LEFT JOIN _millstream_views AS v ON v.name = %(name)s "
+                "WHERE f.app = coalesce(v.app, %(name)s) AND f.job = coalesce(v.job, f.job) "
+                "ORDER BY f.commit_number DESC NULLS LAST LIMIT 1",
+                {"name": view_or_app},
+            ).fetchone()
+        if row is None:
+            return None, {}
+        return row[0], json.loads(row[1] or "{}")
+
+
+def check_format(session: Session, address: PostgresAddress) -> None:
+    """Make sure that the database holds views that this version can read.
+
+    Raises:
+        ConfigError: it holds none, or they are of a newer version.
+    """
+    there = session.execute("SELECT to_regclass('_millstream_store') IS NOT NULL").fetchone()
+    row = None
+    if there is not None and there[0]:
+        row = session.execute("SELECT format FROM _millstream_store").fetchone()
+    if row is None:
+        raise ConfigError(
+            f"There are no views in {address.shown}. Run the pipeline that fills them, or correct "
+            "the address (its search_path, too)."
+        )
+    if row[0] > FORMAT:
+        raise ConfigError(
+            f"The views in {address.shown} have format {row[0]}; this version reads up to {FORMAT}. "
+            "Upgrade millstream."
+        )
+
+
+def _schema(session: Session, view: str, address: PostgresAddress) -> ViewSchema:
+    row = session.execute(
+        "SELECT schema FROM _millstream_views WHERE name = %s", (view,)
+    ).fetchone()
+    if row is None:
+        found = session.execute("SELECT name FROM _millstream_views ORDER BY name").fetchall()
+        names = ", ".join(name for (name,) in found) or "none yet"
+        raise UnknownViewError(
+            f"There is no view {view!r} in {address.shown}; there are: {names}. Correct the name, "
+            "or run the pipeline that fills the view."
+        )
+    return ViewSchema.from_json(row[0])

@@ -1,0 +1,132 @@
+"""Topics of a log as a target: a batch's records, of all topics, in one transaction with its fence.
+
+The driver writes them through the log's transactional producer, so it owns the log's folder for as
+long as the run lasts. The job's own source reads the same folder without that right, as ever.
+
+What a crash leaves is the log's business (`log/transactions.py`): the records of a transaction are
+seen together with its fence, or never. The fence's writer is named after app, job and checkpoint. A
+stale run in another process cannot write, since it does not own the folder; one in this process is
+fenced by the name of its producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from millstream.client import connect
+from millstream.client.producer import Producer
+from millstream.errors import ConfigError, FencePassedError, FolderOwnedError
+from millstream.kernels.frames import LANE, TIME
+from millstream.kernels.plan import SinkPlan, TopicEnd
+from millstream.log.files import DISK
+from millstream.log.owner import read_format
+from millstream.views.records import Records, records_of
+from millstream.views.schema import Fence
+from millstream.views.target import BatchPart, RunStart
+
+_TRANSACTION_TIMEOUT = "15 minutes"  # the most that a log allows; a batch takes what it takes
+
+
+class TopicsTarget:
+    """Writes to the topics of one log; see :class:`millstream.views.target.Target`."""
+
+    remembers = True
+
+    def __init__(self, folder: Path, sinks: Sequence[SinkPlan]) -> None:
+        """Own the folder, and create the topics that it lacks.
+
+        Raises:
+            ConfigError: another process owns the folder, or a topic is not as it was declared.
+        """
+        self.name = f"the log {folder}"
+        self._ends = {sink.name: _end(sink) for sink in sinks}
+        self._log = connect(folder)
+        self._producer: Producer | None = None
+        self._writer = ""
+        try:
+            self._own(folder)
+            self._compacted = {end.topic: self._prepare(end) for end in self._ends.values()}
+            self.identity = f"log:{read_format(folder, DISK)}"
+        except BaseException:
+            self._log.close()
+            raise
+
+    def _own(self, folder: Path) -> None:
+        try:
+            self._log.own()
+        except FolderOwnedError as error:
+            raise ConfigError(
+                f"The app writes to topics of {folder}, which one process at a time may do: {error}. "
+                "Or start the app from that process."
+            ) from error
+
+    def _prepare(self, end: TopicEnd) -> bool:
+        """Create the topic if it is missing; say whether it is compacted."""
+        if end.topic not in self._log.topics():
+            self._log.create_topic(end.topic, partitions=end.partitions, cleanup=end.cleanup)
+        compacted = "compact" in self._log.topic_settings(end.topic)["cleanup.policy"]
+        if compacted != ("compact" in end.cleanup):
+            there = "compacted" if compacted else "not compacted"
+            raise ConfigError(
+                f"The topic {end.topic!r} is {there}, and the app declares it with cleanup="
+                f"{end.cleanup!r}. Declare it as it is, or change its setting cleanup.policy."
+            )
+        return compacted
+
+    def begin_run(self, start: RunStart) -> int | None:
+        prefix = f"{start.app}/{start.job}/"
+        self._writer = prefix + start.checkpoint_id
+        fences = self._log.fences(prefix)
+        others = sorted(batch_id for name, batch_id in fences.items() if name != self._writer)
+        if others:
+            raise ConfigError(
+                f"{self.name} holds batches up to {others[-1]} of {start.who} that were made with "
+                "another checkpoint, and they cannot be taken back. Restore the app's folder, or "
+                "give the app another name (and its topics, unless they may hold records twice)."
+            )
+        self._producer = self._log.producer(
+            transactional_id=f"{start.app}/{start.job}", transaction_timeout=_TRANSACTION_TIMEOUT
+        )
+        return fences.get(self._writer)
+
+    def takes(self, part: BatchPart) -> bool:
+        return any(name in part.rows for name in self._ends)
+
+    def commit(self, fence: Fence, part: BatchPart) -> bool:
+        assert self._producer is not None, "a run begins before it commits"
+        reached = self._log.fence(self._writer)
+        if reached is not None and reached >= fence.batch_id:
+            return False
+        try:
+            with self._producer.transaction() as transaction:
+                for name, end in self._ends.items():
+                    for records in self._records(part, name, end):
+                        self._producer.send_many(
+                            end.topic,
+                            values=records.values,
+                            keys=records.keys,
+                            timestamps_ms=records.timestamps_ms,
+                            headers=records.headers,
+                        )
+                transaction.fence(self._writer, fence.batch_id)
+        except FencePassedError:
+            return False
+        return True
+
+    def _records(self, part: BatchPart, name: str, end: TopicEnd) -> list[Records]:
+        rows = part.rows.get(name)
+        if rows is None:
+            return []
+        if LANE not in rows.columns and TIME in rows.columns:
+            # From a source, rows are in the log's order; from an operator, they come as buckets do.
+            rows = rows.sort(TIME, maintain_order=True)
+        return records_of(rows, end, compacted=self._compacted[end.topic])
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def _end(sink: SinkPlan) -> TopicEnd:
+    assert isinstance(sink.end, TopicEnd)
+    return sink.end

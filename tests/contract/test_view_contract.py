@@ -1,0 +1,476 @@
+"""What every view store promises, tried on each: SQLite in the app's folder, and PostgreSQL."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import math
+import threading
+from contextlib import ExitStack
+from decimal import Decimal
+
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millstream.errors import (
+    ConfigError,
+    FencedError,
+    OffsetOutOfRangeError,
+    UnknownViewError,
+)
+from millstream.kernels.frames import DIFF
+from millstream.kernels.plan import JobPlan, SinkPlan, ViewEnd
+from millstream.views.commit import BatchOutcome
+from millstream.views.outputs import open_targets
+from millstream.views.store import ViewStore
+
+
+class Store:
+    """A place for views, opened as a job does to write, and as a reader does to read."""
+
+    def __init__(self, folder, url=None):
+        self.folder, self.url = folder, url
+        self._open = ExitStack()
+        self._numbers = itertools.count(8)
+
+    def reader(self):
+        if self.url is None:
+            return self._open.enter_context(ViewStore(self.folder / "views.db", readonly=True))
+        from millstream.views.postgres import PostgresStore
+
+        return self._open.enter_context(PostgresStore(self.url))
+
+    def view(self, name, columns, key):
+        """Declare a view; ``columns`` are polars types by name."""
+        key = (key,) if isinstance(key, str) else tuple(key)
+        schema = tuple((n, pl.DataFrame(schema={n: t}).schema[n]) for n, t in columns.items())
+        return SinkPlan(name, next(self._numbers), key, schema, ViewEnd(self.url))
+
+    def job(self, *views, app="app", job="main", checkpoint_id="one"):
+        plan = JobPlan(app, (), (), (), views, (0,))
+        return Job(self._open, plan, self.folder, job, checkpoint_id)
+
+    def close(self):
+        self._open.close()
+
+
+class Job:
+    """A run of a job that commits batch after batch."""
+
+    def __init__(self, stack, plan, folder, job, checkpoint_id):
+        home, log = folder / "views.db", folder / "log"
+        self.targets = stack.enter_context(open_targets(plan, home, log))
+        self.batch_id = self.targets.begin_run(job, checkpoint_id)
+
+    def commit(self, position=None, **rows):
+        outcome = BatchOutcome(rows=rows, position=position or {})
+        done = self.targets.commit(self.batch_id, outcome, {})
+        self.batch_id += 1
+        return done
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request, tmp_path):
+    url = None if request.param == "sqlite" else request.getfixturevalue("database")
+    opened = Store(tmp_path, url)
+    yield opened
+    opened.close()
+
+
+COUNTS = {"word": pl.String, "n": pl.Int64}
+
+
+def counts(**rows):
+    return pl.DataFrame({"word": list(rows), "n": list(rows.values())}, schema=COUNTS)
+
+
+def gone(frame):
+    return frame.with_columns(pl.lit(-1, pl.Int8).alias(DIFF))
+
+
+def given_rows(frame):
+    return frame.with_columns(pl.lit(1, pl.Int8).alias(DIFF))
+
+
+def test_a_commit_moves_rows_changes_and_position(store):
+    job = store.job(store.view("counts", COUNTS, "word"))
+    assert job.commit(counts=counts(b=2, a=1), position={"t": {"0": 3}})
+    assert job.commit(counts=counts(b=5), position={"t": {"1": 4}})
+    read = store.reader()
+    assert read.scan("counts").rows() == [("a", 1), ("b", 5)]
+    assert read.changes("counts").rows() == [
+        (1, 0, "upsert", "a", 1),
+        (2, 0, "upsert", "b", 2),
+        (3, 1, "upsert", "b", 5),
+    ]
+    assert read.get("counts", word="b") == {"word": "b", "n": 5}
+    assert read.get("counts", word="z") is None
+    assert read.count("counts") == 2
+    assert read.position("counts") == read.position("app") == {"t": {"0": 3, "1": 4}}
+    assert [view.name for view in read.views() if view.name != "dead_letters"] == ["counts"]
+
+
+def test_a_batch_without_rows_moves_the_position(store):
+    job = store.job(store.view("counts", COUNTS, "word"))
+    job.commit(counts=counts(a=1), position={"t": {"0": 1}})
+    job.commit(position={"t": {"0": 9}})
+    read = store.reader()
+    assert read.position("counts") == {"t": {"0": 9}}
+    assert read.wait_for("counts", batch_id=1, position={"t": {"0": 9}}, timeout_s=0)
+    assert not read.wait_for("counts", batch_id=2, timeout_s=0)
+    assert not read.wait_for("counts", position={"t": {"0": 10}}, timeout_s=0)
+
+
+def test_waiting_ends_when_the_position_is_reached(store):
+    job = store.job(store.view("counts", COUNTS, "word"))
+    job.commit(counts=counts(a=1))
+    read, results = store.reader(), []
+    waiter = threading.Thread(
+        target=lambda: results.append(read.wait_for("counts", position={"t": [7]}, timeout_s=60))
+    )
+    waiter.start()
+    job.commit(position={"t": [7]})
+    waiter.join()
+    assert results == [True]
+
+
+def test_a_repeated_batch_does_nothing(store):
+    job = store.job(store.view("counts", COUNTS, "word"))
+    job.commit(counts=counts(a=1))
+    job.batch_id = 0
+    assert job.commit(counts=counts(a=99)) is False
+    read = store.reader()
+    assert read.scan("counts").rows() == [("a", 1)]
+    assert read.changes("counts").height == 1
+
+
+def test_a_run_that_was_replaced_is_refused(store):
+    view = store.view("counts", COUNTS, "word")
+    old = store.job(view)
+    old.commit(counts=counts(a=1))
+    new = store.job(view)
+    assert new.batch_id == 1
+    with pytest.raises(FencedError, match=r"Run 1 .* was replaced"):
+        old.commit(counts=counts(a=2))
+    assert new.commit(counts=counts(a=3))
+    assert store.reader().scan("counts").rows() == [("a", 3)]
+
+
+def test_another_checkpoint_is_refused_once_batches_are_committed(store):
+    view = store.view("counts", COUNTS, "word")
+    store.job(view, checkpoint_id="one")
+    job = store.job(view, checkpoint_id="two")
+    job.commit(counts=counts(a=1))
+    with pytest.raises(ConfigError, match="checkpoint"):
+        store.job(view, checkpoint_id="three")
+
+
+def test_rows_that_do_not_fit_undo_the_whole_batch(store):
+    job = store.job(store.view("counts", COUNTS, "word"), store.view("other", COUNTS, "word"))
+    wrong = pl.DataFrame({"word": ["b"], "n": ["two"]})
+    with pytest.raises(ConfigError, match=r"'n'.*int.*String"):
+        job.commit(counts=counts(a=1), other=wrong)
+    read = store.reader()
+    assert read.scan("counts").is_empty()
+    assert read.changes("counts").is_empty()
+    assert read.position("counts") == {}
+
+
+def test_an_unchanged_row_is_not_a_change(store):
+    job = store.job(store.view("counts", COUNTS, "word"))
+    job.commit(counts=counts(a=1, b=2))
+    job.commit(counts=counts(a=1, b=3))
+    job.commit(counts=counts(a=1, b=3))
+    assert store.reader().changes("counts", since=2).rows() == [(3, 1, "upsert", "b", 3)]
+
+
+def test_rows_taken_back_are_deleted_unless_their_key_is_given_again(store):
+    job = store.job(store.view("counts", COUNTS, "word"))
+    job.commit(counts=given_rows(counts(a=1, b=2, c=3)))
+    job.commit(counts=pl.concat([gone(counts(a=1, b=2, z=9)), given_rows(counts(b=20))]))
+    read = store.reader()
+    assert read.scan("counts").rows() == [("b", 20), ("c", 3)]
+    assert read.changes("counts", since=3).rows() == [
+        (4, 1, "delete", "a", None),
+        (5, 1, "upsert", "b", 20),
+    ]
+
+
+def test_a_row_given_and_taken_back_in_one_batch_was_never_there(store):
+    job = store.job(store.view("counts", COUNTS, "word"))
+    job.commit(counts=given_rows(counts(a=1)))
+    rows = [given_rows(counts(a=2, b=5)), gone(counts(a=1)), gone(counts(b=5, a=2))]
+    job.commit(counts=pl.concat(rows))
+    assert store.reader().scan("counts").is_empty()
+
+
+def test_the_last_row_of_a_key_counts(store):
+    job = store.job(store.view("counts", COUNTS, "word"))
+    job.commit(counts=pl.DataFrame({"word": ["a", None, "a", None], "n": [1, 2, 3, 4]}))
+    assert store.reader().scan("counts").rows() == [("a", 3), (None, 4)]
+
+
+def test_null_keys_are_equal_and_differ_from_empty_ones(store):
+    types = {"s": pl.String, "b": pl.Binary, "i": pl.Int64, "n": pl.Int64}
+    job = store.job(store.view("v", types, tuple("sbi")))
+    keys = list(itertools.product([None, ""], [None, b""], [None, 0]))
+    for n in (0, 1):
+        rows = [(*key, i + n) for i, key in enumerate(keys)]
+        job.commit(v=pl.DataFrame(rows, schema=types, orient="row"))
+    read = store.reader()
+    frame = read.scan("v")
+    assert frame.height == 8
+    assert dict(zip(keys, range(1, 9), strict=True)) == {r[:3]: r[3] for r in frame.rows()}
+    assert read.get("v", s=None, b=b"", i=None)["n"] == keys.index((None, b"", None)) + 1
+    assert read.scan("v", where={"s": None}).height == 4
+    some = pl.DataFrame([(None, None, None, 1), ("", b"", None, 7)], schema=types, orient="row")
+    job.commit(v=gone(some))
+    assert read.count("v") == 6
+    assert read.changes("v")["_op"].to_list().count("delete") == 2
+    job.commit(v=frame)
+    assert read.changes("v").height == 8 + 8 + 2 + 2
+
+
+EVERY_KIND = {
+    "int": (pl.Int64, [0, 2**63 - 1, None, -(2**63)]),
+    "float": (pl.Float64, [math.nan, math.inf, None, -math.inf]),
+    "small": (pl.Float64, [5e-324, 1.7976931348623157e308, None, 0.1]),
+    "str": (pl.String, ["", "a\0b ☃\uffff\\N\t\r\n\\.", None, "x" * 10_000]),
+    "bool": (pl.Boolean, [True, False, None, True]),
+    "datetime": (
+        pl.Datetime("us", "UTC"),
+        [
+            dt.datetime(2019, 11, 24, 0, 0, 0, 1, dt.UTC),
+            dt.datetime(1, 1, 1, tzinfo=dt.UTC),
+            None,
+            dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, dt.UTC),
+        ],
+    ),
+    "date": (pl.Date, [dt.date(1969, 12, 31), dt.date(9999, 12, 31), None, dt.date(1, 1, 1)]),
+    "duration": (
+        pl.Duration("us"),
+        [dt.timedelta(microseconds=-1), dt.timedelta(days=900_000), None, dt.timedelta(0)],
+    ),
+    "decimal": (pl.Decimal(20, 4), [Decimal("1.5000"), Decimal("-0.0001"), None, Decimal(0)]),
+    "bytes": (pl.Binary, [b"", b"\0\xff\\", None, b"x"]),
+}
+
+
+def test_every_kind_comes_back_as_it_went_in(store):
+    types = {"k": pl.Int64, **{name: dtype for name, (dtype, _) in EVERY_KIND.items()}}
+    values = {"k": [1, 2, 3, 4], **{name: rows for name, (_, rows) in EVERY_KIND.items()}}
+    frame = pl.DataFrame(values, schema=types)
+    job = store.job(store.view("v", types, "k"))
+    job.commit(v=frame)
+    read = store.reader()
+    assert read.scan("v").schema == frame.schema
+    assert read.scan("v").equals(frame)
+    assert read.changes("v").drop("_seq", "_batch_id", "_op").equals(frame)
+    job.commit(v=frame)
+    assert read.changes("v").height == 4
+    for name, (_, rows) in EVERY_KIND.items():
+        for number, value in enumerate(rows, 1):
+            assert number in read.scan("v", where={name: value})["k"], (name, value)
+    second = pl.when(pl.col("k") != 2)
+    job.commit(v=frame.with_columns(second.then(pl.col("float")).alias("float")))
+    assert read.changes("v", since=4)["k"].to_list() == [2]
+
+
+@pytest.mark.parametrize("kind", list(EVERY_KIND))
+def test_every_kind_can_be_a_key(store, kind):
+    dtype, keys = EVERY_KIND[kind]
+    if kind == "str":
+        keys = ["", "a\0\uffff", None, "x" * 1000]  # PostgreSQL's indexes hold some 2,700 bytes
+    types = {"k": dtype, "n": pl.Int64}
+    job = store.job(store.view("v", types, "k"))
+    keys = list(dict.fromkeys(keys))
+    for n in (1, 2):
+        job.commit(v=pl.DataFrame({"k": keys, "n": [n] * len(keys)}, schema=types))
+    read = store.reader()
+    found = read.scan("v")
+    assert found["k"].sort().equals(pl.Series("k", keys, dtype).sort())
+    assert found["n"].to_list() == [2] * len(keys)
+    assert read.changes("v").height == 2 * len(keys)
+    assert all(read.get("v", k=key)["n"] == 2 for key in keys)
+    one = pl.DataFrame({"k": keys[:2], "n": [3, 2]}, schema=types)
+    job.commit(v=one)
+    assert read.changes("v", since=2 * len(keys))["n"].to_list() == [3]
+    job.commit(v=gone(pl.DataFrame({"k": keys, "n": [0] * len(keys)}, schema=types)))
+    assert read.count("v") == 0
+
+
+def test_lists_and_structs_are_json(store):
+    frame = pl.DataFrame({"k": [1, 2], "l": [[1, None], None], "s": [{"a": 1.5}, {"a": None}]})
+    job = store.job(store.view("v", frame.schema, "k"))
+    job.commit(v=frame)
+    read = store.reader()
+    assert read.get("v", k=1) == {"k": 1, "l": [1, None], "s": {"a": 1.5}}
+    assert read.get("v", k=2) == {"k": 2, "l": None, "s": {"a": None}}
+    assert read.scan("v")["l"].to_list() == ["[1,null]", None]
+
+
+def test_a_view_without_a_key_has_one_row(store):
+    job = store.job(store.view("total", {"n": pl.Int64}, ()))
+    job.commit(total=pl.DataFrame({"n": [1]}))
+    job.commit(total=pl.DataFrame({"n": [1, 2]}))
+    job.commit(total=pl.DataFrame({"n": [2]}))
+    read = store.reader()
+    assert read.scan("total").rows() == [(2,)]
+    assert read.get("total") == {"n": 2}
+    assert read.changes("total")["n"].to_list() == [1, 2]
+
+
+def test_a_view_may_be_nothing_but_its_key(store):
+    job = store.job(store.view("seen", {"id": pl.String}, "id"))
+    job.commit(seen=pl.DataFrame({"id": ["a", "b"]}))
+    job.commit(seen=pl.DataFrame({"id": ["b", "c"]}))
+    assert store.reader().changes("seen", since=2)["id"].to_list() == ["c"]
+
+
+ODD = (
+    "a", "A", 'say "hi"', "", "select", "a b; drop table x", "nul\0", "ä", "a#1", "^.*$", "100%",
+    "%s", "%(p0)s", "ctid", "xmin", "i", "c0", "é" * 40, "é" * 40 + "x", "column", "t", "s",
+)  # fmt: skip
+
+
+def test_columns_may_have_any_name(store):
+    key = ("a", "", "^.*$", "%s")
+    job = store.job(store.view("order", dict.fromkeys(ODD, pl.Int64), key))
+    frame = pl.DataFrame({name: [n] for n, name in enumerate(ODD)})
+    job.commit(order=frame)
+    read = store.reader()
+    assert read.scan("order").equals(frame)
+    assert read.changes("order").columns[3:] == list(ODD)
+    assert read.scan("order", where={'say "hi"': 2, "%(p0)s": 12}, limit=1).height == 1
+    job.commit(order=gone(frame))
+    assert read.count("order") == 0
+    gone_row = dict(zip(ODD, read.changes("order").rows()[1][3:], strict=True))
+    assert {name for name, value in gone_row.items() if value is not None} == set(key)
+
+
+def test_a_view_declared_differently_is_refused_and_told_how(store):
+    store.job(store.view("counts", COUNTS, "word"))
+    with pytest.raises(ConfigError, match="column 'n' is int, not float"):
+        store.job(store.view("counts", {"word": pl.String, "n": pl.Float64}, "word"))
+    with pytest.raises(ConfigError, match=r"its key is \(word\), not \(n\)"):
+        store.job(store.view("counts", COUNTS, "n"))
+
+
+def test_what_is_not_there_is_told_with_what_there_is(store):
+    store.job(store.view("counts", COUNTS, "word"))
+    read = store.reader()
+    for ask in (read.scan, read.schema, read.count, read.changes):
+        with pytest.raises(UnknownViewError, match=r"'other'.*counts"):
+            ask("other")
+    with pytest.raises(ConfigError, match=r"no column 'm'.*word, n"):
+        read.scan("counts", where={"m": 1})
+    with pytest.raises(ConfigError, match=r"key of the view 'counts' is \(word\)"):
+        read.get("counts", n=1)
+    with pytest.raises(OffsetOutOfRangeError, match="newest change is 0"):
+        read.changes("counts", since=7)
+
+
+def test_old_changes_are_forgotten_and_asking_for_them_says_so(store, monkeypatch):
+    for module in ("store.ViewStore", "postgres_target.PostgresTarget"):
+        if store.url is None and module.startswith("postgres"):
+            continue
+        path = f"millstream.views.{module}.__init__.__kwdefaults__"
+        monkeypatch.setitem(_resolved(path), "changes_kept", 5)
+    job = store.job(store.view("counts", COUNTS, "word"))
+    for n in range(6):
+        job.commit(counts=counts(a=n, b=n))
+    read = store.reader()
+    assert read.changes("counts", since=6)["_seq"].to_list() == [7, 8, 9, 10, 11, 12]
+    with pytest.raises(OffsetOutOfRangeError, match="changes 1 to 6 are gone") as caught:
+        read.changes("counts")
+    assert (caught.value.start, caught.value.end) == (7, 13)
+
+
+def _resolved(path):
+    import importlib
+
+    parts = path.split(".")
+    found = importlib.import_module(".".join(parts[:3]))
+    for part in parts[3:]:
+        found = getattr(found, part)
+    return found
+
+
+def test_a_batch_larger_than_a_slice_is_one_batch(store, monkeypatch):
+    module = "store" if store.url is None else "postgres_target"
+    monkeypatch.setattr(f"millstream.views.{module}._SLICE_ROWS", 7)
+    job = store.job(store.view("counts", COUNTS, "word"))
+    words = [f"w{i:02}" for i in range(50)]
+    job.commit(counts=counts(**dict.fromkeys(words, 1)))
+    job.commit(counts=gone(counts(**dict.fromkeys(words[:20], 1))))
+    read = store.reader()
+    assert read.scan("counts")["word"].to_list() == words[20:]
+    changes = read.changes("counts")
+    assert changes["_seq"].to_list() == list(range(1, 71))
+    assert changes["_batch_id"].to_list() == [0] * 50 + [1] * 20
+
+
+def test_a_reader_sees_whole_batches_only(store):
+    job = store.job(store.view("counts", COUNTS, "word"), store.view("again", COUNTS, "word"))
+    job.commit(counts=counts(a=0), again=counts(a=0))
+    read, seen, done = store.reader(), [], threading.Event()
+
+    def look():
+        while not done.is_set():
+            seen.append((read.changes("counts"), read.scan("counts")))
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    for n in range(1, 30):
+        job.commit(counts=counts(a=n, b=n), again=counts(a=n))
+    done.set()
+    looker.join()
+    assert seen
+    for changes, rows in seen:
+        assert set(
+            changes.filter(pl.col("_batch_id") > 0)["_batch_id"].value_counts()["count"]
+        ) <= {2}
+        assert rows["n"].n_unique() == 1
+
+
+_KEYS = st.one_of(st.none(), st.sampled_from(["", "a", "b", "c"]))
+_ROWS = st.lists(st.tuples(_KEYS, st.integers(0, 2), st.sampled_from([1, 1, -1])), max_size=8)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(batches=st.lists(_ROWS, max_size=5))
+def test_rows_and_change_log_agree_with_a_dictionary(store, batches):
+    """The naive model: of a batch's rows those that do not cancel; the last of a key counts."""
+    view = store.view(f"v{next(store._numbers)}", COUNTS, "word")
+    job = store.job(view, job=view.name)
+    read = store.reader()
+    model, replayed = {}, {}
+    for rows in batches:
+        before = dict(model)
+        left = {}
+        for at, (word, n, sign) in enumerate(rows):
+            total, _ = left.get((word, n), (0, 0))
+            left[word, n] = (total + sign, at)
+        keys = {word for (word, _), (total, _) in left.items() if total < 0}
+        for key in keys:
+            model.pop(key, None)
+        for (word, n), (total, _) in sorted(left.items(), key=lambda item: item[1][1]):
+            if total > 0:
+                model[word] = n
+        since = read.changes(view.name)["_seq"].max() or 0
+        frame = pl.DataFrame(rows, schema={**COUNTS, DIFF: pl.Int8}, orient="row")
+        job.commit(**{view.name: frame})
+        changes = read.changes(view.name, since=since).rows()
+        for _, _, operation, key, n in changes:
+            if operation == "delete":
+                del replayed[key]
+            else:
+                replayed[key] = n
+        differing = {k for k in {*before, *model} if before.get(k) != model.get(k)}
+        assert {change[3] for change in changes} == differing
+        assert len(changes) == len(differing)
+    assert dict(read.scan(view.name).rows()) == model == replayed

@@ -1,0 +1,198 @@
+"""Every kind of output on Spark: the kernels' answers, killed at any moment, and no secrets shown."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import millstream as ms
+from millstream import testing
+from millstream.errors import ConfigError, FencedError, UserCodeError
+from millstream.views.store import ViewStore
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class Event:
+    at: datetime
+    ad: int
+
+
+def rows(count, *, start=0):
+    return [
+        {"at": (START + timedelta(seconds=i / 4)).isoformat(), "ad": i % 11}
+        for i in range(start, start + count)
+    ]
+
+
+def keep(path):
+    """Make a function that keeps each key with its rows, in a file, and so works once."""
+
+    def kept(frame, context):
+        place = Path(path) / context.key.replace("/", "-")
+        with Path(path).with_suffix(".calls").open("a") as calls:
+            calls.write(context.key + "\n")
+        if not place.exists():
+            new = place.with_suffix(".new")
+            new.write_text(json.dumps([[str(v) for v in row] for row in frame.rows()]))
+            new.rename(place)
+
+    return kept
+
+
+def everything(log, url=None):
+    """A pipeline with one of each kind of output."""
+    log = Path(log)
+    app = ms.App("every", log=log, views=url)
+    events = app.topic("events", Event, key="ad", partitions=2)
+    stream = events.stream(time="at", watermark=ms.watermark("0 seconds", idle=None))
+    stream.filter(pl.col("ad") == 3).to("threes", key="ad", partitions=2)
+    counted = stream.window(ms.tumbling("5 seconds"), by="ad").agg(n=ms.count())
+    counted.view("counts").view("home", store="sqlite").dataset(log / "out")
+    counted.to("counts", key="ad", partitions=2)
+    (log / "kept").mkdir(exist_ok=True, parents=True)
+    counted.foreach(keep(log / "kept"), name="keep")
+    return app
+
+
+def send(folder, events):
+    with ms.connect(folder) as log:
+        if "events" not in log.topics():
+            log.create_topic("events", partitions=2)
+        with log.producer() as producer:
+            for event in events:
+                producer.send("events", event, key=str(event["ad"]))
+
+
+def held(folder, url=None):
+    """Everything that came out, in an order that does not depend on batches."""
+    out = {}
+    with ms.view("counts", log=folder, store=url) as view:
+        out["view"] = sorted(view.scan().rows())
+    with ms.view("home", log=folder) as view:
+        out["home"] = sorted(view.scan().rows())
+    out["dataset"] = sorted(ms.dataset(folder / "out").scan().collect().rows())
+    with ms.connect(folder) as log:
+        for topic in ("threes", "counts"):
+            values = [log.read(topic, p, columns=("value",))["value"].to_pylist() for p in (0, 1)]
+            out[topic] = sorted(value for part in values for value in part)
+    files = [path for path in (folder / "kept").iterdir() if path.suffix != ".new"]
+    out["kept"] = sorted(row for path in files for row in json.loads(path.read_text()))
+    with ViewStore(folder / "apps" / "every" / "views.db", readonly=True) as store:
+        ledger = pl.DataFrame(store.ledger("every"))
+    out["read"] = ledger.filter(step="events")["read"].sum()
+    return out
+
+
+PROGRAM = textwrap.dedent(
+    """
+    import sys
+    sys.path.insert(0, {tests!r})
+    from test_outputs import everything
+    def tell(progress):
+        print("batch", progress.batch_id, flush=True)
+    everything({folder!r}, {url!r}).run(until="caught-up", rows_per_batch=40, on_progress=tell)
+    """
+)
+
+
+@pytest.fixture
+def url(request):
+    try:
+        return request.getfixturevalue("database")
+    except pytest.skip.Exception:
+        return None
+
+
+@pytest.mark.timeout(600)  # five times a JVM
+def test_killed_again_and_again_every_output_is_as_if_nothing_had_been(spark, tmp_path, url):
+    events = rows(240)
+    plain, killed = tmp_path / "plain", tmp_path / "killed"
+    send(plain, events)
+    everything(plain).run(until="caught-up")
+    wanted = held(plain)
+    assert len(wanted["view"]) > 50
+    assert wanted["read"] == 240
+
+    send(killed, events)
+    for after in ("batch 0", "batch 3"):
+        source = PROGRAM.format(tests=str(Path(__file__).parent), folder=str(killed), url=url)
+        with subprocess.Popen(
+            [sys.executable, "-c", source], stdout=subprocess.PIPE, text=True
+        ) as process:
+            for line in process.stdout:
+                if line.startswith(after):
+                    process.kill()
+    app = everything(killed, url)
+    app.run(until="caught-up", rows_per_batch=40)
+    assert held(killed, url) == wanted
+    calls = (killed / "kept.calls").read_text().split()
+    assert len(calls) - len(set(calls)) <= 2  # at most one repetition for each time it was killed
+    shown = [path for path in app.folder.rglob("*") if path.is_file()]
+    assert url is None or not any(b"p%40ss" in path.read_bytes() for path in shown)
+
+
+def test_both_engines_give_the_same_outputs(spark, tmp_path):
+    def outputs(engine, batches):
+        app = everything(tmp_path / engine)
+        out = testing.run(app, {"events": rows(200)}, batches=batches, engine=engine)
+        frames = [out["counts"], out["home"], out.dataset("out"), out.topic("threes")["ad", "at"]]
+        frames.append(out.topic("counts")["ad", "n", "window_start"])
+        return [sorted(frame.rows()) for frame in frames]
+
+    assert outputs("kernel", 5) == outputs("spark", 3)
+    assert len((tmp_path / "spark" / "kept.calls").read_text().split()) > 0
+
+
+def test_a_failing_function_ends_the_job_with_the_users_own_line(spark, tmp_path):
+    def explode(frame, context):
+        return 1 / (frame.height - frame.height)
+
+    app = ms.App("failing", log=tmp_path)
+    app.topic("events", Event, key="ad", partitions=2).stream(time="at").foreach(explode)
+    send(tmp_path, rows(10))
+    line = explode.__code__.co_firstlineno + 1
+    with pytest.raises(
+        UserCodeError, match=rf"test_outputs\.py:{line}: ZeroDivisionError"
+    ) as caught:
+        app.run(until="caught-up")
+    assert "java" not in str(caught.value).lower()
+    assert "py4j" not in repr(caught.value.__cause__)
+
+
+def test_an_app_with_topics_needs_the_folder_and_gives_it_back(spark, tmp_path):
+    app = everything(tmp_path)
+    send(tmp_path, rows(20))
+    holder = "import sys, millstream as ms; l = ms.connect(sys.argv[1]); l.own(); print(1, flush=True); sys.stdin.read()"  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        with pytest.raises(ConfigError, match=f"owned by process {process.pid}"):
+            app.run(until="caught-up")
+    assert app.run(until="caught-up").read == 20
+    send(tmp_path, rows(20, start=20))  # this process could not, if the run still owned the folder
+    assert app.run(until="caught-up").read == 20
+
+
+def test_a_newer_run_fences_an_older_one_off_everywhere(spark, tmp_path):
+    send(tmp_path, rows(80))
+    app = everything(tmp_path)
+
+    def usurp(progress):
+        with ViewStore(app.folder / "views.db") as store:
+            identity = (app.folder / "checkpoint" / "millstream-checkpoint-id").read_text()
+            store.begin_run("every", "main", identity)
+
+    with pytest.raises(FencedError):
+        app.run(until="caught-up", rows_per_batch=20, on_progress=usurp)
+    before = held(tmp_path)
+    everything(tmp_path).run(until="caught-up")
+    assert held(tmp_path)["read"] == 80 > before["read"]
