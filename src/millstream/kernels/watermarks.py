@@ -85,7 +85,8 @@ class WatermarkRule:
     def heartbeat_ms(self) -> int | None:
         """How often time has to be told though there is nothing to read; None: it need not be.
 
-        The planner itself sees when a partition becomes idle; it does not see producers.
+        The planner itself sees when a partition becomes idle; it does not see producers. Once all
+        partitions are idle, so are their producers, and there is nothing more to tell.
         """
         if self.settle_us is not None:
             return _HEARTBEAT_MS_MIN

@@ -113,7 +113,7 @@ def build_frames(
         stop_request=job.folder.absolute() / "stop-request",
         stop_seen=job.folder.absolute() / "stop-seen",
         event_times=_event_times(job),
-        heartbeat_ms=plan.heartbeat_wanted_ms,
+        heartbeat_ms=plan.heartbeat_ms,
     )
     spark.dataSource.register(LogSource)
     frames = spark.readStream.format(SOURCE_NAME).option("spec", spec.to_option()).load()
