@@ -1,8 +1,8 @@
 """A source's part of a batch: records in, frames out, all before the shuffle.
 
 One task reads some lanes (splits of partitions). For each it decodes the fields that the plan
-needs, takes the event time, sets dead records aside, sends the rows down the source's edges and
-notes the largest time seen; then it tells every bucket of every operator what it saw.
+needs, takes the event time, sets dead records aside, follows the lane's clock and sends the events
+down the source's edges; then it tells every bucket of every operator what the clocks showed.
 """
 
 from __future__ import annotations

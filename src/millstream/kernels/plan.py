@@ -230,8 +230,8 @@ class JobPlan:
     ``bucket_labels`` stand for the buckets in the shuffle; their number divides the keys.
     ``steps`` names all that has a line in the books, in the order of the graph. ``heartbeat_ms`` is
     how often operators want to be told the time though there is nothing to read, because something
-    may fire by time alone; None: never. (What a source's own rule wants comes on top: see
-    :attr:`heartbeat_wanted_ms`.)
+    may fire by time alone; None: never. What a source's own rule wants comes on top
+    (:attr:`millstream.kernels.watermarks.WatermarkRule.heartbeat_ms`).
     """
 
     app: str
@@ -243,9 +243,3 @@ class JobPlan:
     frames: tuple[FramePlan, ...] = ()
     steps: tuple[str, ...] = ()
     heartbeat_ms: int | None = None
-
-    @property
-    def heartbeat_wanted_ms(self) -> int | None:
-        """How often the planner is to make a batch in which only time moves; None: never."""
-        wanted = [self.heartbeat_ms, *(source.rule.heartbeat_ms for source in self.sources)]
-        return min((ms for ms in wanted if ms is not None), default=None)

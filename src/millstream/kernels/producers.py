@@ -19,6 +19,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 
@@ -120,20 +121,29 @@ class Producers:
         """Let go who has been quiet for ``idle_ms`` of running time, and who is too many.
 
         While the partition has unread records nobody counts as quiet: the records may be theirs.
+        Those who fell silent earlier go earlier, however much time has passed at once.
         """
         if behind:
             self.behind_ms = clock_ms
         elif idle_ms is not None:
-            for name, heard_ms in list(self.heard_ms.items()):
-                if clock_ms - max(heard_ms, self.behind_ms) >= idle_ms:
+            quiet = [
+                (self.heard_ms[name], name)
+                for name in self.reached
+                if clock_ms - max(self.heard_ms[name], self.behind_ms) >= idle_ms
+            ]
+            for _, together in groupby(quiet, key=lambda one: one[0]):  # they are in this order
+                for _, name in together:
                     self._drop(name)
+                self._rise()
         if producers_max is not None:
             for name in list(self.reached)[: max(0, len(self.reached) - producers_max)]:
                 self._drop(name)
                 self.forgotten += 1
-        self.watermark_us = max(
-            self.watermark_us, min(self.reached.values(), default=self.watermark_us)
-        )
+        self._rise()
+
+    def _rise(self) -> None:
+        lowest_us = min(self.reached.values(), default=self.watermark_us)
+        self.watermark_us = max(self.watermark_us, lowest_us)
 
     def _drop(self, name: str | None) -> None:
         del self.reached[name]

@@ -31,9 +31,10 @@ import polars as pl
 from millstream.kernels.producers import LaneStory, Producers
 
 UNSEEN = -(2**62)  # a watermark that nothing has moved yet; far below any time, safe to add to
+_SOURCE_BITS = 11
 _SPLIT_BITS = 12
 _PARTITION_BITS = 16
-_STAY_BITS = 28
+_STAY_BITS = 24
 STAYS = 1 << _STAY_BITS  # so many stays of producers a lane can have; see lane_of
 _OFFSET_BITS = 40
 _HEARTBEAT_MS_MIN = 1000
@@ -87,7 +88,8 @@ class WatermarkRule:
     def heartbeat_ms(self) -> int | None:
         """How often time has to be told though there is nothing to read; None: it need not be.
 
-        The planner itself sees when a partition becomes idle; it does not see producers.
+        The planner itself sees when a partition becomes idle; it does not see producers. Once all
+        partitions are idle, so are their producers, and there is nothing more to tell.
         """
         if self.settle_us is not None:
             return _HEARTBEAT_MS_MIN
@@ -102,6 +104,7 @@ def lane_of(source: int, partition: int, split: int, stay: int = 0) -> int:
     Where producers are told apart, each stay of a producer in the split is a lane of its own.
     Sorted by it, lanes are in the order of source, partition and offset (but for the stays).
     """
+    assert 0 <= source < 1 << _SOURCE_BITS, source
     assert 0 <= split < 1 << _SPLIT_BITS, split
     assert 0 <= partition < 1 << _PARTITION_BITS, partition
     assert 0 <= stay < STAYS, stay

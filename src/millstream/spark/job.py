@@ -121,7 +121,7 @@ def build_frames(
         stop_request=stop_request(job.folder.absolute()),
         stop_seen=stop_seen(job.folder.absolute()),
         event_times=_event_times(job),
-        heartbeat_ms=plan.heartbeat_wanted_ms,
+        heartbeat_ms=plan.heartbeat_ms,
     )
     spark.dataSource.register(LogSource)
     frames = spark.readStream.format(SOURCE_NAME).option("spec", spec.to_option()).load()

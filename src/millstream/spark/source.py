@@ -45,7 +45,7 @@ _YIELD_BYTES = 64 << 20
 @dataclass(frozen=True)
 class SourceSpec:
     """What the source is told. ``stop_request``, ``stop_seen`` and ``event_times`` are files: see
-    the planner. ``heartbeat_ms``: how often to make a batch in which only time moves.
+    the planner. ``heartbeat_ms``: how often operators want a batch in which only time moves.
     """
 
     log: Path
@@ -123,7 +123,8 @@ class LogPlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
             Look(clock_ms, wall_ms, ends, self._event_times.read()),
             self._spec.sources,
             rows_max=self._spec.rows_max,
-            heartbeat_ms=None if self._pinned else self._spec.heartbeat_ms,
+            heartbeat_ms=self._spec.heartbeat_ms,
+            beats=self._pinned is None,
         )
         return self._with_arrivals(at, offset).to_json()
 

@@ -6,6 +6,7 @@ is the same batch: what it reads, what time it is, and which partitions count as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -106,12 +107,14 @@ def next_offset(
     *,
     rows_max: int,
     heartbeat_ms: int | None = None,
+    beats: bool = True,
 ) -> SourceOffset:
     """Say where the next batch ends; ``start`` itself when there is nothing to do.
 
     A batch is due when there are records; when a partition has become idle, as that may move a
-    watermark; and when ``heartbeat_ms`` have passed since the last one, as something may be waiting
-    for time alone.
+    watermark; and, if there are to be ``beats``, when something may be waiting for time alone and
+    as much has passed since the last batch as the operators (``heartbeat_ms``) or a source's rule
+    ask for.
     """
     goals = _share(start, look, sources, rows_max)
     topics = {
@@ -132,11 +135,25 @@ def next_offset(
     idle = {source.name: _idle(source, topics, behind, look.clock_ms) for source in sources}
     moved = any(list(goals[topic]) != start.offsets(topic) for topic in goals)
     newly_idle = any(idle[name] - start.idle.get(name, frozenset()) for name in idle)
-    beats = heartbeat_ms is not None and look.clock_ms - start.clock_ms >= heartbeat_ms
-    if not (moved or newly_idle or beats):
+    beat = beats and look.clock_ms >= start.clock_ms + _heartbeat_ms(start, sources, heartbeat_ms)
+    if not (moved or newly_idle or beat):
         return start
     wall_ms = max(start.wall_ms, look.wall_ms)
     return SourceOffset(look.clock_ms, topics, idle, behind, wall_ms)
+
+
+def _heartbeat_ms(
+    start: SourceOffset, sources: Sequence[SourcePlan], operators_ms: int | None
+) -> float:
+    """Give how often time is to be told: what the operators ask for, and what sources do that are
+    not idle altogether.
+    """
+    wanted = [operators_ms] + [
+        source.rule.heartbeat_ms
+        for source in sources
+        if len(start.idle.get(source.name, ())) < len(start.topics[source.topic])
+    ]
+    return min((ms for ms in wanted if ms is not None), default=math.inf)
 
 
 def _idle(

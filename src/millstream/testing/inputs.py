@@ -97,9 +97,9 @@ class Record:
 
     partition: int
     value: bytes
-    at_ms: int | None
-    key: bytes | None
-    headers: tuple[tuple[str, bytes], ...]
+    at_ms: int | None = None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

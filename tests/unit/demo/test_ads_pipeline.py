@@ -13,8 +13,8 @@ from millstream.demo.ads_events import PARTITIONS, TOPIC, arrivals
 from millstream.demo.ads_pipeline import RATES_BY_HOUR, TOTALS_BY_DAY, build
 from millstream.demo.oracle import difference, rates_by_hour, totals_by_day
 from millstream.pipeline import App
+from millstream.testing.inputs import Record
 from millstream.testing.kernel_engine import KernelEngine
-from millstream.testing.run import Arrival
 from millstream.views.store import ViewStore
 
 SEED = 1
@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "ads" / "app.py"
 
 
 def _run(app: App, views: Path, records: pl.DataFrame, batches: int) -> None:
-    rows = [Arrival(*row) for row in records.select("partition", "value").iter_rows()]
+    rows = [Record(*row) for row in records.select("partition", "value").iter_rows()]
     engine = KernelEngine(app.plan(), views, {TOPIC: PARTITIONS}, random.Random(7))
     engine.run({TOPIC: rows}, batches)
 

@@ -51,6 +51,7 @@ class Rules:
     ends: bool = False
     future: int | None = None
     lateness: int = 0
+    idle: int | None = None
 
 
 @dataclass
@@ -59,19 +60,45 @@ class Known:
 
     reached: int = NEVER
     own: dict = field(default_factory=dict)
-    offset: int = 0
+    heard: dict = field(default_factory=dict)
+    spoke: int = 0
+
+    def rise(self):
+        self.reached = max([self.reached, *([min(self.own.values())] if self.own else [])])
+
+    def pass_time(self, now, idle):
+        """Let go who has been quiet; who fell silent earlier goes earlier."""
+        for since in sorted({at for at in self.heard.values() if now - at >= idle}):
+            for name in [name for name, at in self.heard.items() if at == since]:
+                del self.own[name], self.heard[name]
+            self.rise()
 
 
 def when(seconds):
     return None if seconds is None else START + timedelta(seconds=seconds)
 
 
-def model(said, rules, partitions):
+def model(said, rules, partitions):  # noqa: C901 - one story, told from top to bottom
     """Judge records one by one; see the definition in the architecture document."""
     known = [Known() for _ in range(partitions)]
     in_time, late, dead, counts = set(), set(), set(), {}
+    now, everywhere = 0, NEVER
+
+    def all_reached():
+        """Say how far the input is; while all partitions are quiet it stays where it was."""
+        active = [p.reached for p in known if rules.idle is None or now - p.spoke < rules.idle]
+        return max(everywhere, min(active, default=NEVER))
+
     for number, record in enumerate(said):
         part = known[record.partition]
+        if record.kind == "tick":
+            everywhere = all_reached()
+            now += record.arrival
+            for quiet in known:
+                quiet.pass_time(now, rules.idle)
+            everywhere = all_reached()
+            continue
+        part.spoke = now if record.kind != "mark" else part.spoke
         if record.kind == "mark":
             part.reached = max(part.reached, record.at)
             part.own = {name: max(at, record.at) for name, at in part.own.items()}
@@ -86,14 +113,16 @@ def model(said, rules, partitions):
             continue
         name = record.device if rules.per else "all"
         part.own.setdefault(name, part.reached)
+        part.heard[name] = now
         before = part.own[name]
         if rules.delay is not None and record.at is not None:
             part.own[name] = max(part.own[name], record.at - rules.delay)
         if rules.punctuated and record.wm is not None:
             part.own[name] = max(part.own[name], record.wm)
-        part.reached = max(part.reached, min(part.own.values()))
+        part.rise()
         if rules.ends and record.kind == "bye":
-            del part.own[name]
+            del part.own[name], part.heard[name]
+            part.rise()
         if only:
             continue
         start = record.at // SIZE * SIZE
@@ -102,7 +131,7 @@ def model(said, rules, partitions):
         else:
             in_time.add(number)
             counts[start] = counts.get(start, 0) + 1
-    reached = min(part.reached for part in known)
+    reached = all_reached()
     final = {s: n for s, n in counts.items() if s + SIZE + rules.lateness <= reached}
     return in_time, late, dead, final, None if reached == NEVER else when(reached)
 
@@ -111,7 +140,7 @@ def app_with(rules, partitions):
     app = ms.App("time", log="unused", buckets=2)
     rule = ms.watermark(
         None if rules.delay is None else timedelta(seconds=rules.delay),
-        idle=None,
+        idle=None if rules.idle is None else timedelta(seconds=rules.idle),
         punctuation=pl.col("wm") if rules.punctuated else None,
         punctuation_only=pl.col("kind") == "heartbeat" if rules.heartbeats else None,
         per="device" if rules.per else None,
@@ -131,6 +160,8 @@ def rows_of(said):
     for number, record in enumerate(said):
         if record.kind == "mark":
             yield testing.Watermark("events", record.partition, at=when(record.at))
+        elif record.kind == "tick":
+            yield testing.Tick(timedelta(seconds=record.arrival))
         else:
             event = Event(number, when(record.at), record.kind, record.device, when(record.wm))
             yield testing.Row(event, partition=record.partition, at=when(record.arrival))
@@ -171,7 +202,7 @@ def outcome(said, rules, partitions, *, batches, seed):
 
 def is_event(record, rules):
     only = rules.heartbeats and record.kind == "heartbeat"
-    return record.kind != "mark" and not (only and not poisoned(record, rules))
+    return record.kind not in ("mark", "tick") and not (only and not poisoned(record, rules))
 
 
 def poisoned(record, rules):
@@ -242,6 +273,21 @@ def long_history(dice, partitions, devices):
         partition = dice.randrange(partitions)
         said.append(Said(partition, at if kind != "mark" else at - 40, kind, name, wm, now))
     return said
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(records, max_size=40),
+    rule_sets,
+    st.integers(0, 999),
+    st.integers(10, 40),
+)
+def test_when_time_passes_quiet_producers_go_as_in_the_model(said, rules, seed, idle):
+    # One batch between Ticks: while a partition has unread records, nobody is being quiet.
+    kinds = {"mark": "tick"}  # a promise is no record: with it, being quiet depends on the batches
+    said = [Said(**{**vars(r), "partition": 0, "kind": kinds.get(r.kind, r.kind)}) for r in said]
+    rules = Rules(**{**vars(rules), "per": True, "future": None, "idle": idle})
+    agrees(said, rules, 1, batches=1, seed=seed)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,15 @@ def test_a_quiet_producer_goes_and_not_while_its_partition_has_unread_records():
     assert list(producers.reached) == ["a"]
 
 
+def test_who_fell_silent_earlier_goes_earlier_however_much_time_passes_at_once():
+    producers = Producers(UNSEEN)
+    hear(producers, 0, a=10, b=10, c=10)
+    hear(producers, 500, b=50)
+    hear(producers, 900, c=90)
+    producers.let_go(60_000, 1000, behind=False, producers_max=None)
+    assert (producers.watermark_us, producers.reached) == (90, {})
+
+
 def test_beyond_the_maximum_the_producer_heard_longest_ago_goes_and_is_counted():
     producers = Producers(UNSEEN)
     hear(producers, 0, a=1, b=2, c=3)

@@ -210,7 +210,6 @@ def test_over_processing_time_the_last_window_closes_by_the_clock():
     assert finals(run(app, *rows, Tick(at=when(12)))) == {0: 2}
     assert finals(run(app, *rows, Tick("10 seconds"))) == {0: 2}
     assert finals(run(app, *rows, Tick(at=when(22)))) == {0: 2, 10: 1}
-    assert app.plan().heartbeat_wanted_ms == 1000
 
 
 def test_an_arrival_that_goes_back_counts_with_the_one_before_it():
@@ -222,10 +221,28 @@ def test_an_arrival_that_goes_back_counts_with_the_one_before_it():
 
 
 def test_time_is_told_without_records_only_where_something_waits_for_it():
-    assert app_with(delay="0 seconds").plan().heartbeat_wanted_ms is None
-    followed = app_with(delay="0 seconds", per="device", idle="2 minutes").plan()
-    assert followed.heartbeat_wanted_ms == 12_000
-    assert replace(followed, heartbeat_ms=500).heartbeat_wanted_ms == 500
+    def heartbeat_ms(**options):
+        return app_with(**options).plan().sources[0].rule.heartbeat_ms
+
+    assert heartbeat_ms(delay="0 seconds") is None
+    assert heartbeat_ms(delay="0 seconds", per="device", idle=None) is None
+    assert heartbeat_ms(delay="0 seconds", per="device", idle="2 minutes") == 12_000
+    assert heartbeat_ms(delay="0 seconds", per="device", idle="2 seconds") == 1_000
+    assert heartbeat_ms(time=ms.processing_time()) == 1_000
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [{"delay": "0 seconds", "per": "device"}, {"punctuation": pl.col("at")}],
+    ids=["producers", "punctuation"],
+)
+@pytest.mark.parametrize(("batches", "seed"), BATCHINGS)
+def test_whatever_the_rule_a_partition_that_was_idle_is_judged_by_the_input(rule, batches, seed):
+    app = app_with(partitions=2, idle="30 seconds", **rule)
+    rows = [sent(100, 0), sent(10, 1), Tick("20 seconds"), sent(100, 0), Tick("10 seconds")]
+    assert seconds(run(app, *rows, batches=batches, seed=seed)) == 100
+    out = run(app, *rows, sent(50, 1), sent(105, 1), sent(103, 1), batches=batches, seed=seed)
+    assert (seconds(out), out.late) == (100, 1)  # 103's window is open, though 105 came before it
 
 
 # The test kit's own time.

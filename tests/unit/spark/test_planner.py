@@ -51,7 +51,7 @@ def planner(log, tmp_path, *, time=None, **changes):
         stop_request=tmp_path / "stop-request",
         stop_seen=tmp_path / "stop-seen",
         event_times=tmp_path / "event-times.json",
-        heartbeat_ms=plan.heartbeat_wanted_ms,
+        heartbeat_ms=plan.heartbeat_ms,
     )
     return LogPlanner(replace(spec, **changes))
 
@@ -95,8 +95,11 @@ def test_when_time_has_passed_there_is_a_batch_without_records(log, tmp_path):
     assert beat["topics"] == end["topics"]
     assert beat["wall_ms"] >= end["wall_ms"]
     assert told(made, end, beat)["lanes"] == []
-    quiet = planner(log, tmp_path, heartbeat_ms=60_000)
+    quiet = planner(log, tmp_path)  # a second has not passed, even on a slow machine's clock
+    quiet._clock_ms = lambda at: at.clock_ms + 999
     assert quiet.latestOffset(end, None) == end
+    quiet._clock_ms = lambda at: at.clock_ms + 1_000
+    assert quiet.latestOffset(end, None) != end
 
 
 def test_a_run_to_the_end_of_the_log_waits_for_no_time(log, tmp_path):

@@ -123,6 +123,20 @@ def test_time_alone_makes_a_batch_where_something_may_wait_for_it():
     assert (beat.clock_ms, beat.wall_ms, beat.offsets("t")) == (1100, 7, [3])
 
 
+def test_a_sources_own_heartbeat_ends_when_all_of_it_is_idle():
+    followed = source(idle_ms=20_000, producers_max=5)
+    start = at(3, clock_ms=0)
+    ends = {"t": [3]}
+    beat = next_offset(start, ends, [followed], clock_ms=2_000, rows_max=10)
+    assert beat is not start
+    assert next_offset(start, ends, [followed], clock_ms=2_000, rows_max=10, beats=False) is start
+    idle = next_offset(beat, ends, [followed], clock_ms=20_000, rows_max=10)
+    assert idle.idle == {"s": {0}}
+    assert next_offset(idle, ends, [followed], clock_ms=90_000, rows_max=10) is idle
+    asked = next_offset(idle, ends, [followed], clock_ms=90_000, rows_max=10, heartbeat_ms=50)
+    assert asked is not idle
+
+
 def test_the_wall_clock_of_a_batch_never_goes_back():
     start = SourceOffset(0, at(3).topics, {}, {}, wall_ms=50)
     later = next_offset(start, {"t": [9]}, [source()], clock_ms=1, rows_max=10, wall_ms=20)
