@@ -20,7 +20,7 @@ from millstream.kernels.operator import Moment, OperatorState
 from millstream.kernels.pane_values import KIND, LAST, RANK, PaneValues
 from millstream.kernels.pending import STEP, Pending
 from millstream.kernels.sorted_runs import SortedRuns
-from millstream.kernels.window_step import LATE, WindowStep, divided
+from millstream.kernels.window_step import LATE, WindowStep, divided, where
 
 Mask = npt.NDArray[np.bool_]
 _STAGE_BITS = 48
@@ -96,11 +96,11 @@ class PaneBatch:
         due = early.due()
         if due is not None:
             open_then = ~self._ended(due, self.moment.before_us)
-            yield _firing(due.filter(open_then), _TIMED, "early")
+            yield _firing(where(due, open_then), _TIMED, "early")
         due = late.due()
         if due is not None:
             gone = self._ended(due, self.moment.before_us - self.step.expires_after_us)
-            yield _firing(due.filter(~gone), _TIMED, "late")
+            yield _firing(where(due, ~gone), _TIMED, "late")
         in_time, behind = fresh, None
         if fresh is not None and self.step.tells_late:
             in_time, behind = (fresh.filter(late).drop(LATE) for late in (~pl.col(LATE), LATE))
@@ -115,13 +115,13 @@ class PaneBatch:
             taken = early.take(self._partials(rows, early))
             closed = self._closed(taken.complete)
             if isinstance(early.firing, EachBatch):  # at the end of the batch they are on time
-                ending.append(taken.complete.filter(closed))
-                yield _firing(taken.complete.filter(~closed), _EARLY, "early")
+                ending.append(where(taken.complete, closed))
+                yield _firing(where(taken.complete, ~closed), _EARLY, "early")
             else:
                 yield _firing(taken.complete, _EARLY, "early", by_step=True)
             closed = self._closed(taken.pending)
-            ending.append(taken.pending.filter(closed))
-            early.hold(taken.pending.filter(~closed))
+            ending.append(where(taken.pending, closed))
+            early.hold(where(taken.pending, ~closed))
         if self._passes_ends(0):
             yield from self._on_time(early, [*self._take_ended(early), *ending])
 
@@ -162,7 +162,7 @@ class PaneBatch:
             if step.first_end(slot) <= now_us and last_us > before_us:
                 for rows in runs.scan(slot):
                     ending = self._ended(rows, now_us) & ~self._ended(rows, before_us)
-                    yield rows.filter(ending)
+                    yield where(rows, ending)
 
     # ── late ────────────────────────────────────────────────────────────────────────────────
 
@@ -173,8 +173,8 @@ class PaneBatch:
             last = self._expired(complete) if isinstance(late.firing, EachBatch) else False
             yield _firing(complete, _LATE, "late", last=last, by_step=True)
             expired = self._expired(left)
-            pending.append(left.filter(expired))
-            late.hold(left.filter(~expired))
+            pending.append(where(left, expired))
+            late.hold(where(left, ~expired))
         if self._passes_ends(self.step.expires_after_us):
             pending += self._expiring(late.runs, late)
         pending = [part for part in pending if part.height]
@@ -209,8 +209,8 @@ class PaneBatch:
             if ahead.height:
                 waits = waiting.take(self._partials(ahead, waiting)).pending
                 closed = self._closed(waits)
-                ended.append(waits.filter(closed))
-                waiting.hold(waits.filter(~closed))
+                ended.append(where(waits, closed))
+                waiting.hold(where(waits, ~closed))
         if self._passes_ends(0):
             ended += self._take_ended(waiting)
         ended = [part for part in ended if part.height]
@@ -252,16 +252,16 @@ class PaneBatch:
             for slot, touched in self._by_slot(keys)
             for rows in runs.look_up(slot, np.unique(touched[HASH].to_numpy()))
         ]
-        return self.values.latest(pl.concat(found)) if found else None
+        return pl.concat(found) if found else None
 
     def _keep(self, kept: pl.DataFrame) -> None:
         runs = self.state.runs("fired")
-        for slot, part in self._by_slot(kept.filter(~self._expired(kept))):
+        for slot, part in self._by_slot(where(kept, ~self._expired(kept))):
             runs.add(slot, part, self._newest)
 
     def _newest(self, rows: pl.DataFrame) -> pl.DataFrame:
         rows = self.values.latest(rows)
-        return rows.filter(~self._expired(rows))
+        return where(rows, ~self._expired(rows))
 
     def drop_expired(self) -> None:
         """Drop the slots of state all of whose windows have expired."""

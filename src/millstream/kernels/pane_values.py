@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from millstream.kernels.aggregation import WEIGHT, Aggregation
@@ -54,7 +55,7 @@ class PaneValues:
     def kept(self) -> list[str]:
         """The columns of what is kept of a window and key."""
         partials = self.aggregation.partials if self.accumulates else []
-        return [*self.key, HASH, *partials, EMITTED, KIND]
+        return [*self.key, HASH, *partials, *([EMITTED, KIND] if self.emission.panes else [])]
 
     def latest(self, kept: pl.DataFrame) -> pl.DataFrame:
         """Give the newest of what was kept, oldest first, of each window and key."""
@@ -63,45 +64,73 @@ class PaneValues:
     def panes(self, firings: Sequence[pl.DataFrame], known: pl.DataFrame | None) -> pl.DataFrame:
         """Give the panes in the order of windows, keys and firings, after what was known of each key.
 
-        Rows that stand for what was known have a null rank.
+        ``known`` is what was kept, oldest first, and may have other keys. The rows that stand for it
+        have a null rank.
         """
-        fired = pl.concat(firings)
-        keys = fired.select(*self.key, HASH)
-        keys = (keys if len(firings) == 1 else keys.unique(self.key)).sort(WINDOW, HASH)
-        keys = keys.with_row_index(_AT)
-        ranked = fired.join(keys.drop(HASH), on=self.key, nulls_equal=True).sort(_AT, RANK)
-        place = pl.int_range(1, pl.len() + 1, dtype=pl.Int64).over(_AT)
-        ranked = ranked.with_columns(place.alias(_PLACE), pl.lit(None, pl.Int64).alias(EMITTED))
-        if known is not None and known.height:
-            before = known.join(keys.drop(HASH), on=self.key, nulls_equal=True)
-            before = before.with_columns(pl.lit(0, pl.Int64).alias(_PLACE))
-            ranked = pl.concat([before, ranked], how="diagonal")
-        values = self._scanned(ranked) if self.accumulates else self._zeros_filled(ranked)
-        told = ranked.drop(self.aggregation.partials, strict=False)
-        return told.join(values, on=[_AT, _PLACE], how="left").sort(_AT, _PLACE)
+        fired = self._placed(pl.concat(firings), alone=len(firings) == 1)
+        before = self._before(fired, known)
+        partials = self.aggregation.partials
+        if not self.accumulates:
+            values = self._zeros_filled(fired)
+        else:
+            values = self._scanned(fired, before)
+        panes = fired.drop(partials).hstack(values.select(partials))
+        if before is None:
+            return panes.with_columns(pl.lit(None, pl.Int64).alias(EMITTED))
+        return pl.concat([before, panes], how="diagonal").sort(_AT, _PLACE)
 
-    def _scanned(self, ranked: pl.DataFrame) -> pl.DataFrame:
-        """Merge, for each place, what stands at it and before it."""
-        values = ranked.filter(pl.col(ROWS) > 0).select(_AT, _PLACE, *self.aggregation.partials)
-        sizes = ranked.group_by(_AT).agg(pl.col(_PLACE).max().alias(RANK))
-        longest, step = int(ranked[_PLACE].max() or 0), 1  # type: ignore[arg-type]
+    def _placed(self, fired: pl.DataFrame, *, alone: bool) -> pl.DataFrame:
+        """Order firings by window and key, number the keys, and the firings of each from 1."""
+        one = pl.lit(1, pl.Int64).alias(_PLACE)
+        if alone:
+            return fired.sort(WINDOW, HASH).with_row_index(_AT).with_columns(one)
+        ordered = fired.sort(WINDOW, HASH, *self.aggregation.by, RANK)
+        another = pl.any_horizontal(pl.col(k).ne_missing(pl.col(k).shift(1)) for k in self.key)
+        begins = ordered.select(another).to_series().to_numpy().copy()
+        begins[:1] = True
+        number = np.arange(len(begins))
+        place = number - np.maximum.accumulate(np.where(begins, number, 0)) + 1
+        at = (np.cumsum(begins) - 1).astype(np.uint32)
+        return ordered.with_columns(pl.Series(_AT, at), pl.Series(_PLACE, place))
+
+    def _before(self, fired: pl.DataFrame, known: pl.DataFrame | None) -> pl.DataFrame | None:
+        """Give the newest of what is known of each key that fires, at place 0."""
+        if known is None:
+            return None
+        keys = fired.filter(pl.col(_PLACE) == 1).select(*self.key, _AT)
+        met = known.join(keys, on=self.key, nulls_equal=True, maintain_order="left")
+        newest = met.unique(_AT, keep="last", maintain_order=True)
+        return newest.with_columns(pl.lit(0, pl.Int64).alias(_PLACE)) if met.height else None
+
+    def _scanned(self, fired: pl.DataFrame, before: pl.DataFrame | None) -> pl.DataFrame:
+        """Merge, for each firing, what it adds and all that was there before it."""
+        columns = [_AT, _PLACE, *self.aggregation.partials]
+        values = fired.filter(pl.col(ROWS) > 0).select(columns)
+        if before is not None:
+            values = pl.concat([before.select(columns), values])
+        longest, step = int(fired[_PLACE].max()), 1  # type: ignore[arg-type]
+        if longest == 1:
+            merged = values if before is None else self.aggregation.merge(values, _AT)
+            return merged.sort(_AT)
+        sizes = fired.group_by(_AT).agg(pl.col(_PLACE).max().alias(RANK))
         while step <= longest:
             moved = values.with_columns(pl.col(_PLACE) + step)
             moved = moved.join(sizes, on=_AT).filter(pl.col(_PLACE) <= pl.col(RANK)).drop(RANK)
             if moved.height:
                 values = self.aggregation.merge(pl.concat([moved, values]), _AT, _PLACE)
+                values = values.select(columns)
             step *= 2
-        return values
+        return values.filter(pl.col(_PLACE) > 0).sort(_AT, _PLACE)
 
-    def _zeros_filled(self, ranked: pl.DataFrame) -> pl.DataFrame:
+    def _zeros_filled(self, fired: pl.DataFrame) -> pl.DataFrame:
         """Give an empty pane the value of nothing."""
-        empty = ranked.filter(pl.col(ROWS) == 0)
+        empty = pl.col(ROWS) == 0
         columns = [_AT, _PLACE, *self.aggregation.partials]
-        values = ranked.filter(pl.col(ROWS) > 0).select(columns)
-        if not empty.height:
+        values = fired.filter(~empty).select(columns)
+        if values.height == fired.height:
             return values
-        zeros = self.aggregation.merge(empty.select(columns), _AT, _PLACE)
-        return pl.concat([values, zeros.select(columns)])
+        zeros = self.aggregation.merge(fired.filter(empty).select(columns), _AT, _PLACE)
+        return pl.concat([values, zeros.select(columns)]).sort(_AT, _PLACE)
 
     # ── rows ────────────────────────────────────────────────────────────────────────────────
 
@@ -134,11 +163,14 @@ class PaneValues:
 
     def _numbered(self, panes: pl.DataFrame) -> pl.DataFrame:
         """Count the panes that come out, and tell the kind of the last one that did."""
-        counted = pl.when(pl.col(RANK).is_null()).then(EMITTED).otherwise(pl.col(_SAYS))
-        kind = pl.when(pl.col(RANK).is_null() | pl.col(_SAYS)).then(KIND)
-        return panes.with_columns(
-            counted.cast(pl.Int64).alias(EMITTED), kind.alias(KIND)
-        ).with_columns(pl.col(EMITTED).cum_sum().over(_AT), pl.col(KIND).forward_fill().over(_AT))
+        if not self.emission.panes:
+            return panes
+        was = pl.col(RANK).is_null()
+        counted = pl.when(was).then(EMITTED).otherwise(pl.col(_SAYS)).cast(pl.Int64).alias(EMITTED)
+        kind = pl.when(was | pl.col(_SAYS)).then(KIND).alias(KIND)
+        return panes.with_columns(counted, kind).with_columns(
+            pl.col(EMITTED).cum_sum().over(_AT), pl.col(KIND).forward_fill().over(_AT)
+        )
 
     @property
     def has_diff(self) -> bool:
@@ -167,4 +199,5 @@ class PaneValues:
 
     def to_keep(self, panes: pl.DataFrame) -> pl.DataFrame:
         """Give what is to be kept of each window and key."""
-        return panes.unique(_AT, keep="last", maintain_order=True).select(self.kept)
+        last_of_key = pl.col(_AT) != pl.col(_AT).shift(-1)
+        return panes.filter(last_of_key.fill_null(value=True)).select(self.kept)

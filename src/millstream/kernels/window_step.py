@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from millstream.kernels.aggregation import Aggregation, rows_in
@@ -142,9 +143,9 @@ class WindowStep:
             return rows, 0
         counts["windows_missed"] += missed
         too_late = gone >= self.window.counts(pieces)
-        out = rows.filter(pl.Series(too_late))
+        out = where(rows, too_late)
         late_rows = rows_in(out) if ROWS in rows.columns else out.height
-        return rows.filter(pl.Series(~too_late)), late_rows
+        return where(rows, ~too_late), late_rows
 
     def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
         """Merge the partials of several tables, lane by lane; rows only stand one after another."""
@@ -201,7 +202,7 @@ class WindowStep:
         too_late = self.window.passed(
             pieces, reached - self.expires_after_us
         ) >= self.window.counts(pieces)
-        aside = self._aside(rows.filter(pl.Series(too_late)), reached[too_late])
+        aside = self._aside(where(rows, too_late), reached[too_late])
         in_time, _ = self._judged(rows, reached, counts)
         return in_time, aside
 
@@ -292,6 +293,11 @@ def divided(rows: pl.DataFrame, slots: Times) -> Iterator[tuple[int, pl.DataFram
     )
     for (slot,), part in sorted(parts.items()):
         yield int(slot), part
+
+
+def where(rows: pl.DataFrame, mask: npt.NDArray[np.bool_]) -> pl.DataFrame:
+    """Give the rows at which the mask is true; all of them without copying."""
+    return rows if mask.all() else rows.filter(mask)
 
 
 def instants(microseconds: pl.Series) -> pl.Series:
