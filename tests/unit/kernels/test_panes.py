@@ -212,7 +212,18 @@ firings = st.sampled_from([None, 1, 2, 3, 5.0, 12.0])
     seed=st.integers(0, 99),
 )
 def test_panes_are_the_models_event_by_event(
-    rows_given, drawn, mode, early, late, suppress, shape, delay, lateness, partitions, batches, seed
+    rows_given,
+    drawn,
+    mode,
+    early,
+    late,
+    suppress,
+    shape,
+    delay,
+    lateness,
+    partitions,
+    batches,
+    seed,
 ):
     size, slide = shape
     rows = [d if isinstance(d, float) else event(*d) for d in drawn]
