@@ -177,7 +177,7 @@ def local_day_start(day, zone):
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.datetimes(datetime(1990, 1, 1), datetime(2030, 1, 1)),
+    st.datetimes(datetime(1990, 1, 1), datetime(2030, 1, 1)),  # noqa: DTZ001
     st.sampled_from(ZONES),
     st.sampled_from(["1 day", "1 week", "1 month", "1 quarter", "1 year"]),
 )
@@ -207,7 +207,7 @@ def _months(day, count):
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.datetimes(datetime(2020, 1, 1), datetime(2027, 1, 1)),
+    st.datetimes(datetime(2020, 1, 1), datetime(2027, 1, 1)),  # noqa: DTZ001
     st.sampled_from(ZONES),
     st.sampled_from([15, 60, 120, 180, 720]),
 )
