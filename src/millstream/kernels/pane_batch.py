@@ -140,7 +140,11 @@ class PaneBatch:
         """Fire on-time panes, of what is pending and, if asked for, of keys with nothing new."""
         last = self.step.expires_after_us == 0
         pieces = [rows for rows in ending if rows.height]
-        fired = early.alive(early.merged(pl.concat(pieces))) if pieces else None
+        fired = None
+        if pieces and isinstance(early.firing, EachBatch):  # nothing is pending: they are merged
+            fired = pl.concat(pieces)
+        elif pieces:
+            fired = early.alive(early.merged(pl.concat(pieces)))
         if fired is not None:
             yield _firing(fired, _ON_TIME, "on_time", last=last)
         if not self.step.emission.suppress_unchanged:
@@ -249,7 +253,7 @@ class PaneBatch:
             results = self.step.read_off(panes)
         if values.remembers:
             self._keep(values.to_keep(panes))
-        return values.rows(panes, results.with_columns(values.pane_columns(panes)))
+        return values.rows(panes, results.hstack(values.pane_columns(panes)))
 
     def _known(self, firings: list[pl.DataFrame]) -> pl.DataFrame | None:
         """Look up what is known of the keys that fire; others with the same hash come along."""
@@ -258,7 +262,7 @@ class PaneBatch:
             return None
         keys = pl.concat([firing.select(WINDOW, HASH) for firing in firings])
         found = [
-            rows.select(self.values.kept)
+            rows[self.values.kept]
             for slot, touched in self._by_slot(keys)
             for rows in runs.look_up(slot, np.unique(touched[HASH].to_numpy()))
         ]
@@ -292,9 +296,8 @@ def _firing(
     rows: pl.DataFrame, rank: int, kind: str, *, last: bool | Mask = False, by_step: bool = False
 ) -> pl.DataFrame:
     """Make firings of partials: one of each row."""
-    ranks = pl.col(STEP) + rank if by_step else pl.lit(rank, pl.Int64)
-    return rows.with_columns(
-        ranks.alias(RANK),
-        pl.lit(kind).alias(KIND),
-        pl.Series(LAST, last) if isinstance(last, np.ndarray) else pl.lit(last).alias(LAST),
-    ).drop(STEP)
+    ranks = rows[STEP] + rank if by_step else pl.repeat(rank, rows.height, eager=True)
+    lasts = last if isinstance(last, np.ndarray) else np.full(rows.height, last)
+    kinds = pl.repeat(kind, rows.height, eager=True)
+    made = [ranks.cast(pl.Int64).alias(RANK), kinds.alias(KIND), pl.Series(LAST, lasts)]
+    return rows[[name for name in rows.columns if name != STEP]].hstack(made)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from millstream.kernels.aggregates import Count
 from millstream.kernels.aggregation import WEIGHT, Aggregation
 from millstream.kernels.emission import Emission
 from millstream.kernels.frames import DIFF, HASH, ROWS, WINDOW
@@ -52,6 +53,16 @@ class PaneValues:
         return self.accumulates or self.emission.panes or not self.emission.suppress_unchanged
 
     @property
+    def compares(self) -> bool:
+        """Whether a pane is looked at beside the one before; not if any event makes it another."""
+        counted = any(
+            isinstance(a, Count) and a.condition is None for _, a in self.aggregation.aggregates
+        )
+        told_anyway = counted or not self.emission.suppress_unchanged
+        plain = self.emission.mode == "update" and not self.emission.panes
+        return not (plain and told_anyway and not self.aggregation.weighted)
+
+    @property
     def kept(self) -> list[str]:
         """The columns of what is kept of a window and key."""
         partials = self.aggregation.partials if self.accumulates else []
@@ -72,16 +83,18 @@ class PaneValues:
         before = self._before(fired, known)
         partials = self.aggregation.partials
         values = self._scanned(fired, before) if self.accumulates else self._zeros_filled(fired)
-        panes = fired.drop(partials).hstack(values.select(partials))
-        if before is None:
-            return panes.with_columns(pl.lit(None, pl.Int64).alias(EMITTED))
+        own = [name for name in fired.columns if name not in partials]
+        panes = fired[own].hstack(values[partials])
+        if before is None or not self.compares:
+            emitted = pl.repeat(None, panes.height, dtype=pl.Int64, eager=True)
+            return panes.hstack([emitted.alias(EMITTED)])
         return pl.concat([before, panes], how="diagonal").sort(_AT, _PLACE)
 
     def _placed(self, fired: pl.DataFrame, *, alone: bool) -> pl.DataFrame:
         """Order firings by window and key, number the keys, and the firings of each from 1."""
-        one = pl.lit(1, pl.Int64).alias(_PLACE)
         if alone:
-            return fired.sort(WINDOW, HASH).with_row_index(_AT).with_columns(one)
+            ones = pl.ones(fired.height, pl.Int64, eager=True).alias(_PLACE)
+            return fired.sort(WINDOW, HASH).with_row_index(_AT).hstack([ones])
         ordered = fired.sort(WINDOW, HASH, *self.aggregation.by, RANK)
         another = pl.any_horizontal(pl.col(k).ne_missing(pl.col(k).shift(1)) for k in self.key)
         begins = ordered.select(another).to_series().to_numpy().copy()
@@ -103,9 +116,9 @@ class PaneValues:
     def _scanned(self, fired: pl.DataFrame, before: pl.DataFrame | None) -> pl.DataFrame:
         """Merge, for each firing, what it adds and all that was there before it."""
         columns = [_AT, _PLACE, *self.aggregation.partials]
-        values = fired.filter(pl.col(ROWS) > 0).select(columns)
+        values = fired[columns].filter(pl.col(ROWS) > 0)
         if before is not None:
-            values = pl.concat([before.select(columns), values])
+            values = pl.concat([before[columns], values])
         longest, step = int(fired[_PLACE].max()), 1  # type: ignore[arg-type]
         if longest == 1:
             merged = values if before is None else self.aggregation.merge(values, _AT)
@@ -146,7 +159,7 @@ class PaneValues:
         before = (
             follows & there.shift(1, fill_value=False) if self.aggregation.weighted else follows
         )
-        if self.emission.suppress_unchanged:
+        if self.emission.suppress_unchanged and self.compares:
             changed = results.select(
                 pl.any_horizontal(
                     pl.col(name).ne_missing(pl.col(name).shift(1))
@@ -198,4 +211,4 @@ class PaneValues:
     def to_keep(self, panes: pl.DataFrame) -> pl.DataFrame:
         """Give what is to be kept of each window and key."""
         last_of_key = pl.col(_AT) != pl.col(_AT).shift(-1)
-        return panes.filter(last_of_key.fill_null(value=True)).select(self.kept)
+        return panes.filter(last_of_key.fill_null(value=True))[self.kept]

@@ -76,7 +76,7 @@ class Pending:
             return self._count(rows, self.firing.count)
         if isinstance(self.firing, AfterTime) and not self.waits:
             return Taken(self._time(rows, self.firing.delay_ms), self._none(rows))
-        rows = rows.with_columns(pl.lit(0, pl.Int64).alias(STEP)).select(self.columns)
+        rows = rows.hstack([pl.zeros(rows.height, pl.Int64, eager=True).alias(STEP)])[self.columns]
         if isinstance(self.firing, EachBatch) and not self.waits:
             return Taken(rows.clear(), rows)
         return Taken(rows, rows.clear())
@@ -97,7 +97,9 @@ class Pending:
     def _count(self, rows: pl.DataFrame, count: int) -> Taken:
         """Cut the rows of each key into panes by number, and see which are complete."""
         if not rows.height:
-            empty = self.aggregation.reduce(rows.with_columns(pl.lit(0).alias(STEP)), WINDOW, STEP)
+            empty = self.aggregation.reduce(
+                rows.with_columns(pl.lit(0, pl.Int64).alias(STEP)), WINDOW, STEP
+            )
             empty = empty.with_columns(pl.lit(0, pl.UInt64).alias(HASH)).select(self.columns)
             return Taken(empty, empty)
         known = self.known(rows)

@@ -62,6 +62,11 @@ class WindowStep:
         return False
 
     @property
+    def heartbeat_ms(self) -> int | None:
+        """How often a batch must come, in running time, even without input; None: never."""
+        return None
+
+    @property
     def aside(self) -> bool:
         """Whether rows that are too late go aside as they came."""
         return self.emission.late_policy == "side"
@@ -100,7 +105,7 @@ class WindowStep:
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
         """Reduce rows to one partial per piece, key and lane; leave out what is late or in a gap."""
-        rows = rows.with_columns(self.window.pieces(rows[TIME]).alias(PIECE))
+        rows = rows.hstack([self.window.pieces(rows[TIME]).alias(PIECE)])
         counts: Counter[str] = Counter()
         if not self.window.tiled:
             held = rows.filter(pl.Series(self.window.counts(rows[PIECE].to_numpy()) > 0))
@@ -138,7 +143,8 @@ class WindowStep:
         if self.tells_late:
             late = self.window.passed(pieces, reached)
             judged[LATE] = np.maximum(late, rows[LATE].to_numpy()) if LATE in rows.columns else late
-        rows = rows.with_columns(pl.Series(name, judged[name]) for name in self.judgements)
+        if self.judgements:
+            rows = rows.with_columns(pl.Series(name, judged[name]) for name in self.judgements)
         if not missed:
             return rows, 0
         counts["windows_missed"] += missed
@@ -177,7 +183,7 @@ class WindowStep:
                 held, late = in_time.height, too_late.height
                 aside.append(too_late)
             outcome.counts.update(held=held, late=late)
-            kept.append(in_time.drop(LANE, strict=False))
+            kept.append(in_time[[name for name in in_time.columns if name != LANE]])
         if self.aside and any(table.height for table in aside):
             outcome.late = _in_order(pl.concat(aside))
         rows = [table for table in kept if table.height]
@@ -221,7 +227,7 @@ class WindowStep:
 
     def hashed(self, partials: pl.DataFrame) -> pl.DataFrame:
         """Add the hash of the key."""
-        return partials.with_columns(pl.Series(HASH, hash_columns(partials, self.by)))
+        return partials.hstack([pl.Series(HASH, hash_columns(partials, self.by))])
 
     def each_window(self, pieces: pl.DataFrame) -> pl.DataFrame:
         """Give every row once for each window that holds its piece and is not gone for it.
@@ -288,7 +294,7 @@ def divided(rows: pl.DataFrame, slots: Times) -> Iterator[tuple[int, pl.DataFram
     if slots.min() == slots.max():
         yield int(slots[0]), rows
         return
-    parts = rows.with_columns(pl.Series(_SLOT, slots)).partition_by(
+    parts = rows.hstack([pl.Series(_SLOT, slots)]).partition_by(
         _SLOT, as_dict=True, include_key=False
     )
     for (slot,), part in sorted(parts.items()):
