@@ -93,6 +93,10 @@ class Dedup:
         return True
 
     @property
+    def heartbeat_ms(self) -> int | None:
+        return None
+
+    @property
     def ordered(self) -> bool:
         return True
 

@@ -23,10 +23,14 @@ from millstream.kernels.sorted_runs import RunStore, SortedRuns
 
 @dataclass(frozen=True)
 class Prepared:
-    """What of a table of rows goes through the shuffle, and how many of its rows were late."""
+    """What of a table of rows goes through the shuffle, and how many of its rows were late.
+
+    ``counts`` are what else is to be entered in the books: further exits, and notes.
+    """
 
     table: pl.DataFrame
     late: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,11 @@ class Operator(Protocol):
     @property
     def ordered(self) -> bool:
         """Whether it reads ``__order``, the place of a row in its partition."""
+        ...
+
+    @property
+    def heartbeat_ms(self) -> int | None:
+        """How often it wants a batch, in running time, even without input; None: never."""
         ...
 
     def columns_read(self, number: int) -> set[str]:

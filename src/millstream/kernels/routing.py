@@ -36,6 +36,9 @@ from millstream.kernels.watermarks import STAYS
 _BUCKET = "__bucket"
 LEDGER_EXITS = ("emitted", "held", "late", "dead", "filtered", "duplicate")
 LEDGER_COUNTS = ("read", *LEDGER_EXITS, "made")
+# What a line tells besides, and what takes no part in its balance: ``windows_missed`` counts pairs of
+# an event and a window that had expired for it. An event that missed some of its windows is held.
+LEDGER_NOTES = ("windows_missed",)
 
 
 @dataclass
@@ -168,7 +171,7 @@ class EdgeRoute:
             self.rejects.add(self.edge.step, done)
             self.books.count(self.edge.step, dead=done.failing.height)
             if done.result is not None:
-                self.books.count(self.edge.step, late=done.result.late)
+                self.books.count(self.edge.step, late=done.result.late, **done.result.counts)
                 self._keep(done.result.table)
 
     def _columns(self, there: list[str]) -> list[str]:

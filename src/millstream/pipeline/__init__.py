@@ -32,23 +32,26 @@ from millstream.pipeline.aggregate_words import (
 from millstream.pipeline.app import App
 from millstream.pipeline.dedup_words import bloom
 from millstream.pipeline.device_clock import device_time
-from millstream.pipeline.functions import tumbling
 from millstream.pipeline.streams import Stream, Topic
 from millstream.pipeline.time_words import processing_time, watermark
+from millstream.pipeline.window_words import after_count, calendar, hopping, tumbling
 
 __all__ = [
     "App",
     "Stream",
     "Topic",
     "UserAggregate",
+    "after_count",
     "aggregate",
     "bloom",
+    "calendar",
     "count",
     "device_time",
     "distinct",
     "first",
     "frequent_items_sketch",
     "hll_sketch",
+    "hopping",
     "kll_sketch",
     "last",
     "list",

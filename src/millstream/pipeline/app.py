@@ -31,6 +31,7 @@ from millstream.pipeline.time_words import IN_ORDER
 from millstream.pipeline.values import Declared, FormatName, Metadata, check_policy
 from millstream.views.address import checked
 from millstream.views.dead_letters import relay
+from millstream.views.late_alarm import LateAlarm, check_share
 from millstream.views.progress import Progress, Report, Until
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class App:
         on_error: What a row leads to on which an expression or function of yours fails:
             ``"dead-letter"`` puts it aside, with step and reason, and ``"stop"`` stops the job. A
             step may say otherwise.
+        late_alarm: A share of late events, such as 0.01. When more of what the last 20 batches read
+            came too late, that is said once: to the log, to ``run``'s on_alarm, and in the report.
 
     Example::
 
@@ -68,6 +71,7 @@ class App:
     buckets: int = 4
     on_error: OnError = "dead-letter"
     views: str | None = field(default=None, repr=False)  # it may hold a password
+    late_alarm: float | None = None
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
     outputs: list[Output] = field(default_factory=list, init=False)
     _names: Counter[str] = field(default_factory=Counter, init=False, repr=False)
@@ -82,6 +86,7 @@ class App:
             raise ConfigError(f"buckets is {self.buckets}. Allowed are 1 to 4096.")
         checked_on_error(self.on_error)
         checked(self.views, what="The app's views")
+        check_share(self.late_alarm)
         if str(self.log).startswith("kafka://"):
             raise ConfigError(
                 f"The log is {str(self.log)!r}; pipelines read logs in a folder. Give a folder."
@@ -239,6 +244,7 @@ class App:
         timeout: Duration | None = None,
         count: int | None = None,
         on_progress: Callable[[Progress], None] | None = None,
+        on_alarm: Callable[[str], None] | None = None,
         show: bool | None = None,
         cores: int | None = None,
         rows_per_batch: int = 1_000_000,
@@ -253,6 +259,7 @@ class App:
             timeout: Stop, after the batch at work, when this long has passed.
             count: Stop, after the batch at work, when this run has read so many records.
             on_progress: Called after every committed batch, in the order of batches.
+            on_alarm: Called with what the alarm over late events says; see ``late_alarm``.
             show: Show progress on standard error: a table in a terminal, else lines. By default
                 in a terminal only, and not with ``on_progress``.
             cores: Cores to use on this machine; by default all.
@@ -269,11 +276,12 @@ class App:
         """
         from millstream.spark.job import RunOptions, run_job  # noqa: PLC0415 - loads pyspark
 
+        alarm = None if self.late_alarm is None else LateAlarm(self.late_alarm, on_alarm)
         options = RunOptions(
             until=until,
             timeout_s=None if timeout is None else to_us(timeout, what="run's timeout") / 1e6,
             count=_at_least_one(count, "run's count"),
-            on_progress=on_progress,
+            on_progress=on_progress if alarm is None else alarm.beside(on_progress),
             cores=cores,
             rows_per_batch=rows_per_batch,
             settings=dict(settings or {}),
@@ -282,13 +290,13 @@ class App:
             show = on_progress is None and sys.stderr.isatty()
         if show:
             with LiveTable(sys.stderr) as live:
-                shown = replace(options, on_progress=_both(live.show, on_progress))
+                shown = replace(options, on_progress=_both(live.show, options.on_progress))
                 report = run_job(self.job(), shown)
         else:
             report = run_job(self.job(), options)
         with suppress(RetriableError):  # another process owns the folder: they stay in the view
             relay(self.log, self.name)
-        return report
+        return report if alarm is None else replace(report, alarms=tuple(alarm.sounded))
 
 
 def _both(

@@ -91,7 +91,12 @@ class _Compiler:
             bucket_labels=self.bucket_labels,
             frames=tuple(self._frame(n) for n in self.sources if isinstance(n, FrameNode)),
             steps=tuple(name for node in nodes if (name := _name(node)) is not None),
+            heartbeat_ms=self._heartbeat_ms(),
         )
+
+    def _heartbeat_ms(self) -> int | None:
+        wanted = [node.kernel.heartbeat_ms for node in self.depths]
+        return min((ms for ms in wanted if ms is not None), default=None)
 
     def _enter(self, node: Node | Output) -> None:
         """Enter a node below its parents; number its ports, or its place among the sources."""

@@ -18,14 +18,14 @@ from millstream.errors import ConfigError
 from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.decode import Field
 from millstream.kernels.decode.formats import JSON, ValueFormat
+from millstream.kernels.emission import LatePolicy, Mode
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.isolation import OnError, UserCode
 from millstream.kernels.map_frames import FrameFunction, RowsRule
 from millstream.kernels.plan import Cleanup
 from millstream.kernels.steps import Filter, Mark, Part, Select, Step, WithColumns
 from millstream.kernels.watermarks import WatermarkRule
-from millstream.kernels.window_aggregate import EmitMode
-from millstream.kernels.windows import Tumbling
+from millstream.kernels.windows import TimeWindows
 from millstream.pipeline import ends
 from millstream.pipeline.checks import (
     check_time,
@@ -39,6 +39,7 @@ from millstream.pipeline.dedup_words import Bloom, LateIds, NullIds, deduplicate
 from millstream.pipeline.functions import Column, as_expression
 from millstream.pipeline.graph import (
     FrameNode,
+    LateNode,
     NativeNode,
     Node,
     OperatorNode,
@@ -61,7 +62,7 @@ from millstream.pipeline.verbs import (
     map_frames_step,
     rename_step,
 )
-from millstream.pipeline.windowed import WINDOW_COLUMNS, Windowed
+from millstream.pipeline.windowed import LATE_COLUMNS, WINDOW_COLUMNS, Windowed
 
 if TYPE_CHECKING:
     from millstream.pipeline.app import App
@@ -86,6 +87,7 @@ class Topic:
         time: Column | ProcessingTime | None = None,
         watermark: WatermarkRule = IN_ORDER,
         lateness: Duration = "0 seconds",
+        late: LatePolicy = "drop",
         name: str | None = None,
     ) -> Stream:
         """Read the topic as a stream of events.
@@ -97,6 +99,10 @@ class Topic:
             watermark: How the watermark follows the events; see :func:`millstream.watermark`.
             lateness: How long after the watermark has passed its end a window still takes events.
                 What comes later is counted as late and left out.
+            late: What becomes of late events. ``"drop"``: beyond the lateness they are counted and
+                left out. ``"side"``: they come out aside, too, as the ``late`` of the window's
+                result. ``"correct"``: a window emits when the watermark reaches its end, and gives
+                a row that replaces it for what comes within the lateness; beyond, as drop.
             name: The stream's name in ledger and errors; by default the topic's.
         """
         columns = columns_of(self.fields)
@@ -111,7 +117,18 @@ class Topic:
             step, self.name, self.fields, expression, watermark, self.values, self.bad
         )
         lateness_us = to_us(lateness, what="stream's lateness")
-        return Stream(self.app, node, columns, lateness_us=lateness_us)
+        _check_late(late, lateness_us)
+        return Stream(self.app, node, columns, lateness_us=lateness_us, late_policy=late)
+
+
+def _check_late(late: LatePolicy, lateness_us: int) -> None:
+    if late not in ("drop", "side", "correct"):
+        raise ConfigError(f'stream\'s late is {late!r}. Choose "drop", "side" or "correct".')
+    if late == "correct" and not lateness_us:
+        raise ConfigError(
+            'stream has late="correct" and no lateness, so no late event would be taken in. Say how '
+            'long corrections go on: lateness="1 hour".'
+        )
 
 
 @dataclass(frozen=True)
@@ -123,7 +140,25 @@ class Stream:
     columns: Columns
     lateness_us: int = 0
     key: tuple[str, ...] = ()
-    mode: EmitMode | None = None  # how the window above emits; None above the first window
+    mode: Mode | None = None  # how the window above emits; None above the first window
+    late_policy: LatePolicy = "drop"
+    late_columns: Columns | None = None  # of the rows that the step above puts aside as late
+    is_late: bool = False  # whether these are such rows
+
+    @property
+    def late(self) -> Stream:
+        """The rows that came too late for the window or dedup right above, with ``late="side"``.
+
+        They have the columns that went in, and ``late_by`` (how far behind the watermark of their
+        partition they were), ``late_reason``, and ``window_start`` and ``window_end`` of the last
+        window that they missed. They can be filtered, viewed and sent on, but not windowed.
+        """
+        if self.late_columns is None or not isinstance(self.node, OperatorNode):
+            raise ConfigError(
+                "The stream has no late rows aside. They belong to what agg gives, over a stream "
+                'read with late="side".'
+            )
+        return Stream(self.app, LateNode(self.node), self.late_columns, is_late=True)
 
     # ── stateless verbs ─────────────────────────────────────────────────────────────────────
 
@@ -302,7 +337,7 @@ class Stream:
         *,
         within: Duration,
         null: NullIds = "pass",
-        late: LateIds = "drop",
+        late: LateIds | None = None,
         bloom: Bloom | None = None,
         name: str | None = None,
     ) -> Stream:
@@ -319,21 +354,30 @@ class Stream:
                 lets all of them through, ``"drop"`` leaves them out as filtered.
             late: Events that are below their partition's watermark by more than the stream's
                 lateness cannot be judged: ``"drop"`` counts them, ``"side"`` also gives them out,
-                with ``late_by`` and ``late_reason``.
+                as the ``late`` of the result, with ``late_by`` and ``late_reason``. By default as
+                the stream's own ``late`` says.
             bloom: Remember ids in a few bits each instead of exactly: see :func:`millstream.bloom`.
             name: The step's name; by default ``dedup(…)`` with the columns.
         """
         columns = self._key_columns(id, "dedup")
+        if late is None:
+            late = "side" if self.late_policy == "side" else "drop"
         first, kernel = deduplicated(
             self, columns, within=within, null=null, late=late, bloom=bloom, name=name
         )
         above = self if first is None else self._step(first)
-        return replace(self, node=OperatorNode((above.node,), kernel))
+        told = ("late_by", "late_reason")
+        late_columns = {**self.columns, **{name: LATE_COLUMNS[name] for name in told}}
+        return replace(
+            self,
+            node=OperatorNode((above.node,), kernel),
+            late_columns=late_columns if late == "side" else None,
+        )
 
     # ── windows ─────────────────────────────────────────────────────────────────────────────
 
     def window(
-        self, window: Tumbling, *, by: str | Sequence[str] | None = None, name: str | None = None
+        self, window: TimeWindows, *, by: str | Sequence[str] | None = None, name: str | None = None
     ) -> Windowed:
         """Divide the stream's time into windows, and its rows by the columns ``by``.
 
@@ -341,8 +385,13 @@ class Stream:
         """
         if self.mode == "update":
             raise ConfigError(
-                'window comes after emit("update"), whose rows replace one another: adding them up '
-                'would count events twice. Emit "final" there.'
+                'window comes after emit("update") or late="correct", whose rows replace one '
+                'another: adding them up would count events twice. Emit "retract" or "final" there.'
+            )
+        if self.is_late:
+            raise ConfigError(
+                "window comes after late rows, whose time has passed: no watermark says when a "
+                "window of them is complete. View them, or count them in the ledger."
             )
         columns = self.key if by is None else self._key_columns(by, "window's by")
         return Windowed(self, window, columns, name)
@@ -363,6 +412,8 @@ class Stream:
         columns = self.key if key is None else self._key_columns(key, "view's key")
         if self.mode is not None and key is None:
             columns = (WINDOW_COLUMNS[0], *columns)
+        if self.mode == "discard" and key is None:
+            columns = self._key_of_parts(name, columns)
         missing = [column for column in columns if column not in self.columns]
         if not columns or missing:
             raise ConfigError(
@@ -433,6 +484,14 @@ class Stream:
         ends.end_in_function(self, function, name)
         return self
 
+    def _key_of_parts(self, name: str, columns: tuple[str, ...]) -> tuple[str, ...]:
+        if "pane_index" not in self.columns:
+            raise ConfigError(
+                f'The view {name!r} would keep of each key the last row of emit("discard"), which is '
+                'a part of the answer. Emit "update", or keep all parts: emit("discard", panes=True).'
+            )
+        return (*columns, "pane_index")
+
     def spark(
         self,
         function: Callable[[DataFrame], DataFrame],
@@ -454,7 +513,7 @@ class Stream:
         watermark as of the batch before. A native step stands before the first window; after one,
         use :meth:`to_spark`.
         """
-        if self.mode is not None:
+        if self.mode is not None or self.is_late:
             raise ConfigError(
                 "spark comes after a window. Put native steps before the first window, or take "
                 "the results out with to_spark()."
@@ -471,7 +530,9 @@ class Stream:
             plain_schema(columns),
             expression,
         )
-        return Stream(self.app, node, columns, lateness_us=self.lateness_us)
+        return Stream(
+            self.app, node, columns, lateness_us=self.lateness_us, late_policy=self.late_policy
+        )
 
     def _native_time(self, time: Column | None) -> pl.Expr:
         if time is not None:

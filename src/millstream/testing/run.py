@@ -19,7 +19,7 @@ import polars as pl
 
 from millstream.errors import ConfigError
 from millstream.kernels.plan import JobPlan
-from millstream.kernels.routing import LEDGER_COUNTS
+from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_NOTES
 from millstream.pipeline.app import App
 from millstream.testing.inputs import Inputs, items_of
 from millstream.testing.kernel_engine import KernelEngine
@@ -87,7 +87,7 @@ class Result:
         counts the rows that the step gave on; what comes next reads them.
         """
         lines = self._store.ledger(self._app)
-        columns = ["batch_id", "step", *LEDGER_COUNTS]
+        columns = ["batch_id", "step", *LEDGER_COUNTS, *LEDGER_NOTES]
         types = {name: pl.String if name == "step" else pl.Int64 for name in columns}
         return pl.DataFrame(lines, schema=types)
 

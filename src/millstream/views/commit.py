@@ -30,7 +30,7 @@ from millstream.kernels.frames import (
     decode_message,
 )
 from millstream.kernels.plan import JobPlan, SinkPlan, ViewEnd
-from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_EXITS
+from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_EXITS, LEDGER_NOTES
 from millstream.kernels.watermarks import UNSEEN
 from millstream.views.diffs import view_change, view_schema
 from millstream.views.schema import Fence, ViewChange, ViewSchema, kind_of
@@ -73,10 +73,10 @@ class BatchOutcome:
         return None if low_us <= UNSEEN else _EPOCH + timedelta(microseconds=low_us)
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Give the ledger lines: per step, what was read, by which exit it left, what was made."""
+        """Give the ledger lines: what each step read, by which exit it left, what it made; notes."""
         at = {step: number for number, step in enumerate(self.steps)}
         return [
-            {"step": step, **{name: line[name] for name in LEDGER_COUNTS}}
+            {"step": step, **{name: line[name] for name in (*LEDGER_COUNTS, *LEDGER_NOTES)}}
             for step, line in sorted(self.books.items(), key=lambda item: at.get(item[0], len(at)))
         ]
 

@@ -52,7 +52,8 @@ class Report:
     """What a run did. ``reason`` says why it ended: caught-up, timeout,
     count, condition, stopped.
 
-    Counts are events over the whole run; ``seconds`` is from the call of run to its return.
+    Counts are events over the whole run; ``seconds`` is from the call of run to its return;
+    ``alarms`` is what the app's alarm over late events said.
     """
 
     app: str
@@ -66,6 +67,7 @@ class Report:
     duplicate: int
     watermark: datetime | None
     lag: Mapping[str, int]
+    alarms: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Give plain values, for JSON."""
@@ -83,5 +85,6 @@ class Report:
             f"  read {self.read:,} events ({rate:,.0f} a second), {lag:,} unread",
             f"  {', '.join(counts)}",
             f"  watermark {self.watermark.isoformat() if self.watermark else 'not yet set'}",
+            *(f"  late alarm: {words}" for words in self.alarms),
         ]
         return "\n".join(lines)

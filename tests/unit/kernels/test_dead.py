@@ -4,7 +4,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from millstream.kernels.dead import DEAD_KEY, DEAD_SCHEMA, Rejects
+from millstream.kernels.dead import Rejects
+from millstream.kernels.dead_records import DEAD_KEY, DEAD_SCHEMA
 from millstream.kernels.frames import LANE, ORDER
 from millstream.kernels.isolation import Isolated
 from millstream.kernels.watermarks import (
@@ -35,7 +36,7 @@ def lying_at(*places):
 
 
 @pytest.mark.parametrize(
-    "place", [(0, 0, 0), (5, 17, 12_345), (2000, (1 << 23) - 1, (1 << 40) - 1)]
+    "place", [(0, 0, 0), (5, 17, 12_345), (2000, (1 << 15) - 1, (1 << 40) - 1)]
 )
 def test_a_rows_place_can_be_read_off_its_order_and_lane(place):
     rows = lying_at(place)
@@ -44,16 +45,22 @@ def test_a_rows_place_can_be_read_off_its_order_and_lane(place):
 
 
 def test_of_a_batch_of_records_the_bytes_are_kept():
-    records = pa.record_batch({"offset": [10, 12, 13], "value": pa.array([b"a", b"b", b"c"])})
+    records = pa.record_batch(
+        {
+            "offset": [10, 12, 13],
+            "timestamp": pa.array([1, 2, 3], pa.timestamp("ms", "UTC")),
+            "value": pa.array([b"a", b"b", b"c"]),
+        }
+    )
     rejects = rejects_of(lying_at((0, 4, 13), (0, 4, 10), (0, 4, 13)))
-    (letters,) = rejects.of_records(records, "events", 4)
+    (letters,) = rejects.of_records(records, "events", 4, None)
     assert letters.schema == DEAD_SCHEMA
     assert letters.select("partition", "offset", "number", "value").rows() == [
         (4, 13, 0, b"c"),
         (4, 10, 0, b"a"),
         (4, 13, 1, b"c"),
     ]
-    assert rejects.of_records(records, "events", 4) == []
+    assert rejects.of_records(records, "events", 4, None) == []
 
 
 def test_behind_a_shuffle_the_row_is_kept_with_its_place():

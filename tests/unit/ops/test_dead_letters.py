@@ -17,10 +17,10 @@ from millstream.kernels.watermarks import SourceTime
 from millstream.log.reader import LogReader
 from millstream.ops import dead_letters as ops
 from millstream.ops.dead_letters import Selection, dead_letters, parse_place, replay
-from millstream.views.commit import commit, gather, view_schemas
+from millstream.views.commit import gather
 from millstream.views.dead_letters import relay
+from millstream.views.outputs import open_targets
 from millstream.views.reading import store_path
-from millstream.views.schema import Fence
 from millstream.views.store import ViewStore
 
 
@@ -65,11 +65,9 @@ def take_in(log, schema=Click, *, rows=1000):
     reader = LogReader(log)
     path = store_path(log, "ads")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with ViewStore(path) as store:
-        for each in view_schemas(plan):
-            store.declare(each)
-        run, batch_id = store.begin_run("ads", "main", "checkpoint")
-        position = store.position("ads").get("clicks", {})
+    with open_targets(plan, path, log) as targets:
+        batch_id = targets.begin_run("main", "checkpoint")
+        position = targets.home.position("ads").get("clicks", {})
         ends = [end for _, end in reader.offsets("clicks")]
         at = [int(position.get(str(p), 0)) for p in range(len(ends))]
         while at != ends:
@@ -82,7 +80,7 @@ def take_in(log, schema=Click, *, rows=1000):
             frames = Ingest(plan.sources[0], plan.bucket_labels).run(
                 lanes, SourceTime((), 2, frozenset())
             )
-            commit(store, Fence("ads", "main", run, batch_id), gather(plan, frames), {})
+            targets.commit(batch_id, gather(plan, frames), {})
             at, batch_id = goal, batch_id + 1
 
 
