@@ -123,7 +123,7 @@ Numbers = npt.NDArray[np.int64]
 
 def source_in(lanes: Numbers) -> Numbers:
     """Give the sources that lanes belong to."""
-    return lanes >> (_PARTITION_BITS + _SPLIT_BITS)
+    return lanes >> (_PARTITION_BITS + _SPLIT_BITS + _STAY_BITS)
 
 
 def partition_in(orders: Numbers) -> Numbers:

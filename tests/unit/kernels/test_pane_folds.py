@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError
-from millstream.kernels.frames import DIFF
 from millstream.log.murmur2 import partition_of
 
 START = datetime(1970, 1, 1, tzinfo=UTC)
@@ -25,31 +24,6 @@ class Event:
     at: datetime
     key: str
     n: int = 1
-
-
-@dataclass(frozen=True)
-class SumOfChanges:
-    """A sum that takes rows back, and its form over a stream that does not."""
-
-    column: str
-    changing: bool = False
-
-    @property
-    def columns_read(self):
-        return {self.column}
-
-    def for_changes(self):
-        return SumOfChanges(self.column, changing=True)
-
-    def partial(self, name):
-        value = pl.col(self.column)
-        return [(value * pl.col(DIFF) if self.changing else value).sum().alias(name)]
-
-    def merge(self, name):
-        return [pl.col(name).sum()]
-
-    def result(self, name):
-        return pl.col(name)
 
 
 def events(draws):
@@ -144,9 +118,9 @@ def test_a_window_over_rows_that_are_taken_back_counts_only_what_stands(
 ):
     app = ms.App("chain", log="unused", buckets=2)
     first = stream_of(app).window(ms.tumbling(timedelta(seconds=SIZE)), by="key")
-    totals = first.emit("retract").agg(total=ms.sum("n"), n=SumOfChanges("n"))
+    totals = first.emit("retract").agg(total=ms.sum("n"), n=ms.sum("n"))
     by_total = totals.window(ms.tumbling(timedelta(seconds=2 * SIZE)), by="total")
-    by_total.emit("retract").agg(all=SumOfChanges("n")).view("out", key=["window_start", "total"])
+    by_total.emit("retract").agg(all=ms.sum("n")).view("out", key=["window_start", "total"])
     out = rows_given(
         app, {"events": events(drawn)}, batches=batches, partitions=partitions, seed=seed
     )
@@ -164,7 +138,7 @@ def test_a_key_of_which_nothing_is_left_has_no_final_row(rows_given):
     app = ms.App("left", log="unused")
     first = stream_of(app).window(ms.tumbling("10 seconds"), by="key")
     totals = first.emit("retract").agg(total=ms.sum("n"))
-    totals.window(ms.tumbling("10 seconds"), by="total").agg(s=SumOfChanges("total")).view("out")
+    totals.window(ms.tumbling("10 seconds"), by="total").agg(s=ms.sum("total")).view("out")
     rows = events([(1, "a", 1), (2, "a", 1), (200, "a", 0)])
     for seed in range(5):
         out = rows_given(app, {"events": rows}, batches=3, seed=seed).rows["out"]
@@ -221,14 +195,9 @@ def test_a_filter_may_follow_rows_that_are_taken_back(app):
 
 
 def test_aggregates_over_rows_that_are_taken_back_must_take_them_back(app):
-    class Longest(SumOfChanges):
-        @property
-        def for_changes(self):
-            raise AttributeError
-
     totals = stream_of(app).window(HOUR, by="key").emit("retract").agg(n=ms.count())
-    with refused("'longest' cannot take rows back"):
-        totals.window(HOUR).agg(longest=Longest("n"))
+    with refused("last is over rows that can be taken back"):
+        totals.window(HOUR).agg(newest=ms.last("n"))
     with refused("cannot be told as parts"):
         totals.window(HOUR).emit("discard")
 

@@ -236,7 +236,7 @@ def test_a_misspelt_column_of_an_aggregate_is_named_with_the_step():
 def test_what_state_depends_on_stands_in_its_columns():
     def state(**aggregates):
         _, stream = app_with(**aggregates)
-        return dict(stream.node.kernel.partial_schema)
+        return dict(stream.node.kernel.aggregation.schema)
 
     assert state(a=ms.min("n")) != state(a=ms.max("n"))
     assert state(a=ms.hll_sketch("n", lg_k=10)) != state(a=ms.hll_sketch("n", lg_k=12))

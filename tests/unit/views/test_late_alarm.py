@@ -13,7 +13,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def batch(number, read, late):
-    return Progress("app", number, AT, 1.0, read, 0, 0, late, 0, 0, None, {})
+    return Progress("app", number, AT, 1.0, read, 0, 0, late, 0, 0, 0, None, {}, None, 0)
 
 
 def run(counts, share=0.01):
@@ -44,7 +44,7 @@ def test_it_is_said_again_only_after_the_share_fell():
 
 
 def test_the_report_has_the_alarms():
-    report = Report("app", "stopped", 1, 1.0, 10, 5, 0, 0, None, {}, ("half came late",))
+    report = Report("app", "stopped", 1, 1.0, 10, 5, 0, 0, 0, None, {}, ("half came late",))
     assert "late alarm: half came late" in str(report)
 
 

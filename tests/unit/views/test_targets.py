@@ -82,7 +82,7 @@ class World:
         names = ["home"] if number == 2 else [sink.name for sink in self.sinks]
         books = {"step": Counter(read=4, emitted=4)}
         position = {"t": {"0": number + 1}}
-        return BatchOutcome(dict.fromkeys(names, rows), books=books, position=position)
+        return BatchOutcome(rows=dict.fromkeys(names, rows), books=books, position=position)
 
     def holds(self) -> dict[str, object]:
         """Everything that can be read of it now."""
