@@ -122,8 +122,17 @@ class WindowStep:
             rows, late = self._judged(rows, rows[REACHED].to_numpy(), counts)
         else:
             rows = rows.with_columns(pl.lit(0, pl.Int64).alias(name) for name in self.judgements)
+        return Prepared(self._reduced(rows), late, counts)
+
+    def _reduced(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Make partials; rows are mostly in time, so they are not grouped by what is zero for all."""
         lane = [LANE] if LANE in rows.columns else []
-        return Prepared(self.aggregation.reduce(rows, PIECE, *self.judgements, *lane), late, counts)
+        same = [name for name in self.judgements if not (rows[name] != 0).any()]
+        told = [name for name in self.judgements if name not in same]
+        partials = self.aggregation.reduce(rows, PIECE, *told, *lane)
+        zeros = [pl.zeros(partials.height, pl.Int64, eager=True).alias(name) for name in same]
+        own = [PIECE, *self.judgements, *lane, *self.by, *self.aggregation.partials]
+        return partials.hstack(zeros)[own]
 
     @property
     def judgements(self) -> list[str]:

@@ -240,3 +240,37 @@ def test_panes_are_the_models_event_by_event(
     line = next((x for step, x in out.books.items() if step.startswith("hopping")), Counter())
     assert {name: line[name] for name in books} == dict(books)
     assert line["read"] == sum(books[name] for name in ("held", "late", "filtered"))
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    drawn=st.lists(st.tuples(st.integers(-30, 70), keys, st.integers(-1, 3)), max_size=40),
+    shape=st.sampled_from([(10, 10), (10, 5), (10, 4), (7, 10), (12, 8)]),
+    policy=st.sampled_from(["drop", "side"]),
+    delay=st.sampled_from([0, 7]),
+    lateness=st.sampled_from([0, 5, 40]),
+    partitions=st.sampled_from([1, 4, 7]),
+    batches=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_final_windows_have_once_all_that_came_before_they_expired(
+    rows_given, drawn, shape, policy, delay, lateness, partitions, batches, seed
+):
+    size, slide = shape
+    rows = [event(*d) for d in drawn]
+    windows, books, _ = model(
+        rows, partitions=partitions, size=size, slide=slide, delay=delay,
+        lateness=lateness, early=None, late=1,
+    )  # fmt: skip
+    window = ms.hopping(timedelta(seconds=size), timedelta(seconds=slide), allow_gaps=True)
+    app = declared(window, delay=delay, lateness=lateness, policy=policy, mode="final")
+    out = rows_given(app, {"events": rows}, batches=batches, partitions=partitions, seed=seed)
+    found = [
+        (seconds(row["window_start"]), row["key"], row["n"], row["total"])
+        for row in out.rows["out"].to_dicts()
+    ]
+    expired = {key: window for key, window in windows.items() if window.expired}
+    numbers = {key: [n for pane in w.panes for n in pane.numbers] for key, w in expired.items()}
+    assert sorted(found) == sorted((*key, len(ns), sum(ns)) for key, ns in numbers.items())
+    line = next((x for step, x in out.books.items() if step.startswith("hopping")), Counter())
+    assert {name: line[name] for name in books} == dict(books)
