@@ -24,7 +24,19 @@ from millstream.errors import (
 
 if TYPE_CHECKING:
     from millstream.client import EventLog, connect
-    from millstream.pipeline import App, Stream, Topic, count, mean, sum, tumbling, watermark
+    from millstream.pipeline import (
+        App,
+        Stream,
+        Topic,
+        after_count,
+        calendar,
+        count,
+        hopping,
+        mean,
+        sum,
+        tumbling,
+        watermark,
+    )
     from millstream.record import Record
     from millstream.views.reading import View, view
 
@@ -47,8 +59,11 @@ __all__ = [
     "UserCodeError",
     "View",
     "__version__",
+    "after_count",
+    "calendar",
     "connect",
     "count",
+    "hopping",
     "mean",
     "sum",
     "tumbling",
@@ -64,8 +79,11 @@ _HOMES = {
     "Stream": "millstream.pipeline",
     "Topic": "millstream.pipeline",
     "View": "millstream.views.reading",
+    "after_count": "millstream.pipeline",
+    "calendar": "millstream.pipeline",
     "connect": "millstream.client",
     "count": "millstream.pipeline",
+    "hopping": "millstream.pipeline",
     "mean": "millstream.pipeline",
     "sum": "millstream.pipeline",
     "tumbling": "millstream.pipeline",

@@ -11,7 +11,13 @@ late panes    after that, until W reaches ``e + L``, as ``late`` says
 
 An event is late when its own lane had reached ``e`` before it was read: so which pane it is in
 does not depend on where batches end, or how fast other partitions are read. A late event whose
-lane is ahead of the others waits for the on-time pane. What the panes say is the ``mode``.
+lane is ahead of the others waits for the on-time pane, and joins the late ones right after it. The
+on-time pane comes for every key that has an event that is not late; a key that has none begins with
+a late pane. When W reaches ``e + L``, what no pane has yet comes in a last, late one. With ``late``
+None the window closes with its on-time pane, and an event that is late is too late.
+
+In one batch, what was due by running time comes first, with what came in earlier batches; then the
+batch's rows in their order, then what the watermark brings. What the panes say is the ``mode``.
 
 Source: Akidau et al., "The Dataflow Model", VLDB 2015, sections 2.3 (triggers and accumulation).
 """
@@ -60,11 +66,14 @@ class Emission:
     ``retract``  as ``update``, and each pane but the first comes after a row with ``__diff`` -1,
                  equal to the one that it replaces.
 
-    ``early`` and ``late`` say when panes fire before and after the on-time pane (None: not at all;
-    late events then join no pane but stay in the value of later ones). ``suppress_unchanged``
-    leaves out a pane that would say what the one before said. ``panes`` adds the columns
-    ``pane_kind`` ("early", "on_time", "late"), ``pane_index`` (from 0, over all panes of the window
-    and key), ``pane_first`` and ``pane_last``.
+    ``early`` and ``late`` say when panes fire before and after the on-time pane (None: not at all).
+    ``suppress_unchanged`` leaves out a pane that would say what the one before said; of ``discard``,
+    one that nothing came for. ``panes`` adds the columns ``pane_kind`` ("early", "on_time", "late"),
+    ``pane_index`` (from 0, over all panes of the window and key that came out), ``pane_first`` and
+    ``pane_last`` (it is known that none can follow: the one at ``e + L``).
+
+    Over an input that takes rows back, a key of which nothing is left has no row: its pane is a row
+    with ``__diff`` -1 alone, in mode ``update``, too.
     """
 
     mode: Mode = "final"

@@ -23,10 +23,14 @@ from millstream.kernels.sorted_runs import RunStore, SortedRuns
 
 @dataclass(frozen=True)
 class Prepared:
-    """What of a table of rows goes through the shuffle, and how many of its rows were late."""
+    """What of a table of rows goes through the shuffle, and how many of its rows were late.
+
+    ``counts`` are what else is to be entered in the books: further exits, and notes.
+    """
 
     table: pl.DataFrame
     late: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ from millstream.kernels.steps import apply_steps
 
 _BUCKET = "__bucket"
 LEDGER_EXITS = ("emitted", "held", "late", "dead", "filtered", "duplicate")
+# What a line tells besides, and what takes no part in its balance: ``windows_missed`` counts pairs of
+# an event and a window that had expired for it. An event that missed some of its windows is held.
+LEDGER_NOTES = ("windows_missed",)
 
 
 @dataclass
@@ -70,7 +73,7 @@ class EdgeRoute:
             self._keep(passed)
         elif passed.height:
             prepared = operator.prepare(passed, self.edge.number)
-            self.books.count(self.edge.step, late=prepared.late)
+            self.books.count(self.edge.step, late=prepared.late, **prepared.counts)
             self._keep(prepared.table)
 
     def _keep(self, table: pl.DataFrame) -> None:

@@ -6,7 +6,20 @@ compiled into a plan (:mod:`millstream.pipeline.compile`) and run on Spark, or i
 """
 
 from millstream.pipeline.app import App
-from millstream.pipeline.functions import count, mean, sum, tumbling, watermark  # noqa: A004
+from millstream.pipeline.functions import count, mean, sum, watermark  # noqa: A004
 from millstream.pipeline.streams import Stream, Topic
+from millstream.pipeline.window_words import after_count, calendar, hopping, tumbling
 
-__all__ = ["App", "Stream", "Topic", "count", "mean", "sum", "tumbling", "watermark"]
+__all__ = [
+    "App",
+    "Stream",
+    "Topic",
+    "after_count",
+    "calendar",
+    "count",
+    "hopping",
+    "mean",
+    "sum",
+    "tumbling",
+    "watermark",
+]

@@ -1,4 +1,4 @@
-"""The words of the pipeline surface: windows, watermarks and aggregates."""
+"""The words of the pipeline surface for watermarks and aggregates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels import aggregates
 from millstream.kernels.watermarks import WatermarkRule
-from millstream.kernels.windows import Tumbling
 
 Column = str | pl.Expr
 
@@ -29,14 +28,6 @@ def watermark(delay: Duration, *, idle: Duration | None = "1 minute") -> Waterma
     """
     idle_ms = None if idle is None else to_us(idle, what="watermark's idle") // 1000
     return WatermarkRule(to_us(delay, what="watermark's delay"), idle_ms)
-
-
-def tumbling(size: Duration, *, offset: Duration = "0 seconds") -> Tumbling:
-    """Windows of one size, side by side: ``[k·size, (k+1)·size)``, shifted by ``offset``, in UTC."""
-    size_us = to_us(size, what="tumbling's size")
-    if size_us == 0:
-        raise ConfigError("tumbling's size is 0. Give a size above zero, such as '1 minute'.")
-    return Tumbling(size_us, to_us(offset, what="tumbling's offset") % size_us)
 
 
 def as_expression(column: Column, *, what: str) -> pl.Expr:

@@ -15,16 +15,16 @@ import polars as pl
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.decode import Field
+from millstream.kernels.emission import LatePolicy, Mode
 from millstream.kernels.frames import HIDDEN_PREFIX, plain_schema
 from millstream.kernels.steps import Filter, Select, Step, WithColumns
 from millstream.kernels.watermarks import WatermarkRule
-from millstream.kernels.window_aggregate import EmitMode
-from millstream.kernels.windows import Tumbling
+from millstream.kernels.windows import TimeWindows
 from millstream.pipeline.checks import check_time, columns_after, named, there_are
 from millstream.pipeline.functions import Column, as_expression, watermark
-from millstream.pipeline.graph import NativeNode, Node, SourceNode, StepNode
+from millstream.pipeline.graph import LateNode, NativeNode, Node, OperatorNode, SourceNode, StepNode
 from millstream.pipeline.schema import Columns, columns_of, fields_of
-from millstream.pipeline.windowed import WINDOW_COLUMNS, Windowed
+from millstream.pipeline.windowed import LATE_COLUMNS, WINDOW_COLUMNS, Windowed
 
 if TYPE_CHECKING:
     from millstream.pipeline.app import App
@@ -49,6 +49,7 @@ class Topic:
         time: Column | None = None,
         watermark: WatermarkRule = _IN_ORDER,
         lateness: Duration = "0 seconds",
+        late: LatePolicy = "drop",
         name: str | None = None,
     ) -> Stream:
         """Read the topic as a stream of events.
@@ -59,6 +60,10 @@ class Topic:
             watermark: How the watermark follows the events; see :func:`millstream.watermark`.
             lateness: How long after the watermark has passed its end a window still takes events.
                 What comes later is counted as late and left out.
+            late: What becomes of late events. ``"drop"``: beyond the lateness they are counted and
+                left out. ``"side"``: they come out aside, too, as the ``late`` of the window's
+                result. ``"correct"``: a window emits when the watermark reaches its end, and gives
+                a row that replaces it for what comes within the lateness; beyond, as drop.
             name: The stream's name in ledger and errors; by default the topic's.
         """
         columns = columns_of(self.fields)
@@ -68,7 +73,18 @@ class Topic:
         step = self.app.unique_name(name or self.name)
         node = SourceNode(step, self.name, self.fields, expression, watermark)
         lateness_us = to_us(lateness, what="stream's lateness")
-        return Stream(self.app, node, columns, lateness_us=lateness_us)
+        _check_late(late, lateness_us)
+        return Stream(self.app, node, columns, lateness_us=lateness_us, late_policy=late)
+
+
+def _check_late(late: LatePolicy, lateness_us: int) -> None:
+    if late not in ("drop", "side", "correct"):
+        raise ConfigError(f'stream\'s late is {late!r}. Choose "drop", "side" or "correct".')
+    if late == "correct" and not lateness_us:
+        raise ConfigError(
+            'stream has late="correct" and no lateness, so no late event would be taken in. Say how '
+            'long corrections go on: lateness="1 hour".'
+        )
 
 
 @dataclass(frozen=True)
@@ -80,7 +96,26 @@ class Stream:
     columns: Columns
     lateness_us: int = 0
     key: tuple[str, ...] = ()
-    mode: EmitMode | None = None  # how the window above emits; None above the first window
+    mode: Mode | None = None  # how the window above emits; None above the first window
+    late_policy: LatePolicy = "drop"
+    went_in: Columns | None = None  # what went into the window above, if it puts late rows aside
+    is_late: bool = False  # whether these are the rows that came too late for a window
+
+    @property
+    def late(self) -> Stream:
+        """The rows that came too late for the window right above, if its stream has ``late="side"``.
+
+        They have the columns that went in, and ``late_by`` (how far behind the watermark of their
+        partition they were), ``late_reason``, and ``window_start`` and ``window_end`` of the last
+        window that they missed. They can be filtered, viewed and sent on, but not windowed.
+        """
+        if self.went_in is None or not isinstance(self.node, OperatorNode):
+            raise ConfigError(
+                "The stream has no late rows aside. They belong to what agg gives, over a stream "
+                'read with late="side".'
+            )
+        columns = {**self.went_in, **LATE_COLUMNS}
+        return Stream(self.app, LateNode(self.node), columns, is_late=True)
 
     # ── stateless verbs ─────────────────────────────────────────────────────────────────────
 
@@ -88,8 +123,9 @@ class Stream:
         """Keep the rows for which all conditions are true (null counts as false)."""
         if self.mode == "update":
             raise ConfigError(
-                'filter comes after emit("update"): a row that passed once and later no longer '
-                'does would stay in the view. Filter where the view is read, or emit("final").'
+                'filter comes after emit("update") or late="correct": a row that passed once and '
+                "later no longer does would stay in the view. Filter where the view is read, or "
+                'emit "retract" or "final".'
             )
         conditions = tuple(as_expression(c, what="filter's condition") for c in conditions)
         step_name = name or f"filter({named(conditions)})"
@@ -146,7 +182,7 @@ class Stream:
     # ── windows ─────────────────────────────────────────────────────────────────────────────
 
     def window(
-        self, window: Tumbling, *, by: str | Sequence[str] | None = None, name: str | None = None
+        self, window: TimeWindows, *, by: str | Sequence[str] | None = None, name: str | None = None
     ) -> Windowed:
         """Divide the stream's time into windows, and its rows by the columns ``by``.
 
@@ -154,8 +190,13 @@ class Stream:
         """
         if self.mode == "update":
             raise ConfigError(
-                'window comes after emit("update"), whose rows replace one another: adding them up '
-                'would count events twice. Emit "final" there.'
+                'window comes after emit("update") or late="correct", whose rows replace one '
+                'another: adding them up would count events twice. Emit "retract" or "final" there.'
+            )
+        if self.is_late:
+            raise ConfigError(
+                "window comes after late rows, whose time has passed: no watermark says when a "
+                "window of them is complete. View them, or count them in the ledger."
             )
         columns = self.key if by is None else self._key_columns(by, "window's by")
         return Windowed(self, window, columns, name)
@@ -170,6 +211,8 @@ class Stream:
         columns = self.key if key is None else self._key_columns(key, "view's key")
         if self.mode is not None and key is None:
             columns = (WINDOW_COLUMNS[0], *columns)
+        if self.mode == "discard" and key is None:
+            columns = self._key_of_parts(name, columns)
         missing = [column for column in columns if column not in self.columns]
         if not columns or missing:
             raise ConfigError(
@@ -179,6 +222,14 @@ class Stream:
             )
         self.app.add_view(name, self, columns)
         return self
+
+    def _key_of_parts(self, name: str, columns: tuple[str, ...]) -> tuple[str, ...]:
+        if "pane_index" not in self.columns:
+            raise ConfigError(
+                f'The view {name!r} would keep of each key the last row of emit("discard"), which is '
+                'a part of the answer. Emit "update", or keep all parts: emit("discard", panes=True).'
+            )
+        return (*columns, "pane_index")
 
     def spark(
         self,
@@ -201,7 +252,7 @@ class Stream:
         watermark as of the batch before. A native step stands before the first window; after one,
         use :meth:`to_spark`.
         """
-        if self.mode is not None:
+        if self.mode is not None or self.is_late:
             raise ConfigError(
                 "spark comes after a window. Put native steps before the first window, or take "
                 "the results out with to_spark()."
@@ -218,7 +269,9 @@ class Stream:
             plain_schema(columns),
             expression,
         )
-        return Stream(self.app, node, columns, lateness_us=self.lateness_us)
+        return Stream(
+            self.app, node, columns, lateness_us=self.lateness_us, late_policy=self.late_policy
+        )
 
     def _native_time(self, time: Column | None) -> pl.Expr:
         if time is not None:

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from millstream.durations import describe_us
 from millstream.errors import ConfigError
 from millstream.kernels.aggregates import Aggregate
-from millstream.kernels.frames import HIDDEN_PREFIX, ROWS, TIME, WINDOW, visible
-from millstream.kernels.window_aggregate import EmitMode, WindowAggregate
-from millstream.kernels.windows import Tumbling
+from millstream.kernels.aggregation import WEIGHT, Aggregation
+from millstream.kernels.emission import EachBatch, Emission, Firing, Mode
+from millstream.kernels.frames import DIFF, HIDDEN_PREFIX, ROWS, TIME, WINDOW, visible
+from millstream.kernels.pane_values import PANE_COLUMNS
+from millstream.kernels.window_aggregate import WindowAggregate
+from millstream.kernels.window_panes import WindowPanes
+from millstream.kernels.window_step import WindowStep
+from millstream.kernels.windows import TimeWindows
 from millstream.pipeline.checks import wrong_columns
 from millstream.pipeline.graph import OperatorNode
 from millstream.pipeline.schema import Columns
+from millstream.pipeline.window_words import FiringWord, firing
 
 if TYPE_CHECKING:
     from millstream.pipeline.streams import Stream
 
 WINDOW_COLUMNS = ("window_start", "window_end")
+LATE_COLUMNS: Columns = {
+    "late_by": pl.Duration("us"),
+    "late_reason": pl.String(),
+    "window_start": pl.Datetime("us", "UTC"),
+    "window_end": pl.Datetime("us", "UTC"),
+}
+_MODES = ("final", "update", "discard", "retract")
 
 
 @dataclass(frozen=True)
@@ -28,49 +41,117 @@ class Windowed:
     """A stream divided into windows; say how it emits, then what it aggregates."""
 
     stream: Stream
-    window: Tumbling
+    window: TimeWindows
     by: tuple[str, ...]
     name: str | None = None
-    mode: EmitMode = "final"
+    emission: Emission = field(default_factory=Emission)
 
-    def emit(self, mode: EmitMode) -> Windowed:
-        """Say when results come out.
+    def emit(
+        self,
+        mode: Mode = "final",
+        *,
+        early: FiringWord | EllipsisType = ...,
+        late: FiringWord | EllipsisType = ...,
+        suppress_unchanged: bool = True,
+        panes: bool = False,
+    ) -> Windowed:
+        """Say when results come out, and what each row says.
 
-        ``"final"``: one row per key once the window can get no more events. ``"update"``: after
-        every batch a row for each key that changed; a later row replaces an earlier one.
+        Args:
+            mode: ``"final"``: one row per key once the window can get no more events (with the
+                stream's ``late="correct"``: when the watermark reaches its end, and again for what
+                comes late). ``"update"``: early, on time and late; a later row replaces an earlier
+                one. ``"discard"``: each row tells only what came since the one before.
+                ``"retract"``: as update, and a row that is replaced is taken back first.
+            early: When rows come out before the watermark reaches the window's end: with every
+                ``"batch"`` (so by default, but for final), with ``"each"`` event, a duration of
+                running time after the first event that no row tells of, ``ms.after_count(n)``, or
+                None: not at all.
+            late: The same for events that come after that, within the stream's lateness; by default
+                with every batch. None: the window closes with the on-time row.
+            suppress_unchanged: Leave out a row that says what the one before said (of discard: one
+                that nothing came for).
+            panes: Add ``pane_kind`` ("early", "on_time", "late"), ``pane_index``, ``pane_first`` and
+                ``pane_last``.
+
+        Guarantees: on-time values, and panes by count of one key in one partition, depend on the
+            events alone. Rows by batch or running time depend on these; what they add up to does not.
         """
-        if mode not in ("final", "update"):
-            raise ConfigError(f'emit is {mode!r}. Choose "final" or "update".')
-        return replace(self, mode=mode)
+        if mode not in _MODES:
+            raise ConfigError(
+                f'emit is {mode!r}. Choose "final", "update", "discard" or "retract".'
+            )
+        if mode == "final" and not isinstance(early, EllipsisType) and early is not None:
+            raise ConfigError(
+                f'emit("final") has early={early!r}, but a final row comes once, at the end. Choose '
+                '"update", "discard" or "retract" for early rows.'
+            )
+        if mode == "final" and self.stream.late_policy != "correct" and _given(late, panes):
+            raise ConfigError(
+                'emit("final") gives one row per window, so it has no late rows and no panes. Read '
+                'the stream with late="correct", or choose "update", "discard" or "retract".'
+            )
+        if late is None and self.stream.late_policy == "correct":
+            raise ConfigError(
+                'emit has late=None over a stream with late="correct": nothing would correct. Leave '
+                "one of them out."
+            )
+        by_default: Firing | None = None if mode == "final" else EachBatch()
+        emission = Emission(
+            mode=mode,
+            early=by_default if isinstance(early, EllipsisType) else firing(early, "emit's early"),
+            late=EachBatch() if isinstance(late, EllipsisType) else firing(late, "emit's late"),
+            late_policy=self.stream.late_policy,
+            suppress_unchanged=suppress_unchanged,
+            panes=panes,
+        )
+        if mode == "discard" and self.stream.mode == "retract":
+            raise ConfigError(
+                'emit("discard") comes after emit("retract"): rows that take others back cannot be '
+                'told as parts. Choose "final", "update" or "retract".'
+            )
+        return replace(self, emission=emission)
 
     def agg(self, **aggregates: Aggregate) -> Stream:
         """Aggregate each window and key: ``agg(shown=ms.count(), cost=ms.sum("cost"))``.
 
         The rows that come out have window_start, window_end, the ``by`` columns and the
-        aggregates; their event time is the last microsecond of the window.
+        aggregates; their event time is the last microsecond of the window. Over a stream read with
+        ``late="side"``, the ``late`` of the result are the rows that came too late.
         """
         self._check_names(aggregates)
-        name = self.name or f"tumbling({describe_us(self.window.size_us)}) by {', '.join(self.by)}"
-        kernel = WindowAggregate(
+        weighted = self.stream.mode == "retract"
+        if weighted:
+            aggregates = {name: _for_changes(name, a) for name, a in aggregates.items()}
+        name = self.name or f"{self.window} by {', '.join(self.by)}"
+        aggregation = Aggregation(self.by, tuple(aggregates.items()), weighted)
+        emission = replace(self.emission, late_policy=self.stream.late_policy)
+        once = emission.mode == "final" and emission.late_policy != "correct"
+        kernel = (WindowAggregate if once else WindowPanes)(
             name=self.stream.app.unique_name(name.removesuffix(" by ")),
             window=self.window,
-            by=self.by,
-            aggregates=tuple(aggregates.items()),
-            mode=self.mode,
+            aggregation=aggregation,
+            emission=emission,
             lateness_us=self.stream.lateness_us,
-            partial_schema=(),
         )
         kernel, columns = _typed(kernel, self.stream.columns)
-        node = OperatorNode((self.stream.node,), kernel)
         return replace(
-            self.stream, node=node, columns=columns, lateness_us=0, key=self.by, mode=self.mode
+            self.stream,
+            node=OperatorNode((self.stream.node,), kernel),
+            columns=columns,
+            lateness_us=0,
+            late_policy="drop",
+            key=self.by,
+            mode=emission.mode if once or emission.mode != "final" else "update",
+            went_in=self.stream.columns if emission.late_policy == "side" else None,
         )
 
     def _check_names(self, aggregates: dict[str, Aggregate]) -> None:
         if not aggregates:
             raise ConfigError("agg has no aggregates. Name at least one: agg(n=ms.count()).")
+        taken = (*WINDOW_COLUMNS, *self.by, *(PANE_COLUMNS if self.emission.panes else ()))
         for name, aggregate in aggregates.items():
-            if name in (*WINDOW_COLUMNS, *self.by) or name.startswith(HIDDEN_PREFIX):
+            if name in taken or name.startswith(HIDDEN_PREFIX):
                 raise ConfigError(f"The aggregate's name {name!r} is taken. Choose another.")
             if not hasattr(aggregate, "partial"):
                 raise ConfigError(
@@ -78,22 +159,48 @@ class Windowed:
                 )
 
 
-def _typed(kernel: WindowAggregate, columns: Columns) -> tuple[WindowAggregate, Columns]:
-    """Find the types of partials and results by running the kernel on no rows."""
-    rows = pl.DataFrame(schema={**columns, TIME: pl.Int64})
+def _given(late: FiringWord | EllipsisType, panes: bool) -> bool:  # noqa: FBT001 - as emit has it
+    return panes or not (late is None or isinstance(late, EllipsisType))
+
+
+def _for_changes(name: str, aggregate: Any) -> Aggregate:
+    """Give the form of an aggregate that takes rows back."""
+    if not hasattr(aggregate, "for_changes"):
+        raise ConfigError(
+            f'The aggregate {name!r} cannot take rows back, and window comes after emit("retract"). '
+            'Emit "final" there, or use an aggregate that can, such as ms.count or ms.sum.'
+        )
+    changing: Aggregate = aggregate.for_changes()
+    return changing
+
+
+def _typed(kernel: WindowStep, columns: Columns) -> tuple[Any, Columns]:
+    """Find the types of partials and results by running the aggregates on no rows."""
+    diff = {DIFF: pl.Int8()} if kernel.aggregation.weighted else {}
+    rows = pl.DataFrame(schema={**columns, TIME: pl.Int64(), WINDOW: pl.Int64(), **diff})
     try:
-        partials = kernel.prepare(rows).table
+        partials = kernel.aggregation.reduce(rows, WINDOW)
     except pl.exceptions.PolarsError as error:
         raise wrong_columns(kernel.name, error, columns) from error
     own = [name for name in partials.columns if name not in (WINDOW, *kernel.by)]
     schema = tuple((name, _held_type(partials.schema[name], name)) for name in own)
-    kernel = replace(kernel, partial_schema=schema)
-    results = kernel.read_off(kernel.merge(kernel.prepare(rows).table))
-    return kernel, {name: results.schema[name] for name in visible(results.columns)}
+    aggregation = replace(kernel.aggregation, schema=schema)
+    kernel = replace(kernel, aggregation=aggregation)
+    merged = aggregation.merge(aggregation.reduce(rows, WINDOW), WINDOW, *kernel.by)
+    results = kernel.read_off(merged)
+    result_columns = {name: results.schema[name] for name in visible(results.columns)}
+    if kernel.emission.panes:
+        result_columns |= _PANE_TYPES
+    return kernel, result_columns
+
+
+_PANE_TYPES: Columns = dict(
+    zip(PANE_COLUMNS, (pl.String(), pl.Int64(), pl.Boolean(), pl.Boolean()), strict=True)
+)
 
 
 def _held_type(dtype: pl.DataType, name: str) -> pl.DataType:
-    if name == ROWS or dtype.is_integer() or dtype == pl.Boolean:
+    if name in (ROWS, WEIGHT) or dtype.is_integer() or dtype == pl.Boolean:
         return pl.Int64()
     if dtype.is_float():
         return pl.Float64()

@@ -23,7 +23,7 @@ import polars as pl
 
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
-from millstream.kernels.routing import LEDGER_EXITS
+from millstream.kernels.routing import LEDGER_EXITS, LEDGER_NOTES
 from millstream.log.murmur2 import partition_of
 from millstream.pipeline.app import App
 from millstream.testing.kernel_engine import KernelEngine
@@ -79,7 +79,7 @@ class Result:
     def ledger(self) -> pl.DataFrame:
         """The books, one row per batch and step: what was read, and by which exit it left."""
         lines = self._store.ledger(self._app)
-        columns = ["batch_id", "step", "read", *LEDGER_EXITS]
+        columns = ["batch_id", "step", "read", *LEDGER_EXITS, *LEDGER_NOTES]
         types = {name: pl.String if name == "step" else pl.Int64 for name in columns}
         return pl.DataFrame(lines, schema=types)
 

@@ -28,7 +28,7 @@ from millstream.kernels.frames import (
 )
 from millstream.kernels.ingest import DEAD_SCHEMA
 from millstream.kernels.plan import JobPlan, SinkPlan
-from millstream.kernels.routing import LEDGER_EXITS
+from millstream.kernels.routing import LEDGER_EXITS, LEDGER_NOTES
 from millstream.kernels.watermarks import UNSEEN
 from millstream.views.schema import Fence, ViewChange, ViewSchema, kind_of
 from millstream.views.store import ViewStore
@@ -62,9 +62,10 @@ class BatchOutcome:
         return None if low_us <= UNSEEN else _EPOCH + timedelta(microseconds=low_us)
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Give the ledger lines: per step, what was read and by which exit it left."""
+        """Give the ledger lines: per step, what was read, by which exit it left, and the notes."""
+        told = (*LEDGER_EXITS, *LEDGER_NOTES)
         return [
-            {"step": step, "read": line["read"], **{name: line[name] for name in LEDGER_EXITS}}
+            {"step": step, "read": line["read"], **{name: line[name] for name in told}}
             for step, line in sorted(self.books.items())
         ]
 

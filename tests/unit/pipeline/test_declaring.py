@@ -75,7 +75,7 @@ def test_lists_and_structs_cannot_be_keys(events):
 
 def test_modes_and_aggregates_are_checked(events):
     windowed = events.window(tumbling("1 hour"), by="ad")
-    with refused('Choose "final" or "update"'):
+    with refused('Choose "final", "update"'):
         windowed.emit("sometimes")
     with refused("no aggregates"):
         windowed.agg()

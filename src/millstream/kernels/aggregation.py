@@ -1,0 +1,81 @@
+"""What is aggregated by which columns: rows to partials, partials to one, and to results.
+
+Two columns stand beside the partials of the aggregates: how many events they are made of, and, where
+the input takes rows back, their weight, the sum of ``__diff``. A key of weight zero is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from millstream.kernels.aggregates import Aggregate
+from millstream.kernels.frames import DIFF, ROWS
+
+WEIGHT = "__weight"
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """Named aggregates by the columns ``by``.
+
+    ``schema`` gives the types of the partial columns, as found when the pipeline was built.
+    ``weighted``: the rows that come in have ``__diff``, and some take others back.
+    """
+
+    by: tuple[str, ...]
+    aggregates: tuple[tuple[str, Aggregate], ...]
+    weighted: bool = False
+    schema: tuple[tuple[str, pl.DataType], ...] = ()
+
+    @property
+    def columns_read(self) -> set[str]:
+        return set(self.by).union(*(a.columns_read for _, a in self.aggregates))
+
+    @property
+    def partials(self) -> list[str]:
+        """The names of the partial columns, the counts of events and weights among them."""
+        return [name for name, _ in self.schema]
+
+    def reduce(self, rows: pl.DataFrame, *columns: str) -> pl.DataFrame:
+        """Make one partial per key and value of the given columns."""
+        made = [e for name, a in self.aggregates for e in a.partial(name)]
+        made.append(pl.len().cast(pl.Int64).alias(ROWS))
+        if self.weighted:
+            made.append(pl.col(DIFF).sum().cast(pl.Int64).alias(WEIGHT))
+        return rows.group_by(*columns, *self.by).agg(*made).cast(dict(self.schema))
+
+    def merge(
+        self, partials: pl.DataFrame, *columns: str, first: Sequence[str] = ()
+    ) -> pl.DataFrame:
+        """Make the partials of each value of the given columns into one; ``by`` is not implied.
+
+        Of the columns ``first``, which are equal within a group, one value is kept.
+        """
+        merged = [e for name, a in self.aggregates for e in a.merge(name)]
+        merged.append(pl.col(ROWS).sum())
+        if self.weighted:
+            merged.append(pl.col(WEIGHT).sum())
+        return partials.group_by(*columns).agg(*merged, *(pl.col(name).first() for name in first))
+
+    @property
+    def results(self) -> list[pl.Expr]:
+        """Expressions that read the answers off merged partials."""
+        return [aggregate.result(name) for name, aggregate in self.aggregates]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the results."""
+        return [name for name, _ in self.aggregates]
+
+    def fingerprint(self) -> dict[str, Any]:
+        state = [[name, str(dtype)] for name, dtype in self.schema]
+        return {"by": list(self.by), "state": state}
+
+
+def rows_in(partials: pl.DataFrame) -> int:
+    """Count the events that a table of partials stands for."""
+    return int(partials[ROWS].sum())

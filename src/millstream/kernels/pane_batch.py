@@ -1,0 +1,290 @@
+"""One batch of windows in panes, in one bucket: which panes fire, in which order, and what they say.
+
+The firings of a key are ranked: what was due by running time, early panes, the on-time pane, late
+panes, and the last one of a window that expires; panes by count also by their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from millstream.kernels.emission import AfterCount, EachBatch
+from millstream.kernels.frames import HASH, ROWS, WINDOW
+from millstream.kernels.operator import Moment, OperatorState
+from millstream.kernels.pane_values import KIND, LAST, RANK, PaneValues
+from millstream.kernels.pending import STEP, Pending
+from millstream.kernels.sorted_runs import SortedRuns
+from millstream.kernels.window_step import LATE, WindowStep, divided, where
+
+Mask = npt.NDArray[np.bool_]
+_STAGE_BITS = 48
+_TIMED, _EARLY, _ON_TIME, _LATE, _CLOSING = (n << _STAGE_BITS for n in range(5))
+
+
+@dataclass(frozen=True)
+class PaneBatch:
+    """One batch of one bucket. ``moment`` has a running time that never goes back."""
+
+    step: WindowStep
+    values: PaneValues
+    state: OperatorState
+    moment: Moment
+
+    # ── which windows ───────────────────────────────────────────────────────────────────────
+
+    def _ended(self, rows: pl.DataFrame, at_us: int) -> Mask:
+        """Say which rows' windows end at or before a time."""
+        ended: Mask = self.step.window.ends(rows[WINDOW].to_numpy()) <= at_us
+        return ended
+
+    def _closed(self, rows: pl.DataFrame) -> Mask:
+        """Say which rows' windows have had their on-time pane, once the batch is done."""
+        return self._ended(rows, self.moment.watermark_us)
+
+    def _expired(self, rows: pl.DataFrame) -> Mask:
+        return self._ended(rows, self.moment.watermark_us - self.step.expires_after_us)
+
+    def _passes_ends(self, after_us: int) -> bool:
+        """Say whether the watermark passes a window's end, or the time so long after one."""
+        before, now = self.moment.before_us - after_us, self.moment.watermark_us - after_us
+        return now > before and self.step.window.ended(now) > before
+
+    # ── what is pending ─────────────────────────────────────────────────────────────────────
+
+    def _pending(self, family: Literal["early", "waiting", "late"]) -> Pending:
+        emission = self.step.emission
+        return Pending(
+            self.step.aggregation,
+            emission.early if family == "early" else emission.late,
+            self.state.runs(family),
+            self.state.runs(f"{family} due"),
+            self._by_slot if family == "late" else _by_window,
+            self.moment.clock_ms,
+            waits=family == "waiting",
+        )
+
+    def _by_slot(self, rows: pl.DataFrame) -> Iterator[tuple[int, pl.DataFrame]]:
+        return self.step.by_slot(rows, WINDOW)
+
+    def _take_ended(self, pending: Pending) -> list[pl.DataFrame]:
+        """Take out of the state what is pending of the windows that the watermark has reached."""
+        reached = self.moment.watermark_us
+        ends = self.step.window.ends(np.array(list(pending.runs.slots), np.int64))
+        slots = [s for s, end in zip(pending.runs.slots, ends, strict=True) if end <= reached]
+        rows = list(pending.scan(slots))
+        for slot in slots:
+            pending.runs.drop_slot(slot)
+        return rows
+
+    def _partials(self, rows: pl.DataFrame, pending: Pending) -> pl.DataFrame:
+        """Reduce rows that came one by one, unless the panes of the phase are by count."""
+        if not self.step.ordered or isinstance(pending.firing, AfterCount):
+            return rows
+        return self.step.hashed(self.step.aggregation.reduce(rows, WINDOW))
+
+    # ── firings ─────────────────────────────────────────────────────────────────────────────
+
+    def firings(self, fresh: pl.DataFrame | None) -> Iterator[pl.DataFrame]:
+        """Yield the firings of the batch, and move on what is pending."""
+        early, late = self._pending("early"), self._pending("late")
+        due = early.due()
+        if due is not None:
+            open_then = ~self._ended(due, self.moment.before_us)
+            yield _firing(where(due, open_then), _TIMED, "early")
+        due = late.due()
+        if due is not None:
+            gone = self._ended(due, self.moment.before_us - self.step.expires_after_us)
+            yield _firing(where(due, ~gone), _TIMED, "late")
+        in_time, behind = fresh, None
+        if fresh is not None and self.step.tells_late:
+            in_time, behind = (fresh.filter(late).drop(LATE) for late in (~pl.col(LATE), LATE))
+        yield from self._before_end(early, in_time)
+        if self.step.tells_late:
+            yield from self._after_end(late, behind)
+
+    def _before_end(self, early: Pending, rows: pl.DataFrame | None) -> Iterator[pl.DataFrame]:
+        """Fire early panes, then the on-time panes of windows that the watermark has reached."""
+        ending: list[pl.DataFrame] = []
+        if rows is not None and rows.height:
+            taken = early.take(self._partials(rows, early))
+            closed = self._closed(taken.complete)
+            if isinstance(early.firing, EachBatch):  # at the end of the batch they are on time
+                ending.append(where(taken.complete, closed))
+                yield _firing(where(taken.complete, ~closed), _EARLY, "early")
+            else:
+                yield _firing(taken.complete, _EARLY, "early", by_step=True)
+            closed = self._closed(taken.pending)
+            ending.append(where(taken.pending, closed))
+            early.hold(where(taken.pending, ~closed))
+        if self._passes_ends(0):
+            yield from self._on_time(early, [*self._take_ended(early), *ending])
+
+    def _on_time(self, early: Pending, ending: list[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+        last = self.step.expires_after_us == 0
+        pieces = [rows for rows in ending if rows.height]
+        fired = None
+        if pieces:
+            fired = early.alive(early.merged(pl.concat(pieces)))
+            yield _firing(fired, _ON_TIME, "on_time", last=last)
+        if not self.step.emission.suppress_unchanged:
+            yield from self._quiet(fired, last=last)
+
+    def _quiet(self, fired: pl.DataFrame | None, *, last: bool) -> Iterator[pl.DataFrame]:
+        """Fire, with nothing new, for the keys that have had panes and nothing since."""
+        found = list(self._fired_of_ending_windows())
+        if not found:
+            return
+        key = self.values.key
+        keys = self.values.latest(pl.concat(found)).select(*key, HASH)
+        if fired is not None:
+            keys = keys.join(fired, on=key, how="anti", nulls_equal=True)
+        schema = dict(self.step.aggregation.schema)
+        nothing = {name: pl.lit(None, dtype) for name, dtype in schema.items()}
+        nothing |= {ROWS: pl.lit(0, pl.Int64), STEP: pl.lit(0, pl.Int64)}
+        yield _firing(
+            keys.with_columns(**nothing).select(self._pending("early").columns),
+            _ON_TIME,
+            "on_time",
+            last=last,
+        )
+
+    def _fired_of_ending_windows(self) -> Iterator[pl.DataFrame]:
+        step, runs = self.step, self.state.runs("fired")
+        before_us, now_us = self.moment.before_us, self.moment.watermark_us
+        for slot in runs.slots:
+            last_us = step.slot_expiry(slot) - step.expires_after_us
+            if step.first_end(slot) <= now_us and last_us > before_us:
+                for rows in runs.scan(slot):
+                    ending = self._ended(rows, now_us) & ~self._ended(rows, before_us)
+                    yield where(rows, ending)
+
+    # ── late ────────────────────────────────────────────────────────────────────────────────
+
+    def _after_end(self, late: Pending, rows: pl.DataFrame | None) -> Iterator[pl.DataFrame]:
+        """Fire late panes, and the last ones of windows that expire."""
+        pending: list[pl.DataFrame] = []
+        for complete, left in self._late_panes(late, rows):
+            last = self._expired(complete) if isinstance(late.firing, EachBatch) else False
+            yield _firing(complete, _LATE, "late", last=last, by_step=True)
+            expired = self._expired(left)
+            pending.append(where(left, expired))
+            late.hold(where(left, ~expired))
+        if self._passes_ends(self.step.expires_after_us):
+            pending += self._expiring(late.runs, late)
+        pending = [part for part in pending if part.height]
+        if pending:
+            left = late.alive(late.merged(pl.concat(pending)))
+            yield _firing(left, _CLOSING, "late", last=True)
+
+    def _late_panes(
+        self, late: Pending, rows: pl.DataFrame | None
+    ) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+        """Take late rows in; yield the panes that are complete, and what stays pending."""
+        ended = self._waited(rows)
+        if ended is not None and isinstance(late.firing, AfterCount):
+            whole = pl.col(ROWS) == late.firing.count
+            yield ended.filter(whole), ended.filter(~whole)
+            ended = None
+        past = [] if ended is None else [ended.select(late.taken_columns)]
+        if rows is not None and rows.height:
+            long_ended = rows.filter(self._ended(rows, self.moment.before_us))
+            partials = self._partials(long_ended, late)
+            past.append(partials.select(late.taken_columns) if past else partials)
+        if past:
+            taken = late.take(pl.concat(past))
+            yield taken.complete, taken.pending
+
+    def _waited(self, rows: pl.DataFrame | None) -> pl.DataFrame | None:
+        """Let late rows of windows that are not yet on time wait; give what has waited till now."""
+        waiting = self._pending("waiting")
+        ended: list[pl.DataFrame] = []
+        if rows is not None and rows.height:
+            ahead = rows.filter(~self._ended(rows, self.moment.before_us))
+            if ahead.height:
+                waits = waiting.take(self._partials(ahead, waiting)).pending
+                closed = self._closed(waits)
+                ended.append(where(waits, closed))
+                waiting.hold(where(waits, ~closed))
+        if self._passes_ends(0):
+            ended += self._take_ended(waiting)
+        ended = [part for part in ended if part.height]
+        return waiting.merged(pl.concat(ended)) if ended else None
+
+    def _expiring(self, runs: SortedRuns, late: Pending) -> Iterator[pl.DataFrame]:
+        """Yield what is pending in windows that expire with this batch."""
+        lateness_us = self.step.expires_after_us
+        before_us = self.moment.before_us - lateness_us
+        for slot in runs.slots:
+            if self.step.first_end(slot) + lateness_us <= self.moment.watermark_us:
+                for rows in late.scan([slot]):
+                    yield rows.filter(self._expired(rows) & ~self._ended(rows, before_us))
+
+    # ── what the panes say ──────────────────────────────────────────────────────────────────
+
+    def rows(self, firings: list[pl.DataFrame]) -> pl.DataFrame:
+        """Give the rows that come out, and keep what is to be known of their panes."""
+        values = self.values
+        panes = values.panes(firings, self._known(firings) if values.remembers else None)
+        if values.accumulates:
+            results = self.step.read_off(panes)
+            panes = values.judged(panes, results)
+        else:
+            panes = values.judged(panes, panes)
+            results = self.step.read_off(panes)
+        if values.remembers:
+            self._keep(values.to_keep(panes))
+        return values.rows(panes, results.with_columns(values.pane_columns(panes)))
+
+    def _known(self, firings: list[pl.DataFrame]) -> pl.DataFrame | None:
+        """Look up what is known of the keys that fire; others with the same hash come along."""
+        runs = self.state.runs("fired")
+        if not runs.slots:
+            return None
+        keys = pl.concat([firing.select(WINDOW, HASH) for firing in firings])
+        found = [
+            rows.select(self.values.kept)
+            for slot, touched in self._by_slot(keys)
+            for rows in runs.look_up(slot, np.unique(touched[HASH].to_numpy()))
+        ]
+        return pl.concat(found) if found else None
+
+    def _keep(self, kept: pl.DataFrame) -> None:
+        runs = self.state.runs("fired")
+        for slot, part in self._by_slot(where(kept, ~self._expired(kept))):
+            runs.add(slot, part, self._newest)
+
+    def _newest(self, rows: pl.DataFrame) -> pl.DataFrame:
+        rows = self.values.latest(rows)
+        return where(rows, ~self._expired(rows))
+
+    def drop_expired(self) -> None:
+        """Drop the slots of state all of whose windows have expired."""
+        for family in ("fired", "late"):
+            runs = self.state.runs(family)
+            expired = [
+                s for s in runs.slots if self.step.slot_expiry(s) <= self.moment.watermark_us
+            ]
+            for slot in expired:
+                runs.drop_slot(slot)
+
+
+def _by_window(rows: pl.DataFrame) -> Iterator[tuple[int, pl.DataFrame]]:
+    return divided(rows, rows[WINDOW].to_numpy())
+
+
+def _firing(
+    rows: pl.DataFrame, rank: int, kind: str, *, last: bool | Mask = False, by_step: bool = False
+) -> pl.DataFrame:
+    """Make firings of partials: one of each row."""
+    ranks = pl.col(STEP) + rank if by_step else pl.lit(rank, pl.Int64)
+    return rows.with_columns(
+        ranks.alias(RANK),
+        pl.lit(kind).alias(KIND),
+        pl.Series(LAST, last) if isinstance(last, np.ndarray) else pl.lit(last).alias(LAST),
+    ).drop(STEP)

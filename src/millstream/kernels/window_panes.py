@@ -1,0 +1,99 @@
+"""Windows that emit in panes: early, on time and late, as :mod:`millstream.kernels.emission` defines.
+
+State is in families of sorted runs, all by window and key:
+
+===========  ====================================================================================
+``fired``    what is known of the last pane; the newest row counts
+``early``    what is pending before the on-time pane: one slot per window
+``waiting``  late events whose lane is ahead of the others: one slot per window
+``late``     what is pending after the on-time pane: slots of a few windows
+``… due``    timers of the early and the late phase: slots of running time
+===========  ====================================================================================
+
+A batch looks up the keys that it touches, and scans the slots of windows whose on-time pane or
+expiry the watermark brings; it never goes over all that is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import polars as pl
+
+from millstream.kernels.emission import AfterCount, AfterTime, Firing
+from millstream.kernels.frames import WINDOW
+from millstream.kernels.operator import Moment, OperatorState, Outcome
+from millstream.kernels.pane_batch import PaneBatch
+from millstream.kernels.pane_values import PaneValues
+from millstream.kernels.window_step import LATE, PIECE, WindowStep
+
+
+@dataclass(frozen=True)
+class WindowPanes(WindowStep):
+    """A windowing operator that emits in panes."""
+
+    @property
+    def ordered(self) -> bool:
+        return any(isinstance(firing, AfterCount) for firing in self.firings)
+
+    @property
+    def firings(self) -> tuple[Firing | None, ...]:
+        return self.emission.early, self.emission.late
+
+    @property
+    def heartbeat_ms(self) -> int | None:
+        """How often a batch must come, in running time, even without input; None: never."""
+        delays = [f.delay_ms for f in self.firings if isinstance(f, AfterTime)]
+        return min(delays, default=None)
+
+    @property
+    def expires_after_us(self) -> int:
+        return 0 if self.emission.late is None else self.lateness_us
+
+    @property
+    def tells_late(self) -> bool:
+        return self.expires_after_us > 0
+
+    @property
+    def values(self) -> PaneValues:
+        return PaneValues(self.aggregation, self.emission)
+
+    def fingerprint(self) -> dict[str, Any]:
+        emission = self.emission
+        firings = [[type(f).__name__, *vars(f).values()] if f else None for f in self.firings]
+        return {
+            **super().fingerprint(),
+            "panes": [emission.mode, *firings, emission.suppress_unchanged, emission.panes],
+        }
+
+    def process(
+        self, state: OperatorState, arrived: Mapping[int, Sequence[pl.DataFrame]], moment: Moment
+    ) -> Outcome:
+        """Take the batch in; give the panes that it brings."""
+        outcome = Outcome()
+        clock_ms = max(moment.clock_ms, state.values.get("clock_ms", 0))
+        state.values["clock_ms"] = clock_ms
+        fresh = self.arrivals(arrived, moment, outcome)
+        batch = PaneBatch(self, self.values, state, replace(moment, clock_ms=clock_ms))
+        firings = [f for f in batch.firings(self._by_window(fresh)) if f.height]
+        if firings:
+            outcome.rows = batch.rows(firings)
+        batch.drop_expired()
+        return outcome
+
+    def _by_window(self, fresh: pl.DataFrame | None) -> pl.DataFrame | None:
+        """Give what came, by window and key; merged, unless panes are by count."""
+        if fresh is None:
+            return None
+        if self.ordered:
+            return self.hashed(self.each_window(fresh))
+        if not self.window.tiled:
+            fresh = self.each_window(
+                self.aggregation.merge(fresh, PIECE, *self.judgements, *self.by)
+            )
+        else:
+            fresh = self.each_window(fresh)
+        late = [LATE] if self.tells_late else []
+        return self.hashed(self.aggregation.merge(fresh, WINDOW, *late, *self.by))

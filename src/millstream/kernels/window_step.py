@@ -1,0 +1,309 @@
+"""The part that all windowing operators share: windows and lateness, before the shuffle and after.
+
+Before the shuffle rows become partials per piece of time, key and lane; what is too late for all of
+its windows is left out. The lane's *baseline*, known only after the shuffle, is judged there. How
+late a partial is travels with it as two small numbers, of the windows that hold its piece:
+
+==========  =====================================================================================
+``__late``  how many its lane had reached the end of, before the events were read
+``__gone``  how many had expired by then; all of them: the events are too late
+==========  =====================================================================================
+
+As the watermark only rises, the larger number of two judgements is that of both. A row that takes
+part in panes by count, or may have to go aside as it came, is not reduced before the shuffle.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from millstream.kernels.aggregation import Aggregation, rows_in
+from millstream.kernels.emission import Emission
+from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, ROWS, TIME, WINDOW
+from millstream.kernels.keyhash import hash_columns
+from millstream.kernels.operator import Moment, Outcome, Prepared
+from millstream.kernels.watermarks import UNSEEN
+from millstream.kernels.windows import Times, TimeWindows
+
+PIECE = "__piece"  # Int64: start of the piece of time that a row or partial belongs to
+LATE = "__late"
+GONE = "__gone"
+SLOTS_OPEN_MAX = 8  # an open span of time is divided into about this many slots
+_SLOT = "__slot"
+
+
+@dataclass(frozen=True)
+class WindowStep:
+    """A windowing operator, but for what it does with what comes in. Durations in microseconds."""
+
+    name: str
+    window: TimeWindows
+    aggregation: Aggregation
+    emission: Emission
+    lateness_us: int
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        return self.aggregation.by
+
+    @property
+    def transparent(self) -> bool:
+        return False
+
+    @property
+    def ordered(self) -> bool:
+        return False
+
+    @property
+    def aside(self) -> bool:
+        """Whether rows that are too late go aside as they came."""
+        return self.emission.late_policy == "side"
+
+    @property
+    def reduces(self) -> bool:
+        """Whether rows become partials before the shuffle."""
+        return not self.aside and not self.ordered
+
+    @property
+    def expires_after_us(self) -> int:
+        """How long after its end a window still takes events."""
+        return self.lateness_us
+
+    @property
+    def tells_late(self) -> bool:
+        """Whether it matters that an event is late for a window that still takes it."""
+        return False
+
+    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
+        return self.aggregation.columns_read
+
+    def holds_back(self, watermark_us: int) -> int:
+        """Give the watermark of what this operator emits, given that of what it takes in."""
+        return watermark_us - self.expires_after_us if watermark_us > UNSEEN else UNSEEN
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Describe what the state depends on: windows, keys, lateness and the types of partials."""
+        return {
+            "window": self.window.fingerprint(),
+            "lateness_us": self.lateness_us,
+            **self.aggregation.fingerprint(),
+        }
+
+    # ── before the shuffle ──────────────────────────────────────────────────────────────────
+
+    def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
+        """Reduce rows to one partial per piece, key and lane; leave out what is late or in a gap."""
+        rows = rows.with_columns(self.window.pieces(rows[TIME]).alias(PIECE))
+        counts: Counter[str] = Counter()
+        if not self.window.tiled:
+            held = rows.filter(pl.Series(self.window.counts(rows[PIECE].to_numpy()) > 0))
+            counts["filtered"], rows = rows.height - held.height, held
+        if not self.reduces:
+            return Prepared(rows.drop(PIECE), 0, counts)
+        late = 0
+        if REACHED in rows.columns:
+            rows, late = self._judged(rows, rows[REACHED].to_numpy(), counts)
+        else:
+            rows = rows.with_columns(pl.lit(0, pl.Int64).alias(name) for name in self.judgements)
+        lane = [LANE] if LANE in rows.columns else []
+        return Prepared(self.aggregation.reduce(rows, PIECE, *self.judgements, *lane), late, counts)
+
+    @property
+    def judgements(self) -> list[str]:
+        """The columns that say how late a partial is; a window that is alone is gone or it is not."""
+        gone = [] if self.window.tiled else [GONE]
+        return [*gone, LATE] if self.tells_late else gone
+
+    def _judged(
+        self, rows: pl.DataFrame, reached: Times, counts: Counter[str]
+    ) -> tuple[pl.DataFrame, int]:
+        """Judge rows or partials by what their lane had reached; leave out, and count, the late ones.
+
+        Judgements that they have already are raised.
+        """
+        pieces = rows[PIECE].to_numpy()
+        gone = self.window.passed(pieces, reached - self.expires_after_us)
+        before = rows[GONE].to_numpy() if GONE in rows.columns else 0
+        gone = np.maximum(gone, before)
+        stands_for = rows[ROWS].to_numpy() if ROWS in rows.columns else 1
+        missed = int(((gone - before) * stands_for).sum())
+        judged = {GONE: gone}
+        if self.tells_late:
+            late = self.window.passed(pieces, reached)
+            judged[LATE] = np.maximum(late, rows[LATE].to_numpy()) if LATE in rows.columns else late
+        rows = rows.with_columns(pl.Series(name, judged[name]) for name in self.judgements)
+        if not missed:
+            return rows, 0
+        counts["windows_missed"] += missed
+        too_late = gone >= self.window.counts(pieces)
+        out = where(rows, too_late)
+        late_rows = rows_in(out) if ROWS in rows.columns else out.height
+        return where(rows, ~too_late), late_rows
+
+    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
+        """Merge the partials of several tables, lane by lane; rows only stand one after another."""
+        table = pl.concat(tables)
+        if len(tables) == 1 or not self.reduces:
+            return table
+        lane = [LANE] if LANE in table.columns else []
+        merged = self.aggregation.merge(table, PIECE, *self.judgements, *lane, *self.by)
+        return merged.select(table.columns)
+
+    # ── after the shuffle ───────────────────────────────────────────────────────────────────
+
+    def arrivals(
+        self, arrived: Mapping[int, Sequence[pl.DataFrame]], moment: Moment, outcome: Outcome
+    ) -> pl.DataFrame | None:
+        """Give what came in time for at least one window, with piece and judgements, and count.
+
+        Partials, or rows in the order of their arrival if panes are by count.
+        """
+        kept: list[pl.DataFrame] = []
+        aside: list[pl.DataFrame] = []
+        for table in arrived.get(0, ()):
+            reached = moment.reached(table)
+            if self.reduces:
+                in_time, late = self._judged(table, reached, outcome.counts)
+                held = rows_in(in_time)
+            else:
+                in_time, too_late = self._split(table, reached, outcome.counts)
+                held, late = in_time.height, too_late.height
+                aside.append(too_late)
+            outcome.counts.update(held=held, late=late)
+            kept.append(in_time.drop(LANE, strict=False))
+        if self.aside and any(table.height for table in aside):
+            outcome.late = _in_order(pl.concat(aside))
+        rows = [table for table in kept if table.height]
+        if not rows:
+            return None
+        table = pl.concat(rows)
+        if self.ordered:
+            return _in_order(table)
+        if self.aside:
+            return self.aggregation.reduce(table, PIECE, *self.judgements)
+        return table
+
+    def _split(
+        self, rows: pl.DataFrame, reached: Times, counts: Counter[str]
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Part rows that came as they are into those in time and those too late."""
+        if REACHED in rows.columns:
+            reached = np.maximum(reached, rows[REACHED].to_numpy())
+            rows = rows.drop(REACHED)
+        rows = rows.with_columns(self.window.pieces(rows[TIME]).alias(PIECE))
+        pieces = rows[PIECE].to_numpy()
+        too_late = self.window.passed(
+            pieces, reached - self.expires_after_us
+        ) >= self.window.counts(pieces)
+        aside = self._aside(where(rows, too_late), reached[too_late])
+        in_time, _ = self._judged(rows, reached, counts)
+        return in_time, aside
+
+    def _aside(self, rows: pl.DataFrame, reached: Times) -> pl.DataFrame:
+        """Say of rows that are too late why, by how much, and for which window at the last."""
+        pieces = rows[PIECE].to_numpy()
+        window = self.window
+        starts = window.first(pieces) + (window.counts(pieces) - 1) * window.slide_us
+        late_by = reached - rows[TIME].to_numpy()
+        return rows.drop(PIECE).with_columns(
+            pl.Series("late_by", late_by, pl.Duration("us")),
+            pl.lit("expired_window").alias("late_reason"),
+            instants(pl.Series("window_start", starts)),
+            instants(pl.Series("window_end", window.ends(starts))),
+        )
+
+    def hashed(self, partials: pl.DataFrame) -> pl.DataFrame:
+        """Add the hash of the key."""
+        return partials.with_columns(pl.Series(HASH, hash_columns(partials, self.by)))
+
+    def each_window(self, pieces: pl.DataFrame) -> pl.DataFrame:
+        """Give every row once for each window that holds its piece and is not gone for it.
+
+        ``__late`` becomes whether the row is late for that window.
+        """
+        starts = pieces[PIECE].to_numpy()
+        if self.window.tiled:
+            spread = pieces.rename({PIECE: WINDOW})
+            return spread.with_columns(pl.col(LATE) > 0) if self.tells_late else spread
+        gone = pieces[GONE].to_numpy()
+        counts = self.window.counts(starts) - gone
+        at = np.repeat(np.arange(len(starts)), counts)
+        number = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts) + gone[at]
+        windows = self.window.first(starts)[at] + number * self.window.slide_us
+        spread = pieces.drop(PIECE, GONE)[at].with_columns(pl.Series(WINDOW, windows))
+        if self.tells_late:
+            spread = spread.with_columns(pl.col(LATE) > pl.Series(number))
+        return spread
+
+    def read_off(self, merged: pl.DataFrame, *columns: pl.Expr) -> pl.DataFrame:
+        """Turn merged partials into result rows, whose time is their window's last microsecond."""
+        ends = self.window.ends(merged[WINDOW].to_numpy())
+        return merged.select(
+            instants(merged[WINDOW].alias("window_start")),
+            instants(pl.Series("window_end", ends)),
+            *self.by,
+            *self.aggregation.results,
+            *columns,
+            pl.Series(TIME, ends - 1),
+        )
+
+    # ── slots of state ──────────────────────────────────────────────────────────────────────
+
+    @property
+    def slot_us(self) -> int:
+        """The width of a slot of state: a few windows where many are open at a time."""
+        windows = -(-self.expires_after_us // (self.window.slide_us * SLOTS_OPEN_MAX))
+        return self.window.slide_us * max(1, windows)
+
+    def first_end(self, slot: int) -> int:
+        """Give the earliest end of a window that holds anything of a slot."""
+        if self.window.tiled:
+            return self.window.latest_end(slot)
+        return int(self.window.ends(self.window.first(np.array([slot], np.int64)))[0])
+
+    def slot_expiry(self, slot: int) -> int:
+        """Give the watermark at which all windows of a slot have expired."""
+        return self.window.latest_end(slot + self.slot_us - 1) + self.expires_after_us
+
+    def by_slot(self, rows: pl.DataFrame, column: str) -> Iterator[tuple[int, pl.DataFrame]]:
+        """Divide rows among the slots of their times."""
+        if rows.height:
+            offset = self.window.latest_end(0)
+            times = rows[column].to_numpy()
+            slots = (times - offset) // self.slot_us * self.slot_us + offset
+            yield from divided(rows, slots)
+
+
+def divided(rows: pl.DataFrame, slots: Times) -> Iterator[tuple[int, pl.DataFrame]]:
+    """Divide rows by a number that each has."""
+    if not rows.height:
+        return
+    if slots.min() == slots.max():
+        yield int(slots[0]), rows
+        return
+    parts = rows.with_columns(pl.Series(_SLOT, slots)).partition_by(
+        _SLOT, as_dict=True, include_key=False
+    )
+    for (slot,), part in sorted(parts.items()):
+        yield int(slot), part
+
+
+def where(rows: pl.DataFrame, mask: npt.NDArray[np.bool_]) -> pl.DataFrame:
+    """Give the rows at which the mask is true; all of them without copying."""
+    return rows if mask.all() else rows.filter(mask)
+
+
+def instants(microseconds: pl.Series) -> pl.Series:
+    """Give times as UTC datetimes."""
+    return microseconds.cast(pl.Datetime("us", "UTC"))
+
+
+def _in_order(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.sort(ORDER) if ORDER in rows.columns else rows
