@@ -7,6 +7,7 @@ compiled into a plan (:mod:`millstream.pipeline.compile`) and run on Spark, or i
 
 from millstream.pipeline.app import App
 from millstream.pipeline.functions import count, mean, sum, watermark  # noqa: A004
+from millstream.pipeline.session_words import count_window, session, sliding
 from millstream.pipeline.streams import Stream, Topic
 from millstream.pipeline.window_words import after_count, calendar, hopping, tumbling
 
@@ -17,8 +18,11 @@ __all__ = [
     "after_count",
     "calendar",
     "count",
+    "count_window",
     "hopping",
     "mean",
+    "session",
+    "sliding",
     "sum",
     "tumbling",
     "watermark",

@@ -24,6 +24,7 @@ from millstream.pipeline.checks import check_time, columns_after, named, there_a
 from millstream.pipeline.functions import Column, as_expression, watermark
 from millstream.pipeline.graph import LateNode, NativeNode, Node, OperatorNode, SourceNode, StepNode
 from millstream.pipeline.schema import Columns, columns_of, fields_of
+from millstream.pipeline.session_words import EventWindow
 from millstream.pipeline.windowed import LATE_COLUMNS, WINDOW_COLUMNS, Windowed
 
 if TYPE_CHECKING:
@@ -182,7 +183,11 @@ class Stream:
     # ── windows ─────────────────────────────────────────────────────────────────────────────
 
     def window(
-        self, window: TimeWindows, *, by: str | Sequence[str] | None = None, name: str | None = None
+        self,
+        window: TimeWindows | EventWindow,
+        *,
+        by: str | Sequence[str] | None = None,
+        name: str | None = None,
     ) -> Windowed:
         """Divide the stream's time into windows, and its rows by the columns ``by``.
 

@@ -21,6 +21,7 @@ from millstream.kernels.windows import TimeWindows
 from millstream.pipeline.checks import wrong_columns
 from millstream.pipeline.graph import OperatorNode
 from millstream.pipeline.schema import Columns
+from millstream.pipeline.session_words import EventWindow, aggregated
 from millstream.pipeline.window_words import FiringWord, firing
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Windowed:
     """A stream divided into windows; say how it emits, then what it aggregates."""
 
     stream: Stream
-    window: TimeWindows
+    window: TimeWindows | EventWindow
     by: tuple[str, ...]
     name: str | None = None
     emission: Emission = field(default_factory=Emission)
@@ -120,6 +121,8 @@ class Windowed:
         ``late="side"``, the ``late`` of the result are the rows that came too late.
         """
         self._check_names(aggregates)
+        if isinstance(self.window, EventWindow):
+            return aggregated(self, self.window, aggregates)
         weighted = self.stream.mode == "retract"
         if weighted:
             aggregates = {name: _for_changes(name, a) for name, a in aggregates.items()}
@@ -174,17 +177,24 @@ def _for_changes(name: str, aggregate: Any) -> Aggregate:
     return changing
 
 
-def _typed(kernel: WindowStep, columns: Columns) -> tuple[Any, Columns]:
-    """Find the types of partials and results by running the aggregates on no rows."""
-    diff = {DIFF: pl.Int8()} if kernel.aggregation.weighted else {}
+def typed_aggregation(
+    step: str, aggregation: Aggregation, columns: Columns
+) -> tuple[Aggregation, pl.DataFrame]:
+    """Find the types of partials by aggregating no rows; give these rows, too."""
+    diff = {DIFF: pl.Int8()} if aggregation.weighted else {}
     rows = pl.DataFrame(schema={**columns, TIME: pl.Int64(), WINDOW: pl.Int64(), **diff})
     try:
-        partials = kernel.aggregation.reduce(rows, WINDOW)
+        partials = aggregation.reduce(rows, WINDOW)
     except pl.exceptions.PolarsError as error:
-        raise wrong_columns(kernel.name, error, columns) from error
-    own = [name for name in partials.columns if name not in (WINDOW, *kernel.by)]
+        raise wrong_columns(step, error, columns) from error
+    own = [name for name in partials.columns if name not in (WINDOW, *aggregation.by)]
     schema = tuple((name, _held_type(partials.schema[name], name)) for name in own)
-    aggregation = replace(kernel.aggregation, schema=schema)
+    return replace(aggregation, schema=schema), rows
+
+
+def _typed(kernel: WindowStep, columns: Columns) -> tuple[Any, Columns]:
+    """Find the types of partials and results by running the aggregates on no rows."""
+    aggregation, rows = typed_aggregation(kernel.name, kernel.aggregation, columns)
     kernel = replace(kernel, aggregation=aggregation)
     merged = aggregation.merge(aggregation.reduce(rows, WINDOW), WINDOW, *kernel.by)
     results = kernel.read_off(merged)

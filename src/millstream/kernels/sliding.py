@@ -1,0 +1,323 @@
+"""True sliding windows: for every event, what its key did in the time up to it.
+
+Each event at ``t`` is given the aggregate over its key's events in ``[t - size, t]``, both ends
+included, as SQL has it in ``RANGE BETWEEN size PRECEDING AND CURRENT ROW``: events at the same time
+see each other. With L the allowed lateness, W the watermark and r what an event's own lane had
+reached before it:
+
+====================  ==========================================================================
+an event is too late  when ``r > t + L``: its own row is settled
+``final``             its row comes once ``W > t + L``, when nothing that it counts can come any more
+``final`` corrected   its row comes once ``W > t``, and again for each late event that it counts
+``update``            with each batch a row for every event that came, or counts one that came
+``retract``           the same, and rows that are replaced are taken back right before
+events are kept       while a row that is not settled may count them: until ``W > t + L + size``
+====================  ==========================================================================
+
+Events lie in runs by slots of their time and are never written again, but where small runs are
+folded. Overlapping ranges are aggregated by polars, which knows moving sums from recomputed ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from millstream.durations import describe_us
+from millstream.kernels.aggregation import Aggregation
+from millstream.kernels.emission import Emission
+from millstream.kernels.frames import DIFF, HASH, LANE, REACHED, TIME
+from millstream.kernels.keyhash import Hashes, hash_columns
+from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
+from millstream.kernels.sorted_runs import SortedRuns
+from millstream.kernels.watermarks import UNSEEN
+
+_SLOTS_PER_SIZE = 4
+_SLOT = "__slot"
+_NEW = "__new"
+_OLD_VALUE = "__old"
+_RANK = "__rank"
+_AT = "__at"
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """The time up to each event that its row looks back on, in microseconds."""
+
+    size_us: int
+
+    def __str__(self) -> str:
+        return f"sliding({describe_us(self.size_us)})"
+
+
+@dataclass(frozen=True)
+class SlidingAggregate:
+    """One operator of sliding windows. Durations in microseconds."""
+
+    name: str
+    window: Sliding
+    aggregation: Aggregation
+    emission: Emission
+    lateness_us: int
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        return self.aggregation.by
+
+    @property
+    def transparent(self) -> bool:
+        return False
+
+    @property
+    def ordered(self) -> bool:
+        return False
+
+    @property
+    def aside(self) -> bool:
+        """Whether events that are too late go aside as they came."""
+        return self.emission.late_policy == "side"
+
+    @property
+    def settles(self) -> bool:
+        """Whether an event has no row before the watermark has passed it."""
+        return self.emission.mode == "final"
+
+    @property
+    def waits_us(self) -> int:
+        """How far the watermark must have passed an event for its first row."""
+        return 0 if self.emission.late_policy == "correct" else self.lateness_us
+
+    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
+        return self.aggregation.columns_read
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Describe what the state depends on."""
+        own = {"sliding_us": self.window.size_us, "lateness_us": self.lateness_us}
+        return {**own, **self.aggregation.fingerprint()}
+
+    def holds_back(self, watermark_us: int) -> int:
+        """Give the watermark of what it emits: a row may come again until its event is settled."""
+        return watermark_us - self.lateness_us if watermark_us > UNSEEN else UNSEEN
+
+    @property
+    def slot_us(self) -> int:
+        """The width of a slot of state."""
+        return max(1, (self.window.size_us + self.lateness_us) // _SLOTS_PER_SIZE)
+
+    # ── before the shuffle ──────────────────────────────────────────────────────────────────
+
+    def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
+        """Leave out what is too late already, and columns that are not needed."""
+        if self.aside:
+            return Prepared(rows)
+        late = 0
+        if REACHED in rows.columns:
+            in_time = rows.filter(pl.col(REACHED) <= pl.col(TIME) + self.lateness_us)
+            late, rows = rows.height - in_time.height, in_time.drop(REACHED)
+        wanted = [*self._held, LANE]
+        return Prepared(rows.select(name for name in wanted if name in rows.columns), late)
+
+    @property
+    def _held(self) -> list[str]:
+        return [*dict.fromkeys([*self.by, *sorted(self.aggregation.columns_read)]), TIME]
+
+    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
+        """Put tables one after another."""
+        return pl.concat(tables)
+
+    # ── after the shuffle ───────────────────────────────────────────────────────────────────
+
+    def process(
+        self, state: OperatorState, arrived: Mapping[int, Sequence[pl.DataFrame]], moment: Moment
+    ) -> Outcome:
+        """Take the batch's events in; give the rows to emit."""
+        outcome = Outcome(counts=Counter())
+        events = self._in_time(arrived.get(0, ()), moment, outcome)
+        runs = state.runs("events")
+        if self.settles:
+            self._hold(runs, events)
+            outcome.rows = self._settled(runs, events, moment)
+        else:
+            if events is not None:
+                outcome.rows = self._changed(runs, events)
+            self._hold(runs, events)
+        kept_from = moment.watermark_us - self.lateness_us - self.window.size_us
+        for slot in [slot for slot in runs.slots if (slot + 1) * self.slot_us <= kept_from]:
+            runs.drop_slot(slot)
+        return outcome
+
+    def _in_time(
+        self, tables: Sequence[pl.DataFrame], moment: Moment, outcome: Outcome
+    ) -> pl.DataFrame | None:
+        kept, aside = [], []
+        for rows in tables:
+            reached = moment.reached(rows)
+            if REACHED in rows.columns:
+                reached = np.maximum(reached, rows[REACHED].to_numpy())
+            late = pl.Series(reached > rows[TIME].to_numpy() + self.lateness_us)
+            if self.aside and late.any():
+                aside.append(self._aside(rows.with_columns(pl.Series(REACHED, reached)), late))
+            in_time = rows.filter(~late).select(self._held)
+            outcome.counts.update(held=in_time.height, late=rows.height - in_time.height)
+            kept.append(in_time)
+        if aside:
+            outcome.late = pl.concat(aside)
+        events = pl.concat(kept) if kept else None
+        if events is None or not events.height:
+            return None
+        return events.with_columns(pl.Series(HASH, hash_columns(events, self.by)))
+
+    def _aside(self, rows: pl.DataFrame, late: pl.Series) -> pl.DataFrame:
+        """Say of events that are too late why, by how much, and for which window."""
+        return (
+            rows.filter(late)
+            .with_columns(
+                (pl.col(REACHED) - pl.col(TIME)).cast(pl.Duration("us")).alias("late_by"),
+                pl.lit("expired_window").alias("late_reason"),
+                *self._span(),
+            )
+            .drop(REACHED, LANE, strict=False)
+        )
+
+    def _hold(self, runs: SortedRuns, events: pl.DataFrame | None) -> None:
+        if events is not None:
+            slots = events.with_columns((pl.col(TIME) // self.slot_us).alias(_SLOT))
+            parts = slots.partition_by(_SLOT, as_dict=True, include_key=False)
+            for (slot,), part in sorted(parts.items()):
+                runs.add(int(slot), part, lambda pieces: pieces)
+
+    # ── rows ────────────────────────────────────────────────────────────────────────────────
+
+    def _settled(
+        self, runs: SortedRuns, events: pl.DataFrame | None, moment: Moment
+    ) -> pl.DataFrame | None:
+        """Give the rows of the events that the watermark has passed now, and of those corrected."""
+        since, until = (at - self.waits_us for at in (moment.before_us, moment.watermark_us))
+        passed = [
+            rows.filter((pl.col(TIME) >= since) & (pl.col(TIME) < until))
+            for slot in runs.slots
+            if slot * self.slot_us < until and (slot + 1) * self.slot_us > since
+            for rows in runs.scan(slot)
+        ]
+        if events is not None:  # of rows that were given already, those that count what came late
+            passed.append(events.filter(pl.col(TIME) < since))
+        due = pl.concat(passed) if passed else None
+        if due is None or not due.height:
+            return None
+        corrected = due.select((pl.col(TIME) < since).any()).item()
+        last_us = int(due[TIME].max())  # type: ignore[arg-type]
+        if corrected:
+            last_us += self.window.size_us
+        first_us = int(due[TIME].min()) - self.window.size_us  # type: ignore[arg-type]
+        known = self._known(runs, np.unique(due[HASH].to_numpy()), first_us, last_us)
+        assert known is not None
+        new = pl.lit(value=False)
+        if corrected:
+            assert events is not None
+            late = events.filter(pl.col(TIME) < since)
+            new = pl.struct(HASH, TIME).is_in(
+                late.select(pl.struct(HASH, TIME)).to_series().implode()
+            )
+        values = self._values(known.with_columns(new.cast(pl.Int64).alias(_NEW)))
+        is_due = (pl.col(TIME) >= since) | (pl.col(_NEW) > 0)
+        values = values.filter(is_due & (pl.col(TIME) < until))
+        return self._rows(values) if values.height else None
+
+    def _changed(self, runs: SortedRuns, events: pl.DataFrame) -> pl.DataFrame | None:
+        """Give the rows of what came, and of known events that count what came."""
+        size_us = self.window.size_us
+        first_us = int(events[TIME].min()) - size_us  # type: ignore[arg-type]
+        last_us = int(events[TIME].max()) + size_us  # type: ignore[arg-type]
+        known = self._known(runs, np.unique(events[HASH].to_numpy()), first_us, last_us)
+        came = events.with_columns(pl.lit(1, pl.Int64).alias(_NEW))
+        if known is None:
+            values = self._values(came)
+            return self._signed(self._rows(values), 1) if values.height else None
+        known = known.with_columns(pl.lit(0, pl.Int64).alias(_NEW))
+        order = [HASH, *self.by, TIME]
+        known = known.sort(order, maintain_order=True)
+        marked = pl.concat([known, came.select(known.columns)])
+        marked = marked.with_columns((pl.col(_NEW) == 1).alias(_OLD_VALUE))
+        marked = marked.sort([*order, _OLD_VALUE], maintain_order=True)
+        is_new = marked[_OLD_VALUE]
+        now = self._rows(self._values(marked)).with_columns(is_new.alias(_OLD_VALUE))
+        touched = self._values(marked)[_NEW] > 0
+        before = self._rows(self._values(known))
+        return self._corrections(now, before, touched)
+
+    def _corrections(
+        self, now: pl.DataFrame, before: pl.DataFrame, touched: pl.Series
+    ) -> pl.DataFrame | None:
+        """Put what is said of known events now beside what was said before."""
+        was_known = ~now[_OLD_VALUE]
+        rows = now.drop(_OLD_VALUE)
+        changed = touched
+        if self.emission.suppress_unchanged:
+            same = pl.repeat(value=True, n=before.height, eager=True)
+            for name in self.aggregation.names:
+                same &= rows.filter(was_known)[name].eq_missing(before[name])
+            unchanged = np.zeros(now.height, np.bool_)
+            unchanged[was_known.to_numpy()] = same.to_numpy()
+            changed = touched & ~pl.Series(unchanged)
+        rows = rows.with_columns(pl.int_range(pl.len()).alias(_AT))
+        said = self._signed(rows.filter(changed), 1)
+        if self.emission.mode != "retract":
+            return said.drop(_AT) if said.height else None
+        numbered = before.with_columns(rows.filter(was_known)[_AT])
+        back = self._signed(numbered.filter(changed.filter(was_known)), -1)
+        both = pl.concat([back, said.select(back.columns)]).sort(_AT, DIFF)
+        return both.drop(_AT) if both.height else None
+
+    def _signed(self, rows: pl.DataFrame, sign: int) -> pl.DataFrame:
+        if self.emission.mode != "retract":
+            return rows
+        return rows.with_columns(pl.lit(sign, pl.Int8).alias(DIFF))
+
+    def _known(
+        self, runs: SortedRuns, hashes: Hashes, first_us: int, last_us: int
+    ) -> pl.DataFrame | None:
+        """Give what is held of these keys in ``[first, last]``."""
+        found = [
+            rows.filter(pl.col(TIME).is_between(first_us, last_us))
+            for slot in runs.slots
+            if slot * self.slot_us <= last_us and (slot + 1) * self.slot_us > first_us
+            for rows in runs.look_up(slot, hashes)
+        ]
+        found = [rows for rows in found if rows.height]
+        return pl.concat(found) if found else None
+
+    def _values(self, events: pl.DataFrame) -> pl.DataFrame:
+        """Aggregate over what each event looks back on; in the order of key and time."""
+        made = [e for name, a in self.aggregation.aggregates for e in a.partial(name)]
+        counts = [pl.col(_NEW).sum()]
+        ordered = events.sort([HASH, *self.by, TIME], maintain_order=True)
+        values = ordered.rolling(
+            TIME, period=f"{self.window.size_us}i", closed="both", group_by=[HASH, *self.by]
+        ).agg(*made, *counts)
+        types = {n: t for n, t in self.aggregation.schema if n in values.columns}
+        return values.cast(types)  # type: ignore[arg-type]
+
+    def _rows(self, values: pl.DataFrame) -> pl.DataFrame:
+        return values.select(*self._span(), *self.by, *self.aggregation.results, TIME)
+
+    def _span(self) -> list[pl.Expr]:
+        start = pl.from_epoch(pl.col(TIME) - self.window.size_us, "us")
+        end = pl.from_epoch(TIME, "us")
+        names = ((start, "window_start"), (end, "window_end"))
+        return [at.dt.replace_time_zone("UTC").alias(name) for at, name in names]
+
+    def result_schema(self, events: pl.DataFrame) -> dict[str, pl.DataType]:
+        """Find the types of what comes out, given the columns of no events."""
+        times = {TIME: pl.Int64(), HASH: pl.UInt64(), _NEW: pl.Int64()}
+        none = pl.DataFrame(schema={**events.schema, **times})
+        made = none.group_by(HASH, *self.by).agg(
+            *(e for name, a in self.aggregation.aggregates for e in a.partial(name)),
+            pl.col(TIME).first(),
+        )
+        types = {n: t for n, t in self.aggregation.schema if n in made.columns}
+        return dict(self._rows(made.cast(types)).drop(TIME).schema)  # type: ignore[arg-type]
