@@ -93,66 +93,74 @@ class PaneBatch:
     def firings(self, fresh: pl.DataFrame | None) -> Iterator[pl.DataFrame]:
         """Yield the firings of the batch, and move on what is pending."""
         early, late = self._pending("early"), self._pending("late")
-        due = early.due()
-        if due is not None:
-            open_then = ~self._ended(due, self.moment.before_us)
-            yield _firing(where(due, open_then), _TIMED, "early")
-        due = late.due()
-        if due is not None:
-            gone = self._ended(due, self.moment.before_us - self.step.expires_after_us)
-            yield _firing(where(due, ~gone), _TIMED, "late")
+        early_due = self._due(early, "early", 0)  # before anything is stored, which may fold it away
+        late_due = self._due(late, "late", self.step.expires_after_us)
         in_time, behind = fresh, None
         if fresh is not None and self.step.tells_late:
             in_time, behind = (fresh.filter(late).drop(LATE) for late in (~pl.col(LATE), LATE))
-        yield from self._before_end(early, in_time)
+        panes, ending = self._early_panes(early, in_time)
+        panes = [*early_due, *panes]
+        yield from panes
+        if self._passes_ends(0):
+            yield from self._on_time(early, [*self._take_ended(early), *ending], panes)
         if self.step.tells_late:
+            yield from late_due
             yield from self._after_end(late, behind)
 
-    def _before_end(self, early: Pending, rows: pl.DataFrame | None) -> Iterator[pl.DataFrame]:
-        """Fire early panes, then the on-time panes of windows that the watermark has reached."""
-        ending: list[pl.DataFrame] = []
-        if rows is not None and rows.height:
-            taken = early.take(self._partials(rows, early))
-            closed = self._closed(taken.complete)
-            if isinstance(early.firing, EachBatch):  # at the end of the batch they are on time
-                ending.append(where(taken.complete, closed))
-                yield _firing(where(taken.complete, ~closed), _EARLY, "early")
-            else:
-                yield _firing(taken.complete, _EARLY, "early", by_step=True)
-            closed = self._closed(taken.pending)
-            ending.append(where(taken.pending, closed))
-            early.hold(where(taken.pending, ~closed))
-        if self._passes_ends(0):
-            yield from self._on_time(early, [*self._take_ended(early), *ending])
+    def _due(self, pending: Pending, kind: str, over_us: int) -> list[pl.DataFrame]:
+        """Fire what is due by running time, of windows that were not over when the batch began."""
+        due = pending.due()
+        if due is None:
+            return []
+        over = self._ended(due, self.moment.before_us - over_us)
+        return [_firing(where(due, ~over), _TIMED, kind)]
 
-    def _on_time(self, early: Pending, ending: list[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    def _early_panes(
+        self, early: Pending, rows: pl.DataFrame | None
+    ) -> tuple[list[pl.DataFrame], list[pl.DataFrame]]:
+        """Take rows in; give early panes, and what is pending of windows that are on time now."""
+        if rows is None or not rows.height:
+            return [], []
+        taken = early.take(self._partials(rows, early))
+        closed = self._closed(taken.pending)
+        early.hold(where(taken.pending, ~closed))
+        ending = [where(taken.pending, closed)]
+        closed = self._closed(taken.complete)
+        if not isinstance(early.firing, EachBatch):
+            return [_firing(taken.complete, _EARLY, "early", by_step=True)], ending
+        # At the end of the batch, of a window that the watermark has reached, they are on time.
+        ending.append(where(taken.complete, closed))
+        return [_firing(where(taken.complete, ~closed), _EARLY, "early")], ending
+
+    def _on_time(
+        self, early: Pending, ending: list[pl.DataFrame], panes: list[pl.DataFrame]
+    ) -> Iterator[pl.DataFrame]:
+        """Fire on-time panes, of what is pending and, if asked for, of keys with nothing new."""
         last = self.step.expires_after_us == 0
         pieces = [rows for rows in ending if rows.height]
-        fired = None
-        if pieces:
-            fired = early.alive(early.merged(pl.concat(pieces)))
+        fired = early.alive(early.merged(pl.concat(pieces))) if pieces else None
+        if fired is not None:
             yield _firing(fired, _ON_TIME, "on_time", last=last)
         if not self.step.emission.suppress_unchanged:
-            yield from self._quiet(fired, last=last)
+            quiet = self._quiet(fired, panes)
+            if quiet is not None:
+                yield _firing(quiet.select(early.columns), _ON_TIME, "on_time", last=last)
 
-    def _quiet(self, fired: pl.DataFrame | None, *, last: bool) -> Iterator[pl.DataFrame]:
-        """Fire, with nothing new, for the keys that have had panes and nothing since."""
-        found = list(self._fired_of_ending_windows())
+    def _quiet(
+        self, fired: pl.DataFrame | None, panes: list[pl.DataFrame]
+    ) -> pl.DataFrame | None:
+        """Give, without partials, the keys of ending windows with panes, and nothing new since."""
+        key = [*self.values.key, HASH]
+        found = [rows.select(key) for rows in self._fired_of_ending_windows()]
+        found += [where(pane, self._closed(pane)).select(key) for pane in panes]
         if not found:
-            return
-        key = self.values.key
-        keys = self.values.latest(pl.concat(found)).select(*key, HASH)
+            return None
+        keys = pl.concat(found).unique(self.values.key)
         if fired is not None:
-            keys = keys.join(fired, on=key, how="anti", nulls_equal=True)
+            keys = keys.join(fired, on=self.values.key, how="anti", nulls_equal=True)
         schema = dict(self.step.aggregation.schema)
         nothing = {name: pl.lit(None, dtype) for name, dtype in schema.items()}
-        nothing |= {ROWS: pl.lit(0, pl.Int64), STEP: pl.lit(0, pl.Int64)}
-        yield _firing(
-            keys.with_columns(**nothing).select(self._pending("early").columns),
-            _ON_TIME,
-            "on_time",
-            last=last,
-        )
+        return keys.with_columns(**(nothing | {ROWS: pl.lit(0, pl.Int64), STEP: pl.lit(0, pl.Int64)}))
 
     def _fired_of_ending_windows(self) -> Iterator[pl.DataFrame]:
         step, runs = self.step, self.state.runs("fired")

@@ -67,7 +67,8 @@ class PaneValues:
         ``known`` is what was kept, oldest first, and may have other keys. The rows that stand for it
         have a null rank.
         """
-        fired = self._placed(pl.concat(firings), alone=len(firings) == 1)
+        fired = pl.concat(firings)
+        fired = self._placed(fired, alone=fired[RANK].n_unique() == 1)
         before = self._before(fired, known)
         partials = self.aggregation.partials
         if not self.accumulates:
