@@ -27,7 +27,7 @@ from millstream.durations import describe_us
 from millstream.kernels.aggregation import Aggregation
 from millstream.kernels.emission import Emission
 from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, ROWS, TIME
-from millstream.kernels.keyed_rows import KeyedRows
+from millstream.kernels.keyed_rows import KeyedRows, distinct
 from millstream.kernels.keyhash import hash_columns
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
 from millstream.kernels.timers import Timers
@@ -120,7 +120,7 @@ class CountAggregate:
         if rows is not None:
             rows = rows.sort(ORDER, maintain_order=True) if ORDER in rows.columns else rows
             touched.append(rows[HASH].to_numpy())
-        hashes = np.unique(np.concatenate(touched)) if touched else np.empty(0, np.uint64)
+        hashes = distinct(np.concatenate(touched)) if touched else np.empty(0, np.uint64)
         held = KeyedRows(state, "windows")
         known = held.get(hashes) if len(hashes) else None
         if known is None:

@@ -53,7 +53,7 @@ class KeyedRows:
         versioned = rows.with_columns(
             pl.lit(version, pl.Int64).alias(_VERSION), pl.lit(value=False).alias(_GONE)
         )
-        gone = np.setdiff1d(hashes, rows[HASH].to_numpy())
+        gone = np.setdiff1d(hashes, distinct(rows[HASH].to_numpy()), assume_unique=True)
         if len(gone) and self.runs.slots.get(_SLOT):
             marks = pl.DataFrame({HASH: gone}).with_columns(
                 pl.lit(version, pl.Int64).alias(_VERSION), pl.lit(value=True).alias(_GONE)
@@ -66,7 +66,7 @@ class KeyedRows:
         """Forget all rows of these hashes."""
         found = self.get(hashes)
         if found is not None:
-            self.put(np.unique(found[HASH].to_numpy()), found.clear())
+            self.put(distinct(found[HASH].to_numpy()), found.clear())
 
     def scan(self) -> pl.DataFrame | None:
         """Give all rows. It costs all that is held: for tests and for looking at state."""
@@ -84,6 +84,14 @@ class KeyedRows:
         if self.runs.slots.get(_SLOT):  # an older run is left, which marks must go on hiding
             return newest
         return newest.filter(~pl.col(_GONE))
+
+
+def distinct(hashes: Hashes) -> Hashes:
+    """Give hashes sorted, each once."""
+    ordered = np.sort(hashes)
+    differs = np.ones(len(ordered), np.bool_)
+    differs[1:] = ordered[1:] != ordered[:-1]
+    return ordered[differs]
 
 
 def _newest(rows: pl.DataFrame) -> pl.DataFrame:

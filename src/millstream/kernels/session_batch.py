@@ -23,7 +23,7 @@ import polars as pl
 from millstream.kernels.aggregation import rows_in
 from millstream.kernels.emission import AfterTime
 from millstream.kernels.frames import HASH, ORDER, REACHED, ROWS, TIME
-from millstream.kernels.keyed_rows import KeyedRows
+from millstream.kernels.keyed_rows import KeyedRows, distinct
 from millstream.kernels.operator import Moment, OperatorState, Outcome
 from millstream.kernels.session_panes import DONE, DUE, FRESH, OVERLAPS
 from millstream.kernels.session_spans import END, FROM, GAP, PART, SPAN, START, TILL, joined_span
@@ -61,7 +61,7 @@ class SessionBatch:
         if rows is not None:
             self.counts["held"] += rows.height
             touched.append(rows[HASH].to_numpy())
-        hashes = np.unique(np.concatenate(touched))
+        hashes = distinct(np.concatenate(touched))
         if not len(hashes):
             return
         held = self._held.get(hashes)
@@ -346,7 +346,7 @@ class SessionBatch:
         """Say which spans overlap a session that had expired before they reached it."""
         keys = [HASH, *self.operator.by]
         columns = [*keys, START, END, TILL, GAP]
-        hashes = np.unique(spans[HASH].to_numpy())
+        hashes = distinct(spans[HASH].to_numpy())
         runs = self.state.runs("closed")
         known = [
             found.select(columns) for slot in runs.slots for found in runs.look_up(slot, hashes)
@@ -373,6 +373,13 @@ class SessionBatch:
         due = pl.col(END) + self.operator.lateness_us
         if not self.operator.panes.only_final:
             due = pl.when(DONE).then(due).otherwise(END)
+        if self.operator.panes.takes_back:
+            owed = self.operator.panes.owed()
+            due = (
+                pl.when(owed > self.moment.watermark_us)
+                .then(pl.min_horizontal(due, owed))
+                .otherwise(due)
+            )
         due = pl.when(WAITS).then(REACHED).otherwise(due)
         unset = pl.col(TIMER).is_null() | (pl.col(TIMER) <= self.moment.watermark_us)
         rest = rest.with_columns(due.alias(_NOW)).with_columns(

@@ -8,6 +8,9 @@ Panes are as :mod:`millstream.kernels.emission` has them, with what merging adds
   corrected, the next pane takes all of it back, in the order of their starts, immediately before it
   says its own. ``update`` takes nothing back: rows of sessions that were merged away stay where they
   went, and adding up the rows of a key counts events twice.
+* What a pane takes back must still be in time for what follows. So where a session has changed its
+  span since it told of it, a pane fires at the latest when what was told expires, whatever the
+  early and late panes are.
 * Pane indexes begin again at 0 when sessions that had panes become one.
 """
 
@@ -146,7 +149,16 @@ class SessionPanes:
         if self.emission.late is not None and at_end:
             late |= pl.col(END) + self.lateness_us <= now
         fires = (pl.col(FRESH) > 0) & pl.when(complete).then(late).otherwise(early)
+        if self.takes_back and at_end:
+            fires |= (self.owed() <= now).fill_null(value=False)
         return self._fire(sessions, fires, now, out)
+
+    def owed(self) -> pl.Expr:
+        """Give the watermark by which what was told of a session must be taken back, if it must."""
+        told_ends = pl.col(TOLD).list.eval(pl.element().struct.field("window_end").dt.epoch("us"))
+        first = told_ends.list.min()
+        changed = (pl.col(TOLD).list.len() > 1) | (first != pl.col(END))
+        return pl.when(changed).then(first + self.lateness_us)
 
     def _due(self, firing: Firing | None, clock_ms: int) -> pl.Expr:
         if not isinstance(firing, AfterTime):

@@ -32,6 +32,7 @@ from millstream.durations import describe_us
 from millstream.kernels.aggregation import Aggregation
 from millstream.kernels.emission import Emission
 from millstream.kernels.frames import DIFF, HASH, LANE, REACHED, TIME
+from millstream.kernels.keyed_rows import distinct
 from millstream.kernels.keyhash import Hashes, hash_columns
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
 from millstream.kernels.sorted_runs import SortedRuns
@@ -214,7 +215,7 @@ class SlidingAggregate:
         if corrected:
             last_us += self.window.size_us
         first_us = int(due[TIME].min()) - self.window.size_us  # type: ignore[arg-type]
-        known = self._known(runs, np.unique(due[HASH].to_numpy()), first_us, last_us)
+        known = self._known(runs, distinct(due[HASH].to_numpy()), first_us, last_us)
         assert known is not None
         new = pl.lit(value=False)
         if corrected:
@@ -233,7 +234,7 @@ class SlidingAggregate:
         size_us = self.window.size_us
         first_us = int(events[TIME].min()) - size_us  # type: ignore[arg-type]
         last_us = int(events[TIME].max()) + size_us  # type: ignore[arg-type]
-        known = self._known(runs, np.unique(events[HASH].to_numpy()), first_us, last_us)
+        known = self._known(runs, distinct(events[HASH].to_numpy()), first_us, last_us)
         came = events.with_columns(pl.lit(1, pl.Int64).alias(_NEW))
         if known is None:
             values = self._values(came)

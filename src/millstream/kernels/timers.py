@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from millstream.kernels.frames import HASH
+from millstream.kernels.keyed_rows import distinct
 from millstream.kernels.keyhash import Hashes
 from millstream.kernels.operator import OperatorState
 from millstream.kernels.sorted_runs import Run, SortedRuns
@@ -66,7 +67,7 @@ class Timers:
             if (slot + 1) * self.slot <= until + 1:
                 self.runs.drop_slot(slot)
         self.state.values[self._done_name] = until
-        return np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
+        return distinct(np.concatenate(found)) if found else np.empty(0, np.uint64)
 
     @property
     def _done_name(self) -> str:

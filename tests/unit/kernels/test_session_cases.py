@@ -181,13 +181,14 @@ def test_rows_that_are_too_late_go_aside_as_they_came():
 class Driven:
     """A session operator whose watermark and running time a test moves by hand."""
 
-    def __init__(self, **emit):
-        app, _ = app_with(ms.session("1 minute"), lateness=60, **emit)
+    def __init__(self, *, lateness=60, **emit):
+        app, _ = app_with(ms.session("1 minute"), lateness=lateness, **emit)
         self.kernel = app.plan().stages[0].operators[0].kernel
         self.state = OperatorState(MemoryRunStore())
         self.watermark_us = -(2**62)
         self.story = []
         self.rows = []
+        self.every = []
 
     def batch(self, clock, *, watermark=None, rows=()):
         before = self.watermark_us
@@ -200,6 +201,7 @@ class Driven:
         found = self.kernel.process(self.state, {0: arrived}, moment).rows
         for row in found.to_dicts() if found is not None else ():
             sign = "-" if row.get(DIFF, 1) < 0 else "+"
+            self.every.append(row)
             self.rows += [row] if sign == "+" else []
             self.story.append(f"{sign}{row['total']}{row.get('pane_kind', ' ')[0]}")
         message = json.loads(json.dumps(self.state.to_message()))
@@ -279,6 +281,24 @@ def test_a_bridge_takes_back_both_sessions_in_the_order_of_their_starts(rows_giv
             (-1, 9, 14, 20),
             (1, 0, 14, 321),
         ]
+
+
+@pytest.mark.parametrize(("early", "late"), [(None, "each"), ("5 minutes", None), (None, None)])
+def test_no_row_is_late_for_what_follows(early, late):
+    dice = random.Random(4)
+    driven = Driven(mode="retract", early=early, late=late, lateness=3)
+    watermark = 600
+    for clock in range(200):
+        before, said = driven.kernel.holds_back(driven.watermark_us), len(driven.every)
+        time = dice.randint(watermark - 200, watermark + 80)
+        watermark += dice.choice([0, 10, 25, 50])
+        driven.batch(at(clock * 60), watermark=at(watermark), rows=[(1, at(time))])
+        assert all(row[TIME] >= before for row in driven.every[said:])
+    assert any(sign.startswith("-") for sign in driven.story)
+
+
+def at(seconds):
+    return f"{seconds // 60:02}:{seconds % 60:02}"
 
 
 # ── what is refused ─────────────────────────────────────────────────────────────────────────────
