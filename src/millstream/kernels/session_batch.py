@@ -25,8 +25,9 @@ from millstream.kernels.emission import AfterTime
 from millstream.kernels.frames import HASH, ORDER, REACHED, ROWS, TIME
 from millstream.kernels.keyed_rows import KeyedRows, distinct
 from millstream.kernels.operator import Moment, OperatorState, Outcome
+from millstream.kernels.session_closed import ClosedSessions
 from millstream.kernels.session_panes import DONE, DUE, FRESH, OVERLAPS
-from millstream.kernels.session_spans import END, FROM, GAP, PART, SPAN, START, TILL, joined_span
+from millstream.kernels.session_spans import END, FROM, PART, SPAN, START, TILL, joined_span
 from millstream.kernels.timers import Timers
 
 if TYPE_CHECKING:
@@ -85,6 +86,17 @@ class SessionBatch:
     @property
     def _timers(self) -> Timers:
         return Timers(self.state, "timers", self.operator.slot_us)
+
+    @property
+    def _closed(self) -> ClosedSessions:
+        operator = self.operator
+        runs = self.state.runs("closed")
+        return ClosedSessions(runs, operator.by, operator.slot_us, operator.session)
+
+    @property
+    def _passed_us(self) -> int:
+        """What ends by then has expired."""
+        return self.moment.watermark_us - self.operator.lateness_us
 
     @property
     def _clock_timers(self) -> Timers | None:
@@ -161,7 +173,7 @@ class SessionBatch:
             return opened
         if panes.only_final:
             self.out.append(panes.read_off(closing.sort(START, HASH), now))
-        self._close(closing)
+        self._closed.add(closing, self._passed_us)
         return opened.filter(~expired)
 
     # ── joining ─────────────────────────────────────────────────────────────────────────────
@@ -260,14 +272,14 @@ class SessionBatch:
         for events in self._verdicts(candidates):
             overlapping = events[FROM] <= events[TILL]
             if self.operator.session.strict:
-                overlapping &= ~self._meets_closed(events, opened)
+                overlapping &= ~self._closed.meet(events, opened)
             opened = self._joined(opened, _pointed(events.filter(overlapping).select(columns)))
             doubtful = events.filter(~overlapping)
             lateness_us = self.operator.lateness_us
             cover = self._covers(opened, doubtful) > doubtful[REACHED] - lateness_us
             covered = cover.fill_null(value=False) & (doubtful[FROM] > doubtful[TILL])
             if self.operator.session.strict:
-                covered &= ~self._meets_closed(doubtful, opened)
+                covered &= ~self._closed.meet(doubtful, opened)
             opened = self._joined(opened, _pointed(doubtful.filter(covered).select(columns)))
             doubtful = doubtful.filter(~covered)
             open_to = doubtful.select(pl.col(REACHED) <= now).to_series()
@@ -315,54 +327,15 @@ class SessionBatch:
             pl.from_epoch(END, "us").dt.replace_time_zone("UTC").alias("window_end"),
         )
 
-    # ── closed sessions ─────────────────────────────────────────────────────────────────────
-
-    def _close(self, closing: pl.DataFrame) -> None:
-        """Remember where sessions were that a late event may still overlap."""
-        closed = closing.select(*self.operator.by, HASH, START, END, TILL, GAP)
-        until = closed[END].to_numpy() + closed[GAP].to_numpy()
-        width, runs = self.operator.slot_us, self.state.runs("closed")
-        lateness_us = self.operator.lateness_us
-        slots = until // width
-        for slot in np.unique(slots[until + lateness_us > self.moment.watermark_us]):
-            runs.add(int(slot), closed.filter(pl.Series(slots == slot)), lambda pieces: pieces)
-
-    def _drop_closed(self) -> None:
-        width, runs = self.operator.slot_us, self.state.runs("closed")
-        passed = self.moment.watermark_us - self.operator.lateness_us
-        for slot in [slot for slot in runs.slots if (slot + 1) * width <= passed]:
-            runs.drop_slot(slot)
-
     def _flagged(self, opened: pl.DataFrame) -> pl.DataFrame:
         """Mark the sessions that overlap a closed one."""
         suspect = (pl.col(FROM) > pl.col(START)) & ~pl.col(OVERLAPS)
         suspects = opened.filter(suspect)
         if not suspects.height:
             return opened
-        marked = suspects.with_columns(self._meets_closed(suspects, opened).alias(OVERLAPS))
+        meets = self._closed.meet(suspects, opened)
+        marked = suspects.with_columns(meets.alias(OVERLAPS))
         return pl.concat([opened.filter(~suspect), marked])
-
-    def _meets_closed(self, spans: pl.DataFrame, opened: pl.DataFrame) -> pl.Series:
-        """Say which spans overlap a session that had expired before they reached it."""
-        keys = [HASH, *self.operator.by]
-        columns = [*keys, START, END, TILL, GAP]
-        hashes = distinct(spans[HASH].to_numpy())
-        runs = self.state.runs("closed")
-        known = [
-            found.select(columns) for slot in runs.slots for found in runs.look_up(slot, hashes)
-        ]
-        others = pl.concat([opened.select(columns), *known])
-        others = others.rename({name: f"{name}.closed" for name in (START, END, TILL, GAP)})
-        numbered = spans.select(*keys, START, FROM).with_row_index(_ROUND)
-        pairs = numbered.join(others, on=keys, nulls_equal=True)
-        till = pl.col(f"{TILL}.closed")
-        meets = (till >= pl.col(START)) & (till < pl.col(FROM))
-        meets &= pl.col(FROM) <= till + pl.col(f"{GAP}.closed")
-        if self.operator.session.max_length_us is not None:
-            cell = self.operator.session.max_length_us
-            meets &= pl.col(START) // cell == pl.col(f"{START}.closed") // cell
-        met = pairs.filter(meets)[_ROUND].unique()
-        return numbered.select(pl.col(_ROUND).is_in(met.implode())).to_series()
 
     # ── state ───────────────────────────────────────────────────────────────────────────────
 
@@ -390,7 +363,7 @@ class SessionBatch:
         timer = pl.when(_COVER).then(_NOW).otherwise(TIMER).alias(TIMER)
         self._set_clock_timers(rest)
         self._held.put(hashes, rest.with_columns(timer).drop(_NOW, _COVER))
-        self._drop_closed()
+        self._closed.drop(self._passed_us)
 
     def _set_clock_timers(self, rest: pl.DataFrame) -> None:
         if self._clock_timers is not None:
