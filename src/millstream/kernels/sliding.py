@@ -15,7 +15,8 @@ events are kept       while a row that is not settled may count them: until ``W 
 ====================  ==========================================================================
 
 Events lie in runs by slots of their time and are never written again, but where small runs are
-folded. Overlapping ranges are aggregated by polars, which knows moving sums from recomputed ones.
+folded. Overlapping ranges are aggregated by polars, which knows moving sums from recomputed ones;
+keys with events that count in some of their rows only are joined pair by pair.
 """
 
 from __future__ import annotations
@@ -40,10 +41,13 @@ from millstream.kernels.watermarks import UNSEEN
 
 _SLOTS_PER_SIZE = 4
 _SLOT = "__slot"
+_FROM = "__from"  # Int64: the earliest row that an event counts in
 _NEW = "__new"
 _OLD_VALUE = "__old"
 _RANK = "__rank"
 _AT = "__at"
+_LOOKS = "__looks"  # Int64: the time that a row looks back from
+_HAS_ROW = pl.col(_FROM) <= pl.col(TIME)
 
 
 @dataclass(frozen=True)
@@ -118,13 +122,18 @@ class SlidingAggregate:
             return Prepared(rows)
         late = 0
         if REACHED in rows.columns:
-            in_time = rows.filter(pl.col(REACHED) <= pl.col(TIME) + self.lateness_us)
-            late, rows = rows.height - in_time.height, in_time.drop(REACHED)
-        wanted = [*self._held, LANE]
+            in_time = rows.filter(pl.col(REACHED) <= pl.col(TIME) + self._counts_for_us)
+            late, rows = rows.height - in_time.height, in_time
+        wanted = [*self._read, REACHED, LANE]
         return Prepared(rows.select(name for name in wanted if name in rows.columns), late)
 
     @property
-    def _held(self) -> list[str]:
+    def _counts_for_us(self) -> int:
+        """How far its lane may be ahead of an event for which there is still a row."""
+        return self.window.size_us + self.lateness_us
+
+    @property
+    def _read(self) -> list[str]:
         return [*dict.fromkeys([*self.by, *sorted(self.aggregation.columns_read)]), TIME]
 
     def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
@@ -141,12 +150,10 @@ class SlidingAggregate:
         events = self._in_time(arrived.get(0, ()), moment, outcome)
         runs = state.runs("events")
         if self.settles:
-            self._hold(runs, events)
             outcome.rows = self._settled(runs, events, moment)
-        else:
-            if events is not None:
-                outcome.rows = self._changed(runs, events)
-            self._hold(runs, events)
+        elif events is not None:
+            outcome.rows = self._changed(runs, events)
+        self._hold(runs, events)
         kept_from = moment.watermark_us - self.lateness_us - self.window.size_us
         for slot in [slot for slot in runs.slots if (slot + 1) * self.slot_us <= kept_from]:
             runs.drop_slot(slot)
@@ -160,10 +167,11 @@ class SlidingAggregate:
             reached = moment.reached(rows)
             if REACHED in rows.columns:
                 reached = np.maximum(reached, rows[REACHED].to_numpy())
-            late = pl.Series(reached > rows[TIME].to_numpy() + self.lateness_us)
+            late = pl.Series(reached > rows[TIME].to_numpy() + self._counts_for_us)
+            first = np.maximum(rows[TIME].to_numpy(), reached - self.lateness_us)
             if self.aside and late.any():
                 aside.append(self._aside(rows.with_columns(pl.Series(REACHED, reached)), late))
-            in_time = rows.filter(~late).select(self._held)
+            in_time = rows.select(*self._read, pl.Series(_FROM, first)).filter(~late)
             outcome.counts.update(held=in_time.height, late=rows.height - in_time.height)
             kept.append(in_time)
         if aside:
@@ -199,34 +207,40 @@ class SlidingAggregate:
     ) -> pl.DataFrame | None:
         """Give the rows of the events that the watermark has passed now, and of those corrected."""
         since, until = (at - self.waits_us for at in (moment.before_us, moment.watermark_us))
-        passed = [
-            rows.filter((pl.col(TIME) >= since) & (pl.col(TIME) < until))
+        known = [
+            rows
             for slot in runs.slots
             if slot * self.slot_us < until and (slot + 1) * self.slot_us > since
             for rows in runs.scan(slot)
         ]
-        if events is not None:  # of rows that were given already, those that count what came late
-            passed.append(events.filter(pl.col(TIME) < since))
-        due = pl.concat(passed) if passed else None
-        if due is None or not due.height:
+        came = [] if events is None else [events]
+        passed = pl.col(TIME).is_between(since, until, closed="left")
+        # Of the rows that were given already, those that count what came late.
+        due = [rows.filter(passed) for rows in known]
+        due += [rows.filter(pl.col(TIME) < until) for rows in came]
+        return self._given(runs, pl.concat(due), events, since, until) if due else None
+
+    def _given(
+        self,
+        runs: SortedRuns,
+        due: pl.DataFrame,
+        events: pl.DataFrame | None,
+        since: int,
+        until: int,
+    ) -> pl.DataFrame | None:
+        """Give the rows since then of the keys of ``due``, and those before that count new events."""
+        if not due.height:
             return None
-        corrected = due.select((pl.col(TIME) < since).any()).item()
-        last_us = int(due[TIME].max())  # type: ignore[arg-type]
-        if corrected:
-            last_us += self.window.size_us
-        first_us = int(due[TIME].min()) - self.window.size_us  # type: ignore[arg-type]
+        size_us = self.window.size_us
+        first_us = int(due[TIME].min()) - size_us  # type: ignore[arg-type]
+        last_us = int(due[TIME].max()) + size_us  # type: ignore[arg-type]
         known = self._known(runs, distinct(due[HASH].to_numpy()), first_us, last_us)
-        assert known is not None
-        new = pl.lit(value=False)
-        if corrected:
-            assert events is not None
-            late = events.filter(pl.col(TIME) < since)
-            new = pl.struct(HASH, TIME).is_in(
-                late.select(pl.struct(HASH, TIME)).to_series().implode()
-            )
-        values = self._values(known.with_columns(new.cast(pl.Int64).alias(_NEW)))
+        parts = [] if known is None else [known.with_columns(pl.lit(0, pl.Int64).alias(_NEW))]
+        if events is not None:
+            parts.append(events.with_columns(pl.lit(1, pl.Int64).alias(_NEW)))
+        values = self._values(pl.concat([part.select(parts[0].columns) for part in parts]))
         is_due = (pl.col(TIME) >= since) | (pl.col(_NEW) > 0)
-        values = values.filter(is_due & (pl.col(TIME) < until))
+        values = values.filter(is_due & (pl.col(TIME) < until) & _HAS_ROW)
         return self._rows(values) if values.height else None
 
     def _changed(self, runs: SortedRuns, events: pl.DataFrame) -> pl.DataFrame | None:
@@ -237,7 +251,7 @@ class SlidingAggregate:
         known = self._known(runs, distinct(events[HASH].to_numpy()), first_us, last_us)
         came = events.with_columns(pl.lit(1, pl.Int64).alias(_NEW))
         if known is None:
-            values = self._values(came)
+            values = self._values(came).filter(_HAS_ROW)
             return self._signed(self._rows(values), 1) if values.height else None
         known = known.with_columns(pl.lit(0, pl.Int64).alias(_NEW))
         order = [HASH, *self.by, TIME]
@@ -245,11 +259,10 @@ class SlidingAggregate:
         marked = pl.concat([known, came.select(known.columns)])
         marked = marked.with_columns((pl.col(_NEW) == 1).alias(_OLD_VALUE))
         marked = marked.sort([*order, _OLD_VALUE], maintain_order=True)
-        is_new = marked[_OLD_VALUE]
-        now = self._rows(self._values(marked)).with_columns(is_new.alias(_OLD_VALUE))
-        touched = self._values(marked)[_NEW] > 0
-        before = self._rows(self._values(known))
-        return self._corrections(now, before, touched)
+        values = self._values(marked).with_columns(marked[_OLD_VALUE]).filter(_HAS_ROW)
+        now = self._rows(values).with_columns(values[_OLD_VALUE])
+        before = self._rows(self._values(known).filter(_HAS_ROW))
+        return self._corrections(now, before, values[_NEW] > 0)
 
     def _corrections(
         self, now: pl.DataFrame, before: pl.DataFrame, touched: pl.Series
@@ -294,14 +307,34 @@ class SlidingAggregate:
 
     def _values(self, events: pl.DataFrame) -> pl.DataFrame:
         """Aggregate over what each event looks back on; in the order of key and time."""
-        made = [e for name, a in self.aggregation.aggregates for e in a.partial(name)]
-        counts = [pl.col(_NEW).sum()]
         ordered = events.sort([HASH, *self.by, TIME], maintain_order=True)
-        values = ordered.rolling(
+        some_only = (pl.col(_FROM) > pl.col(TIME)).any().over(HASH)
+        split = ordered.with_row_index(_AT).with_columns(some_only.alias(_RANK))
+        plain, others = split.filter(~pl.col(_RANK)), split.filter(_RANK)
+        keys = [_AT, HASH, *self.by, TIME]
+        values = plain.rolling(
             TIME, period=f"{self.window.size_us}i", closed="both", group_by=[HASH, *self.by]
-        ).agg(*made, *counts)
+        ).agg(*self._partials)
+        values = values.with_columns(plain[_AT]).select(*keys, pl.exclude(keys))
+        if others.height:
+            values = pl.concat([values, self._joined_pairs(others, keys).select(values.columns)])
         types = {n: t for n, t in self.aggregation.schema if n in values.columns}
-        return values.cast(types)  # type: ignore[arg-type]
+        return values.sort(_AT).drop(_AT).with_columns(ordered[_FROM]).cast(types)  # type: ignore[arg-type]
+
+    @property
+    def _partials(self) -> list[pl.Expr]:
+        made = [e for name, a in self.aggregation.aggregates for e in a.partial(name)]
+        return [*made, pl.col(_NEW).sum()]
+
+    def _joined_pairs(self, events: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+        """Aggregate for keys whose events do not count in all the rows that look back on them."""
+        rows = events.select(_AT, HASH, *self.by, pl.col(TIME).alias(_LOOKS))
+        on = [HASH, *self.by]
+        pairs = rows.join(events.drop(_AT), on=on, nulls_equal=True, maintain_order="left_right")
+        back_to = pl.col(_LOOKS) - self.window.size_us
+        counts = (pl.col(_FROM) <= pl.col(_LOOKS)) & (pl.col(TIME) >= back_to)
+        made = pairs.filter(counts).group_by(_AT).agg(*self._partials)
+        return events.select(keys).join(made, on=_AT, how="left", maintain_order="left")
 
     def _rows(self, values: pl.DataFrame) -> pl.DataFrame:
         return values.select(*self._span(), *self.by, *self.aggregation.results, TIME)
