@@ -93,7 +93,9 @@ class PaneBatch:
     def firings(self, fresh: pl.DataFrame | None) -> Iterator[pl.DataFrame]:
         """Yield the firings of the batch, and move on what is pending."""
         early, late = self._pending("early"), self._pending("late")
-        early_due = self._due(early, "early", 0)  # before anything is stored, which may fold it away
+        early_due = self._due(
+            early, "early", 0
+        )  # before anything is stored, which may fold it away
         late_due = self._due(late, "late", self.step.expires_after_us)
         in_time, behind = fresh, None
         if fresh is not None and self.step.tells_late:
@@ -146,9 +148,7 @@ class PaneBatch:
             if quiet is not None:
                 yield _firing(quiet.select(early.columns), _ON_TIME, "on_time", last=last)
 
-    def _quiet(
-        self, fired: pl.DataFrame | None, panes: list[pl.DataFrame]
-    ) -> pl.DataFrame | None:
+    def _quiet(self, fired: pl.DataFrame | None, panes: list[pl.DataFrame]) -> pl.DataFrame | None:
         """Give, without partials, the keys of ending windows with panes, and nothing new since."""
         key = [*self.values.key, HASH]
         found = [rows.select(key) for rows in self._fired_of_ending_windows()]
@@ -160,7 +160,9 @@ class PaneBatch:
             keys = keys.join(fired, on=self.values.key, how="anti", nulls_equal=True)
         schema = dict(self.step.aggregation.schema)
         nothing = {name: pl.lit(None, dtype) for name, dtype in schema.items()}
-        return keys.with_columns(**(nothing | {ROWS: pl.lit(0, pl.Int64), STEP: pl.lit(0, pl.Int64)}))
+        return keys.with_columns(
+            **(nothing | {ROWS: pl.lit(0, pl.Int64), STEP: pl.lit(0, pl.Int64)})
+        )
 
     def _fired_of_ending_windows(self) -> Iterator[pl.DataFrame]:
         step, runs = self.step, self.state.runs("fired")

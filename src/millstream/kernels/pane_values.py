@@ -71,10 +71,7 @@ class PaneValues:
         fired = self._placed(fired, alone=fired[RANK].n_unique() == 1)
         before = self._before(fired, known)
         partials = self.aggregation.partials
-        if not self.accumulates:
-            values = self._zeros_filled(fired)
-        else:
-            values = self._scanned(fired, before)
+        values = self._scanned(fired, before) if self.accumulates else self._zeros_filled(fired)
         panes = fired.drop(partials).hstack(values.select(partials))
         if before is None:
             return panes.with_columns(pl.lit(None, pl.Int64).alias(EMITTED))

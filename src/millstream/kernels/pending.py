@@ -95,7 +95,7 @@ class Pending:
         return joined.with_columns(pl.col(STEP).fill_null(due_ms)).select(self.columns)
 
     def _count(self, rows: pl.DataFrame, count: int) -> Taken:
-        """Number the rows within their keys, cut them into panes, and see which are complete."""
+        """Cut the rows of each key into panes by number, and see which are complete."""
         if not rows.height:
             empty = self.aggregation.reduce(rows.with_columns(pl.lit(0).alias(STEP)), WINDOW, STEP)
             empty = empty.with_columns(pl.lit(0, pl.UInt64).alias(HASH)).select(self.columns)

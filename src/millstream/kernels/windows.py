@@ -157,7 +157,8 @@ class Hopping:
 
     def passed(self, pieces: Times, reached: Times) -> Times:
         ended = (reached - self.ends(self.first(pieces))) // self.slide_us + 1
-        return np.clip(ended, 0, self.counts(pieces))
+        passed: Times = np.minimum(np.maximum(ended, 0), self.counts(pieces))
+        return passed
 
     def latest_end(self, time_us: int) -> int:
         start = (time_us - self.offset_us) // self.slide_us * self.slide_us + self.offset_us

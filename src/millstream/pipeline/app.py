@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from millstream.pipeline.compile import compile_plan
 from millstream.pipeline.graph import Output
 from millstream.pipeline.schema import fields_of
 from millstream.pipeline.streams import Stream, Topic
+from millstream.views.late_alarm import LateAlarm, check_share
 from millstream.views.progress import Progress, Report, Until
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class App:
         log: The folder of the log.
         buckets: Into how many hash ranges keys are divided; fixed at the birth of the app's state.
             More buckets let more cores share a stage; each costs a little in every batch.
+        late_alarm: A share of late events, such as 0.01. When more of what the last 20 batches read
+            came too late, that is said once: to the log, to ``run``'s on_alarm, and in the report.
 
     Example::
 
@@ -46,6 +49,7 @@ class App:
     name: str
     log: str | Path
     buckets: int = 4
+    late_alarm: float | None = None
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
     outputs: list[Output] = field(default_factory=list, init=False)
     _names: Counter[str] = field(default_factory=Counter, init=False, repr=False)
@@ -58,6 +62,7 @@ class App:
             )
         if not 1 <= self.buckets <= 4096:
             raise ConfigError(f"buckets is {self.buckets}. Allowed are 1 to 4096.")
+        check_share(self.late_alarm)
         if str(self.log).startswith("kafka://"):
             raise ConfigError(
                 f"The log is {str(self.log)!r}; pipelines read logs in a folder. Give a folder."
@@ -134,6 +139,7 @@ class App:
         until: Until = "stopped",
         timeout: Duration | None = None,
         on_progress: Callable[[Progress], None] | None = None,
+        on_alarm: Callable[[str], None] | None = None,
         cores: int | None = None,
         rows_per_batch: int = 1_000_000,
         settings: Mapping[str, str] | None = None,
@@ -146,6 +152,7 @@ class App:
                 function of the Progress: until it gives True.
             timeout: Stop, after the batch at work, when this long has passed.
             on_progress: Called after every committed batch, in the order of batches.
+            on_alarm: Called with what the alarm over late events says; see ``late_alarm``.
             cores: Cores to use on this machine; by default all.
             rows_per_batch: The most records that one batch reads.
             settings: Spark settings that win over ours.
@@ -160,12 +167,14 @@ class App:
         """
         from millstream.spark.job import RunOptions, run_job  # noqa: PLC0415 - loads pyspark
 
+        alarm = None if self.late_alarm is None else LateAlarm(self.late_alarm, on_alarm)
         options = RunOptions(
             until=until,
             timeout_s=None if timeout is None else to_us(timeout, what="run's timeout") / 1e6,
-            on_progress=on_progress,
+            on_progress=on_progress if alarm is None else alarm.beside(on_progress),
             cores=cores,
             rows_per_batch=rows_per_batch,
             settings=dict(settings or {}),
         )
-        return run_job(self.job(), options)
+        report = run_job(self.job(), options)
+        return report if alarm is None else replace(report, alarms=tuple(alarm.sounded))

@@ -41,7 +41,8 @@ Until = Literal["stopped", "caught-up"] | Callable[[Progress], bool]
 class Report:
     """What a run did. ``reason`` says why it ended: caught-up, timeout, stopped.
 
-    Counts are events over the whole run; ``seconds`` is from the call of run to its return.
+    Counts are events over the whole run; ``seconds`` is from the call of run to its return;
+    ``alarms`` is what the app's alarm over late events said.
     """
 
     app: str
@@ -54,6 +55,7 @@ class Report:
     dead: int
     watermark: datetime | None
     lag: Mapping[str, int]
+    alarms: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Give plain values, for JSON."""
@@ -70,5 +72,6 @@ class Report:
             f"  read {self.read:,} events ({rate:,.0f} a second), {lag:,} unread",
             f"  late {self.late:,}, dead {self.dead:,}, filtered {self.filtered:,}",
             f"  watermark {self.watermark.isoformat() if self.watermark else 'not yet set'}",
+            *(f"  late alarm: {words}" for words in self.alarms),
         ]
         return "\n".join(lines)

@@ -26,7 +26,7 @@ class Given:
 
 def run_rows(app, inputs, *, batches=1, partitions=1, seed=0):
     plan = app.plan()
-    counts = {name: partitions for name in app.topics}
+    counts = dict.fromkeys(app.topics, partitions)
     arrivals = {t: _arrivals(app, t, rows, partitions, seed) for t, rows in inputs.items()}
     sinks = {sink.port: sink.name for sink in plan.sinks}
     found = {name: [pl.DataFrame()] for name in sinks.values()}

@@ -4,8 +4,6 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-import polars as pl
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +65,7 @@ class Window:
         self.due = None
         self.any_in_time = self.closed = self.expired = False
 
-    def fire(self, kind, numbers, last=False):
+    def fire(self, kind, numbers, *, last=False):
         self.panes.append(Pane(kind, list(numbers), last))
 
     def tick(self, clock):
@@ -91,14 +89,14 @@ class Window:
     def reach(self, watermark, lateness, clock):
         if not self.closed and watermark >= self.end:
             if self.any_in_time:
-                self.fire("on_time", self.pending, lateness == 0)
+                self.fire("on_time", self.pending, last=lateness == 0)
             self.pending, self.due, self.closed = [], None, True
             behind, self.behind = self.behind, []
             for number in behind:
                 self.take(number, True, clock)
         if self.closed and not self.expired and watermark >= self.end + lateness:
             if self.pending:
-                self.fire("late", self.pending, True)
+                self.fire("late", self.pending, last=True)
             self.pending, self.due, self.expired = [], None, True
 
 
@@ -212,7 +210,18 @@ firings = st.sampled_from([None, 1, 2, 3, 5.0, 12.0])
     seed=st.integers(0, 99),
 )
 def test_panes_are_the_models_event_by_event(
-    rows_given, drawn, mode, early, late, suppress, shape, delay, lateness, partitions, batches, seed
+    rows_given,
+    drawn,
+    mode,
+    early,
+    late,
+    suppress,
+    shape,
+    delay,
+    lateness,
+    partitions,
+    batches,
+    seed,
 ):
     size, slide = shape
     rows = [d if isinstance(d, float) else event(*d) for d in drawn]

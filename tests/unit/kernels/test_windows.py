@@ -1,0 +1,286 @@
+"""Which windows a time is in: the cases of the reference, and Hypothesis against plain Python."""
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millstream as ms
+from millstream import testing
+from millstream.errors import ConfigError
+
+ORIGIN = datetime(1970, 1, 1, tzinfo=UTC)
+SEEDS = range(20)
+
+
+@dataclass
+class Event:
+    at: datetime
+    key: str = "a"
+
+
+def instant(text):
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def counted(window, times, *, lateness="0 seconds", delay="365 days"):
+    """Count events per window through the public surface, alike under batchings and partitions."""
+    app = ms.App("assigned", log="unused", buckets=2)
+    stream = app.topic("events", Event, key="key").stream(
+        time="at", watermark=ms.watermark(delay, idle=None), lateness=lateness
+    )
+    stream.window(window).emit("update").agg(n=ms.count()).view("out")
+    results = []
+    for seed in SEEDS:
+        partitions = (1, 4, 7)[seed % 3]
+        rows = [Event(at) for at in times]
+        out = testing.run(
+            app, {"events": rows}, batches=1 + seed % 4, partitions=partitions, seed=seed
+        )
+        found = out["out"].to_dicts()
+        results.append([(r["window_start"], r["window_end"], r["n"]) for r in found])
+    assert all(result == results[0] for result in results)
+    return results[0]
+
+
+def span(start, end, n):
+    return instant(start), instant(end), n
+
+
+def test_tumbling_windows_take_their_start_and_not_their_end():  # A1
+    times = [ORIGIN + timedelta(seconds=s) for s in (0, 9.999, 10)]
+    assert [row[2] for row in counted(ms.tumbling("10 seconds"), times)] == [2, 1]
+
+
+def test_a_second_before_1970():  # A2
+    found = counted(ms.tumbling("10 minutes"), [instant("1969-12-31T23:59:59")])
+    assert found == [span("1969-12-31T23:50", "1970-01-01T00:00", 1)]
+
+
+def test_a_hop_need_not_divide_the_size():  # A3
+    found = counted(ms.hopping("10 minutes", "4 minutes"), [instant("1970-01-01T00:05")])
+    assert found == [
+        span("1969-12-31T23:56", "1970-01-01T00:06", 1),
+        span("1970-01-01T00:00", "1970-01-01T00:10", 1),
+        span("1970-01-01T00:04", "1970-01-01T00:14", 1),
+    ]
+
+
+def test_the_day_on_which_clocks_go_forward_has_23_hours():  # A4
+    times = ["2026-03-08T04:59:59", "2026-03-08T05:00", "2026-03-09T03:59:59", "2026-03-09T04:00"]
+    found = counted(ms.calendar("1 day", tz="America/New_York"), [*map(instant, times)])
+    assert found == [
+        span("2026-03-07T05:00", "2026-03-08T05:00", 1),
+        span("2026-03-08T05:00", "2026-03-09T04:00", 2),
+        span("2026-03-09T04:00", "2026-03-10T04:00", 1),
+    ]
+
+
+def test_the_day_on_which_clocks_go_back_has_25_hours():  # A5
+    times = [*map(instant, ["2026-11-01T04:00", "2026-11-02T04:59:59"])]
+    found = counted(ms.calendar("1 day", tz="America/New_York"), times)
+    assert found == [span("2026-11-01T04:00", "2026-11-02T05:00", 2)]
+
+
+def test_an_hour_that_clocks_show_twice_is_two_windows():  # A6
+    times = [*map(instant, ["2026-11-01T05:30", "2026-11-01T06:30"])]
+    found = counted(ms.calendar("1 hour", tz="America/New_York"), times)
+    assert found == [
+        span("2026-11-01T05:00", "2026-11-01T06:00", 1),
+        span("2026-11-01T06:00", "2026-11-01T07:00", 1),
+    ]
+
+
+def test_a_late_row_misses_a_short_window_and_is_in_a_long_one():  # A7, with other values
+    app = ms.App("tvf", log="unused", buckets=2)
+    stream = app.topic("events", Event, key="key").stream(
+        time="at", watermark=ms.watermark("1 second", idle=None)
+    )
+    for name, window in {
+        "tumbling": ms.tumbling("5 seconds"),
+        "hopping": ms.hopping("10 seconds", "5 seconds"),
+        "east": ms.tumbling("1 day", offset="8 hours"),
+        "west": ms.tumbling("1 day", offset="-8 hours"),
+    }.items():
+        stream.window(window, by="key").agg(n=ms.count()).view(name)
+    at = [1, 2, 3, 4, 7, 6, 8, 4, 16, 32, 34, 200_000]
+    rows = [Event(ORIGIN + timedelta(seconds=s)) for s in at]
+    for seed in SEEDS:
+        out = testing.run(app, {"events": rows}, batches=1 + seed % 5, partitions=1, seed=seed)
+        found = {
+            name: {
+                (r["window_start"] - ORIGIN) // timedelta(seconds=1): r["n"]
+                for r in out[name].to_dicts()
+            }
+            for name in ("tumbling", "hopping", "east", "west")
+        }
+        assert found == {
+            "tumbling": {0: 4, 5: 3, 15: 1, 30: 2},
+            "hopping": {-5: 4, 0: 8, 5: 3, 10: 1, 15: 1, 25: 2, 30: 2},
+            "east": {-57600: 11},
+            "west": {-28800: 11},
+        }
+
+
+# ── against plain Python ────────────────────────────────────────────────────────────────────────
+
+times = st.integers(-(10**9), 10**9)
+
+
+@given(st.lists(times, min_size=1), st.integers(1, 50), st.integers(1, 50), st.integers(-60, 60))
+def test_hopping_windows_are_those_that_hold_the_time(drawn, size, slide, offset):
+    window = ms.hopping(
+        timedelta(microseconds=size),
+        timedelta(microseconds=slide),
+        offset=timedelta(microseconds=offset),
+        allow_gaps=True,
+    )
+    pieces = window.pieces(pl.Series(drawn)).to_numpy()
+    first, counts = window.first(pieces), window.counts(pieces)
+    for at, start, count in zip(drawn, first, counts, strict=True):
+        holding = [s for s in range(at - size + 1, at + 1) if (s - offset) % slide == 0]
+        assert [start + n * slide for n in range(count)] == holding
+    for reached in (drawn[0] - 1, drawn[0], drawn[0] + size):
+        passed = window.passed(pieces, np.full(len(pieces), reached))
+        ends = [
+            [start + n * slide + size for n in range(c)]
+            for start, c in zip(first, counts, strict=True)
+        ]
+        assert passed.tolist() == [sum(end <= reached for end in e) for e in ends]
+        assert window.ended(reached) == max(
+            e for e in range(reached - slide, reached + 1) if (e - size - offset) % slide == 0
+        )
+
+
+ZONES = [
+    "America/New_York",
+    "Australia/Lord_Howe",
+    "America/Havana",
+    "Asia/Kathmandu",
+    "America/Sao_Paulo",
+    "Africa/Cairo",
+]
+
+
+def local_day_start(day, zone):
+    """The first instant at which the clocks show a day, minute by minute."""
+    at = datetime.combine(day, time(0), UTC) - timedelta(hours=16)
+    while at.astimezone(zone).date() < day:
+        at += timedelta(minutes=1)
+    return at
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.datetimes(datetime(1990, 1, 1), datetime(2030, 1, 1)),  # noqa: DTZ001
+    st.sampled_from(ZONES),
+    st.sampled_from(["1 day", "1 week", "1 month", "1 quarter", "1 year"]),
+)
+def test_calendar_windows_begin_when_clocks_first_show_their_day(naive, zone_name, unit):
+    zone, at = ZoneInfo(zone_name), naive.replace(tzinfo=UTC)
+    day = at.astimezone(zone).date()
+    begins = {
+        "1 day": (day, day + timedelta(days=1)),
+        "1 week": (day - timedelta(days=day.weekday()), day + timedelta(days=7 - day.weekday())),
+        "1 month": (day.replace(day=1), (day.replace(day=1) + timedelta(days=31)).replace(day=1)),
+        "1 quarter": _months(day, 3),
+        "1 year": (date(day.year, 1, 1), date(day.year + 1, 1, 1)),
+    }[unit]
+    window = ms.calendar(unit, tz=zone_name)
+    at_us = (at - ORIGIN) // timedelta(microseconds=1)
+    start = window.pieces(pl.Series([at_us]))
+    end = window.ends(start.to_numpy())
+    expected = [(local_day_start(d, zone) - ORIGIN) // timedelta(microseconds=1) for d in begins]
+    assert [start[0], end[0]] == expected
+
+
+def _months(day, count):
+    first = (day.month - 1) // count * count + 1
+    after = first + count
+    return date(day.year, first, 1), date(day.year + (after > 12), (after - 1) % 12 + 1, 1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.datetimes(datetime(2020, 1, 1), datetime(2027, 1, 1)),  # noqa: DTZ001
+    st.sampled_from(ZONES),
+    st.sampled_from([15, 60, 120, 180, 720]),
+)
+def test_parts_of_days_begin_when_clocks_show_a_multiple(naive, zone_name, minutes):
+    zone, at = ZoneInfo(zone_name), naive.replace(tzinfo=UTC)
+    window = ms.calendar(f"{minutes} minutes", tz=zone_name)
+    at_us = (at - ORIGIN) // timedelta(microseconds=1)
+    start = window.pieces(pl.Series([at_us]))
+    begin = ORIGIN + timedelta(microseconds=start[0])
+    finish = ORIGIN + timedelta(microseconds=int(window.ends(start.to_numpy())[0]))
+    assert begin <= at < finish
+
+    def shown(moment):
+        local = moment.astimezone(zone)
+        return local.hour * 60 + local.minute
+
+    skips = (
+        begin.astimezone(zone).utcoffset()
+        != (begin - timedelta(seconds=1)).astimezone(zone).utcoffset()
+    )
+    assert shown(begin) % minutes == 0 or skips
+    inside = begin + timedelta(minutes=1)
+    while inside < finish:  # nowhere inside do the clocks show a boundary
+        assert shown(inside) % minutes or inside.second
+        inside += timedelta(minutes=1)
+
+
+def test_times_far_beyond_the_calendar_are_in_windows_of_their_own():
+    window = ms.calendar("1 day", tz="Europe/Berlin")
+    far = [datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC), ORIGIN]
+    at = pl.Series([(t - ORIGIN) // timedelta(microseconds=1) for t in far])
+    starts = window.pieces(at).to_numpy()
+    assert (starts <= at.to_numpy()).all()
+    assert (window.ends(starts) > at.to_numpy()).all()
+
+
+# ── words ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("declare", "words"),
+    [
+        (lambda: ms.hopping("1 minute", "2 minutes"), "allow_gaps"),
+        (lambda: ms.hopping("1 minute", "0 seconds"), "slide is 0"),
+        (lambda: ms.tumbling("0 seconds"), "size is 0"),
+        (lambda: ms.tumbling("1 hour", offset="-x"), "offset"),
+        (lambda: ms.calendar("2 days", tz="UTC"), "span is '2 days'"),
+        (lambda: ms.calendar("5 months", tz="UTC"), "divide a year"),
+        (lambda: ms.calendar("7 hours", tz="UTC"), "divide a day"),
+        (lambda: ms.calendar("1 day", tz="Mars/Base"), "tz is 'Mars/Base'"),
+        (lambda: ms.calendar("1 week", tz="UTC", week_start="lundi"), "week_start"),
+        (lambda: ms.after_count(0), "count is 0"),
+    ],
+)
+def test_windows_that_make_no_sense_are_refused(declare, words):
+    with pytest.raises(ConfigError, match=words):
+        declare()
+
+
+def test_weeks_begin_when_told():
+    times = [instant("2026-01-04T12:00"), instant("2026-01-05T12:00")]  # a Sunday and a Monday
+    assert [r[2] for r in counted(ms.calendar("1 week", tz="UTC"), times)] == [1, 1]
+    assert [r[2] for r in counted(ms.calendar("1 week", tz="UTC", week_start="sunday"), times)] == [
+        2
+    ]
+
+
+def test_times_between_windows_with_gaps_are_filtered():
+    app = ms.App("gaps", log="unused")
+    stream = app.topic("events", Event, key="key").stream(time="at")
+    window = ms.hopping("2 seconds", "5 seconds", allow_gaps=True)
+    stream.window(window, by="key").emit("update").agg(n=ms.count()).view("out")
+    rows = [Event(ORIGIN + timedelta(seconds=s)) for s in range(10)]
+    out = testing.run(app, {"events": rows}, batches=3, partitions=1)
+    assert out["out"]["n"].to_list() == [2, 2]
+    assert out.ledger.filter(pl.col("step").str.starts_with("hopping"))["filtered"].sum() == 6
