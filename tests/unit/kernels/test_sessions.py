@@ -296,3 +296,43 @@ def by_key(rows):
     for row in rows:
         story[row[3]].append(row)
     return story
+
+
+VARIANTS = [
+    GAP,
+    DYNAMIC,
+    ms.session("10 seconds", strict=True),
+    ms.session("10 seconds", strict=True, gap_inclusive=False, max_length="25 seconds"),
+    ms.session(pl.duration(seconds="gap_s"), max_length="40 seconds"),
+    ms.session("10 seconds", max_length="10 seconds"),
+]
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=FIXTURES)
+@given(
+    drawn=draws,
+    cuts=st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    seed=st.integers(0, 99),
+    partitions=st.sampled_from([1, 3]),
+    keyed=st.booleans(),
+    lateness=st.sampled_from([0, 5, 20]),
+    window=st.sampled_from(VARIANTS),
+)
+def test_sessions_of_every_kind_are_the_same_in_any_batches(
+    drawn, cuts, seed, partitions, keyed, lateness, window, rows_given
+):
+    rows = [*events(drawn), *[Event(at(FAR), str(number)) for number in range(40)]]
+    found = []
+    for cut in cuts:
+        app, _ = app_with(window, lateness=lateness, keyed=keyed)
+        run = rows_given(app, {"events": rows}, batches=cut, partitions=partitions, seed=seed)
+        said = run.rows["out"].drop("batch", strict=False).to_dicts()
+        near = [row for row in said if row["window_start"] < at(FAR)]
+        late = sum(line["late"] for line in run.books.values())
+        found.append((sorted(near, key=str), late))
+        if window.max_length_us is not None:
+            length = timedelta(microseconds=window.max_length_us)
+            assert all(row["window_end"] - row["window_start"] <= length for row in near)
+        counted = sum(row["rows"] for row in near)
+        assert counted + late == len(drawn)
+    assert found[0] == found[1]
