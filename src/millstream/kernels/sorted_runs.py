@@ -103,7 +103,11 @@ class SortedRuns:
     def add(
         self, slot: int, rows: pl.DataFrame, merge: Callable[[pl.DataFrame], pl.DataFrame]
     ) -> None:
-        """Add rows (with ``__hash``) to a slot as its newest run, folding small runs into it."""
+        """Add rows (with ``__hash``) to a slot as its newest run, folding small runs into it.
+
+        ``merge`` sees the rows oldest first, and meanwhile the slot holds only the runs that are
+        older than all of them. What it gives may be no rows at all.
+        """
         runs = self.slots.setdefault(slot, [])
         folded: list[Run] = []
         size = rows.height
@@ -113,7 +117,8 @@ class SortedRuns:
         if folded:
             older = [polars_table(self.store.load(run)) for run in reversed(folded)]
             rows = merge(pl.concat([*older, rows]))
-        runs.append(self.store.save(slot, _to_arrow(rows.sort(HASH))))
+        if rows.height:
+            runs.append(self.store.save(slot, _to_arrow(rows.sort(HASH))))
         for run in folded:
             self.store.drop(run)
 

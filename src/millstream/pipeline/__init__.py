@@ -32,6 +32,7 @@ from millstream.pipeline.aggregate_words import (
 from millstream.pipeline.app import App
 from millstream.pipeline.dedup_words import bloom
 from millstream.pipeline.device_clock import device_time
+from millstream.pipeline.session_words import count_window, session, sliding
 from millstream.pipeline.streams import Stream, Topic
 from millstream.pipeline.time_words import processing_time, watermark
 from millstream.pipeline.window_words import after_count, calendar, hopping, tumbling
@@ -46,6 +47,7 @@ __all__ = [
     "bloom",
     "calendar",
     "count",
+    "count_window",
     "device_time",
     "distinct",
     "first",
@@ -63,7 +65,9 @@ __all__ = [
     "processing_time",
     "quantile",
     "quantiles",
+    "session",
     "set",
+    "sliding",
     "stddev",
     "sum",
     "top_k",

@@ -48,6 +48,7 @@ from millstream.pipeline.graph import (
     UnionNode,
 )
 from millstream.pipeline.schema import Columns, columns_of, fields_of
+from millstream.pipeline.session_words import EventWindow
 from millstream.pipeline.time_words import (
     IN_ORDER,
     ProcessingTime,
@@ -377,7 +378,11 @@ class Stream:
     # ── windows ─────────────────────────────────────────────────────────────────────────────
 
     def window(
-        self, window: TimeWindows, *, by: str | Sequence[str] | None = None, name: str | None = None
+        self,
+        window: TimeWindows | EventWindow,
+        *,
+        by: str | Sequence[str] | None = None,
+        name: str | None = None,
     ) -> Windowed:
         """Divide the stream's time into windows, and its rows by the columns ``by``.
 

@@ -22,6 +22,7 @@ from millstream.pipeline.aggregate_types import bound_aggregates
 from millstream.pipeline.checks import wrong_columns
 from millstream.pipeline.graph import OperatorNode
 from millstream.pipeline.schema import Columns
+from millstream.pipeline.session_words import EventWindow, aggregated
 from millstream.pipeline.window_words import FiringWord, firing
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Windowed:
     """A stream divided into windows; say how it emits, then what it aggregates."""
 
     stream: Stream
-    window: TimeWindows
+    window: TimeWindows | EventWindow
     by: tuple[str, ...]
     name: str | None = None
     emission: Emission = field(default_factory=Emission)
@@ -121,11 +122,12 @@ class Windowed:
         ``late="side"``, the ``late`` of the result are the rows that came too late.
         """
         self._check_names(aggregates)
+        if isinstance(self.window, EventWindow):
+            return aggregated(self, self.window, aggregates)
         weighted = self.stream.mode == "retract"
         name = self.name or f"{self.window} by {', '.join(self.by)}"
         name = self.stream.app.unique_name(name.removesuffix(" by "))
-        bound = bound_aggregates(aggregates, self.stream.columns, step=name, changes=weighted)
-        aggregation = Aggregation(self.by, bound, weighted)
+        aggregation = Aggregation(self.by, tuple(aggregates.items()), weighted)
         emission = replace(self.emission, late_policy=self.stream.late_policy)
         once = emission.mode == "final" and emission.late_policy != "correct"
         kernel = (WindowAggregate if once else WindowPanes)(
@@ -167,17 +169,30 @@ def _given(late: FiringWord | EllipsisType, panes: bool) -> bool:  # noqa: FBT00
     return panes or not (late is None or isinstance(late, EllipsisType))
 
 
-def _typed(kernel: WindowStep, columns: Columns) -> tuple[Any, Columns]:
-    """Find the types of partials and results by running the aggregates on no rows."""
-    diff = {DIFF: pl.Int8()} if kernel.aggregation.weighted else {}
+def typed_aggregation(
+    step: str, aggregation: Aggregation, columns: Columns
+) -> tuple[Aggregation, pl.DataFrame]:
+    """Bind the aggregates to the types of their values, and find those of the partials.
+
+    The types are found by aggregating no rows, which are given, too.
+    """
+    changes = aggregation.weighted
+    bound = bound_aggregates(dict(aggregation.aggregates), columns, step=step, changes=changes)
+    aggregation = replace(aggregation, aggregates=bound)
+    diff = {DIFF: pl.Int8()} if changes else {}
     rows = pl.DataFrame(schema={**columns, TIME: pl.Int64(), WINDOW: pl.Int64(), **diff})
     try:
-        partials = kernel.aggregation.reduce(rows, WINDOW)
+        partials = aggregation.reduce(rows, WINDOW)
     except pl.exceptions.PolarsError as error:
-        raise wrong_columns(kernel.name, error, columns) from error
-    own = [name for name in partials.columns if name not in (WINDOW, *kernel.by)]
+        raise wrong_columns(step, error, columns) from error
+    own = [name for name in partials.columns if name not in (WINDOW, *aggregation.by)]
     schema = tuple((name, partials.schema[name]) for name in own)
-    aggregation = replace(kernel.aggregation, schema=schema)
+    return replace(aggregation, schema=schema), rows
+
+
+def _typed(kernel: WindowStep, columns: Columns) -> tuple[Any, Columns]:
+    """Find the types of partials and results by running the aggregates on no rows."""
+    aggregation, rows = typed_aggregation(kernel.name, kernel.aggregation, columns)
     kernel = replace(kernel, aggregation=aggregation)
     merged = aggregation.merge(aggregation.reduce(rows, WINDOW), WINDOW, *kernel.by)
     results = kernel.read_off(merged)

@@ -1,0 +1,318 @@
+"""Count windows: every so many events of a key, in the order of their arrival.
+
+A window takes ``count`` events of its key, and one begins with every ``slide``-th; in between a window
+stays open, for ever, or until the watermark reaches its ``timeout``: counted in event time from the
+event that opened it. A window that is timed out is complete as it is, and the next event opens a new
+one; whether an event comes before that is judged by what its own lane had reached before it.
+
+The order of arrival is that of the log, partition by partition: for a key whose events are all in one
+partition the answer depends on the events alone. Events of one key from several partitions are
+counted as they happen to be read. No event is late: these windows ask when it came, not of when it is.
+
+The time of what comes out is that at which it was complete: the latest of its events' times, of what
+their lanes had reached, and of the timeout. So it is never late for what follows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from millstream.durations import describe_us
+from millstream.kernels.aggregation import Aggregation
+from millstream.kernels.emission import Emission
+from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, ROWS, TIME
+from millstream.kernels.keyed_rows import KeyedRows, distinct
+from millstream.kernels.keyhash import hash_columns
+from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
+from millstream.kernels.timers import Timers
+
+NUMBER = "window_number"
+_FIRST = "__first"  # Int64: time of the event that opened it
+_LAST = "__last"  # Int64: the latest time of its events
+_KNOWN = "__known"  # Int64: the time at which all of it was known
+_DUE = "__due"  # Int64: when it is timed out
+_SEEN = "__seen"  # Int64: events of the key so far; it stands in the key's head, which is no window
+_HEAD = "__head"  # Boolean
+_PLACE = "__place"
+_LEFT = "__left"
+_NEVER = 2**62
+_SLOTS_PER_TIMEOUT = 4
+
+
+@dataclass(frozen=True)
+class CountWindow:
+    """Windows of ``count`` events, one begun with every ``slide``-th; the timeout in microseconds."""
+
+    count: int
+    slide: int
+    timeout_us: int | None = None
+
+    def __str__(self) -> str:
+        slide = "" if self.slide == self.count else f", slide {self.slide}"
+        timeout = "" if self.timeout_us is None else f", {describe_us(self.timeout_us)}"
+        return f"count_window({self.count}{slide}{timeout})"
+
+
+@dataclass(frozen=True)
+class CountAggregate:
+    """One operator of count windows."""
+
+    name: str
+    window: CountWindow
+    aggregation: Aggregation
+    emission: Emission
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        return self.aggregation.by
+
+    @property
+    def transparent(self) -> bool:
+        return False
+
+    @property
+    def heartbeat_ms(self) -> int | None:
+        return None
+
+    @property
+    def ordered(self) -> bool:
+        return True
+
+    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
+        return self.aggregation.columns_read
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Describe what the state depends on."""
+        window = [self.window.count, self.window.slide, self.window.timeout_us]
+        return {"count_window": window, **self.aggregation.fingerprint()}
+
+    def holds_back(self, watermark_us: int) -> int:
+        """Give the watermark of what it emits, which is that of what it takes in."""
+        return watermark_us
+
+    def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
+        """Leave behind what is not needed."""
+        names = dict.fromkeys([*self.by, *sorted(self.aggregation.columns_read)])
+        wanted = [*names, TIME, LANE, REACHED, ORDER]
+        return Prepared(rows.select(name for name in wanted if name in rows.columns))
+
+    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
+        """Put tables one after another."""
+        return pl.concat(tables)
+
+    @property
+    def state_schema(self) -> dict[str, pl.DataType]:
+        """The columns of state beside the key's own."""
+        numbers = dict.fromkeys([NUMBER, _FIRST, _LAST, _KNOWN, _DUE, _SEEN], pl.Int64())
+        own = {HASH: pl.UInt64(), _HEAD: pl.Boolean(), **numbers}
+        return {**own, **dict(self.aggregation.schema)}
+
+    def process(
+        self, state: OperatorState, arrived: Mapping[int, Sequence[pl.DataFrame]], moment: Moment
+    ) -> Outcome:
+        """Take the batch's events into windows; give the rows to emit."""
+        tables = [self._placed(rows, moment) for rows in arrived.get(0, ())]
+        rows = pl.concat(tables) if tables else None
+        timers = self._timers(state)
+        touched = [] if timers is None else [timers.due(moment.watermark_us)]
+        if rows is not None:
+            rows = rows.sort(ORDER, maintain_order=True) if ORDER in rows.columns else rows
+            touched.append(rows[HASH].to_numpy())
+        hashes = distinct(np.concatenate(touched)) if touched else np.empty(0, np.uint64)
+        held = KeyedRows(state, "windows")
+        known = held.get(hashes) if len(hashes) else None
+        if known is None:
+            if rows is None:
+                return Outcome()
+            keys = {name: rows.schema[name] for name in self.by}
+            known = pl.DataFrame(schema={**keys, **self.state_schema})
+        complete, rest = self._advanced(known, rows)
+        if timers is not None:
+            over, rest = self._over(rest, moment.watermark_us)
+            complete = pl.concat([complete, over])
+            opened = rest.filter(~pl.col(_HEAD))
+            timers.add(opened[_DUE].to_numpy(), opened[HASH].to_numpy())
+        held.put(hashes, rest)
+        counts = Counter(held=0 if rows is None else rows.height)
+        return Outcome(self._emitted(complete, rest, rows), None, counts)
+
+    def _timers(self, state: OperatorState) -> Timers | None:
+        timeout_us = self.window.timeout_us
+        if timeout_us is None:
+            return None
+        return Timers(state, "timers", max(1, timeout_us // _SLOTS_PER_TIMEOUT))
+
+    def _placed(self, rows: pl.DataFrame, moment: Moment) -> pl.DataFrame:
+        reached = moment.reached(rows)
+        if REACHED in rows.columns:
+            reached = np.maximum(reached, rows[REACHED].to_numpy())
+        rows = rows.with_columns(pl.Series(REACHED, reached)).drop(LANE, strict=False)
+        return rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by)))
+
+    # ── windows ─────────────────────────────────────────────────────────────────────────────
+
+    def _advanced(
+        self, known: pl.DataFrame, rows: pl.DataFrame | None
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Take events into windows; give those that are complete, and what is kept."""
+        if rows is None:
+            return known.clear(), known
+        if self.window.timeout_us is None:
+            return self._by_place(known, rows)
+        complete = [known.clear()]
+        left: pl.DataFrame | None = rows
+        while left is not None:
+            done, known, left = self._one_window_each(known, left)
+            complete.append(done)
+        return pl.concat(complete), known
+
+    def _by_place(
+        self, known: pl.DataFrame, rows: pl.DataFrame
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Windows that follow from an event's place among those of its key."""
+        count, slide = self.window.count, self.window.slide
+        heads = known.filter(_HEAD)
+        keys = [HASH, *self.by]
+        seen = rows.join(
+            heads.select(*keys, _SEEN), on=keys, how="left", nulls_equal=True, maintain_order="left"
+        ).with_columns(pl.col(_SEEN).fill_null(0))
+        place = (pl.col(_SEEN) + pl.int_range(pl.len()).over(keys)).alias(_PLACE)
+        placed = seen.with_columns(place)
+        first = ((pl.col(_PLACE) - count) // slide + 1).clip(0, None)
+        windows = pl.int_ranges(first, pl.col(_PLACE) // slide + 1).alias(NUMBER)
+        spread = placed.with_columns(windows).explode(NUMBER)
+        opened = self._merged(known.filter(~pl.col(_HEAD)), self._partials(spread, known.columns))
+        complete = pl.col(ROWS) == count
+        totals = placed.group_by(keys).agg((pl.col(_PLACE).max() + 1).alias(_SEEN))
+        kept = [opened.filter(~complete), self._heads(heads, totals)]
+        return opened.filter(complete), pl.concat(kept)
+
+    def _over(self, known: pl.DataFrame, watermark_us: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Give the windows whose timeout the watermark has reached, and what is kept."""
+        timed_out = ~pl.col(_HEAD) & (pl.col(_DUE) <= watermark_us)
+        over = _timed_out(known.filter(timed_out))
+        if not over.height:
+            return over, known
+        opened = known.filter(~timed_out & ~pl.col(_HEAD))
+        return over, pl.concat([opened, self._heads(known.filter(_HEAD), self._counted(over))])
+
+    def _counted(self, done: pl.DataFrame) -> pl.DataFrame:
+        """How many windows there are of each key, now that these are complete."""
+        return done.select(HASH, *self.by, (pl.col(NUMBER) + 1).alias(_SEEN))
+
+    def _heads(self, heads: pl.DataFrame, totals: pl.DataFrame) -> pl.DataFrame:
+        """Note how many events there were of each key (or windows, where they may be timed out)."""
+        keys = [HASH, *self.by]
+        others = heads.join(totals, on=keys, how="anti", nulls_equal=True)
+        made = totals.with_columns(pl.lit(value=True).alias(_HEAD))
+        return pl.concat([others, made], how="diagonal").select(heads.columns)
+
+    def _one_window_each(
+        self, known: pl.DataFrame, rows: pl.DataFrame
+    ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame | None]:
+        """Fill the open window of every key, or open one, until it is full or timed out."""
+        keys = [HASH, *self.by]
+        opened = known.filter(~pl.col(_HEAD)).select(*keys, NUMBER, _DUE, pl.col(ROWS).alias(_LEFT))
+        heads = known.filter(_HEAD).select(*keys, _SEEN)
+        state = rows.join(opened, on=keys, how="left", nulls_equal=True, maintain_order="left")
+        state = state.join(heads, on=keys, how="left", nulls_equal=True, maintain_order="left")
+        is_open = pl.col(_DUE).is_not_null()
+        opens = pl.col(TIME).first() + self.window.timeout_us
+        state = state.with_columns(
+            pl.int_range(pl.len()).over(keys).alias(_PLACE),
+            pl.coalesce(NUMBER, _SEEN, 0).alias(NUMBER),
+            pl.when(is_open).then(_DUE).otherwise(opens.over(keys)).alias(_DUE),
+            (self.window.count - pl.col(_LEFT).fill_null(0)).alias(_LEFT),
+            is_open.alias(_HEAD),
+        )
+        in_time = (pl.col(REACHED) < pl.col(_DUE)) | (~pl.col(_HEAD) & (pl.col(_PLACE) == 0))
+        taken = in_time.cum_min().over(keys) & (pl.col(_PLACE) < pl.col(_LEFT))
+        state = state.with_columns(taken.alias(_LEFT))
+        left = state.filter(~pl.col(_LEFT))
+        more = self._partials(state.filter(_LEFT), known.columns)
+        windows = self._merged(known.filter(~pl.col(_HEAD)), more)
+        passed = left.select(keys).unique()
+        full = windows[ROWS] == self.window.count
+        over = (
+            windows.select(keys)
+            .with_columns(full.alias(_LEFT))
+            .join(
+                passed.with_columns(pl.lit(value=True).alias(_PLACE)),
+                on=keys,
+                how="left",
+                nulls_equal=True,
+                maintain_order="left",
+            )[_PLACE]
+            .fill_null(value=False)
+        )
+        done = pl.concat([windows.filter(full), _timed_out(windows.filter(over & ~full))])
+        heads = self._heads(known.filter(_HEAD), self._counted(done))
+        kept = [windows.filter(~(full | over)), heads]
+        return done, pl.concat(kept), left.select(rows.columns) if left.height else None
+
+    def _partials(self, rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+        made = [e for name, a in self.aggregation.aggregates for e in a.partial(name)]
+        due = pl.col(_DUE).first() if _DUE in rows.columns else pl.lit(_NEVER).alias(_DUE)
+        partials = rows.group_by(HASH, *self.by, NUMBER, maintain_order=True).agg(
+            *made,
+            pl.len().cast(pl.Int64).alias(ROWS),
+            pl.col(TIME).first().alias(_FIRST),
+            pl.col(TIME).max().alias(_LAST),
+            pl.max_horizontal(TIME, REACHED).max().alias(_KNOWN),
+            due,
+        )
+        partials = partials.cast(
+            {**dict(self.aggregation.schema), NUMBER: pl.Int64, _DUE: pl.Int64}
+        )
+        head = (pl.lit(value=False).alias(_HEAD), pl.lit(None, pl.Int64).alias(_SEEN))
+        return partials.with_columns(*head).select(columns)
+
+    def _merged(self, opened: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
+        merged = [e for name, a in self.aggregation.aggregates for e in a.merge(name)]
+        one = (
+            pl.concat([opened, more])
+            .group_by(HASH, *self.by, NUMBER, maintain_order=True)
+            .agg(
+                *merged,
+                pl.col(ROWS).sum(),
+                pl.col(_FIRST).first(),
+                pl.col(_LAST, _KNOWN).max(),
+                pl.col(_DUE, _HEAD, _SEEN).first(),
+            )
+        )
+        return one.cast(dict(self.aggregation.schema)).select(opened.columns)
+
+    # ── rows ────────────────────────────────────────────────────────────────────────────────
+
+    def _emitted(
+        self, complete: pl.DataFrame, rest: pl.DataFrame, rows: pl.DataFrame | None
+    ) -> pl.DataFrame | None:
+        said = [complete]
+        if self.emission.mode == "update" and self.emission.early is not None and rows is not None:
+            came = rows.select(HASH, *self.by).unique()
+            opened = rest.filter(~pl.col(_HEAD))
+            said.append(opened.join(came, on=[HASH, *self.by], how="semi", nulls_equal=True))
+        every = pl.concat(said)
+        return self.read_off(every.sort(NUMBER, HASH)) if every.height else None
+
+    def read_off(self, windows: pl.DataFrame) -> pl.DataFrame:
+        """Turn windows into result rows."""
+        end = pl.from_epoch(pl.col(_LAST) + 1, "us").dt.replace_time_zone("UTC")
+        return windows.select(
+            pl.from_epoch(_FIRST, "us").dt.replace_time_zone("UTC").alias("window_start"),
+            end.alias("window_end"),
+            *self.by,
+            *self.aggregation.results,
+            NUMBER,
+            pl.col(_KNOWN).alias(TIME),
+        )
+
+
+def _timed_out(windows: pl.DataFrame) -> pl.DataFrame:
+    return windows.with_columns(pl.max_horizontal(_KNOWN, _DUE).alias(_KNOWN))

@@ -1,0 +1,104 @@
+"""State by key: the rows of a key, replaced as a whole; of several versions the newest counts.
+
+Keys are told apart by their hash alone: the rows of all keys with one hash are read and replaced
+together. Whoever uses this takes what it read, changes the rows of the keys that it means, and puts
+everything back; keys that share a hash then travel along unharmed, however unlikely they are.
+
+A put is one more sorted run (:mod:`millstream.kernels.sorted_runs`), so it costs what it touches;
+reading a key costs a binary search per run. A hash without rows is a mark that older runs do not
+count; marks go when they are folded into the oldest run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from millstream.kernels.frames import HASH
+from millstream.kernels.keyhash import Hashes
+from millstream.kernels.operator import OperatorState
+from millstream.kernels.sorted_runs import SortedRuns
+
+_VERSION = "__version"  # Int64: grows with every put
+_GONE = "__gone"  # Boolean: a mark that the hash has no rows
+_SLOT = 0
+
+
+@dataclass
+class KeyedRows:
+    """The rows of keys in one family of an operator's state, with ``__hash`` and fixed columns."""
+
+    state: OperatorState
+    family: str
+
+    @property
+    def runs(self) -> SortedRuns:
+        return self.state.runs(self.family)
+
+    def get(self, hashes: Hashes) -> pl.DataFrame | None:
+        """Give the rows of these hashes (sorted, distinct), in no order; None if there are none."""
+        found = list(self.runs.look_up(_SLOT, hashes))
+        if not found:
+            return None
+        newest = found[0] if len(found) == 1 else _newest(pl.concat(found))
+        return _without_marks(newest)
+
+    def put(self, hashes: Hashes, rows: pl.DataFrame) -> None:
+        """Let ``rows`` be all that is held of these hashes (sorted, distinct)."""
+        if not len(hashes):
+            return
+        version = self._next_version()
+        versioned = rows.with_columns(
+            pl.lit(version, pl.Int64).alias(_VERSION), pl.lit(value=False).alias(_GONE)
+        )
+        gone = np.setdiff1d(hashes, distinct(rows[HASH].to_numpy()), assume_unique=True)
+        if len(gone) and self.runs.slots.get(_SLOT):
+            marks = pl.DataFrame({HASH: gone}).with_columns(
+                pl.lit(version, pl.Int64).alias(_VERSION), pl.lit(value=True).alias(_GONE)
+            )
+            versioned = pl.concat([versioned, marks], how="diagonal").select(versioned.columns)
+        if versioned.height:
+            self.runs.add(_SLOT, versioned, self._folded)
+
+    def remove(self, hashes: Hashes) -> None:
+        """Forget all rows of these hashes."""
+        found = self.get(hashes)
+        if found is not None:
+            self.put(distinct(found[HASH].to_numpy()), found.clear())
+
+    def scan(self) -> pl.DataFrame | None:
+        """Give all rows. It costs all that is held: for tests and for looking at state."""
+        pieces = list(self.runs.scan(_SLOT))
+        return _without_marks(_newest(pl.concat(pieces))) if pieces else None
+
+    def _next_version(self) -> int:
+        name = f"{self.family}.version"
+        version: int = self.state.values.get(name, 0) + 1
+        self.state.values[name] = version
+        return version
+
+    def _folded(self, rows: pl.DataFrame) -> pl.DataFrame:
+        newest = _newest(rows)
+        if self.runs.slots.get(_SLOT):  # an older run is left, which marks must go on hiding
+            return newest
+        return newest.filter(~pl.col(_GONE))
+
+
+def distinct(hashes: Hashes) -> Hashes:
+    """Give hashes sorted, each once."""
+    ordered = np.sort(hashes)
+    differs = np.ones(len(ordered), np.bool_)
+    differs[1:] = ordered[1:] != ordered[:-1]
+    return ordered[differs]
+
+
+def _newest(rows: pl.DataFrame) -> pl.DataFrame:
+    """Keep, of each hash, the rows of the newest version."""
+    return rows.filter(pl.col(_VERSION) == pl.col(_VERSION).max().over(HASH))
+
+
+def _without_marks(rows: pl.DataFrame) -> pl.DataFrame | None:
+    kept = rows.filter(~pl.col(_GONE))
+    return kept.drop(_VERSION, _GONE) if kept.height else None

@@ -1,0 +1,271 @@
+"""The panes of sessions: when one fires, what it says, and what it takes back.
+
+Panes are as :mod:`millstream.kernels.emission` has them, with what merging adds:
+
+* The on-time pane fires when W reaches the end that the session has by then. A session that grows
+  beyond W afterwards is in its early phase again, and has another on-time pane at its new end.
+* Sessions that become one keep what each of them has told. In ``retract``, and where ``final`` is
+  corrected, the next pane takes all of it back, in the order of their starts, immediately before it
+  says its own. ``update`` takes nothing back: rows of sessions that were merged away stay where they
+  went, and adding up the rows of a key counts events twice.
+* What a pane takes back must still be in time for what follows. So where a session has changed its
+  span since it told of it, a pane fires at the latest when what was told expires, whatever the
+  early and late panes are.
+* Pane indexes begin again at 0 when sessions that had panes become one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from millstream.kernels.aggregation import Aggregation
+from millstream.kernels.emission import AfterCount, AfterTime, EachBatch, Emission, Firing
+from millstream.kernels.frames import DIFF, HASH, TIME
+from millstream.kernels.session_spans import END, START
+
+FRESH = "__fresh"  # Int64: events that no pane has
+PANES = "__panes"  # Int64: panes so far
+DONE = "__done"  # Boolean: the on-time pane has been, or there was nothing for it
+DUE = "__due"  # Int64, nullable: running time at which a pane fires
+TOLD = "__told"  # List(Struct): what panes have said and not taken back
+OVERLAPS = "overlaps_closed"
+_AT = "__at"
+_RANK = "__rank"
+
+
+@dataclass(frozen=True)
+class SessionPanes:
+    """How sessions emit. ``empty`` is the partial of no events, ``result_schema`` what comes out."""
+
+    emission: Emission
+    aggregation: Aggregation
+    lateness_us: int
+    result_schema: tuple[tuple[str, pl.DataType], ...] = ()
+    empty: pl.DataFrame = field(default_factory=pl.DataFrame, compare=False)
+
+    @property
+    def only_final(self) -> bool:
+        """Whether a session gives one row, when it expires, and nothing before."""
+        return self.emission.mode == "final" and self.emission.late_policy != "correct"
+
+    @property
+    def counted(self) -> bool:
+        """Whether panes fire by count, so that events must be taken one by one."""
+        firings = (self.emission.early, self.emission.late)
+        return not self.only_final and any(isinstance(firing, AfterCount) for firing in firings)
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether the rows that come out have ``__diff``."""
+        return self.emission.mode == "retract" or (
+            self.emission.mode == "final" and not self.only_final
+        )
+
+    @property
+    def _remembers(self) -> bool:
+        suppresses = self.emission.mode == "update" and self.emission.suppress_unchanged
+        return self.takes_back or suppresses
+
+    @property
+    def schema(self) -> dict[str, pl.DataType]:
+        """The columns that a session's state has for its panes."""
+        if self.only_final:
+            return {}
+        columns: dict[str, pl.DataType] = {
+            FRESH: pl.Int64(),
+            PANES: pl.Int64(),
+            DONE: pl.Boolean(),
+            DUE: pl.Int64(),
+        }
+        if self._remembers:
+            columns[TOLD] = pl.List(pl.Struct(dict(self._told_schema)))
+        return columns
+
+    @property
+    def _told_schema(self) -> list[tuple[str, pl.DataType]]:
+        own = {DIFF, *self.aggregation.by}
+        return [(name, dtype) for name, dtype in self.result_schema if name not in own]
+
+    def joined(self) -> list[pl.Expr]:
+        """Expressions over sessions that become one, for the columns of :attr:`schema`."""
+        if self.only_final:
+            return []
+        had_panes = pl.col(PANES) > 0
+        told = [pl.col(TOLD).explode(empty_as_null=False)] if self._remembers else []
+        return [
+            pl.col(FRESH).sum(),
+            pl.when(had_panes.sum() > 1).then(0).otherwise(pl.col(PANES).max()).alias(PANES),
+            pl.col(DONE).any(),
+            pl.col(DUE).min(),
+            *told,
+        ]
+
+    def begun(self, rows: str) -> list[pl.Expr]:
+        """Expressions for the columns of :attr:`schema` of sessions that have had no pane."""
+        begun = {
+            FRESH: pl.col(rows),
+            PANES: pl.lit(0, pl.Int64),
+            DONE: pl.lit(value=False),
+            DUE: pl.lit(None, pl.Int64),
+            TOLD: pl.lit([], pl.List(pl.Struct(dict(self._told_schema)))),
+        }
+        return [begun[name].alias(name) for name in self.schema]
+
+    # ── firing ──────────────────────────────────────────────────────────────────────────────
+
+    def fire_on_time(
+        self, sessions: pl.DataFrame, now: pl.Expr, out: list[pl.DataFrame]
+    ) -> pl.DataFrame:
+        """Fire the on-time panes of sessions that are complete; put what comes out on ``out``."""
+        complete = pl.col(END) <= now
+        sessions = sessions.with_columns(pl.col(DONE) & complete)
+        fires = complete & ~pl.col(DONE)
+        sessions = self._fire(sessions, fires, now, out)
+        return sessions.with_columns((pl.col(DONE) | complete).alias(DONE))
+
+    def fire_others(
+        self,
+        sessions: pl.DataFrame,
+        now: pl.Expr,
+        clock_ms: int,
+        out: list[pl.DataFrame],
+        *,
+        at_end: bool,
+    ) -> pl.DataFrame:
+        """Fire early and late panes; ``at_end``: the batch has nothing more for these sessions."""
+        complete = pl.col(END) <= now
+        sessions = sessions.with_columns(
+            pl.when(complete)
+            .then(self._due(self.emission.late, clock_ms))
+            .otherwise(self._due(self.emission.early, clock_ms))
+            .alias(DUE),
+            (pl.col(DONE) | complete).alias(DONE),
+        )
+        early = self._fires(self.emission.early, clock_ms, at_end=at_end)
+        late = self._fires(self.emission.late, clock_ms, at_end=at_end)
+        if self.emission.late is not None and at_end:
+            late |= pl.col(END) + self.lateness_us <= now
+        fires = (pl.col(FRESH) > 0) & pl.when(complete).then(late).otherwise(early)
+        if self.takes_back and at_end:
+            fires |= (self.owed() <= now).fill_null(value=False)
+        return self._fire(sessions, fires, now, out)
+
+    def owed(self) -> pl.Expr:
+        """Give the watermark by which what was told of a session must be taken back, if it must."""
+        told_ends = pl.col(TOLD).list.eval(pl.element().struct.field("window_end").dt.epoch("us"))
+        first = told_ends.list.min()
+        changed = (pl.col(TOLD).list.len() > 1) | (first != pl.col(END))
+        return pl.when(changed).then(first + self.lateness_us)
+
+    def _due(self, firing: Firing | None, clock_ms: int) -> pl.Expr:
+        if not isinstance(firing, AfterTime):
+            return pl.lit(None, pl.Int64)
+        first = pl.col(DUE).fill_null(clock_ms + firing.delay_ms)
+        return pl.when(pl.col(FRESH) > 0).then(first)
+
+    def _fires(self, firing: Firing | None, clock_ms: int, *, at_end: bool) -> pl.Expr:
+        if isinstance(firing, AfterCount):
+            return pl.col(FRESH) >= firing.count
+        if isinstance(firing, AfterTime):
+            return (pl.col(DUE) <= clock_ms).fill_null(value=False) & at_end
+        return pl.lit(at_end and isinstance(firing, EachBatch))
+
+    def _fire(
+        self, sessions: pl.DataFrame, fires: pl.Expr, now: pl.Expr, out: list[pl.DataFrame]
+    ) -> pl.DataFrame:
+        split = sessions.with_columns(fires.alias(_AT))
+        firing = split.filter(_AT).drop(_AT)
+        if not firing.height:
+            return sessions
+        firing = firing.sort(START, HASH)
+        said = self.read_off(firing, now)
+        unchanged = self._unchanged(firing, said)
+        out.append(self._emitted(firing.filter(~unchanged), said.filter(~unchanged)))
+        fired = firing.with_columns(
+            pl.lit(0, pl.Int64).alias(FRESH),
+            pl.lit(None, pl.Int64).alias(DUE),
+            pl.col(PANES) + (~unchanged).cast(pl.Int64),
+            *([self._now_told(said, unchanged)] if self._remembers else []),
+        )
+        if self.emission.mode == "discard":
+            fired = fired.with_columns(
+                pl.lit(self.empty[name]).first().alias(name) for name in self.aggregation.partials
+            )
+        return pl.concat([split.filter(~pl.col(_AT)).drop(_AT), fired.select(sessions.columns)])
+
+    def _now_told(self, said: pl.DataFrame, unchanged: pl.Series) -> pl.Expr:
+        now = pl.lit(_told(said, self.schema[TOLD]))
+        return pl.when(unchanged).then(pl.col(TOLD)).otherwise(now).alias(TOLD)
+
+    def _unchanged(self, firing: pl.DataFrame, said: pl.DataFrame) -> pl.Series:
+        """Say which panes are to be left out, because they say nothing new."""
+        if not self.emission.suppress_unchanged:
+            return pl.repeat(value=False, n=firing.height, eager=True)
+        if self.emission.mode == "discard":
+            return firing[FRESH] == 0
+        plain = [name for name, _ in self._told_schema if not name.startswith("pane_")]
+        before = firing.select(TOLD, pl.col(TOLD).list.first().alias("before"))
+        fields = before.select(pl.col("before").struct.field(name) for name in plain)
+        same = before[TOLD].list.len() == 1
+        for name in plain:
+            same &= fields[name].eq_missing(said[name])
+        return same
+
+    def _emitted(self, firing: pl.DataFrame, said: pl.DataFrame) -> pl.DataFrame:
+        """Put what is said after what it takes back."""
+        if not self.takes_back:
+            return said
+        numbered = firing.select(pl.int_range(pl.len()).alias(_AT), *self.aggregation.by, TOLD)
+        told = numbered.filter(pl.col(TOLD).list.len() > 0).explode(TOLD).unnest(TOLD)
+        said = said.with_columns(pl.int_range(pl.len()).alias(_AT))
+        if self.emission.mode == "final":  # one with the same start is replaced, not taken back
+            told = told.join(said.select(_AT, "window_start"), on=[_AT, "window_start"], how="anti")
+        back = told.with_columns(pl.lit(-1, pl.Int8).alias(DIFF), pl.lit(0).alias(_RANK))
+        back = back.with_columns((pl.col("window_end").dt.epoch("us") - 1).alias(TIME))
+        rows = [back, said.with_columns(pl.lit(1, pl.Int8).alias(DIFF), pl.lit(1).alias(_RANK))]
+        ordered = pl.concat(rows, how="diagonal").sort(_AT, _RANK, "window_start")
+        return ordered.select(*said.drop(_AT).columns, DIFF)
+
+    def read_off(self, sessions: pl.DataFrame, now: pl.Expr) -> pl.DataFrame:
+        """Turn sessions into result rows, whose time is their last microsecond."""
+        return sessions.select(
+            pl.from_epoch(START, "us").dt.replace_time_zone("UTC").alias("window_start"),
+            pl.from_epoch(END, "us").dt.replace_time_zone("UTC").alias("window_end"),
+            *self.aggregation.by,
+            *self.aggregation.results,
+            OVERLAPS,
+            *(self._pane_columns(now) if self.emission.panes else ()),
+            (pl.col(END) - 1).alias(TIME),
+        )
+
+    def _pane_columns(self, now: pl.Expr) -> Sequence[pl.Expr]:
+        if self.only_final:
+            return [
+                pl.lit("on_time").alias("pane_kind"),
+                pl.lit(0, pl.Int64).alias("pane_index"),
+                pl.lit(value=True).alias("pane_first"),
+                pl.lit(value=True).alias("pane_last"),
+            ]
+        early, on_time = pl.col(END) > now, (pl.col(END) <= now) & ~pl.col(DONE)
+        kind = pl.when(on_time).then(pl.lit("on_time")).otherwise(pl.lit("late"))
+        kind = pl.when(early).then(pl.lit("early")).otherwise(kind)
+        alone = self.lateness_us == 0 or self.emission.late is None
+        last = pl.when(on_time).then(pl.lit(alone)).otherwise(pl.col(END) + self.lateness_us <= now)
+        return [
+            kind.alias("pane_kind"),
+            pl.col(PANES).alias("pane_index"),
+            (pl.col(PANES) == 0).alias("pane_first"),
+            last.alias("pane_last"),
+        ]
+
+
+def _told(said: pl.DataFrame, dtype: pl.DataType) -> pl.Series:
+    """Give each row that was said as a list of one, to be taken back some day."""
+    assert isinstance(dtype, pl.List)
+    assert isinstance(dtype.inner, pl.Struct)
+    names = [entry.name for entry in dtype.inner.fields]
+    one = said.select(pl.struct(names).alias(TOLD)).select(pl.col(TOLD).reshape((-1, 1)))
+    return one.to_series().arr.to_list().cast(dtype)

@@ -1,0 +1,143 @@
+"""Which events make a session: spans of time that overlap, in whatever order they came.
+
+An event at ``ts`` with gap ``g`` makes the session ``[ts, ts + g)`` on its own; sessions that overlap
+are one. That alone would let an event join a session that was given out as final long ago. So an
+event reaches back only as far as nothing has expired for its own lane: where the lane had reached
+``r`` before the event, and the lateness is L, it joins what overlaps
+
+    ``[max(ts, r - L), ts + g)``
+
+and is too late when that is empty (``ts + g + L <= r``) and no open session holds all that lies
+between. These *reaches* are fixed when an event is read, and overlapping is all that counts: so
+sessions are the connected parts of a set of intervals, the same for every order of arrival and every
+division into batches, and joining sessions is as good as joining events.
+
+A session that has expired by the watermark W (``end + L <= W``) is never joined again: whatever comes
+later has ``r >= W``. An event that would have joined it makes a session that overlaps it.
+
+Source: Akidau et al., "The Dataflow Model", VLDB 2015, section 2.2.2 (window merging).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from millstream.durations import describe_us
+from millstream.kernels.frames import HASH, REACHED, TIME
+
+Times = npt.NDArray[np.int64]
+
+START = "__start"  # Int64: time of the earliest event
+END = "__end"  # Int64: the end, outside the session
+FROM = "__from"  # Int64: how far back it reaches
+TILL = "__till"  # Int64: how far on, inclusive: spans join when one's FROM <= the other's TILL
+GAP = "__gap"  # Int64: the longest gap of its events
+PART = "__part"  # Int64: number of the connected part that a span is in
+SPAN = [START, END, FROM, TILL, GAP]
+
+
+@dataclass(frozen=True)
+class Session:
+    """Sessions: activity with no pause longer than a gap. Microseconds.
+
+    ``gap`` is an expression that gives each event its own gap, as a Duration; then ``gap_us`` is
+    None. ``inclusive``: events exactly a gap apart are in one session. ``strict``: an event that
+    would make a session overlapping a closed one is late instead. ``max_length_us``: sessions
+    end at its multiples since 1970 UTC.
+    """
+
+    gap_us: int | None
+    gap: pl.Expr | None = None
+    inclusive: bool = True
+    strict: bool = False
+    max_length_us: int | None = None
+
+    def __str__(self) -> str:
+        return f"session({'gap' if self.gap_us is None else describe_us(self.gap_us)})"
+
+    @property
+    def columns_read(self) -> set[str]:
+        return set() if self.gap is None else set(self.gap.meta.root_names())
+
+    def with_end(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Add to each row the gap after it and the end of the session that it makes on its own."""
+        gap = pl.lit(self.gap_us, pl.Int64) if self.gap is None else _whole_us(self.gap)
+        end = pl.col(TIME) + pl.col(GAP)
+        if self.max_length_us is not None:
+            end = pl.min_horizontal(
+                end, (pl.col(TIME) // self.max_length_us + 1) * self.max_length_us
+            )
+        return rows.with_columns(gap.alias(GAP)).with_columns(end.alias(END))
+
+    def with_reach(self, rows: pl.DataFrame, lateness_us: int) -> pl.DataFrame:
+        """Add to rows with ``__reached`` how far they reach back and on, and their start."""
+        one = int(self.inclusive)
+        return rows.with_columns(
+            pl.max_horizontal(TIME, pl.col(REACHED) - lateness_us + one).alias(FROM),
+            (pl.col(END) - (1 - one)).alias(TILL),
+            pl.col(TIME).alias(START),
+        )
+
+    def parted(self, spans: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+        """Sort spans by key and time, and number the connected part that each is in."""
+        spans = spans.sort(HASH, FROM)
+        if (_same(spans, [HASH]) & ~_same(spans, by)).any():  # keys that share a hash
+            spans = spans.sort(HASH, *by, FROM)
+        apart = ~_same(spans, [HASH, *by])
+        if self.max_length_us is not None:
+            cells = spans[START].to_numpy() // self.max_length_us
+            apart[1:] |= cells[1:] != cells[:-1]
+        till = _running_max(spans[TILL].to_numpy(), np.cumsum(apart))
+        apart[1:] |= spans[FROM].to_numpy()[1:] > till[:-1]
+        return spans.with_columns(pl.Series(PART, np.cumsum(apart)).set_sorted())
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Describe what the state depends on."""
+        return {
+            "session_us": self.gap_us,
+            "gap": None if self.gap is None else str(self.gap),
+            "inclusive": self.inclusive,
+            "strict": self.strict,
+            "max_length_us": self.max_length_us,
+        }
+
+
+def joined_span() -> list[pl.Expr]:
+    """Expressions over the spans of one connected part that give its span."""
+    least, most = [START, FROM], [END, TILL, GAP]
+    return [*(pl.col(name).min() for name in least), *(pl.col(name).max() for name in most)]
+
+
+def _whole_us(gap: pl.Expr) -> pl.Expr:
+    """Give a gap in whole microseconds; none, and none above zero, count as one."""
+    return gap.dt.total_microseconds().fill_null(1).clip(1, None).cast(pl.Int64)
+
+
+def _same(rows: pl.DataFrame, columns: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Say of each row whether it equals the one before in these columns; the first does not."""
+    same = np.ones(rows.height, np.bool_)
+    same[:1] = False
+    for name in columns:
+        column = rows[name]
+        equal = column.eq_missing(column.shift(1)).to_numpy()
+        same[1:] &= equal[1:]
+    return same
+
+
+def _running_max(values: Times, groups: npt.NDArray[np.int64]) -> Times:
+    """Give the largest value so far within each group; groups stand one after another."""
+    if not len(values):
+        return values
+    low = int(values.min())
+    width = int(values.max()) - low + 1
+    if width * int(groups[-1] + 1) < 1 << 62:
+        shifts = groups * width - low  # each group above all before it, so that one pass does
+        return np.maximum.accumulate(values + shifts) - shifts
+    frame = pl.DataFrame({"value": values, "group": groups})
+    return frame.select(pl.col("value").cum_max().over("group")).to_series().to_numpy()

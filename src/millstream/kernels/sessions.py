@@ -1,0 +1,160 @@
+"""The session kernel: aggregates per session and key, merged in whatever order events come.
+
+What belongs together is decided in :mod:`millstream.kernels.session_spans`, and what is said of it,
+and when, in :mod:`millstream.kernels.session_panes`. Here is the state between batches, by key:
+
+===========  ==========================================================================
+open         a session that has not expired: its span, partials, and what it has told
+waiting      an event that came late for its own lane, which is ahead of the others:
+             whether it is too late shows when the watermark has come as far as the lane
+closed       where expired sessions were, for as long as an event may still overlap them
+===========  ==========================================================================
+
+An event that is too late on its own account is in time if an open session holds all between its end
+and what its lane had reached. That session can only be made of events read before it, or on lanes
+that were behind; so once W has reached ``r`` the verdict is final, and it is the same in any batch.
+
+Events go through the shuffle one by one. To join them before it would be to join events of which one
+may be too late by what earlier batches had shown, which only the state knows; and the answer would
+depend on where batches begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from millstream.kernels.aggregation import Aggregation
+from millstream.kernels.emission import AfterTime
+from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, TIME
+from millstream.kernels.keyhash import hash_columns
+from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
+from millstream.kernels.session_batch import RAW, TIMER, WAITS, SessionBatch
+from millstream.kernels.session_panes import OVERLAPS, SessionPanes
+from millstream.kernels.session_spans import END, GAP, SPAN, Session
+from millstream.kernels.watermarks import UNSEEN
+
+_SLOTS_PER_GAP = 4
+_SLOT_DYNAMIC_US = 600_000_000
+
+
+@dataclass(frozen=True)
+class SessionAggregate:
+    """One operator of session windows. Durations in microseconds.
+
+    ``row_schema`` gives the types of the columns that come in, for rows that go aside as they came.
+    """
+
+    name: str
+    session: Session
+    panes: SessionPanes
+    row_schema: tuple[tuple[str, pl.DataType], ...] = ()
+
+    @property
+    def aggregation(self) -> Aggregation:
+        return self.panes.aggregation
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        return self.aggregation.by
+
+    @property
+    def lateness_us(self) -> int:
+        return self.panes.lateness_us
+
+    @property
+    def aside(self) -> bool:
+        """Whether events that are too late go aside as they came."""
+        return self.panes.emission.late_policy == "side"
+
+    @property
+    def transparent(self) -> bool:
+        return False
+
+    @property
+    def heartbeat_ms(self) -> int | None:
+        """How often a batch must come, in running time, even without input; None: never."""
+        emission = self.panes.emission
+        delays = [f.delay_ms for f in (emission.early, emission.late) if isinstance(f, AfterTime)]
+        return min(delays, default=None)
+
+    @property
+    def ordered(self) -> bool:
+        return self.panes.counted or self.aggregation.ordered
+
+    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
+        return self.aggregation.columns_read | self.session.columns_read
+
+    def holds_back(self, watermark_us: int) -> int:
+        """Give the watermark of what it emits, but for what panes take back of merged sessions."""
+        return watermark_us - self.lateness_us if watermark_us > UNSEEN else UNSEEN
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Describe what the state depends on."""
+        return {
+            **self.session.fingerprint(),
+            **self.aggregation.fingerprint(),
+            "lateness_us": self.lateness_us,
+            "state_columns": {name: str(dtype) for name, dtype in self.state_schema.items()},
+        }
+
+    @property
+    def state_schema(self) -> dict[str, pl.DataType]:
+        """The columns of state beside the key's own."""
+        aside = {RAW: pl.Struct(dict(self.row_schema))} if self.aside else {}
+        return {
+            HASH: pl.UInt64(),
+            WAITS: pl.Boolean(),
+            **dict.fromkeys(SPAN, pl.Int64()),
+            REACHED: pl.Int64(),
+            TIMER: pl.Int64(),
+            OVERLAPS: pl.Boolean(),
+            **dict(self.aggregation.schema),
+            **self.panes.schema,
+            **aside,
+        }
+
+    @property
+    def slot_us(self) -> int:
+        """The width of the slots of time that timers and closed sessions are divided into."""
+        if self.session.gap_us is None:
+            return _SLOT_DYNAMIC_US
+        return max(1, (self.session.gap_us + self.lateness_us) // _SLOTS_PER_GAP)
+
+    # ── before the shuffle ──────────────────────────────────────────────────────────────────
+
+    def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
+        """Add the end of the session that each event makes; leave behind what is not needed."""
+        rows = self.session.with_end(rows)
+        if self.aside:
+            return Prepared(rows)
+        own = [TIME, LANE, REACHED, ORDER, GAP, END]
+        wanted = [*sorted(self.aggregation.columns_read), *own]
+        return Prepared(rows.select(name for name in wanted if name in rows.columns))
+
+    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
+        """Put tables one after another."""
+        return pl.concat(tables)
+
+    # ── after the shuffle ───────────────────────────────────────────────────────────────────
+
+    def process(
+        self, state: OperatorState, arrived: Mapping[int, Sequence[pl.DataFrame]], moment: Moment
+    ) -> Outcome:
+        """Take the batch's events into sessions; give the rows to emit."""
+        batch = SessionBatch(self, state, moment)
+        batch.run([self._placed(rows, moment) for rows in arrived.get(0, ())])
+        return batch.outcome()
+
+    def _placed(self, rows: pl.DataFrame, moment: Moment) -> pl.DataFrame:
+        """Say of each event how far it reaches, and where its key is kept."""
+        reached = moment.reached(rows)
+        if REACHED in rows.columns:
+            reached = np.maximum(reached, rows[REACHED].to_numpy())
+        rows = rows.with_columns(pl.Series(REACHED, reached)).drop(LANE, strict=False)
+        rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by)))
+        return self.session.with_reach(rows, self.lateness_us)

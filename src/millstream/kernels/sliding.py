@@ -1,0 +1,365 @@
+"""True sliding windows: for every event, what its key did in the time up to it.
+
+Each event at ``t`` is given the aggregate over its key's events in ``[t - size, t]``, both ends
+included, as SQL has it in ``RANGE BETWEEN size PRECEDING AND CURRENT ROW``: events at the same time
+see each other. With L the allowed lateness, W the watermark and r what an event's own lane had
+reached before it:
+
+====================  ==========================================================================
+an event is too late  when ``r > t + L``: its own row is settled
+``final``             its row comes once ``W > t + L``, when nothing that it counts can come any more
+``final`` corrected   its row comes once ``W > t``, and again for each late event that it counts
+``update``            with each batch a row for every event that came, or counts one that came
+``retract``           the same, and rows that are replaced are taken back right before
+events are kept       while a row that is not settled may count them: until ``W > t + L + size``
+====================  ==========================================================================
+
+Events lie in runs by slots of their time and are never written again, but where small runs are
+folded. Overlapping ranges are aggregated by polars, which knows moving sums from recomputed ones;
+keys with events that count in some of their rows only are joined pair by pair.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from millstream.durations import describe_us
+from millstream.kernels.aggregates.order import with_order
+from millstream.kernels.aggregation import Aggregation
+from millstream.kernels.emission import Emission
+from millstream.kernels.frames import DIFF, HASH, LANE, ORDER, REACHED, TIME
+from millstream.kernels.keyed_rows import distinct
+from millstream.kernels.keyhash import Hashes, hash_columns
+from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
+from millstream.kernels.sorted_runs import SortedRuns
+from millstream.kernels.watermarks import UNSEEN
+
+_SLOTS_PER_SIZE = 4
+_SLOT = "__slot"
+_FROM = "__from"  # Int64: the earliest row that an event counts in
+_NEW = "__new"
+_OLD_VALUE = "__old"
+_RANK = "__rank"
+_AT = "__at"
+_LOOKS = "__looks"  # Int64: the time that a row looks back from
+_HAS_ROW = pl.col(_FROM) <= pl.col(TIME)
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """The time up to each event that its row looks back on, in microseconds."""
+
+    size_us: int
+
+    def __str__(self) -> str:
+        return f"sliding({describe_us(self.size_us)})"
+
+
+@dataclass(frozen=True)
+class SlidingAggregate:
+    """One operator of sliding windows. Durations in microseconds."""
+
+    name: str
+    window: Sliding
+    aggregation: Aggregation
+    emission: Emission
+    lateness_us: int
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        return self.aggregation.by
+
+    @property
+    def transparent(self) -> bool:
+        return False
+
+    @property
+    def heartbeat_ms(self) -> int | None:
+        return None
+
+    @property
+    def ordered(self) -> bool:
+        return self.aggregation.ordered
+
+    @property
+    def aside(self) -> bool:
+        """Whether events that are too late go aside as they came."""
+        return self.emission.late_policy == "side"
+
+    @property
+    def settles(self) -> bool:
+        """Whether an event has no row before the watermark has passed it."""
+        return self.emission.mode == "final"
+
+    @property
+    def waits_us(self) -> int:
+        """How far the watermark must have passed an event for its first row."""
+        return 0 if self.emission.late_policy == "correct" else self.lateness_us
+
+    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
+        return self.aggregation.columns_read
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Describe what the state depends on."""
+        own = {"sliding_us": self.window.size_us, "lateness_us": self.lateness_us}
+        return {**own, **self.aggregation.fingerprint()}
+
+    def holds_back(self, watermark_us: int) -> int:
+        """Give the watermark of what it emits: a row may come again until its event is settled."""
+        return watermark_us - self.lateness_us if watermark_us > UNSEEN else UNSEEN
+
+    @property
+    def slot_us(self) -> int:
+        """The width of a slot of state."""
+        return max(1, (self.window.size_us + self.lateness_us) // _SLOTS_PER_SIZE)
+
+    # ── before the shuffle ──────────────────────────────────────────────────────────────────
+
+    def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
+        """Leave out what is too late already, and columns that are not needed."""
+        if self.ordered:
+            rows = with_order(rows)
+        if self.aside:
+            return Prepared(rows)
+        late = 0
+        if REACHED in rows.columns:
+            in_time = rows.filter(pl.col(REACHED) <= pl.col(TIME) + self._counts_for_us)
+            late, rows = rows.height - in_time.height, in_time
+        wanted = [*self._read, REACHED, LANE]
+        return Prepared(rows.select(name for name in wanted if name in rows.columns), late)
+
+    @property
+    def _counts_for_us(self) -> int:
+        """How far its lane may be ahead of an event for which there is still a row."""
+        return self.window.size_us + self.lateness_us
+
+    @property
+    def _read(self) -> list[str]:
+        order = [ORDER] if self.ordered else []
+        return [*dict.fromkeys([*self.by, *sorted(self.aggregation.columns_read)]), TIME, *order]
+
+    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
+        """Put tables one after another."""
+        return pl.concat(tables)
+
+    # ── after the shuffle ───────────────────────────────────────────────────────────────────
+
+    def process(
+        self, state: OperatorState, arrived: Mapping[int, Sequence[pl.DataFrame]], moment: Moment
+    ) -> Outcome:
+        """Take the batch's events in; give the rows to emit."""
+        outcome = Outcome(counts=Counter())
+        events = self._in_time(arrived.get(0, ()), moment, outcome)
+        runs = state.runs("events")
+        if self.settles:
+            outcome.rows = self._settled(runs, events, moment)
+        elif events is not None:
+            outcome.rows = self._changed(runs, events)
+        self._hold(runs, events)
+        kept_from = moment.watermark_us - self.lateness_us - self.window.size_us
+        for slot in [slot for slot in runs.slots if (slot + 1) * self.slot_us <= kept_from]:
+            runs.drop_slot(slot)
+        return outcome
+
+    def _in_time(
+        self, tables: Sequence[pl.DataFrame], moment: Moment, outcome: Outcome
+    ) -> pl.DataFrame | None:
+        kept, aside = [], []
+        for rows in tables:
+            reached = moment.reached(rows)
+            if REACHED in rows.columns:
+                reached = np.maximum(reached, rows[REACHED].to_numpy())
+            late = pl.Series(reached > rows[TIME].to_numpy() + self._counts_for_us)
+            first = np.maximum(rows[TIME].to_numpy(), reached - self.lateness_us)
+            if self.aside and late.any():
+                aside.append(self._aside(rows.with_columns(pl.Series(REACHED, reached)), late))
+            in_time = rows.select(*self._read, pl.Series(_FROM, first)).filter(~late)
+            outcome.counts.update(held=in_time.height, late=rows.height - in_time.height)
+            kept.append(in_time)
+        if aside:
+            outcome.late = pl.concat(aside)
+        events = pl.concat(kept) if kept else None
+        if events is None or not events.height:
+            return None
+        return events.with_columns(pl.Series(HASH, hash_columns(events, self.by)))
+
+    def _aside(self, rows: pl.DataFrame, late: pl.Series) -> pl.DataFrame:
+        """Say of events that are too late why, by how much, and for which window."""
+        return (
+            rows.filter(late)
+            .with_columns(
+                (pl.col(REACHED) - pl.col(TIME)).cast(pl.Duration("us")).alias("late_by"),
+                pl.lit("expired_window").alias("late_reason"),
+                *self._span(),
+            )
+            .drop(REACHED, LANE, strict=False)
+        )
+
+    def _hold(self, runs: SortedRuns, events: pl.DataFrame | None) -> None:
+        if events is not None:
+            slots = events.with_columns((pl.col(TIME) // self.slot_us).alias(_SLOT))
+            parts = slots.partition_by(_SLOT, as_dict=True, include_key=False)
+            for (slot,), part in sorted(parts.items()):
+                runs.add(int(slot), part, lambda pieces: pieces)
+
+    # ── rows ────────────────────────────────────────────────────────────────────────────────
+
+    def _settled(
+        self, runs: SortedRuns, events: pl.DataFrame | None, moment: Moment
+    ) -> pl.DataFrame | None:
+        """Give the rows of the events that the watermark has passed now, and of those corrected."""
+        since, until = (at - self.waits_us for at in (moment.before_us, moment.watermark_us))
+        known = [
+            rows
+            for slot in runs.slots
+            if slot * self.slot_us < until and (slot + 1) * self.slot_us > since
+            for rows in runs.scan(slot)
+        ]
+        came = [] if events is None else [events]
+        passed = pl.col(TIME).is_between(since, until, closed="left")
+        # Of the rows that were given already, those that count what came late.
+        due = [rows.filter(passed) for rows in known]
+        due += [rows.filter(pl.col(TIME) < until) for rows in came]
+        return self._given(runs, pl.concat(due), events, since, until) if due else None
+
+    def _given(
+        self,
+        runs: SortedRuns,
+        due: pl.DataFrame,
+        events: pl.DataFrame | None,
+        since: int,
+        until: int,
+    ) -> pl.DataFrame | None:
+        """Give the rows since then of the keys of ``due``, and those before that count new events."""
+        if not due.height:
+            return None
+        size_us = self.window.size_us
+        first_us = int(due[TIME].min()) - size_us  # type: ignore[arg-type]
+        last_us = int(due[TIME].max()) + size_us  # type: ignore[arg-type]
+        known = self._known(runs, distinct(due[HASH].to_numpy()), first_us, last_us)
+        parts = [] if known is None else [known.with_columns(pl.lit(0, pl.Int64).alias(_NEW))]
+        if events is not None:
+            parts.append(events.with_columns(pl.lit(1, pl.Int64).alias(_NEW)))
+        values = self._values(pl.concat([part.select(parts[0].columns) for part in parts]))
+        is_due = (pl.col(TIME) >= since) | (pl.col(_NEW) > 0)
+        values = values.filter(is_due & (pl.col(TIME) < until) & _HAS_ROW)
+        return self._rows(values) if values.height else None
+
+    def _changed(self, runs: SortedRuns, events: pl.DataFrame) -> pl.DataFrame | None:
+        """Give the rows of what came, and of known events that count what came."""
+        size_us = self.window.size_us
+        first_us = int(events[TIME].min()) - size_us  # type: ignore[arg-type]
+        last_us = int(events[TIME].max()) + size_us  # type: ignore[arg-type]
+        known = self._known(runs, distinct(events[HASH].to_numpy()), first_us, last_us)
+        came = events.with_columns(pl.lit(1, pl.Int64).alias(_NEW))
+        if known is None:
+            values = self._values(came).filter(_HAS_ROW)
+            return self._signed(self._rows(values), 1) if values.height else None
+        known = known.with_columns(pl.lit(0, pl.Int64).alias(_NEW))
+        order = [HASH, *self.by, TIME]
+        known = known.sort(order, maintain_order=True)
+        marked = pl.concat([known, came.select(known.columns)])
+        marked = marked.with_columns((pl.col(_NEW) == 1).alias(_OLD_VALUE))
+        marked = marked.sort([*order, _OLD_VALUE], maintain_order=True)
+        values = self._values(marked).with_columns(marked[_OLD_VALUE]).filter(_HAS_ROW)
+        now = self._rows(values).with_columns(values[_OLD_VALUE])
+        before = self._rows(self._values(known).filter(_HAS_ROW))
+        return self._corrections(now, before, values[_NEW] > 0)
+
+    def _corrections(
+        self, now: pl.DataFrame, before: pl.DataFrame, touched: pl.Series
+    ) -> pl.DataFrame | None:
+        """Put what is said of known events now beside what was said before."""
+        was_known = ~now[_OLD_VALUE]
+        rows = now.drop(_OLD_VALUE)
+        changed = touched
+        if self.emission.suppress_unchanged:
+            same = pl.repeat(value=True, n=before.height, eager=True)
+            for name in self.aggregation.names:
+                same &= rows.filter(was_known)[name].eq_missing(before[name])
+            unchanged = np.zeros(now.height, np.bool_)
+            unchanged[was_known.to_numpy()] = same.to_numpy()
+            changed = touched & ~pl.Series(unchanged)
+        rows = rows.with_columns(pl.int_range(pl.len()).alias(_AT))
+        said = self._signed(rows.filter(changed), 1)
+        if self.emission.mode != "retract":
+            return said.drop(_AT) if said.height else None
+        numbered = before.with_columns(rows.filter(was_known)[_AT])
+        back = self._signed(numbered.filter(changed.filter(was_known)), -1)
+        both = pl.concat([back, said.select(back.columns)]).sort(_AT, DIFF)
+        return both.drop(_AT) if both.height else None
+
+    def _signed(self, rows: pl.DataFrame, sign: int) -> pl.DataFrame:
+        if self.emission.mode != "retract":
+            return rows
+        return rows.with_columns(pl.lit(sign, pl.Int8).alias(DIFF))
+
+    def _known(
+        self, runs: SortedRuns, hashes: Hashes, first_us: int, last_us: int
+    ) -> pl.DataFrame | None:
+        """Give what is held of these keys in ``[first, last]``."""
+        found = [
+            rows.filter(pl.col(TIME).is_between(first_us, last_us))
+            for slot in runs.slots
+            if slot * self.slot_us <= last_us and (slot + 1) * self.slot_us > first_us
+            for rows in runs.look_up(slot, hashes)
+        ]
+        found = [rows for rows in found if rows.height]
+        return pl.concat(found) if found else None
+
+    def _values(self, events: pl.DataFrame) -> pl.DataFrame:
+        """Aggregate over what each event looks back on; in the order of key and time."""
+        ordered = events.sort([HASH, *self.by, TIME], maintain_order=True)
+        some_only = (pl.col(_FROM) > pl.col(TIME)).any().over(HASH)
+        split = ordered.with_row_index(_AT).with_columns(some_only.alias(_RANK))
+        plain, others = split.filter(~pl.col(_RANK)), split.filter(_RANK)
+        keys = [_AT, HASH, *self.by, TIME]
+        values = plain.rolling(
+            TIME, period=f"{self.window.size_us}i", closed="both", group_by=[HASH, *self.by]
+        ).agg(*self._partials)
+        values = values.with_columns(plain[_AT]).select(*keys, pl.exclude(keys))
+        if others.height:
+            values = pl.concat([values, self._joined_pairs(others, keys).select(values.columns)])
+        types = {n: t for n, t in self.aggregation.schema if n in values.columns}
+        return values.sort(_AT).drop(_AT).with_columns(ordered[_FROM]).cast(types)  # type: ignore[arg-type]
+
+    @property
+    def _partials(self) -> list[pl.Expr]:
+        made = [e for name, a in self.aggregation.aggregates for e in a.partial(name)]
+        return [*made, pl.col(_NEW).sum()]
+
+    def _joined_pairs(self, events: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+        """Aggregate for keys whose events do not count in all the rows that look back on them."""
+        rows = events.select(_AT, HASH, *self.by, pl.col(TIME).alias(_LOOKS))
+        on = [HASH, *self.by]
+        pairs = rows.join(events.drop(_AT), on=on, nulls_equal=True, maintain_order="left_right")
+        back_to = pl.col(_LOOKS) - self.window.size_us
+        counts = (pl.col(_FROM) <= pl.col(_LOOKS)) & (pl.col(TIME) >= back_to)
+        made = pairs.filter(counts).group_by(_AT).agg(*self._partials)
+        return events.select(keys).join(made, on=_AT, how="left", maintain_order="left")
+
+    def _rows(self, values: pl.DataFrame) -> pl.DataFrame:
+        return values.select(*self._span(), *self.by, *self.aggregation.results, TIME)
+
+    def _span(self) -> list[pl.Expr]:
+        start = pl.from_epoch(pl.col(TIME) - self.window.size_us, "us")
+        end = pl.from_epoch(TIME, "us")
+        names = ((start, "window_start"), (end, "window_end"))
+        return [at.dt.replace_time_zone("UTC").alias(name) for at, name in names]
+
+    def result_schema(self, events: pl.DataFrame) -> dict[str, pl.DataType]:
+        """Find the types of what comes out, given the columns of no events."""
+        times = {TIME: pl.Int64(), HASH: pl.UInt64(), _NEW: pl.Int64()}
+        none = pl.DataFrame(schema={**events.schema, **times})
+        made = none.group_by(HASH, *self.by).agg(
+            *(e for name, a in self.aggregation.aggregates for e in a.partial(name)),
+            pl.col(TIME).first(),
+        )
+        types = {n: t for n, t in self.aggregation.schema if n in made.columns}
+        return dict(self._rows(made.cast(types)).drop(TIME).schema)  # type: ignore[arg-type]

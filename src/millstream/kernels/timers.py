@@ -1,0 +1,96 @@
+"""Timers: which keys are to be looked at when a time comes, found without looking at the others.
+
+A timer is a time and the hash of a key. Timers lie in sorted runs by their time, in slots of time:
+what is due is a range of a few runs, found by binary search, and a slot whose time has passed is
+dropped whole. A timer only says *look*: what is to be done, the key's state decides. So a timer
+that no longer means anything is harmless, and none is ever taken back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from millstream.kernels.frames import HASH
+from millstream.kernels.keyed_rows import distinct
+from millstream.kernels.keyhash import Hashes
+from millstream.kernels.operator import OperatorState
+from millstream.kernels.sorted_runs import Run, SortedRuns
+from millstream.kernels.watermarks import UNSEEN
+
+Times = npt.NDArray[np.int64]
+
+_KEY = "__key"
+_SIGN = np.uint64(1 << 63)  # turns the order of signed times into that of unsigned ones
+
+
+@dataclass
+class Timers:
+    """The timers in one family of an operator's state. ``slot`` is the width of a slot of time.
+
+    Times are whatever the operator counts in: microseconds of event time, milliseconds of running
+    time; ``slot`` is in the same unit.
+    """
+
+    state: OperatorState
+    family: str
+    slot: int
+
+    @property
+    def runs(self) -> SortedRuns:
+        return self.state.runs(self.family)
+
+    def add(self, times: Times, hashes: Hashes) -> None:
+        """Set timers; those for times that :meth:`due` has been asked for already never come."""
+        if not len(times):
+            return
+        slots = times // self.slot
+        timers = pl.DataFrame({HASH: times.view(np.uint64) ^ _SIGN, _KEY: hashes})
+        for slot in np.unique(slots):
+            rows = timers.filter(pl.Series(slots == slot))
+            self.runs.add(int(slot), rows, self._waiting)
+
+    def due(self, until: int) -> Hashes:
+        """Give the keys (their hashes, sorted, distinct) whose time is ``until`` or earlier.
+
+        Each timer comes once: the next call gives those of later times only.
+        """
+        after = self._done
+        if until <= after:
+            return np.empty(0, np.uint64)
+        found: list[Hashes] = []
+        for slot in [slot for slot in self.runs.slots if slot * self.slot <= until]:
+            found += [self._between(run, after, until) for run in self.runs.slots[slot]]
+            if (slot + 1) * self.slot <= until + 1:
+                self.runs.drop_slot(slot)
+        self.state.values[self._done_name] = until
+        return distinct(np.concatenate(found)) if found else np.empty(0, np.uint64)
+
+    @property
+    def _done_name(self) -> str:
+        return f"{self.family}.done"
+
+    @property
+    def _done(self) -> int:
+        done: int = self.state.values.get(self._done_name, UNSEEN)
+        return done
+
+    def _between(self, run: Run, after: int, until: int) -> Hashes:
+        """Give the keys of a run's timers in ``(after, until]``."""
+        table = self.runs.store.load(run)
+        times = table.column(HASH).chunk(0).to_numpy()
+        first, end = np.searchsorted(times, _unsigned(after, until), side="right")
+        keys: Hashes = table.column(_KEY).chunk(0).slice(first, end - first).to_numpy()
+        return keys
+
+    def _waiting(self, timers: pl.DataFrame) -> pl.DataFrame:
+        """Leave out, when runs are folded, what has come already, and what is there twice."""
+        done = _unsigned(self._done)[0]
+        return timers.filter(pl.Series(timers[HASH].to_numpy() > done)).unique()
+
+
+def _unsigned(*times: int) -> Hashes:
+    return np.array(times, np.int64).view(np.uint64) ^ _SIGN

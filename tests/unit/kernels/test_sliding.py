@@ -1,0 +1,231 @@
+"""Sliding windows against a naive model, and the cases that their rules are made of."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import millstream as ms
+from millstream import testing
+from millstream.errors import ConfigError
+from millstream.kernels.frames import DIFF
+from millstream.log.murmur2 import partition_of
+
+START = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class Event:
+    at: datetime
+    key: str | None
+    n: int | None = 1
+
+
+def at(seconds):
+    return START + timedelta(seconds=seconds)
+
+
+def app_with(mode="final", *, size=10, delay=0, lateness=0, late="drop", **emit):
+    app = ms.App("sliding", log="unused")
+    stream = app.topic("events", Event, key="key").stream(
+        time="at",
+        watermark=ms.watermark(timedelta(seconds=delay), idle=None),
+        lateness=timedelta(seconds=lateness),
+        late=late,
+    )
+    windowed = stream.window(ms.sliding(timedelta(seconds=size)), by="key").emit(mode, **emit)
+    out = windowed.agg(rows=ms.count(), total=ms.sum("n"), avg=ms.mean("n"))
+    out.view("out", key=["window_start", "key"])
+    return app, out
+
+
+def model(rows, *, partitions, size, delay, lateness):
+    """Judge the events one by one; then look back from each. Also give the watermark at the end."""
+    seen = defaultdict(lambda: -(10**9))
+    kept = []
+    for row in rows:
+        time = (row.at - START).total_seconds()
+        partition = partition_of(row.key.encode(), partitions)
+        first = max(time, seen[partition] - delay - lateness)
+        if first <= time + size:
+            kept.append((time, row.key, row.n, first))
+        seen[partition] = max(seen[partition], time)
+    said = []
+    for time, key, _, own in kept:
+        if own > time:
+            continue
+        numbers = [n for t, k, n, f in kept if k == key and time - size <= t and f <= time]
+        known = [n for n in numbers if n is not None]
+        average = sum(known) / len(known) if known else None
+        said.append((time, key, len(numbers), sum(known), average))
+    return said, len(rows) - len(kept), min(seen[p] for p in range(partitions)) - delay
+
+
+def told(row):
+    time = (row["window_end"] - START).total_seconds()
+    assert row["window_end"] - row["window_start"] == timedelta(seconds=10)
+    return (time, row["key"], row["rows"], row["total"], row["avg"])
+
+
+draws = st.lists(
+    st.tuples(st.integers(-20, 60), st.sampled_from("abc"), st.none() | st.integers(-5, 5)),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("how", ["final", "correct", "update", "retract"])
+@settings(
+    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    drawn=draws,
+    partitions=st.sampled_from([1, 4, 7]),
+    batches=st.integers(1, 6),
+    seed=st.integers(0, 99),
+    delay=st.sampled_from([0, 7]),
+    lateness=st.sampled_from([0, 5, 200]),
+)
+def test_every_event_has_the_models_row(
+    how, drawn, partitions, batches, seed, delay, lateness, rows_given
+):
+    rows = [Event(at(t), key, n) for t, key, n in drawn]
+    lateness = lateness or (3 if how == "correct" else 0)
+    expected, late, watermark = model(
+        rows, partitions=partitions, size=10, delay=delay, lateness=lateness
+    )
+    mode, policy = ("final", "correct") if how == "correct" else (how, "drop")
+    app, _ = app_with(mode, delay=delay, lateness=lateness, late=policy)
+    run = rows_given(app, {"events": rows}, batches=batches, partitions=partitions, seed=seed)
+    given_rows = run.rows["out"].to_dicts()
+    step = next(name for name in run.books if name.startswith("sliding")) if rows else None
+    if step:
+        assert run.books[step]["late"] == late
+        assert run.books[step]["held"] == len(rows) - late
+    if how == "retract":
+        left = Counter()
+        for row in given_rows:
+            left[told(row)] += row[DIFF]
+        assert +left == Counter(expected)
+        assert min(left.values(), default=0) >= 0
+    elif how == "final":
+        settled = [row for row in expected if watermark > row[0] + lateness]
+        assert Counter(told(row) for row in given_rows) == Counter(settled)
+    else:
+        shown = [row for row in expected if how == "update" or watermark > row[0]]
+        assert {told(row)[:2]: told(row) for row in given_rows} == {r[:2]: r for r in shown}
+
+
+ROWS = [(10, 1), (10, 2), (14, 3), (15, 4), (20, 5), (22, 6), (30, 7)]
+
+
+def events(rows, key="a"):
+    return [Event(at(time), key, n) for time, n in rows]
+
+
+def totals(out):
+    return {(row["window_end"] - START).total_seconds(): row["total"] for row in out.to_dicts()}
+
+
+@pytest.mark.parametrize("partitions", [1, 4, 7])
+@pytest.mark.parametrize(("batches", "seed"), [(1, 0), (3, 1), (7, 2)])
+def test_an_event_sees_its_peers_and_all_that_is_not_older_than_the_size(
+    partitions, batches, seed, rows_given
+):
+    app, _ = app_with("update")
+    inputs = {"events": events(ROWS)}
+    run = rows_given(app, inputs, batches=batches, partitions=partitions, seed=seed)
+    assert totals(run.rows["out"]) == {10: 3, 14: 6, 15: 10, 20: 15, 22: 18, 30: 18}
+
+
+@pytest.mark.parametrize(("batches", "seed"), [(2, seed) for seed in range(10)])
+def test_a_late_event_corrects_the_rows_that_count_it_and_no_others(batches, seed, rows_given):
+    app, _ = app_with("retract", lateness=30)
+    rows = [*events(ROWS), testing.Tick("1 second"), *events([(12, 100)])]
+    run = rows_given(app, {"events": rows}, batches=batches, seed=seed)
+    last = run.rows["out"]["batch"].max()
+    said = run.rows["out"].filter(batch=last)
+    story = [(row[DIFF], told(row)[0], row["total"]) for row in said.to_dicts()]
+    assert story == [
+        (1, 12, 103),
+        (-1, 14, 6),
+        (1, 14, 106),
+        (-1, 15, 10),
+        (1, 15, 110),
+        (-1, 20, 15),
+        (1, 20, 115),
+        (-1, 22, 18),
+        (1, 22, 118),
+    ]
+
+
+def test_an_event_leaves_when_it_is_older_than_the_size_and_not_before(rows_given):
+    app, _ = app_with("update")
+    run = rows_given(app, {"events": events([(10, 1), (20, 2), (20.001, 4)])})
+    assert totals(run.rows["out"]) == {10: 1, 20: 3, 20.001: 6}
+
+
+def test_a_row_is_final_once_the_watermark_has_passed_its_event(rows_given):
+    app, _ = app_with()
+    run = rows_given(app, {"events": events([(10, 1), (20, 2), (20, 4)])})
+    assert totals(run.rows["out"]) == {10: 1}
+    run = rows_given(app, {"events": events([(10, 1), (20, 2), (20, 4), (20.000001, 0)])})
+    assert totals(run.rows["out"]) == {10: 1, 20: 7}
+    assert run.rows["out"].height == 3
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_event_that_is_too_late_for_some_rows_counts_in_the_others(seed, rows_given):
+    """The times of Kafka's test of final results of sliding windows: differences of 5, grace 15."""
+    app, _ = app_with(size=5, lateness=15)
+    times = [10, 11, 10, 13, 10, 24, 5, 7, 90]
+    rows = events([(time, 1) for time in times])
+    run = rows_given(app, {"events": rows}, batches=1 + seed % 4, seed=seed)
+    assert totals(run.rows["out"]) == {10: 5, 11: 5, 13: 5, 24: 1}
+    assert run.books["sliding(5 seconds) by key"]["late"] == 0
+
+
+def test_state_goes_when_no_row_can_count_it_any_more(rows_given):
+    app, _ = app_with(lateness=5)
+    run = rows_given(app, {"events": events([(t, 1) for t in range(2000)])}, batches=10)
+    held = [
+        sum(r.rows for store in state.stores.values() for r in _runs(store))
+        for state in run.engine.states.values()
+    ]
+    assert 15 <= sum(held) < 60
+
+
+def _runs(store):
+    @dataclass
+    class Held:
+        rows: int
+
+    return [Held(table.num_rows) for table in store.tables.values()]
+
+
+def test_keys_that_are_null_are_one_key(rows_given):
+    app, _ = app_with("update")
+    run = rows_given(app, {"events": events([(1, 1), (2, 2)], key=None)})
+    assert totals(run.rows["out"]) == {1: 1, 2: 3}
+
+
+def test_rows_that_are_too_late_go_aside_as_they_came():
+    app, out = app_with(late="side")
+    out.late.view("late", key=["at"])
+    rows = events([(10, 1), (30, 2), (12, 7)])
+    for seed in range(10):
+        run = testing.run(app, {"events": rows}, batches=1 + seed % 4, seed=seed, partitions=1)
+        (row,) = run["late"].to_dicts()
+        assert (row["at"], row["n"], row["late_by"]) == (at(12), 7, timedelta(seconds=18))
+        assert row["window_start"] == at(2)
+
+
+def test_what_sliding_cannot_do_is_refused():
+    with pytest.raises(ConfigError, match="sliding's size is 0"):
+        ms.sliding("0 seconds")
+    with pytest.raises(ConfigError, match='sliding cannot emit "discard"'):
+        app_with("discard")
+    with pytest.raises(ConfigError, match="emits with every batch"):
+        app_with("update", early="10 seconds")
