@@ -37,8 +37,11 @@ def _progress(read: int = 10, lag: int = 5) -> Progress:
         late=0,
         filtered=0,
         dead=0,
+        duplicate=0,
         watermark=HOUR,
         lag={"ad-events/0": lag, "ad-events/1": 0},
+        behind_s=0.1,
+        state_bytes=0,
     )
 
 
