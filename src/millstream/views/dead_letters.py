@@ -80,7 +80,9 @@ def _forward(log: EventLog, app: str, rows: pl.DataFrame) -> Iterable[int]:
     topic = dead_topic(app)
     if topic not in log.topics():
         log.create_topic(topic)
-    lines = rows.sort("offset").partition_by("step", "topic", "partition", as_dict=True)
+    # What belongs to no record of the log (the result of a window, say) stays in the view alone.
+    of_records = rows.filter(pl.col("offset") >= 0).sort("offset")
+    lines = of_records.partition_by("step", "topic", "partition", as_dict=True)
     with log.producer(transactional_id=f"dead-relay/{app}") as producer:
         for (step, source, partition), line in lines.items():
             writer = f"dead-relay/{app}/{step}/{source}/{partition}"
@@ -101,4 +103,4 @@ def _forward(log: EventLog, app: str, rows: pl.DataFrame) -> Iterable[int]:
 
 def _headers(row: dict[str, Any]) -> list[tuple[str, bytes | str | None]]:
     own: list[tuple[str, bytes | str | None]] = [(name, str(row[name])) for name in DEAD_HEADERS]
-    return own + list(headers_from_text(row["headers"]))
+    return own + list(headers_from_text(row["headers"] or "[]"))
