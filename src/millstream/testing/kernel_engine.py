@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
 import pyarrow as pa
 
@@ -20,10 +22,12 @@ from millstream.kernels.stage import run_stage
 from millstream.kernels.watermarks import PartitionProgress, SourceTime, idle_partitions
 from millstream.log.decoding import SCHEMA
 from millstream.testing.inputs import Item, Mark, Record, Tick
-from millstream.views.commit import gather
+from millstream.views.commit import Targets, gather
 from millstream.views.outputs import open_targets
 
 _JOB = "main"
+CrashPoint = Literal["before the commit", "after the commit"]
+CRASH_POINTS: tuple[CrashPoint, ...] = get_args(CrashPoint)
 
 
 @dataclass
@@ -41,6 +45,14 @@ class MemoryBucketState:
 
     def runs(self, port: int) -> MemoryRunStore:
         return self.stores.setdefault(port, MemoryRunStore())
+
+    def copy(self) -> MemoryBucketState:
+        """Give a state that goes its own way from here on. Runs never change, so they are shared."""
+        stores = {
+            port: MemoryRunStore(dict(store.tables), store.saved)
+            for port, store in self.stores.items()
+        }
+        return MemoryBucketState(self.stored, stores)
 
 
 @dataclass
@@ -130,33 +142,81 @@ class KernelEngine:
         for topic in {source.topic for source in self.plan.sources}:
             self.logs[topic] = [Partition() for _ in range(self.partition_counts[topic])]
 
-    def run(self, inputs: Mapping[str, Sequence[Item]], batches: int) -> None:
-        """Run all inputs, cut into about ``batches`` batches; Ticks make batches of their own."""
+    def run(self, inputs: Mapping[str, Sequence[Item]], batches: int, crashes: int = 0) -> None:
+        """Run all inputs, cut into about ``batches`` batches; Ticks make batches of their own.
+
+        ``crashes`` times a batch is lost at a point of its way, and run again by a new run.
+        """
         self.now_ms = _beginning_ms(inputs)
-        with open_targets(self.plan, self.views, self.views.parent) as targets:
-            targets.begin_run(_JOB, "in-memory")
-            for batch_id, rows in enumerate(self._batches(inputs, batches)):
-                outcome = gather(self.plan, rows)
-                reached = outcome.watermark
-                status = {
-                    "watermark": None if reached is None else reached.isoformat(),
-                    "forgotten_producers": outcome.forgotten,
-                }
-                targets.commit(batch_id, outcome, status)
+        to_come = self._crashes(inputs, batches, crashes)
+        with ExitStack() as opened:
+            targets = self._begin(opened)
+            for batch_id, ends in enumerate(self._ends(inputs, batches)):
+                for point in to_come.get(batch_id, ()):
+                    self._lose(targets, batch_id, ends, point)
+                    opened.close()
+                    targets = self._begin(opened)
+                self._commit(targets, batch_id, self._batch(ends))
+
+    def _begin(self, opened: ExitStack) -> Targets:
+        targets = opened.enter_context(open_targets(self.plan, self.views, self.views.parent))
+        targets.begin_run(_JOB, "in-memory")
+        return targets
+
+    def _crashes(
+        self, inputs: Mapping[str, Sequence[Item]], batches: int, crashes: int
+    ) -> dict[int, list[CrashPoint]]:
+        """Choose the batches that are lost, and where on their way."""
+        ticks = sum(section.tick is not None for section in _sections(inputs))
+        count = len(_sections(inputs)) * batches + ticks
+        chosen: dict[int, list[CrashPoint]] = {}
+        for _ in range(crashes):
+            point = self.dice.choice(CRASH_POINTS)
+            chosen.setdefault(self.dice.randrange(count), []).append(point)
+        return chosen
+
+    def _lose(
+        self, targets: Targets, batch_id: int, ends: Mapping[str, Sequence[int]], point: CrashPoint
+    ) -> None:
+        """Run a batch up to a point; what was not committed by then is as if it had not been."""
+        states = {place: state.copy() for place, state in self.states.items()}
+        read = [(p, p.taken, p.active_ms) for logs in self.logs.values() for p in logs]
+        rows = self._batch(ends)
+        if point == "after the commit":
+            self._commit(targets, batch_id, rows)
+        self.states = states
+        for partition, taken, active_ms in read:
+            partition.taken, partition.active_ms = taken, active_ms
+
+    def _commit(self, targets: Targets, batch_id: int, rows: list[FrameRow]) -> None:
+        outcome = gather(self.plan, rows)
+        reached = outcome.watermark
+        status = {
+            "watermark": None if reached is None else reached.isoformat(),
+            "forgotten_producers": outcome.forgotten,
+        }
+        targets.commit(batch_id, outcome, status)
 
     def _batches(
         self, inputs: Mapping[str, Sequence[Item]], batches: int
     ) -> Iterator[list[FrameRow]]:
+        for ends in self._ends(inputs, batches):
+            yield self._batch(ends)
+
+    def _ends(
+        self, inputs: Mapping[str, Sequence[Item]], batches: int
+    ) -> Iterator[Mapping[str, Sequence[int]]]:
+        """Say where each batch ends, once the one before is done."""
         for section in _sections(inputs):
             self._append(section)
             for _ in range(batches - 1):
-                yield self._batch(self._cut())
-            yield self._batch(self._all())
+                yield self._cut()
+            yield self._all()
             if section.tick is not None:
                 passing_ms = section.tick.milliseconds(self.now_ms)
                 self.clock_ms += passing_ms
                 self.now_ms += passing_ms
-                yield self._batch(self._all())
+                yield self._all()
 
     def _append(self, section: _Section) -> None:
         """Put a section's rows into the partitions; a row that does not say arrives with the last."""

@@ -50,6 +50,11 @@ class Result:
         assert schema is not None
         return rows.sort(schema.key, nulls_last=False) if schema.key else rows
 
+    @property
+    def views(self) -> list[str]:
+        """The names of the app's views."""
+        return [s.name for s in self._store.views() if s.name != DEAD_VIEW]
+
     def changes(self, view: str) -> pl.DataFrame:
         """Give a view's changes, in the order in which they were committed."""
         return self._store.changes(view)
@@ -121,6 +126,7 @@ def run(
     batches: int = 1,
     partitions: int | None = None,
     seed: int = 0,
+    crash: int = 0,
     engine: Engine = "kernel",
 ) -> Result:
     """Run the app on rows and give what came out.
@@ -137,9 +143,11 @@ def run(
             the time it is.
         batches: Into how many batches the input is cut, at places chosen by ``seed``.
         partitions: How many partitions each topic has, instead of what the app declares.
-        seed: Chooses the cuts, and the partitions of rows without a key.
+        seed: Chooses the cuts, the crashes, and the partitions of rows without a key.
+        crash: How many times the run crashes, before the commit of a batch or after it, and goes on
+            with a new run, as after ``kill -9``: nothing that comes out may depend on it.
         engine: ``"kernel"``: in process. ``"spark"``: the real job; takes neither Ticks nor
-            Watermarks, and cuts batches of equal size.
+            Watermarks nor crashes, and cuts batches of equal size.
 
     Raises:
         ConfigError: an input is for a topic that the app does not declare, or cannot be encoded.
@@ -157,8 +165,11 @@ def run(
     plan = redirected(app.plan(), folder)
     if engine == "kernel":
         views = folder / "views.db"
-        KernelEngine(plan, views, counts, random.Random(seed)).run(items, batches)  # noqa: S311
+        dice = random.Random(seed)  # noqa: S311 - a test's choice, to be repeated
+        KernelEngine(plan, views, counts, dice).run(items, batches, crash)
     elif engine == "spark":
+        if crash:
+            raise ConfigError('engine="spark" takes no crash. Use engine="kernel".')
         from millstream.testing.spark_engine import run_on_spark  # noqa: PLC0415 - loads pyspark
 
         views = run_on_spark(app, folder, counts, items, batches)
