@@ -30,6 +30,7 @@ COMMANDS = {
     "stop": "Stop the running APP, as Ctrl-C in its terminal would: after the batch at work.",
     "rescale": "Share the state of APP among more or fewer Spark partitions.",
     "ledger": "Show where every event of APP went: the books, batch by batch or added up.",
+    "why": "Say what holds a window open, and why events were late.",
     "view": "Look at maintained views: list them, show rows, follow changes.",
     "dead": "Look at records that could not be processed, and append them again.",
     "bloom": "Show how many events Bloom filters lose, for a memory, a rate and a horizon.",

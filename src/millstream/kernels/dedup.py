@@ -121,8 +121,10 @@ class Dedup:
         """Leave out what is late by what this batch read before it, unless late rows are wanted."""
         if self.side or REACHED not in rows.columns:
             return Prepared(rows)
-        in_time = rows.filter(pl.col(TIME) >= pl.col(REACHED) - self.lateness_us)
-        return Prepared(in_time, rows.height - in_time.height)
+        missed_us = rows.select(pl.col(REACHED) - self.lateness_us - pl.col(TIME)).to_series()
+        in_time = rows.filter(missed_us <= 0)
+        late = rows.height - in_time.height
+        return Prepared(in_time, late, late_by_us=int(missed_us.max()) if late else 0)  # type: ignore[arg-type]
 
     def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
         return pl.concat(tables)
@@ -165,6 +167,7 @@ class Dedup:
         if not late.any():
             return rows
         outcome.counts.update(late=int(late.sum()))
+        outcome.late_by_us = int(missed_us.max())
         if self.side:
             by = pl.Series(LATE_BY, missed_us).cast(pl.Duration("us"))
             late_rows = rows.hstack([by]).filter(pl.Series(late))

@@ -26,11 +26,13 @@ class Prepared:
     """What of a table of rows goes through the shuffle, and how many of its rows were late.
 
     ``counts`` are what else is to be entered in the books: further exits, and notes.
+    ``late_by_us`` is the most by which one of them missed, where that is known.
     """
 
     table: pl.DataFrame
     late: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
+    late_by_us: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,15 @@ class Outcome:
 
     ``rows`` go down its edges and ``late`` down the edges of its side output; ``counts`` say by
     which exit the events that came in left (see ``LEDGER_EXITS``), and must add up to them.
-    ``facts`` are numbers to report beside the books, of which the largest over all buckets stands.
+    ``facts`` are numbers to report beside the books, of which the largest over all buckets stands;
+    ``late_by_us`` is the most by which a late event missed, where that is known.
     """
 
     rows: pl.DataFrame | None = None
     late: pl.DataFrame | None = None
     counts: Counter[str] = field(default_factory=Counter)
     facts: dict[str, float] = field(default_factory=dict)
+    late_by_us: int = 0
 
 
 @dataclass

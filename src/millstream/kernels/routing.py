@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import polars as pl
 
@@ -61,6 +61,15 @@ class Books:
     facts: dict[str, dict[str, float]] = field(default_factory=dict)
     state_bytes: int = 0
     forgotten: dict[str, int] = field(default_factory=dict)
+    clocks: dict[str, dict[str, Any]] = field(default_factory=dict)  # operator → input → its time
+    late_by_us: dict[str, int] = field(
+        default_factory=dict
+    )  # step → the most that an event missed by
+
+    def missed(self, step: str, late_by_us: int) -> None:
+        """Note by how much an event came too late."""
+        if late_by_us > 0:
+            self.late_by_us[step] = max(self.late_by_us.get(step, 0), late_by_us)
 
     def saw(self, topic: str, partition: int, at_us: int) -> None:
         """Note an event time."""
@@ -82,6 +91,8 @@ class Books:
             "facts": self.facts,
             "state_bytes": self.state_bytes,
             "forgotten": self.forgotten,
+            "clocks": self.clocks,
+            "late_by_us": self.late_by_us,
         }
         return FrameRow(PORT_LEDGER, bucket, encode_message(report))
 
@@ -172,6 +183,7 @@ class EdgeRoute:
             self.books.count(self.edge.step, dead=done.failing.height)
             if done.result is not None:
                 self.books.count(self.edge.step, late=done.result.late, **done.result.counts)
+                self.books.missed(self.edge.step, done.result.late_by_us)
                 self._keep(done.result.table)
 
     def _columns(self, there: list[str]) -> list[str]:

@@ -99,12 +99,18 @@ class OperatorRun:
         state = OperatorState.from_message(stored, self.store)
         clocks = self._clocks(stored)
         before_us = UNSEEN if stored is None else stored["watermark"]
-        baselines, clock_ms = self._advance(clocks, batch.messages, before_us)
+        baselines, clock_ms, idle = self._advance(clocks, batch.messages, before_us)
         moment = Moment(before_us, _watermark(clocks, before_us), baselines, clock_ms)
+        if self.bucket == self.bucket_labels[0]:  # what all buckets know, one tells
+            self.books.clocks[kernel.name] = {
+                name: {**clock.told(), "idle": sorted(idle.get(name, ()))}
+                for name, clock in clocks.items()
+            }
         outcome = kernel.process(state, batch.frames, moment)
         self.books.count(kernel.name, **outcome.counts)
         if outcome.rows is not None:
             self.books.count(kernel.name, made=outcome.rows.height)
+        self.books.missed(kernel.name, outcome.late_by_us)
         if outcome.facts:
             self.books.facts[kernel.name] = outcome.facts
         self.books.watermarks[kernel.name] = moment.watermark_us
@@ -126,9 +132,13 @@ class OperatorRun:
 
     def _advance(
         self, clocks: dict[str, InputClock], messages: list[dict[str, Any]], before_us: int
-    ) -> tuple[dict[int, int], int]:
-        """Move the clocks on by what the batch says; give the lanes' baselines, and running time."""
+    ) -> tuple[dict[int, int], int, dict[str, frozenset[int]]]:
+        """Move the clocks on by what the batch says.
+
+        Give the lanes' baselines, the running time, and which partitions are idle, by input.
+        """
         baselines: dict[int, int] = {}
+        idle: dict[str, frozenset[int]] = {}
         clock_ms = 0
         for plan in self.operator.clocks:
             told = [message for message in messages if message["input"] == plan.name]
@@ -147,7 +157,8 @@ class OperatorRun:
                 if clock.forgotten:
                     self.books.forgotten[plan.name] = clock.forgotten
                 clock_ms = max(clock_ms, seen.clock_ms)
-        return baselines, clock_ms
+                idle[plan.name] = seen.idle
+        return baselines, clock_ms, idle
 
     def _emit(self, emitted: pl.DataFrame | None, edges: tuple[Way, ...]) -> Iterator[FrameRow]:
         if emitted is not None and emitted.height:

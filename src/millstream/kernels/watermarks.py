@@ -276,6 +276,11 @@ class InputClock:
         """How many producers were let go because there were more than are followed."""
         return sum(known.forgotten for known in self.producers.values())
 
+    def told(self) -> dict[str, Any]:
+        """Say for people where it stands: what each partition has reached, and all together."""
+        reached = {str(number): at_us for number, at_us in sorted(self.partitions.items())}
+        return {"watermark": self.watermark_us, "active": self.active, "partitions": reached}
+
     def to_message(self) -> dict[str, Any]:
         message: dict[str, Any] = {
             "partitions": sorted(self.partitions.items()),

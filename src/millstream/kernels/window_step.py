@@ -117,12 +117,12 @@ class WindowStep:
             counts["filtered"], rows = rows.height - held.height, held
         if not self.reduces:
             return Prepared(rows.drop(PIECE), 0, counts)
-        late = 0
+        late = late_by_us = 0
         if REACHED in rows.columns:
-            rows, late = self._judged(rows, rows[REACHED].to_numpy(), counts)
+            rows, late, late_by_us = self._judged(rows, rows[REACHED].to_numpy(), counts)
         else:
             rows = rows.with_columns(pl.lit(0, pl.Int64).alias(name) for name in self.judgements)
-        return Prepared(self._reduced(rows), late, counts)
+        return Prepared(self._reduced(rows), late, counts, late_by_us)
 
     def _reduced(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Make partials; rows are mostly in time, so they are not grouped by what is zero for all."""
@@ -142,10 +142,11 @@ class WindowStep:
 
     def _judged(
         self, rows: pl.DataFrame, reached: Times, counts: Counter[str]
-    ) -> tuple[pl.DataFrame, int]:
+    ) -> tuple[pl.DataFrame, int, int]:
         """Judge rows or partials by what their lane had reached; leave out, and count, the late ones.
 
-        Judgements that they have already are raised.
+        Judgements that they have already are raised. Give what is left, how many events were late,
+        and by how much one of them missed at the most.
         """
         pieces = rows[PIECE].to_numpy()
         gone = self.window.passed(pieces, reached - self.expires_after_us)
@@ -160,12 +161,24 @@ class WindowStep:
         if self.judgements:
             rows = rows.with_columns(pl.Series(name, judged[name]) for name in self.judgements)
         if not missed:
-            return rows, 0
+            return rows, 0, 0
         counts["windows_missed"] += missed
         too_late = gone >= self.window.counts(pieces)
         out = where(rows, too_late)
         late_rows = rows_in(out) if ROWS in rows.columns else out.height
-        return where(rows, ~too_late), late_rows
+        missed_by_us = self._missed_by_us(pieces[too_late], reached[too_late])
+        return where(rows, ~too_late), late_rows, missed_by_us
+
+    def _missed_by_us(self, pieces: Times, reached: Times) -> int:
+        """Tell by how much late events missed the expiry of their last window, at the most."""
+        if not len(pieces):
+            return 0
+        expiry = self.window.ends(self._last_windows(pieces)) + self.expires_after_us
+        return int((reached - expiry).max())
+
+    def _last_windows(self, pieces: Times) -> Times:
+        first: Times = self.window.first(pieces)
+        return first + (self.window.counts(pieces) - 1) * self.window.slide_us
 
     def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
         """Merge the partials of several tables, lane by lane; rows only stand one after another."""
@@ -190,12 +203,13 @@ class WindowStep:
         for table in arrived.get(0, ()):
             reached = moment.reached(table)
             if self.reduces:
-                in_time, late = self._judged(table, reached, outcome.counts)
+                in_time, late, by_us = self._judged(table, reached, outcome.counts)
                 held = rows_in(in_time)
             else:
-                in_time, too_late = self._split(table, reached, outcome.counts)
+                in_time, too_late, by_us = self._split(table, reached, outcome.counts)
                 held, late = in_time.height, too_late.height
                 aside.append(too_late)
+            outcome.late_by_us = max(outcome.late_by_us, by_us)
             outcome.counts.update(held=held, late=late)
             kept.append(in_time[[name for name in in_time.columns if name != LANE]])
         if self.aside and any(table.height for table in aside):
@@ -212,8 +226,8 @@ class WindowStep:
 
     def _split(
         self, rows: pl.DataFrame, reached: Times, counts: Counter[str]
-    ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Part rows that came as they are into those in time and those too late."""
+    ) -> tuple[pl.DataFrame, pl.DataFrame, int]:
+        """Part rows that came as they are into those in time and those too late, and by how much."""
         if REACHED in rows.columns:
             reached = np.maximum(reached, rows[REACHED].to_numpy())
             rows = rows.drop(REACHED)
@@ -223,20 +237,19 @@ class WindowStep:
             pieces, reached - self.expires_after_us
         ) >= self.window.counts(pieces)
         aside = self._aside(where(rows, too_late), reached[too_late])
-        in_time, _ = self._judged(rows, reached, counts)
-        return in_time, aside
+        in_time, _, missed_by_us = self._judged(rows, reached, counts)
+        return in_time, aside, missed_by_us
 
     def _aside(self, rows: pl.DataFrame, reached: Times) -> pl.DataFrame:
         """Say of rows that are too late why, by how much, and for which window at the last."""
         pieces = rows[PIECE].to_numpy()
-        window = self.window
-        starts = window.first(pieces) + (window.counts(pieces) - 1) * window.slide_us
+        starts = self._last_windows(pieces)
         late_by = reached - rows[TIME].to_numpy()
         return rows.drop(PIECE).with_columns(
             pl.Series("late_by", late_by, pl.Duration("us")),
             pl.lit("expired_window").alias("late_reason"),
             instants(pl.Series("window_start", starts)),
-            instants(pl.Series("window_end", window.ends(starts))),
+            instants(pl.Series("window_end", self.window.ends(starts))),
         )
 
     def hashed(self, partials: pl.DataFrame) -> pl.DataFrame:

@@ -14,6 +14,7 @@ from millstream.log.reader import LogReader
 from millstream.spark.event_times import EventTimesFile
 from millstream.views.commit import BatchOutcome, Targets, gather
 from millstream.views.progress import Progress
+from millstream.views.time_status import time_status
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -60,6 +61,7 @@ class CommitSink:
     error: BaseException | None = None
     _ended: float = field(default_factory=time.monotonic)
     _arrived_ms: dict[str, int] = field(default_factory=dict)  # topic/partition → last record read
+    _time: dict[str, Any] | None = None  # what the status told of time last
 
     def __call__(self, frames: DataFrame, batch_id: int) -> None:
         try:
@@ -72,7 +74,15 @@ class CommitSink:
         rows = collect(frames)
         outcome = gather(self.plan, rows)
         progress = self._progress(outcome, batch_id)
-        status = {**progress.to_dict(), "forgotten_producers": outcome.forgotten}
+        if self._time is None:
+            self._time = self.targets.home.status(self.plan.app, JOB)
+        self._time = time_status(self._time, self.plan, outcome, batch_id, progress.at)
+        status = {
+            **progress.to_dict(),
+            "forgotten_producers": outcome.forgotten,
+            "facts": outcome.facts,
+            **self._time,
+        }
         committed = self.targets.commit(batch_id, outcome, status)
         self.event_times.add(rows)
         if committed:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -24,6 +25,7 @@ from millstream.log.decoding import SCHEMA
 from millstream.testing.inputs import Item, Mark, Record, Tick
 from millstream.views.commit import Targets, gather
 from millstream.views.outputs import open_targets
+from millstream.views.time_status import time_status
 
 _JOB = "main"
 CrashPoint = Literal["before the commit", "after the commit"]
@@ -191,9 +193,18 @@ class KernelEngine:
     def _commit(self, targets: Targets, batch_id: int, rows: list[FrameRow]) -> None:
         outcome = gather(self.plan, rows)
         reached = outcome.watermark
+        at = datetime.fromtimestamp(self.now_ms / 1000, UTC)
+        known = targets.home.status(self.plan.app, _JOB)
         status = {
             "watermark": None if reached is None else reached.isoformat(),
             "forgotten_producers": outcome.forgotten,
+            "facts": outcome.facts,
+            "lag": {
+                f"{topic}/{number}": len(partition.items) - partition.taken
+                for topic, logs in self.logs.items()
+                for number, partition in enumerate(logs)
+            },
+            **time_status(known, self.plan, outcome, batch_id, at),
         }
         targets.commit(batch_id, outcome, status)
 

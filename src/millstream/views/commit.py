@@ -56,6 +56,8 @@ class BatchOutcome:
     facts: dict[str, dict[str, float]] = field(default_factory=dict)  # operator → name → largest
     state_bytes: int = 0
     forgotten: dict[str, int] = field(default_factory=dict)  # source → producers let go, in all
+    clocks: dict[str, dict[str, Any]] = field(default_factory=dict)  # operator → input → its time
+    late_by_us: dict[str, int] = field(default_factory=dict)  # step → the most that an event missed
 
     def total(self, count: str) -> int:
         """Sum one count over all steps."""
@@ -158,6 +160,9 @@ def _take_report(outcome: BatchOutcome, report: Mapping[str, Any]) -> None:
         for name, value in facts.items():
             known_facts[name] = max(known_facts.get(name, value), value)
     outcome.state_bytes += report.get("state_bytes", 0)
+    outcome.clocks.update(report.get("clocks", {}))
+    for step, late_by_us in report.get("late_by_us", {}).items():
+        outcome.late_by_us[step] = max(outcome.late_by_us.get(step, 0), late_by_us)
     outcome.forgotten.update(report.get("forgotten", {}))  # every bucket says the same
 
 

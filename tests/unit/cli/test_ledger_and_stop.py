@@ -86,3 +86,10 @@ def test_a_run_that_does_not_stop_in_time_is_named_by_its_process(home, call):
         ended = call("stop", "sums", "--timeout", "100 ms")
     assert ended.code == 1
     assert "has not stopped within 100 ms" in ended.err
+
+
+def test_why_answers_from_the_status_of_the_app(home, call):
+    assert call("why", "late", "sums").out == "no event came too late\n"
+    assert call("why", "open", "sums").out == "no step of the app waits for time\n"
+    assert json.loads(call("why", "open", "sums", "--json").out) == []
+    assert "no app 'summs'" in call("why", "open", "summs").err

@@ -1,0 +1,75 @@
+"""``millstream why``: what holds a window open, and why events were late."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from millstream.cli.apps import app_folder
+from millstream.cli.tables import json_option, log_option, show_json
+from millstream.views.reading import store_path
+from millstream.views.store import ViewStore
+
+step_option = click.option("--step", help="Only this step.")
+
+
+@click.group()
+def why() -> None:
+    """Say what holds a window open, and why events were late."""
+
+
+@why.command("open")
+@click.argument("app")
+@step_option
+@log_option
+@json_option
+def why_open(app: str, step: str | None, folder: Path, *, as_json: bool) -> None:
+    r"""Say which partition holds the watermark of each step of APP, since when, and what releases it.
+
+    It tells what was so after the last batch, whether the app runs or not.
+
+    \b
+    Examples:
+      millstream why open ads
+      millstream why open ads --step "tumbling(1 minute) by ad"
+    """
+    from millstream.ops.why import why_open as ask
+
+    app_folder(folder, app)
+    with ViewStore(store_path(folder, app), readonly=True) as store:
+        _answer(ask(store, app, step), "no step of the app waits for time", as_json=as_json)
+
+
+@why.command("late")
+@click.argument("app")
+@step_option
+@log_option
+@json_option
+def why_late(app: str, step: str | None, folder: Path, *, as_json: bool) -> None:
+    r"""Say how many events came too late for each step of APP, and by how much they missed.
+
+    \b
+    Examples:
+      millstream why late ads
+      millstream why late ads --json
+    """
+    from millstream.ops.why import why_late as ask
+
+    app_folder(folder, app)
+    with ViewStore(store_path(folder, app), readonly=True) as store:
+        _answer(ask(store, app, step), "no event came too late", as_json=as_json)
+
+
+def _answer(found: list[Any], nothing: str, *, as_json: bool) -> None:
+    if as_json:
+        show_json([each.to_dict() for each in found])
+        return
+    for each in found:
+        first, *rest = each.sentences
+        click.echo(first)
+        for sentence in rest:
+            click.echo(f"  {sentence}")
+    if not found:
+        click.echo(nothing)

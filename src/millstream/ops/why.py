@@ -1,0 +1,197 @@
+"""Why a window is open, and why events were late: what the status of an app tells, in sentences.
+
+A window closes when the watermark of its step reaches its end (and the lateness after it). The
+watermark is the least over the active inputs, an input's the least over its active partitions: so
+one partition holds it, and something would release it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from millstream.durations import describe_us
+from millstream.errors import ConfigError
+from millstream.kernels.watermarks import UNSEEN
+from millstream.views.store import ViewStore
+
+_START = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Open:
+    """Where a step stands in time. ``held_by`` names what holds its watermark, the slowest first."""
+
+    step: str
+    watermark: datetime | None
+    since: datetime
+    since_batch_id: int
+    held_by: tuple[str, ...]
+    sentences: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give plain values, for JSON."""
+        return {
+            "step": self.step,
+            "watermark": None if self.watermark is None else self.watermark.isoformat(),
+            "since": self.since.isoformat(),
+            "since_batch_id": self.since_batch_id,
+            "held_by": list(self.held_by),
+            "sentences": list(self.sentences),
+        }
+
+
+@dataclass(frozen=True)
+class Late:
+    """What came too late for a step. ``missed_by_us`` is the most by which one missed, if known."""
+
+    step: str
+    events: int
+    missed_by_us: int
+    last_batch_id: int
+    sentences: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give plain values, for JSON."""
+        values = {name: getattr(self, name) for name in ("step", "events", "missed_by_us")}
+        return {**values, "last_batch_id": self.last_batch_id, "sentences": list(self.sentences)}
+
+
+def why_open(store: ViewStore, app: str, step: str | None = None) -> list[Open]:
+    """Say of each step with windows what holds its watermark, since when, and what releases it.
+
+    Raises:
+        ConfigError: the app has no such step.
+    """
+    status = store.status(app)
+    times = _of_step(status.get("time", {}), step, app)
+    return [_open(name, told, status) for name, told in times.items()]
+
+
+def why_late(store: ViewStore, app: str, step: str | None = None) -> list[Late]:
+    """Say of each step how many events came too late for it, and by how much they missed.
+
+    Raises:
+        ConfigError: the app has no such step.
+    """
+    status = store.status(app)
+    known = dict.fromkeys([*status.get("time", {}), *status.get("late", {})])
+    if step is not None:
+        _of_step(known, step, app)
+    late = status.get("late", {})
+    return [_late(name, told) for name, told in late.items() if step in (None, name)]
+
+
+def _of_step(told: Mapping[str, Any], step: str | None, app: str) -> Mapping[str, Any]:
+    if step is None:
+        return told
+    if step not in told:
+        raise ConfigError(
+            f"The app {app!r} has no step {step!r} that waits for time. "
+            f"It has {', '.join(repr(name) for name in told) or 'none yet'}."
+        )
+    return {step: told[step]}
+
+
+def _open(step: str, told: Mapping[str, Any], status: Mapping[str, Any]) -> Open:
+    watermark = _moment(told["watermark_us"])
+    since = datetime.fromisoformat(told["since"])
+    held_by = [
+        held
+        for name, clock in told["clocks"].items()
+        if clock["active"] and clock["watermark"] <= told["watermark_us"]
+        for held in _holders(name, clock, status)
+    ]
+    stands = f"at {_said(watermark)}" if watermark else "not set yet"
+    first = (
+        f"{step}: its watermark is {stands}, since batch {told['since_batch_id']} "
+        f"({_said(since)}). A window is open while that is before its end and the lateness."
+    )
+    rest = [sentence for held in held_by for sentence in held.sentences()]
+    if not held_by:
+        rest = ["Every input is idle, so it holds until an event comes."]
+    names = tuple(held.name for held in held_by)
+    return Open(step, watermark, since, told["since_batch_id"], names, (first, *rest))
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """A partition, or a step above, that holds a watermark."""
+
+    name: str
+    reached: datetime | None
+    ahead: datetime | None
+    unread: int | None
+    idle_ms: int | None
+
+    def sentences(self) -> Iterator[str]:
+        if self.reached is None:
+            yield f"{self.name} holds it: no event has come from it yet."
+        else:
+            ahead = ""
+            if self.ahead is not None and self.ahead > self.reached:
+                by = describe_us((self.ahead - self.reached) // timedelta(microseconds=1))
+                ahead = f"; another is at {_said(self.ahead)}, {by} ahead"
+            yield f"{self.name} holds it: it has reached {_said(self.reached)}{ahead}."
+        if self.unread is None:
+            yield "It moves when the step above moves."
+        elif self.unread:
+            yield f"It moves as the {self.unread:,} unread records of it are read."
+        elif self.idle_ms is None:
+            yield (
+                "It moves when a later event comes to it. It is never left out: "
+                'watermark(idle="1 minute") would leave it out while it is quiet.'
+            )
+        else:
+            quiet = describe_us(self.idle_ms * 1000)
+            yield (
+                "It moves when a later event comes to it, or when it has been quiet for "
+                f"{quiet} of running time."
+            )
+
+
+def _holders(name: str, clock: Mapping[str, Any], status: Mapping[str, Any]) -> list[_Holder]:
+    """Name the slowest active partitions of an input; of a step above, the step."""
+    source = status.get("sources", {}).get(name)
+    if source is None:
+        return [_Holder(f"the step {name!r}", _moment(clock["watermark"]), None, None, None)]
+    topic, reached = source["topic"], clock["partitions"]
+    lag = status.get("lag", {})
+    numbers = {int(number) for number in reached}
+    numbers |= {int(n.rpartition("/")[2]) for n in lag if n.rpartition("/")[0] == topic}
+    active = {n: reached.get(str(n), UNSEEN) for n in sorted(numbers) if n not in clock["idle"]}
+    least, most = min(active.values(), default=UNSEEN), max(active.values(), default=UNSEEN)
+    return [
+        _Holder(
+            f"{topic}/{number}",
+            _moment(at_us),
+            _moment(most),
+            int(lag.get(f"{topic}/{number}", 0)),
+            source["idle_ms"],
+        )
+        for number, at_us in active.items()
+        if at_us == least
+    ]
+
+
+def _late(step: str, told: Mapping[str, Any]) -> Late:
+    events, missed_us = told["events"], told["late_by_us_max"]
+    count = "1 event" if events == 1 else f"{events:,} events"
+    first = f"{step}: {count} came too late, the last in batch {told['batch_id']}."
+    missed = (
+        f"The latest missed by {describe_us(missed_us)}: that much more lateness, or delay of the "
+        "watermark, would have taken all of them in."
+        if missed_us
+        else "By how much they missed is not known for this step."
+    )
+    return Late(step, events, missed_us, told["batch_id"], (first, missed))
+
+
+def _moment(at_us: int) -> datetime | None:
+    return None if at_us <= UNSEEN else _START + timedelta(microseconds=at_us)
+
+
+def _said(moment: datetime) -> str:
+    return moment.isoformat(sep=" ", timespec="seconds").replace("+00:00", "Z")

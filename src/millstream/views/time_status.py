@@ -1,0 +1,60 @@
+"""What a job's status tells of time: where each operator stands, since when, and what was late.
+
+It goes into the store with every batch, so that one can ask a job, running or not, what holds a window
+open and why events are late (:mod:`millstream.ops.why`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from millstream.kernels.plan import JobPlan
+from millstream.views.commit import BatchOutcome
+
+
+def time_status(
+    before: Mapping[str, Any], plan: JobPlan, outcome: BatchOutcome, batch_id: int, at: datetime
+) -> dict[str, Any]:
+    """Give the part of the status that tells of time, from that of the batch before.
+
+    ``time`` is operator → where it stands, ``late`` is step → what came too late in all,
+    ``sources`` is source → its topic and rule. Times in microseconds since 1970.
+    """
+    return {
+        "time": _time(before.get("time", {}), outcome, batch_id, at),
+        "late": _late(before.get("late", {}), outcome, batch_id),
+        "sources": {
+            source.name: {"topic": source.topic, "idle_ms": source.rule.idle_ms}
+            for source in plan.sources
+        },
+    }
+
+
+def _time(
+    before: Mapping[str, Any], outcome: BatchOutcome, batch_id: int, at: datetime
+) -> dict[str, Any]:
+    told = dict(before)
+    for operator, clocks in outcome.clocks.items():
+        watermark_us = outcome.watermarks[operator]
+        since = {"since": at.isoformat(), "since_batch_id": batch_id}
+        known = before.get(operator)
+        if known is not None and known["watermark_us"] == watermark_us:
+            since = {name: known[name] for name in since}
+        told[operator] = {"watermark_us": watermark_us, **since, "clocks": clocks}
+    return told
+
+
+def _late(before: Mapping[str, Any], outcome: BatchOutcome, batch_id: int) -> dict[str, Any]:
+    told = dict(before)
+    for step, line in outcome.books.items():
+        if line["late"]:
+            known = before.get(step, {"events": 0, "late_by_us_max": 0})
+            missed_us = outcome.late_by_us.get(step, 0)
+            told[step] = {
+                "events": known["events"] + line["late"],
+                "late_by_us_max": max(known["late_by_us_max"], missed_us),
+                "batch_id": batch_id,
+            }
+    return told
