@@ -59,6 +59,9 @@ class Files(Protocol):
     def lock(self, path: Path) -> int:
         """Return a handle that holds the file's lock; BlockingIOError if somebody else does."""
 
+    def unlock(self, handle: int) -> None:
+        """Give up the lock that :meth:`lock` took, also for copies of the handle in other processes."""
+
     def boot_id(self) -> bytes:
         """Return 16 bytes that change whenever the machine starts: cached writes died with it."""
 
@@ -148,6 +151,9 @@ class DiskFiles:
             os.close(handle)
             raise
         return handle
+
+    def unlock(self, handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_UN)
 
     def boot_id(self) -> bytes:
         try:

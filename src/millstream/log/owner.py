@@ -54,6 +54,15 @@ class FolderLock:
         """Let the next owner in. Harmless when called again."""
         handle, self._handle = self._handle, None
         if handle is not None:
+            # A forked child may not have come to closing its copy yet, and as long as it has one,
+            # the lock would go on: so it is given up, and not only the handle.
+            self._files.unlock(handle)
+            self._files.close(handle)
+
+    def drop(self) -> None:
+        """Close a copy of the handle in a forked child; the parent goes on owning the folder."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
             self._files.close(handle)
 
 
@@ -61,7 +70,7 @@ def _drop_in_child() -> None:
     # A flock belongs to the open file, which parent and child share: if the child kept its copy,
     # the folder would stay locked after the owner's death.
     for lock in list(_held):
-        lock.release()
+        lock.drop()
 
 
 os.register_at_fork(after_in_child=_drop_in_child)

@@ -268,6 +268,9 @@ class SimulatedDisk:
     def lock(self, path: Path) -> int:
         return self.open(path, write=True, create=True)
 
+    def unlock(self, handle: int) -> None:
+        """Have nothing to do: one process is all that there is."""
+
     def boot_id(self) -> bytes:
         return self._boot.to_bytes(16, "big")
 

@@ -166,7 +166,7 @@ def test_sums_and_means_are_exact_sums_rounded_once(aggregate, drawn, rng, chang
     for key, values in by_key(rows).items():
         total, mean = found[key]["total"], found[key]["mean"]
         if kind == "float":
-            slack = len(values) * max(map(abs, values), default=0.0) * 2.0**-59
+            slack = len(values) * (max(map(abs, values), default=0.0) * 2.0**-59)
             assert abs(Fraction(total) - exact(values)) <= Fraction(slack) + near(total)
             assert mean is None if not values else mean == total / len(values)
         elif kind == "int":
