@@ -439,7 +439,7 @@ def test(arguments: Sequence[str]) -> int:
     TESTED.unlink(missing_ok=True)
     tree = tree_key()
     code = worst(
-        pytest([*there(*QUICK_TESTS), "-m", "not thorough"], env),
+        pytest([*there(*QUICK_TESTS), "-m", "not thorough", *SIDE_BY_SIDE], env),
         pytest([*there("tests/spark"), "-m", "quick"], env) if there("tests/spark") else 0,
     )
     if code == 0 and tree == tree_key():
@@ -513,7 +513,9 @@ def the_rest(env: Mapping[str, str]) -> int:
     others = [name for name in others if name not in {*QUICK_TESTS, "tests/spark"}]
     return worst(
         pytest([*there(*QUICK_TESTS), "-m", "thorough"], env),
-        pytest([*there("tests/spark"), "-m", "not quick"], env) if there("tests/spark") else 0,
+        pytest([*there("tests/spark"), "-m", "not quick", *FILES_SIDE_BY_SIDE], env)
+        if there("tests/spark")
+        else 0,
         pytest(others, env) if others else 0,
     )
 
@@ -597,6 +599,8 @@ def usage(arguments: Sequence[str]) -> int:
     return 0
 
 
+SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "worksteal")
+FILES_SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile")  # a session of Spark belongs to a file
 QUICK_TESTS = ("tests/unit", "tests/contract", "tests/faults", "tests/simulation")
 PYTEST: tuple[str | Path, ...] = (python_of(ENVIRONMENT), "-m", "pytest", "-q")
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {

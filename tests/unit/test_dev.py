@@ -221,7 +221,11 @@ def test_what_make_test_passed_is_not_run_again_on_the_same_tree(
     assert dev.test([]) == 0
     tried.clear()
     assert dev.test_all([]) == 0
-    assert tried == ["tests/unit -m thorough", "tests/spark -m not quick", "tests/integration"]
+    assert tried == [
+        "tests/unit -m thorough",
+        "tests/spark -m not quick -n 2 --dist loadfile",
+        "tests/integration",
+    ]
     tried.clear()
     assert dev.test_all(["--again"]) == 0
     assert tried == ["tests"]
