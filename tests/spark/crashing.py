@@ -10,7 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
-from millstream.spark import sink, stage_runner
+from millstream.spark import stage_runner
+from millstream.views.commit import Targets
 from millstream.views.store import ViewStore
 
 WORKER_POINTS = ("worker before stage", "worker in stage", "worker after stage")
@@ -71,7 +72,7 @@ def main(folder):
 
     stage_runner.StageRunner = DyingRunner
     wrap(ViewStore, "begin_run", before=DRIVER_POINTS[0], after=DRIVER_POINTS[1])
-    wrap(sink, "commit", before="driver before commit", after="driver after commit")
+    wrap(Targets, "commit", before="driver before commit", after="driver after commit")
     wrap(ViewStore, "_apply", after="driver in commit")
     report = pipeline(folder).run(until="caught-up", rows_per_batch=150)
     print("ended", report.reason, flush=True)
