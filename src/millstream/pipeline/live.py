@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from millstream.views.progress import Progress
+from millstream.views.progress import Progress, share_in_words
 
 _LINE_EVERY_S = 1.0
 _DRAWN_PER_SECOND = 4
@@ -95,6 +95,8 @@ class LiveTable:
         table.add_row("unread", f"{sum(progress.lag.values()):,}", "behind", _behind(progress))
         table.add_row("watermark", _watermark(progress), "state", _bytes(progress.state_bytes))
         table.add_row("late", _alarming(totals.late), "dead", _alarming(totals.dead))
+        for step, rate in progress.false_positive_rates.items():
+            table.add_row(step, "", "loses", share_in_words(rate))
         return table
 
     def _line(self, progress: Progress) -> str:
@@ -103,6 +105,10 @@ class LiveTable:
             f"unread {sum(progress.lag.values()):,}, behind {_behind(progress)}, watermark "
             f"{_watermark(progress)}, late {progress.late:,}, dead {progress.dead:,}, "
             f"state {_bytes(progress.state_bytes)}"
+            + "".join(
+                f", {step} loses {share_in_words(rate)} new events"
+                for step, rate in progress.false_positive_rates.items()
+            )
         )
 
 

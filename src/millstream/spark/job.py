@@ -292,4 +292,5 @@ def _report(app: str, reason: str, sink: CommitSink, seconds: float) -> Report:
         duplicate=totals.duplicate,
         watermark=totals.last.watermark if totals.last else None,
         lag=totals.last.lag if totals.last else {},
+        false_positive_rates=totals.last.false_positive_rates if totals.last else {},
     )

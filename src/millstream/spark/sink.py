@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from millstream.kernels.dedup import FALSE_POSITIVE_RATE
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
 from millstream.log.reader import LogReader
@@ -76,16 +77,17 @@ class CommitSink:
         progress = self._progress(outcome, batch_id)
         if self._time is None:
             self._time = self.targets.home.status(self.plan.app, JOB)
-        self._time = time_status(self._time, self.plan, outcome, batch_id, progress.at)
+        told = time_status(self._time, self.plan, outcome, batch_id, progress.at)
         status = {
             **progress.to_dict(),
             "forgotten_producers": outcome.forgotten,
             "facts": outcome.facts,
-            **self._time,
+            **told,
         }
         committed = self.targets.commit(batch_id, outcome, status)
         self.event_times.add(rows)
-        if committed:
+        if committed:  # else the batch was counted in what the status told already
+            self._time = told
             self.totals.add(progress)
             if self.on_progress is not None:
                 self.on_progress(progress)
@@ -109,6 +111,7 @@ class CommitSink:
             lag=lag,
             behind_s=self._behind_s(outcome, lag, self._ended - began),
             state_bytes=outcome.state_bytes,
+            false_positive_rates=outcome.fact(FALSE_POSITIVE_RATE),
         )
 
     def _behind_s(

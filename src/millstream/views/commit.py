@@ -63,6 +63,10 @@ class BatchOutcome:
         """Sum one count over all steps."""
         return sum(line[count] for line in self.books.values())
 
+    def fact(self, name: str) -> dict[str, float]:
+        """Give one fact of all operators that tell it."""
+        return {step: told[name] for step, told in sorted(self.facts.items()) if name in told}
+
     def read(self, plan: JobPlan) -> int:
         """How many records the sources read."""
         names = [*(s.name for s in plan.sources), *(f.name for f in plan.frames)]

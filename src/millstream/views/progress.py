@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -14,7 +14,8 @@ class Progress:
 
     ``behind_s`` is how far what the views show is behind what is in the log: the age of the oldest
     record that is not in them yet, or the time that the batch took when all are; None before
-    anything was read. ``state_bytes`` is what the operators hold.
+    anything was read. ``state_bytes`` is what the operators hold. ``false_positive_rates`` is by
+    each dedup in Bloom filters the probability, as it stands, that it takes a new event for a repeat.
     """
 
     app: str
@@ -32,6 +33,7 @@ class Progress:
     lag: Mapping[str, int]
     behind_s: float | None
     state_bytes: int
+    false_positive_rates: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Give plain values, for JSON."""
@@ -47,13 +49,19 @@ Until = Literal["stopped", "caught-up"] | Callable[[Progress], bool]
 _LEFT_OUT = ("late", "dead", "duplicate", "filtered")
 
 
+def share_in_words(share: float) -> str:
+    """Say a small probability so that it can be pictured: ``1 in 20,000``."""
+    return f"1 in {1 / share:,.0f}" if share > 0 else "none of the"
+
+
 @dataclass(frozen=True)
 class Report:
     """What a run did. ``reason`` says why it ended: caught-up, timeout,
     count, condition, stopped.
 
     Counts are events over the whole run; ``seconds`` is from the call of run to its return;
-    ``alarms`` is what the app's alarm over late events said.
+    ``alarms`` is what the app's alarm over late events said, ``false_positive_rates`` what the last
+    batch told of Bloom filters: see :class:`Progress`.
     """
 
     app: str
@@ -68,6 +76,7 @@ class Report:
     watermark: datetime | None
     lag: Mapping[str, int]
     alarms: tuple[str, ...] = ()
+    false_positive_rates: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Give plain values, for JSON."""
@@ -86,5 +95,9 @@ class Report:
             f"  {', '.join(counts)}",
             f"  watermark {self.watermark.isoformat() if self.watermark else 'not yet set'}",
             *(f"  late alarm: {words}" for words in self.alarms),
+            *(
+                f"  {step} takes {share_in_words(rate)} new events for repeats"
+                for step, rate in self.false_positive_rates.items()
+            ),
         ]
         return "\n".join(lines)

@@ -57,6 +57,13 @@ def test_being_behind_is_said_in_the_unit_that_fits(behind_s, said):
     assert f"behind {said}," in out.getvalue()
 
 
+def test_what_bloom_filters_lose_is_told_as_it_stands():
+    out = io.StringIO()
+    with LiveTable(out) as live:
+        live.show(progress(0, false_positive_rates={"dedup(id)": 5e-5}))
+    assert out.getvalue().rstrip().endswith("dedup(id) loses 1 in 20,000 new events")
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -67,9 +74,10 @@ def test_in_a_terminal_one_table_is_drawn_again_with_totals(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     out, now = Terminal(), iter([0.0, 10.0])
     with LiveTable(out, clock=lambda: next(now)) as live:
-        live.show(progress(0))
-        live.show(progress(1))
+        live.show(progress(0, false_positive_rates={"dedup(id)": 0.0}))
+        live.show(progress(1, false_positive_rates={"dedup(id)": 0.001}))
     drawn = out.getvalue()
     assert "2,000" in drawn  # read, both batches together
     assert "4,000" in drawn  # a second
+    assert "1 in 1,000" in drawn
     assert "batch 0:" not in drawn

@@ -52,3 +52,11 @@ def test_the_report_has_the_alarms():
 def test_what_is_no_share_is_refused(share):
     with pytest.raises(ConfigError, match="late_alarm is"):
         ms.App("alarm", log="unused", late_alarm=share)
+
+
+def test_the_report_says_what_bloom_filters_cost():
+    report = Report(
+        "app", "stopped", 1, 1.0, 10, 0, 0, 0, 0, None, {}, (), {"first": 0.0, "second": 1e-4}
+    )
+    assert "first takes none of the new events for repeats" in str(report)
+    assert "second takes 1 in 10,000 new events for repeats" in str(report)
