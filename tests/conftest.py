@@ -1,17 +1,23 @@
-"""A PostgreSQL server for every test that wants one: started once, skipped where there is none."""
+"""What all tests share: how Hypothesis runs, and a PostgreSQL server for those that want one."""
 
 import itertools
 
+import hypothesis
 import pytest
 
 from millstream.errors import EnvironmentProblem
 from millstream.testing.postgres import PostgresServer
+
+# How long an example takes says something of the machine, and nothing of what is tested.
+hypothesis.settings.register_profile("millstream")
+hypothesis.settings.load_profile("millstream")
 
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
 def postgres_server():
+    """A server, started once; where there is none, the tests that want it are skipped."""
     pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed here")
     try:
         server = PostgresServer()
