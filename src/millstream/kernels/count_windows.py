@@ -24,8 +24,7 @@ import numpy as np
 import polars as pl
 
 from millstream.durations import describe_us
-from millstream.kernels.aggregation import Aggregation
-from millstream.kernels.emission import Emission
+from millstream.kernels.aggregating import Aggregating
 from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, ROWS, TIME
 from millstream.kernels.keyed_rows import KeyedRows, distinct
 from millstream.kernels.keyhash import hash_columns
@@ -60,32 +59,14 @@ class CountWindow:
 
 
 @dataclass(frozen=True)
-class CountAggregate:
+class CountAggregate(Aggregating):
     """One operator of count windows."""
 
-    name: str
     window: CountWindow
-    aggregation: Aggregation
-    emission: Emission
-
-    @property
-    def by(self) -> tuple[str, ...]:
-        return self.aggregation.by
-
-    @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
 
     @property
     def ordered(self) -> bool:
         return True
-
-    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
-        return self.aggregation.columns_read
 
     def fingerprint(self) -> dict[str, Any]:
         """Describe what the state depends on."""

@@ -82,3 +82,9 @@ class Emission:
     late_policy: LatePolicy = "drop"
     suppress_unchanged: bool = True
     panes: bool = False
+
+    @property
+    def heartbeat_ms(self) -> int | None:
+        """How often a batch must come, in running time, even without input; None: never."""
+        delays = [one.delay_ms for one in (self.early, self.late) if isinstance(one, AfterTime)]
+        return min(delays, default=None)

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from millstream.errors import UserCodeError
 from millstream.kernels.arrivals import Arrivals, Microseconds, unbelievable
-from millstream.kernels.dead import Rejects
 from millstream.kernels.dead_records import Details, dead_rows
 from millstream.kernels.decode.records import RecordDecoder
 from millstream.kernels.frames import (
@@ -32,6 +31,7 @@ from millstream.kernels.frames import (
 from millstream.kernels.isolation import reason_of
 from millstream.kernels.lane_clocks import LaneClock, Promise, lane_clock
 from millstream.kernels.plan import SourcePlan
+from millstream.kernels.rejects import Rejects
 from millstream.kernels.routing import Books, Route, routes
 from millstream.kernels.watermarks import LaneTime, SourceTime, order_of
 

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import polars as pl
 
 from millstream.errors import UserCodeError
-from millstream.kernels.dead import Rejects
 from millstream.kernels.frames import (
     HIDDEN_PREFIX,
     LANE,
@@ -30,6 +29,7 @@ from millstream.kernels.frames import (
 )
 from millstream.kernels.keyhash import buckets_of, hash_columns
 from millstream.kernels.plan import Edge, Passage, Way
+from millstream.kernels.rejects import Rejects
 from millstream.kernels.steps import Passed
 from millstream.kernels.watermarks import STAYS
 
@@ -50,7 +50,8 @@ class Books:
     record read, ``arrived_ms`` likewise the timestamp in the log of that record, ``event_times``
     the largest event time in the batch. ``watermarks`` is operator → microseconds; ``facts`` are
     numbers by operator and name, none of them events; ``forgotten`` is source → producers let go,
-    in all, because there were more than are followed.
+    in all, because there were more than are followed. ``clocks`` is operator → input → where its
+    time stands; ``late_by_us`` is step → the most that an event missed by.
     """
 
     lines: dict[str, Counter[str]] = field(default_factory=dict)
@@ -61,10 +62,8 @@ class Books:
     facts: dict[str, dict[str, float]] = field(default_factory=dict)
     state_bytes: int = 0
     forgotten: dict[str, int] = field(default_factory=dict)
-    clocks: dict[str, dict[str, Any]] = field(default_factory=dict)  # operator → input → its time
-    late_by_us: dict[str, int] = field(
-        default_factory=dict
-    )  # step → the most that an event missed by
+    clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    late_by_us: dict[str, int] = field(default_factory=dict)
 
     def missed(self, step: str, late_by_us: int) -> None:
         """Note by how much an event came too late."""

@@ -29,14 +29,13 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.aggregation import Aggregation
-from millstream.kernels.emission import AfterTime
 from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, TIME
 from millstream.kernels.keyhash import hash_columns
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
 from millstream.kernels.session_batch import RAW, TIMER, WAITS, SessionBatch
 from millstream.kernels.session_panes import OVERLAPS, SessionPanes
 from millstream.kernels.session_spans import END, GAP, SPAN, Session
-from millstream.kernels.watermarks import UNSEEN
+from millstream.kernels.watermarks import held_back
 
 _SLOTS_PER_GAP = 4
 _SLOT_DYNAMIC_US = 600_000_000
@@ -77,10 +76,7 @@ class SessionAggregate:
 
     @property
     def heartbeat_ms(self) -> int | None:
-        """How often a batch must come, in running time, even without input; None: never."""
-        emission = self.panes.emission
-        delays = [f.delay_ms for f in (emission.early, emission.late) if isinstance(f, AfterTime)]
-        return min(delays, default=None)
+        return self.panes.emission.heartbeat_ms
 
     @property
     def ordered(self) -> bool:
@@ -91,7 +87,7 @@ class SessionAggregate:
 
     def holds_back(self, watermark_us: int) -> int:
         """Give the watermark of what it emits, but for what panes take back of merged sessions."""
-        return watermark_us - self.lateness_us if watermark_us > UNSEEN else UNSEEN
+        return held_back(watermark_us, self.lateness_us)
 
     def fingerprint(self) -> dict[str, Any]:
         """Describe what the state depends on."""

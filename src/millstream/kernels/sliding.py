@@ -31,14 +31,13 @@ import polars as pl
 
 from millstream.durations import describe_us
 from millstream.kernels.aggregates.order import with_order
-from millstream.kernels.aggregation import Aggregation
-from millstream.kernels.emission import Emission
+from millstream.kernels.aggregating import Aggregating
 from millstream.kernels.frames import DIFF, HASH, LANE, ORDER, REACHED, TIME
 from millstream.kernels.keyed_rows import distinct
 from millstream.kernels.keyhash import Hashes, hash_columns
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
 from millstream.kernels.sorted_runs import SortedRuns
-from millstream.kernels.watermarks import UNSEEN
+from millstream.kernels.watermarks import held_back
 
 _SLOTS_PER_SIZE = 4
 _SLOT = "__slot"
@@ -62,35 +61,11 @@ class Sliding:
 
 
 @dataclass(frozen=True)
-class SlidingAggregate:
+class SlidingAggregate(Aggregating):
     """One operator of sliding windows. Durations in microseconds."""
 
-    name: str
     window: Sliding
-    aggregation: Aggregation
-    emission: Emission
     lateness_us: int
-
-    @property
-    def by(self) -> tuple[str, ...]:
-        return self.aggregation.by
-
-    @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    @property
-    def ordered(self) -> bool:
-        return self.aggregation.ordered
-
-    @property
-    def aside(self) -> bool:
-        """Whether events that are too late go aside as they came."""
-        return self.emission.late_policy == "side"
 
     @property
     def settles(self) -> bool:
@@ -102,9 +77,6 @@ class SlidingAggregate:
         """How far the watermark must have passed an event for its first row."""
         return 0 if self.emission.late_policy == "correct" else self.lateness_us
 
-    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
-        return self.aggregation.columns_read
-
     def fingerprint(self) -> dict[str, Any]:
         """Describe what the state depends on."""
         own = {"sliding_us": self.window.size_us, "lateness_us": self.lateness_us}
@@ -112,7 +84,7 @@ class SlidingAggregate:
 
     def holds_back(self, watermark_us: int) -> int:
         """Give the watermark of what it emits: a row may come again until its event is settled."""
-        return watermark_us - self.lateness_us if watermark_us > UNSEEN else UNSEEN
+        return held_back(watermark_us, self.lateness_us)
 
     @property
     def slot_us(self) -> int:

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from millstream.kernels.dead import Rejects
 from millstream.kernels.frames import (
     PORT_DEAD,
     PORT_TIME,
@@ -21,6 +20,7 @@ from millstream.kernels.frames import (
 )
 from millstream.kernels.operator import Moment, OperatorState
 from millstream.kernels.plan import OperatorPlan, StagePlan, Way
+from millstream.kernels.rejects import Rejects
 from millstream.kernels.routing import Books, routes
 from millstream.kernels.sorted_runs import RunStore
 from millstream.kernels.watermarks import UNSEEN, InputClock, SourceTime

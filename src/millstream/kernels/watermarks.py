@@ -40,6 +40,11 @@ _OFFSET_BITS = 40
 _HEARTBEAT_MS_MIN = 1000
 
 
+def held_back(watermark_us: int, by_us: int) -> int:
+    """Give a watermark that stays behind another; behind one that nothing has moved, that one."""
+    return watermark_us - by_us if watermark_us > UNSEEN else UNSEEN
+
+
 @dataclass(frozen=True)
 class TimeMarks:
     """What else a record says about time, as expressions over the value's fields.

@@ -22,7 +22,7 @@ from typing import Any
 
 import polars as pl
 
-from millstream.kernels.emission import AfterCount, AfterTime, Firing
+from millstream.kernels.emission import AfterCount, Firing
 from millstream.kernels.frames import WINDOW
 from millstream.kernels.operator import Moment, OperatorState, Outcome
 from millstream.kernels.pane_batch import PaneBatch
@@ -41,12 +41,6 @@ class WindowPanes(WindowStep):
     @property
     def firings(self) -> tuple[Firing | None, ...]:
         return self.emission.early, self.emission.late
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        """How often a batch must come, in running time, even without input; None: never."""
-        delays = [f.delay_ms for f in self.firings if isinstance(f, AfterTime)]
-        return min(delays, default=None)
 
     @property
     def expires_after_us(self) -> int:

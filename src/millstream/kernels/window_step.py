@@ -24,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from millstream.kernels.aggregation import Aggregation, rows_in
-from millstream.kernels.emission import Emission
+from millstream.kernels.aggregating import Aggregating
+from millstream.kernels.aggregation import rows_in
 from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, ROWS, TIME, WINDOW
 from millstream.kernels.keyhash import hash_columns
 from millstream.kernels.operator import Moment, Outcome, Prepared
-from millstream.kernels.watermarks import UNSEEN
+from millstream.kernels.watermarks import held_back
 from millstream.kernels.windows import Times, TimeWindows
 
 PIECE = "__piece"  # Int64: start of the piece of time that a row or partial belongs to
@@ -40,22 +40,11 @@ _SLOT = "__slot"
 
 
 @dataclass(frozen=True)
-class WindowStep:
+class WindowStep(Aggregating):
     """A windowing operator, but for what it does with what comes in. Durations in microseconds."""
 
-    name: str
     window: TimeWindows
-    aggregation: Aggregation
-    emission: Emission
     lateness_us: int
-
-    @property
-    def by(self) -> tuple[str, ...]:
-        return self.aggregation.by
-
-    @property
-    def transparent(self) -> bool:
-        return False
 
     @property
     def by_arrival(self) -> bool:
@@ -65,16 +54,6 @@ class WindowStep:
     @property
     def ordered(self) -> bool:
         return self.by_arrival or self.aggregation.ordered
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        """How often a batch must come, in running time, even without input; None: never."""
-        return None
-
-    @property
-    def aside(self) -> bool:
-        """Whether rows that are too late go aside as they came."""
-        return self.emission.late_policy == "side"
 
     @property
     def reduces(self) -> bool:
@@ -91,12 +70,9 @@ class WindowStep:
         """Whether it matters that an event is late for a window that still takes it."""
         return False
 
-    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
-        return self.aggregation.columns_read
-
     def holds_back(self, watermark_us: int) -> int:
         """Give the watermark of what this operator emits, given that of what it takes in."""
-        return watermark_us - self.expires_after_us if watermark_us > UNSEEN else UNSEEN
+        return held_back(watermark_us, self.expires_after_us)
 
     def fingerprint(self) -> dict[str, Any]:
         """Describe what the state depends on: windows, keys, lateness and the types of partials."""

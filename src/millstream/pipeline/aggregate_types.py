@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import polars as pl
 
 from millstream.kernels.aggregates import Aggregate
-from millstream.pipeline.checks import wrong_columns
+from millstream.pipeline.checks import type_of
 from millstream.pipeline.schema import Columns
 
 
@@ -22,13 +22,9 @@ def bound_aggregates(
         ConfigError: an aggregate does not take values of that type, reads columns that are not
             there, or cannot take rows back.
     """
-    rows = pl.DataFrame(schema=columns)
 
-    def type_of(value: pl.Expr) -> pl.DataType:
-        try:
-            return rows.select(value).dtypes[0]
-        except pl.exceptions.PolarsError as error:
-            raise wrong_columns(step, error, columns) from error
+    def found(value: pl.Expr) -> pl.DataType:
+        return type_of(value, columns, step)
 
     chosen = {n: a.for_changes() if changes else a for n, a in aggregates.items()}
-    return tuple((name, one.bound(name, type_of)) for name, one in chosen.items())
+    return tuple((name, one.bound(name, found)) for name, one in chosen.items())

@@ -271,8 +271,9 @@ class App:
             UserCodeError: an expression or function failed; the message names the step.
             FencedError: a newer run of this app has taken over.
             JobFailedError: the job stopped for another reason; the message says where.
-        Guarantees: effectively once. All outputs of a batch take effect, or none that a later
-            run would not complete; views in the app's own store, position and ledger together. Killed at any moment, the next run goes on and the answer is the same.
+        Guarantees: effectively once. All outputs of a batch take effect, or none that a later run
+            would not complete; views in the app's own store, position and ledger together. Killed at
+            any moment, the next run goes on and the answer is the same.
         """
         from millstream.spark.job import RunOptions, run_job  # noqa: PLC0415 - loads pyspark
 

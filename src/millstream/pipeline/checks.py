@@ -82,12 +82,17 @@ def there_are(name: str, columns: Columns) -> str:
     return f"The columns there are {', '.join(columns)}.{hint}"
 
 
+def type_of(expression: pl.Expr, columns: Columns, what: str) -> pl.DataType:
+    """Find the type of what an expression gives over columns; ``what`` names it in an error."""
+    try:
+        return pl.DataFrame(schema=columns).select(expression).dtypes[0]
+    except pl.exceptions.PolarsError as error:
+        raise wrong_columns(what, error, columns) from error
+
+
 def check_time(expression: pl.Expr, columns: Columns, step: str) -> None:
     """Make sure that an expression gives a datetime."""
-    try:
-        dtype = pl.DataFrame(schema=columns).select(expression).dtypes[0]
-    except pl.exceptions.PolarsError as error:
-        raise wrong_columns(f"the time of {step!r}", error, columns) from error
+    dtype = type_of(expression, columns, f"the time of {step!r}")
     if not isinstance(dtype, pl.Datetime):
         raise ConfigError(
             f"The time of {step!r} is of type {dtype}. Give a datetime field, or an expression "

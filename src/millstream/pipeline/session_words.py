@@ -19,9 +19,10 @@ from millstream.kernels.session_panes import OVERLAPS, SessionPanes
 from millstream.kernels.session_spans import END, START, Session
 from millstream.kernels.sessions import SessionAggregate
 from millstream.kernels.sliding import Sliding, SlidingAggregate
-from millstream.pipeline.checks import wrong_columns
+from millstream.pipeline.checks import type_of
 from millstream.pipeline.graph import OperatorNode
 from millstream.pipeline.schema import Columns
+from millstream.pipeline.window_types import LATE_COLUMNS, typed_aggregation
 
 if TYPE_CHECKING:
     from millstream.pipeline.streams import Stream
@@ -124,8 +125,6 @@ def _check_whole(value: int, what: str, most: int) -> None:
 
 def aggregated(windowed: Windowed, window: EventWindow, aggregates: dict[str, Aggregate]) -> Stream:
     """Aggregate windows that events make themselves; the names of the aggregates are checked."""
-    from millstream.pipeline.windowed import LATE_COLUMNS  # noqa: PLC0415 - it needs us
-
     stream = windowed.stream
     if stream.mode == "retract":
         raise ConfigError(
@@ -189,7 +188,7 @@ class _Declared:
         self._check_emission("sliding", "final", "update", "retract")
         aggregation = self._typed()
         stream = self.windowed.stream
-        kernel = SlidingAggregate(self.name, window, aggregation, self.emission, stream.lateness_us)
+        kernel = SlidingAggregate(self.name, aggregation, self.emission, window, stream.lateness_us)
         columns = kernel.result_schema(pl.DataFrame(schema=stream.columns))
         return kernel, columns, aggregation.by
 
@@ -201,7 +200,7 @@ class _Declared:
                 "for it. Leave it out."
             )
         aggregation = self._typed(NUMBER)
-        kernel = CountAggregate(self.name, window, aggregation, self.emission)
+        kernel = CountAggregate(self.name, aggregation, self.emission, window)
         columns = self.windowed.stream.columns
         keys = {name: columns[name] for name in aggregation.by}
         results = kernel.read_off(pl.DataFrame(schema={**keys, **kernel.state_schema}))
@@ -221,8 +220,6 @@ class _Declared:
             )
 
     def _typed(self, *taken: str) -> Aggregation:
-        from millstream.pipeline.windowed import typed_aggregation  # noqa: PLC0415 - it needs us
-
         for name in (*self.untyped.by, *self.untyped.names):
             if name in taken:
                 raise ConfigError(
@@ -231,11 +228,7 @@ class _Declared:
         return typed_aggregation(self.name, self.untyped, self.windowed.stream.columns)[0]
 
     def _check_gap(self, gap: pl.Expr) -> None:
-        columns = self.windowed.stream.columns
-        try:
-            dtype = pl.DataFrame(schema=columns).select(gap).dtypes[0]
-        except pl.exceptions.PolarsError as error:
-            raise wrong_columns(f"session's gap in {self.name!r}", error, columns) from error
+        dtype = type_of(gap, self.windowed.stream.columns, f"session's gap in {self.name!r}")
         if not isinstance(dtype, pl.Duration):
             raise ConfigError(
                 f"session's gap is of type {dtype}. Give an expression that makes a Duration, such as "

@@ -63,7 +63,8 @@ from millstream.pipeline.verbs import (
     map_frames_step,
     rename_step,
 )
-from millstream.pipeline.windowed import LATE_COLUMNS, WINDOW_COLUMNS, Windowed
+from millstream.pipeline.window_types import LATE_COLUMNS, WINDOW_COLUMNS
+from millstream.pipeline.windowed import Windowed
 
 if TYPE_CHECKING:
     from millstream.pipeline.app import App

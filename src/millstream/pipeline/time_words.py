@@ -9,7 +9,7 @@ import polars as pl
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.watermarks import TimeMarks, WatermarkRule
-from millstream.pipeline.checks import wrong_columns
+from millstream.pipeline.checks import type_of
 from millstream.pipeline.functions import Column, as_expression
 from millstream.pipeline.schema import Columns
 
@@ -156,10 +156,7 @@ def check_marks(marks: TimeMarks, columns: Columns, topic: str) -> None:
     """Make sure that a watermark's expressions fit the columns and give what they must."""
     for name, mark in marks.given().items():
         word = "per" if name == "producer" else name
-        try:
-            dtype = pl.DataFrame(schema=columns).select(mark).dtypes[0]
-        except pl.exceptions.PolarsError as error:
-            raise wrong_columns(f"the watermark's {word} of {topic!r}", error, columns) from error
+        dtype = type_of(mark, columns, f"the watermark's {word} of {topic!r}")
         wrong = {
             "punctuation": not isinstance(dtype, pl.Datetime),
             "producer": dtype.is_nested(),

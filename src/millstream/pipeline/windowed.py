@@ -12,29 +12,21 @@ from millstream.errors import ConfigError
 from millstream.kernels.aggregates import Aggregate
 from millstream.kernels.aggregation import Aggregation
 from millstream.kernels.emission import EachBatch, Emission, Firing, Mode
-from millstream.kernels.frames import DIFF, HIDDEN_PREFIX, TIME, WINDOW, visible
+from millstream.kernels.frames import HIDDEN_PREFIX, WINDOW, visible
 from millstream.kernels.pane_values import PANE_COLUMNS
 from millstream.kernels.window_aggregate import WindowAggregate
 from millstream.kernels.window_panes import WindowPanes
 from millstream.kernels.window_step import WindowStep
 from millstream.kernels.windows import TimeWindows
-from millstream.pipeline.aggregate_types import bound_aggregates
-from millstream.pipeline.checks import wrong_columns
 from millstream.pipeline.graph import OperatorNode
 from millstream.pipeline.schema import Columns
 from millstream.pipeline.session_words import EventWindow, aggregated
+from millstream.pipeline.window_types import LATE_COLUMNS, WINDOW_COLUMNS, typed_aggregation
 from millstream.pipeline.window_words import FiringWord, firing
 
 if TYPE_CHECKING:
     from millstream.pipeline.streams import Stream
 
-WINDOW_COLUMNS = ("window_start", "window_end")
-LATE_COLUMNS: Columns = {
-    "late_by": pl.Duration("us"),
-    "late_reason": pl.String(),
-    "window_start": pl.Datetime("us", "UTC"),
-    "window_end": pl.Datetime("us", "UTC"),
-}
 _MODES = ("final", "update", "discard", "retract")
 
 
@@ -167,27 +159,6 @@ class Windowed:
 
 def _given(late: FiringWord | EllipsisType, panes: bool) -> bool:  # noqa: FBT001 - as emit has it
     return panes or not (late is None or isinstance(late, EllipsisType))
-
-
-def typed_aggregation(
-    step: str, aggregation: Aggregation, columns: Columns
-) -> tuple[Aggregation, pl.DataFrame]:
-    """Bind the aggregates to the types of their values, and find those of the partials.
-
-    The types are found by aggregating no rows, which are given, too.
-    """
-    changes = aggregation.weighted
-    bound = bound_aggregates(dict(aggregation.aggregates), columns, step=step, changes=changes)
-    aggregation = replace(aggregation, aggregates=bound)
-    diff = {DIFF: pl.Int8()} if changes else {}
-    rows = pl.DataFrame(schema={**columns, TIME: pl.Int64(), WINDOW: pl.Int64(), **diff})
-    try:
-        partials = aggregation.reduce(rows, WINDOW)
-    except pl.exceptions.PolarsError as error:
-        raise wrong_columns(step, error, columns) from error
-    own = [name for name in partials.columns if name not in (WINDOW, *aggregation.by)]
-    schema = tuple((name, partials.schema[name]) for name in own)
-    return replace(aggregation, schema=schema), rows
 
 
 def _typed(kernel: WindowStep, columns: Columns) -> tuple[Any, Columns]:

@@ -12,7 +12,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from millstream.errors import ConfigError
-from millstream.kernels.dead import Rejected, Rejects
 from millstream.kernels.frames import (
     DIFF,
     DIFF_COLUMN,
@@ -26,6 +25,7 @@ from millstream.kernels.frames import (
     polars_table,
 )
 from millstream.kernels.plan import FramePlan, NativePlan, Way
+from millstream.kernels.rejects import Rejected, Rejects
 from millstream.kernels.routing import Books, routes
 from millstream.kernels.watermarks import UNSEEN, LaneTime, SourceTime
 from millstream.spark.log_source import FRAME_SCHEMA

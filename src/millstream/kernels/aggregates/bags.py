@@ -28,6 +28,7 @@ from millstream.kernels.aggregates.groups import (
 )
 from millstream.kernels.aggregates.protocol import (
     PLAIN_TYPES,
+    OverValue,
     TypeOf,
     bound_type,
     checked_type,
@@ -133,20 +134,11 @@ def distinct_values(values: pl.Series, lengths: Lengths) -> tuple[pl.Series, Len
 
 
 @dataclass(frozen=True)
-class FromBag:
+class FromBag(OverValue):
     """An aggregate whose state is a bag, and whose result is what :meth:`read` makes of it."""
 
-    value: pl.Expr
     dtype: pl.DataType | None = None
     signed: bool = False
-
-    @property
-    def columns_read(self) -> set[str]:
-        return set(self.value.meta.root_names())
-
-    @property
-    def needs_order(self) -> bool:
-        return False
 
     def bound(self, name: str, type_of: TypeOf) -> Self:
         return replace(self, dtype=checked_type(name, self.value, type_of, is_plain, PLAIN_TYPES))

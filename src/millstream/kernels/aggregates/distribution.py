@@ -17,6 +17,7 @@ from millstream.kernels.aggregates.groups import Lengths, numbered, reduced, reg
 from millstream.kernels.aggregates.protocol import (
     PLAIN_TYPES,
     Aggregate,
+    OverValue,
     TypeOf,
     bound_type,
     checked_type,
@@ -25,20 +26,11 @@ from millstream.kernels.aggregates.protocol import (
 
 
 @dataclass(frozen=True)
-class DistinctValues:
+class DistinctValues(OverValue):
     """The different values, as a sorted list, or with ``counted`` how many they are."""
 
-    value: pl.Expr
     counted: bool
     dtype: pl.DataType | None = None
-
-    @property
-    def columns_read(self) -> set[str]:
-        return set(self.value.meta.root_names())
-
-    @property
-    def needs_order(self) -> bool:
-        return False
 
     def bound(self, name: str, type_of: TypeOf) -> DistinctValues:
         return replace(self, dtype=checked_type(name, self.value, type_of, is_plain, PLAIN_TYPES))

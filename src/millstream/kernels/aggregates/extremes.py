@@ -12,6 +12,7 @@ from millstream.kernels.aggregates.groups import Lengths, starts
 from millstream.kernels.aggregates.protocol import (
     PLAIN_TYPES,
     Aggregate,
+    OverValue,
     TypeOf,
     bound_type,
     checked_type,
@@ -21,23 +22,14 @@ from millstream.kernels.aggregates.protocol import (
 
 
 @dataclass(frozen=True)
-class Extreme:
+class Extreme(OverValue):
     """The smallest value, or the greatest; of the values' own type.
 
     A float that is not a number counts only where there is nothing else.
     """
 
-    value: pl.Expr
     greatest: bool
     dtype: pl.DataType | None = None
-
-    @property
-    def columns_read(self) -> set[str]:
-        return set(self.value.meta.root_names())
-
-    @property
-    def needs_order(self) -> bool:
-        return False
 
     def bound(self, name: str, type_of: TypeOf) -> Extreme:
         return replace(self, dtype=checked_type(name, self.value, type_of, is_plain, PLAIN_TYPES))

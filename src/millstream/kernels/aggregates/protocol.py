@@ -10,6 +10,7 @@ changed pipeline is told from the one that its state was made by.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 import polars as pl
@@ -60,6 +61,21 @@ class Aggregate(Protocol):
             ConfigError: the aggregate cannot take anything back; the message says what can.
         """
         ...
+
+
+@dataclass(frozen=True)
+class OverValue:
+    """An aggregate of what one expression gives for each row, in whatever order the rows come."""
+
+    value: pl.Expr
+
+    @property
+    def columns_read(self) -> set[str]:
+        return set(self.value.meta.root_names())
+
+    @property
+    def needs_order(self) -> bool:
+        return False
 
 
 def checked_type(

@@ -25,7 +25,7 @@ from millstream.kernels.aggregates.groups import (
     over_rows,
     reduced,
 )
-from millstream.kernels.aggregates.protocol import TypeOf, checked_type, is_number
+from millstream.kernels.aggregates.protocol import OverValue, TypeOf, checked_type, is_number
 from millstream.kernels.frames import DIFF
 
 # The columns of the state: how many values, how many of them infinite or not a number, the place of
@@ -48,25 +48,16 @@ def _product(i: int, j: int) -> int:
 
 
 @dataclass(frozen=True)
-class Variance:
+class Variance(OverValue):
     """The variance, or its root, over the rows that have a value; as a float.
 
     Null where no row has a value and, for a sample, where only one has. Not a number where a value
     is infinite or not a number.
     """
 
-    value: pl.Expr
     sample: bool = True
     root: bool = False
     signed: bool = False
-
-    @property
-    def columns_read(self) -> set[str]:
-        return set(self.value.meta.root_names())
-
-    @property
-    def needs_order(self) -> bool:
-        return False
 
     def bound(self, name: str, type_of: TypeOf) -> Variance:
         checked_type(name, self.value, type_of, is_number, "numbers and Decimals")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from millstream.kernels.aggregates.protocol import TypeOf, checked_type, is_number
+from millstream.kernels.aggregates.protocol import OverValue, TypeOf, checked_type, is_number
 from millstream.kernels.aggregates.totals import Total, total_of
 from millstream.kernels.frames import DIFF
 
@@ -14,7 +14,7 @@ _TAKES = "numbers, Decimals and durations"
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(OverValue):
     """The sum over the rows that have a value; zero where none has.
 
     Whole numbers give Int64, Decimals Decimals, floats floats, durations durations; each is the
@@ -22,17 +22,8 @@ class Sum:
     are added as polars adds them.
     """
 
-    value: pl.Expr
     dtype: pl.DataType | None = None
     signed: bool = False
-
-    @property
-    def columns_read(self) -> set[str]:
-        return set(self.value.meta.root_names())
-
-    @property
-    def needs_order(self) -> bool:
-        return False
 
     def bound(self, name: str, type_of: TypeOf) -> Sum:
         return replace(self, dtype=checked_type(name, self.value, type_of, _summable, _TAKES))
@@ -55,24 +46,15 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(OverValue):
     """The mean over the rows that have a value; null where none has.
 
     It is the exact sum over the count: a float for whole numbers and floats; a Decimal of the same
     scale, or a duration, rounded to the nearest (a half goes up).
     """
 
-    value: pl.Expr
     dtype: pl.DataType | None = None
     signed: bool = False
-
-    @property
-    def columns_read(self) -> set[str]:
-        return set(self.value.meta.root_names())
-
-    @property
-    def needs_order(self) -> bool:
-        return False
 
     def bound(self, name: str, type_of: TypeOf) -> Mean:
         return replace(self, dtype=checked_type(name, self.value, type_of, _summable, _TAKES))

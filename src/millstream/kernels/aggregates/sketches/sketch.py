@@ -19,7 +19,7 @@ from millstream.kernels.aggregates.groups import (
     over_rows,
     without_nulls,
 )
-from millstream.kernels.aggregates.protocol import Aggregate, TypeOf, checked_type
+from millstream.kernels.aggregates.protocol import Aggregate, OverValue, TypeOf, checked_type
 
 
 def datasketches() -> Any:
@@ -38,24 +38,15 @@ def datasketches() -> Any:
 
 
 @dataclass(frozen=True)
-class Sketch(ABC):
+class Sketch(OverValue, ABC):
     """A sketch of the values, or with ``of_sketches`` of sketches made before, merged.
 
     With ``as_sketch`` the result is the sketch itself, as bytes; otherwise what it says.
     """
 
-    value: pl.Expr
     as_sketch: bool = False
     of_sketches: bool = False
     dtype: pl.DataType | None = None
-
-    @property
-    def columns_read(self) -> set[str]:
-        return set(self.value.meta.root_names())
-
-    @property
-    def needs_order(self) -> bool:
-        return False
 
     def bound(self, name: str, type_of: TypeOf) -> Self:
         datasketches()

@@ -4,10 +4,10 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from millstream.kernels.dead import Rejects
 from millstream.kernels.dead_records import DEAD_KEY, DEAD_SCHEMA
 from millstream.kernels.frames import LANE, ORDER
 from millstream.kernels.isolation import Isolated
+from millstream.kernels.rejects import Rejects
 from millstream.kernels.watermarks import (
     lane_of,
     offset_in,
