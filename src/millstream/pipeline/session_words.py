@@ -105,6 +105,8 @@ def count_window(
             event that opened it. By default it stays open until it is full.
 
     ``emit("update")`` also shows windows that are still open, with every batch that adds to them.
+    ``"retract"`` and ``"discard"`` are not offered: the time of an open window moves with its events, so
+    a row that takes an earlier one back would be late for windows over it.
     """
     _check_whole(count, "count_window's count", 1 << 31)
     if slide is not None:
