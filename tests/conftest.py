@@ -9,7 +9,7 @@ from millstream.errors import EnvironmentProblem
 from millstream.testing.postgres import PostgresServer
 
 # How long an example takes says something of the machine, and nothing of what is tested.
-hypothesis.settings.register_profile("millstream")
+hypothesis.settings.register_profile("millstream", deadline=None)
 hypothesis.settings.load_profile("millstream")
 
 _numbers = itertools.count()

@@ -27,6 +27,7 @@ from millstream.kernels.steps import Filter, Mark, Part, Select, Step, WithColum
 from millstream.kernels.watermarks import WatermarkRule
 from millstream.kernels.windows import TimeWindows
 from millstream.pipeline import ends
+from millstream.pipeline.budget_words import Zone, budgeted
 from millstream.pipeline.checks import (
     check_time,
     checked_on_error,
@@ -374,6 +375,58 @@ class Stream:
             self,
             node=OperatorNode((above.node,), kernel),
             late_columns=late_columns if late == "side" else None,
+        )
+
+    def budget(
+        self,
+        by: str | Sequence[str],
+        *,
+        cost: Column,
+        limit: Column,
+        zone: Zone = "UTC",
+        name: str | None = None,
+    ) -> Stream:
+        """Decide row by row what each key may still spend on a day, in the order of arrival.
+
+        ::
+
+            decided = events.budget(
+                "client", cost="cost", limit="daily_budget", zone=pl.col("zone")
+            )
+            decided.filter(pl.col("decision") == "refused").to("refusals")
+            decided.filter(pl.col("budget_event").is_not_null()).to("budget-events", key="client")
+
+        Every row goes on as it came, with five more columns: ``budget_day`` (the date of its event
+        time in its zone), ``decision`` (``"granted"`` or ``"refused"``), ``spent`` and ``remaining``
+        (of that day, after the row) and ``budget_event``: ``"exhausted"`` on the row after which
+        nothing remains of the key's newest day, ``"resumed"`` on the one that changes that, null on
+        all others.
+
+        Args:
+            by: The column, or columns, that have a budget each. For the answer to depend on the
+                events alone, they must decide the partition: give the topic one of them as key.
+            cost: What a row costs: whole numbers of the smallest unit, or Decimals. It is refused
+                if the day's spending would exceed the limit, and nothing is charged then. Below
+                zero it is a refund; null costs nothing.
+            limit: What may be spent on the row's day, as the row states it; null: no limit.
+            zone: The time zone in which days are counted: its name, or an expression that gives one.
+            name: The step's name; by default ``budget(…)`` with the columns.
+
+        Guarantees: what is granted never exceeds the limit that the rows state. A late row charges
+            the day of its event time, until that day is over in all zones by the stream's lateness;
+            then it is late, as the stream's ``late`` says. Put ``dedup`` before it: each row that
+            comes is charged. It keeps a row of state for each key, and one for each open day.
+        """
+        kernel, columns = budgeted(
+            self, self._key_columns(by, "budget"), cost=cost, limit=limit, zone=zone, name=name
+        )
+        told = ("late_by", "late_reason")
+        late_columns = {**self.columns, **{name: LATE_COLUMNS[name] for name in told}}
+        return replace(
+            self,
+            node=OperatorNode((self.node,), kernel),
+            columns=columns,
+            late_columns=late_columns if kernel.side else None,
         )
 
     # ── windows ─────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,317 @@
+"""Budgets: what each key may spend in a day is granted row by row, in the order of arrival.
+
+A key has an account for each of its days, which are those of the zone that its rows name. A row belongs
+to the day of its event time, whenever it comes: what is late charges the day that it is about.
+
+====================  ==========================================================================
+a row                 is
+====================  ==========================================================================
+of a cost above zero  granted, and charged, if the day's spending stays within the limit that the
+                      row states; otherwise refused, and nothing is charged
+of no cost, or zero   granted
+of a negative cost    a refund: granted, and taken off the day's spending
+without a limit       granted, whatever is spent
+too late              ``late``: its lane had passed the end of the day, and the lateness, before it
+====================  ==========================================================================
+
+A day ends when it has ended everywhere, twelve hours after its end in UTC, so that lateness depends
+on the date alone. *Arrival* is as in :mod:`millstream.kernels.dedup`: the answer depends on the events
+alone where a key keeps to one partition.
+
+A key's *standing* is that of its newest day: exhausted while nothing remains. A row that changes it
+says so: ``exhausted``, or ``resumed`` (by a refund, a raised limit, or a new day).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from millstream.kernels.dedup import LATE_BY, LATE_REASON, in_order
+from millstream.kernels.frames import HASH, REACHED, TIME
+from millstream.kernels.keyed_rows import KeyedRows, distinct
+from millstream.kernels.keyhash import hash_columns
+from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
+
+EXPIRED_DAY = "expired_day"
+BUDGET_DAY, DECISION, SPENT, REMAINING, EVENT = (
+    "budget_day",
+    "decision",
+    "spent",
+    "remaining",
+    "budget_event",
+)
+_DAY_US = 86_400_000_000
+_LAST_ZONE_US = _DAY_US // 2  # a date ends last in the zone twelve hours behind UTC
+_NO_LIMIT = 2**63 - 1
+_COST, _LIMIT, _DAY = "__cost", "__limit", "__day"
+_CHARGED = "__charged"  # Int64: what the day has spent after a row
+_OUT = "__out"  # Boolean: whether nothing remained after a row
+_IS_ROW = "__is_row"  # Boolean: a row that came, and no account
+_AT = "__at"
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Money:
+    """The type of amounts: whole numbers, or Decimals, which are counted in their smallest unit."""
+
+    dtype: pl.DataType
+
+    @property
+    def scale(self) -> int | None:
+        return self.dtype.scale if isinstance(self.dtype, pl.Decimal) else None
+
+    def units(self, amount: pl.Expr) -> pl.Expr:
+        """Count an amount in units; one that does not fit fails."""
+        if self.scale is None:
+            return amount.cast(pl.Int64)
+        return amount.cast(self.dtype).to_physical().cast(pl.Int64)
+
+    def amount(self, units: pl.Series) -> pl.Series:
+        """Give units back as amounts."""
+        if self.scale is None:
+            return units.cast(self.dtype)
+        unit = pl.lit(Decimal(1).scaleb(-self.scale))
+        return pl.select(units.cast(pl.Decimal(38, 0)) * unit).to_series().cast(self.dtype)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One operator of budgets; the lateness in microseconds.
+
+    ``zone`` is a text for each row, the name of the zone that its day is counted in.
+    """
+
+    name: str
+    by: tuple[str, ...]
+    cost: pl.Expr
+    limit: pl.Expr
+    zone: pl.Expr
+    money: Money
+    key_types: tuple[pl.DataType, ...]
+    lateness_us: int
+    side: bool = False
+
+    @property
+    def transparent(self) -> bool:
+        return True
+
+    @property
+    def heartbeat_ms(self) -> int | None:
+        return None
+
+    @property
+    def ordered(self) -> bool:
+        return True
+
+    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
+        read = {root for e in (self.cost, self.limit, self.zone) for root in e.meta.root_names()}
+        return {*self.by, *read}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Describe what the state depends on: the key, what amounts are counted in, the lateness."""
+        return {
+            "budget_by": list(self.by),
+            "types": [str(dtype) for dtype in self.key_types],
+            "unit": self.money.scale or 0,
+            "lateness_us": self.lateness_us,
+        }
+
+    def holds_back(self, watermark_us: int) -> int:
+        return watermark_us
+
+    # ── before the shuffle ──────────────────────────────────────────────────────────────────
+
+    def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
+        """Work out the day, cost and limit of each row."""
+        rows = rows.with_columns(
+            self.money.units(self.cost).fill_null(0).alias(_COST),
+            self.money.units(self.limit).fill_null(_NO_LIMIT).alias(_LIMIT),
+            self.zone.cast(pl.String).fill_null("UTC").alias(_DAY),
+        )
+        return Prepared(rows.with_columns(local_days(rows[TIME], rows[_DAY]).alias(_DAY)))
+
+    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
+        return pl.concat(tables)
+
+    # ── after the shuffle ───────────────────────────────────────────────────────────────────
+
+    def process(
+        self, state: OperatorState, arrived: Mapping[int, Sequence[pl.DataFrame]], moment: Moment
+    ) -> Outcome:
+        """Decide on the batch's rows, in their order; move the accounts of their keys."""
+        outcome = Outcome(counts=Counter())
+        tables = arrived.get(0, ())
+        if not tables:
+            return outcome
+        together = pl.concat(table.select(tables[0].columns) for table in tables)
+        rows = self._in_time(in_order(together), moment, outcome)
+        if rows.height:
+            rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by)))
+            outcome.rows = self._decided(state, rows, moment.watermark_us)
+        outcome.counts.update(emitted=rows.height)
+        return outcome
+
+    def _in_time(self, rows: pl.DataFrame, moment: Moment, outcome: Outcome) -> pl.DataFrame:
+        """Take out the rows whose day is over, count them, and give them out if they are wanted."""
+        reached = moment.reached(rows)
+        if REACHED in rows.columns:
+            reached = np.maximum(reached, rows[REACHED].to_numpy())
+        missed_us = reached - self._expiry(rows[_DAY])
+        late = missed_us >= 0
+        if not late.any():
+            return rows
+        outcome.counts.update(late=int(late.sum()))
+        outcome.late_by_us = int(missed_us.max())
+        if self.side:
+            by = pl.Series(LATE_BY, missed_us).cast(pl.Duration("us"))
+            late_rows = rows.drop(_COST, _LIMIT, _DAY).hstack([by]).filter(pl.Series(late))
+            outcome.late = late_rows.with_columns(pl.lit(EXPIRED_DAY).alias(LATE_REASON))
+        return rows.filter(pl.Series(~late))
+
+    def _expiry(self, days: pl.Series) -> Numbers:
+        """Give the watermark at which nothing more is charged to a day."""
+        ends: Numbers = (days.to_physical().cast(pl.Int64).to_numpy() + 1) * _DAY_US
+        return ends + _LAST_ZONE_US + self.lateness_us
+
+    @property
+    def _account(self) -> dict[str, pl.DataType]:
+        """The columns of state: what a day of a key has spent, and whether that is all of it."""
+        keys = dict(zip(self.by, self.key_types, strict=True))
+        return {
+            **keys,
+            HASH: pl.UInt64(),
+            _DAY: pl.Date(),
+            _CHARGED: pl.Int64(),
+            _OUT: pl.Boolean(),
+        }
+
+    def _decided(self, state: OperatorState, rows: pl.DataFrame, watermark_us: int) -> pl.DataFrame:
+        held = KeyedRows(state, "accounts")
+        hashes = distinct(rows[HASH].to_numpy())
+        known = held.get(hashes)
+        if known is None:
+            known = pl.DataFrame(schema=self._account)
+        told = self._charged(known.select(self._account.keys()), rows)
+        held.put(hashes, self._kept(told, watermark_us))
+        return self._rows(rows, told)
+
+    def _charged(self, known: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+        """Put accounts and rows together, day by day of each key, and charge what is granted.
+
+        Gives them in that order, each with what was spent after it and whether that was all; an
+        account, which goes before its day's rows, is charged with what it holds.
+        """
+        accounts = known.with_columns(
+            pl.col(_CHARGED).alias(_COST),
+            pl.lit(_NO_LIMIT, pl.Int64).alias(_LIMIT),
+            pl.lit(value=False).alias(_IS_ROW),
+            pl.lit(-1, pl.Int64).alias(_AT),
+        )
+        came = rows.select(HASH, *self.by, _DAY, _COST, _LIMIT).with_columns(
+            pl.lit(0, pl.Int64).alias(_CHARGED),
+            pl.lit(value=False).alias(_OUT),
+            pl.lit(value=True).alias(_IS_ROW),
+            pl.int_range(pl.len()).alias(_AT),
+        )
+        both = pl.concat([accounts, came.select(accounts.columns)]).sort(HASH, *self.by, _DAY, _AT)
+        days = both.select(pl.struct(HASH, *self.by, _DAY).rle_id()).to_series().to_numpy()
+        costs, limits = both[_COST].to_numpy(), both[_LIMIT].to_numpy()
+        granted, charged = grants(days, costs, limits)
+        out = np.where(both[_IS_ROW].to_numpy(), charged >= limits, both[_OUT].to_numpy())
+        return both.with_columns(
+            pl.Series(_CHARGED, charged), pl.Series(_OUT, out), pl.Series(DECISION, granted)
+        )
+
+    def _kept(self, told: pl.DataFrame, watermark_us: int) -> pl.DataFrame:
+        """Give the accounts after the batch: of open days, and of each key's newest."""
+        key = [HASH, *self.by]
+        last = told.group_by(*key, _DAY, maintain_order=True).agg(pl.col(_CHARGED, _OUT).last())
+        newest = last.select((pl.col(_DAY) == pl.col(_DAY).max().over(key)).alias(_AT))[_AT]
+        is_open = pl.Series(self._expiry(last[_DAY]) > watermark_us)
+        return last.filter(newest | is_open).select(self._account.keys())
+
+    def _rows(self, rows: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
+        """Give the rows that came, in their order, with what was decided."""
+        told = told.join(self._events(told), on=_AT, how="left").filter(_IS_ROW).sort(_AT)
+        limits = told[_LIMIT]
+        remaining = pl.select(
+            pl.when(limits != _NO_LIMIT).then(limits - told[_CHARGED])
+        ).to_series()
+        return rows.drop(HASH, _COST, _LIMIT, _DAY).with_columns(
+            told[_DAY].alias(BUDGET_DAY),
+            pl.select(pl.when(told[DECISION]).then(pl.lit("granted")).otherwise(pl.lit("refused")))
+            .to_series()
+            .alias(DECISION),
+            self.money.amount(told[_CHARGED]).alias(SPENT),
+            self.money.amount(remaining).alias(REMAINING),
+            told[EVENT],
+        )
+
+    def _events(self, told: pl.DataFrame) -> pl.DataFrame:
+        """Find the rows that change a key's standing, which is that of its newest day so far."""
+        key = [HASH, *self.by]
+        in_turn = told.sort(*key, _AT, _DAY)
+        day = pl.col(_DAY).to_physical()
+        standing = in_turn.filter(day == day.cum_max().over(key))
+        was_out = pl.col(_OUT).shift(1, fill_value=False).over(key)
+        changed = standing.filter(pl.col(_IS_ROW) & (pl.col(_OUT) != was_out))
+        word = pl.when(_OUT).then(pl.lit("exhausted")).otherwise(pl.lit("resumed"))
+        return changed.select(_AT, word.alias(EVENT))
+
+
+def local_days(times_us: pl.Series, zones: pl.Series) -> pl.Series:
+    """Give the date of each time (microseconds of UTC) in its own zone."""
+    instants = times_us.cast(pl.Datetime("us", "UTC"))
+    named = zones.unique(maintain_order=True).to_list()
+    days = instants.dt.convert_time_zone(named[0] if named else "UTC").dt.date()
+    for zone in named[1:]:
+        there = instants.dt.convert_time_zone(zone).dt.date()
+        days = days.zip_with(zones != zone, there)
+    return days
+
+
+def grants(
+    groups: npt.NDArray[np.uint32], costs: Numbers, limits: Numbers
+) -> tuple[npt.NDArray[np.bool_], Numbers]:
+    """Grant costs one after the other within each group, while they stay within their limits.
+
+    Groups are numbered from 0, each in one stretch. Gives what was granted, and what was spent after
+    each. Until the first refusal of a group that is a running sum; from there on, one by one.
+    """
+    granted = np.ones(len(costs), np.bool_)
+    if not len(costs):
+        return granted, costs.copy()
+    starts = np.flatnonzero(np.diff(groups, prepend=groups[0] + 1))
+    ends = np.append(starts[1:], len(costs))
+    running = np.cumsum(costs)
+    before = np.repeat(running[starts] - costs[starts], ends - starts)
+    spent: Numbers = running - before
+    beyond = np.flatnonzero((costs > 0) & (spent > limits))
+    refused_in, first = np.unique(np.searchsorted(starts, beyond, side="right"), return_index=True)
+    for group, at in zip(refused_in - 1, beyond[first], strict=True):
+        rest = slice(int(at), int(ends[group]))
+        total = int(spent[at - 1]) if at > starts[group] else 0
+        granted[rest], spent[rest] = _one_by_one(total, costs[rest], limits[rest])
+    return granted, spent
+
+
+def _one_by_one(total: int, costs: Numbers, limits: Numbers) -> tuple[list[bool], list[int]]:
+    """Go on where ``total`` is spent: which are granted, and what is spent after each."""
+    granted: list[bool] = []
+    spent: list[int] = []
+    for cost, limit in zip(costs.tolist(), limits.tolist(), strict=True):
+        fits = cost <= 0 or total + cost <= limit
+        total += cost if fits else 0
+        granted.append(fits)
+        spent.append(total)
+    return granted, spent
