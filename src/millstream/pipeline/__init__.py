@@ -33,8 +33,9 @@ from millstream.pipeline.app import App
 from millstream.pipeline.dedup_words import bloom
 from millstream.pipeline.device_clock import device_time
 from millstream.pipeline.session_words import count_window, session, sliding
-from millstream.pipeline.streams import Stream, Topic
+from millstream.pipeline.streams import Stream
 from millstream.pipeline.time_words import processing_time, watermark
+from millstream.pipeline.topic import Topic
 from millstream.pipeline.window_words import after_count, calendar, hopping, tumbling
 
 __all__ = [

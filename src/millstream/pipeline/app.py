@@ -26,8 +26,9 @@ from millstream.pipeline.compile import compile_plan
 from millstream.pipeline.functions import Column, as_expression
 from millstream.pipeline.graph import FrameNode, Output
 from millstream.pipeline.live import LiveTable
-from millstream.pipeline.streams import Stream, Topic
+from millstream.pipeline.streams import Stream
 from millstream.pipeline.time_words import IN_ORDER
+from millstream.pipeline.topic import Topic
 from millstream.pipeline.values import Declared, FormatName, Metadata, check_policy
 from millstream.views.address import checked
 from millstream.views.dead_letters import relay

@@ -21,7 +21,7 @@ from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.decode.avro_values import AvroFormat
 from millstream.log.murmur2 import partition_of
-from millstream.pipeline.streams import Topic
+from millstream.pipeline.topic import Topic
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -1,0 +1,94 @@
+"""A topic as a pipeline declares it, and how it is read: time, watermark, lateness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from millstream.durations import Duration, to_us
+from millstream.errors import ConfigError
+from millstream.kernels.dead_records import BadPolicy
+from millstream.kernels.decode import Field
+from millstream.kernels.decode.formats import JSON, ValueFormat
+from millstream.kernels.emission import LatePolicy
+from millstream.kernels.watermarks import WatermarkRule
+from millstream.pipeline.checks import (
+    check_time,
+)
+from millstream.pipeline.functions import Column, as_expression
+from millstream.pipeline.graph import (
+    SourceNode,
+)
+from millstream.pipeline.schema import columns_of
+from millstream.pipeline.streams import Stream
+from millstream.pipeline.time_words import (
+    IN_ORDER,
+    ProcessingTime,
+    check_marks,
+    processing_rule,
+)
+
+if TYPE_CHECKING:
+    from millstream.pipeline.app import App
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic of the log as the pipeline declares it: see :meth:`millstream.App.topic`."""
+
+    app: App
+    name: str
+    fields: tuple[Field, ...]
+    key: str | None
+    partitions: int
+    values: ValueFormat = JSON
+    bad: BadPolicy = "dead-letter"
+
+    def stream(
+        self,
+        *,
+        time: Column | ProcessingTime | None = None,
+        watermark: WatermarkRule = IN_ORDER,
+        lateness: Duration = "0 seconds",
+        late: LatePolicy = "drop",
+        name: str | None = None,
+    ) -> Stream:
+        """Read the topic as a stream of events.
+
+        Args:
+            time: The event time: a datetime field, or an expression that gives a datetime. By
+                default the time that the record carries in the log. ``ms.processing_time()``: the
+                time of arrival.
+            watermark: How the watermark follows the events; see :func:`millstream.watermark`.
+            lateness: How long after the watermark has passed its end a window still takes events.
+                What comes later is counted as late and left out.
+            late: What becomes of late events. ``"drop"``: beyond the lateness they are counted and
+                left out. ``"side"``: they come out aside, too, as the ``late`` of the window's
+                result. ``"correct"``: a window emits when the watermark reaches its end, and gives
+                a row that replaces it for what comes within the lateness; beyond, as drop.
+            name: The stream's name in ledger and errors; by default the topic's.
+        """
+        columns = columns_of(self.fields)
+        if isinstance(time, ProcessingTime):
+            watermark, time = processing_rule(time, watermark), None
+        expression = None if time is None else as_expression(time, what="stream's time")
+        if expression is not None:
+            check_time(expression, columns, self.name)
+        check_marks(watermark.marks, columns, self.name)
+        step = self.app.unique_name(name or self.name)
+        node = SourceNode(
+            step, self.name, self.fields, expression, watermark, self.values, self.bad
+        )
+        lateness_us = to_us(lateness, what="stream's lateness")
+        _check_late(late, lateness_us)
+        return Stream(self.app, node, columns, lateness_us=lateness_us, late_policy=late)
+
+
+def _check_late(late: LatePolicy, lateness_us: int) -> None:
+    if late not in ("drop", "side", "correct"):
+        raise ConfigError(f'stream\'s late is {late!r}. Choose "drop", "side" or "correct".')
+    if late == "correct" and not lateness_us:
+        raise ConfigError(
+            'stream has late="correct" and no lateness, so no late event would be taken in. Say how '
+            'long corrections go on: lateness="1 hour".'
+        )
