@@ -98,10 +98,10 @@ def deduplicated(
     name: str | None,
 ) -> tuple[Filter | None, Dedup]:
     """Check what is declared; give the step that goes before (for ``null="drop"``) and the kernel."""
-    if stream.mode is not None:
+    if stream.mode not in (None, "final"):
         raise ConfigError(
-            "dedup comes after a window, whose rows are told apart by window and key already. "
-            "Deduplicate the events before the first window."
+            f'dedup comes after emit("{stream.mode}"), whose rows replace one another or add up. '
+            'Deduplicate the events before the window, or emit "final" there.'
         )
     _check_choices(columns, null, late)
     if late == "side":

@@ -276,7 +276,8 @@ class Stream:
 
         An event is kept if no kept one that arrived earlier has its id and a time so near. The
         order of arrival is that of the partition, so give the topic the id, or part of it, as key.
-        Kept events go on as they came; the others are counted as duplicates.
+        Kept events go on as they came; the others are counted as duplicates. After final windows it
+        leaves one row of each id: an alert once a day, and not with every window.
 
         Args:
             id: The column, or columns, that tell events apart.

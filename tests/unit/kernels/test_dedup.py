@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from millstream import testing
 from millstream.errors import ConfigError
 from millstream.log.murmur2 import partition_of
-from millstream.pipeline import App, Stream, bloom, count, tumbling, watermark
+from millstream.pipeline import App, Stream, bloom, count, count_window, tumbling, watermark
+from millstream.pipeline import min as min_of
+from millstream.pipeline import sum as sum_of
 from millstream.pipeline.graph import LateNode
 
 START = datetime(1970, 1, 1, tzinfo=UTC)
@@ -453,8 +455,9 @@ def test_what_cannot_be_deduplicated_is_refused_where_it_is_declared():
         stream.dedup("id", within="1 hour", null="keep")
     with refused('late is \'correct\'. Choose "drop" or "side"'):
         stream.dedup("id", within="1 hour", late="correct")
-    with refused("before the first window"):
-        stream.window(tumbling("1 hour"), by="device").agg(n=count()).dedup("n", within="1 hour")
+    hourly = stream.window(tumbling("1 hour"), by="device").emit("update").agg(n=count())
+    with refused('comes after emit."update".*Deduplicate the events before the window'):
+        hourly.dedup("n", within="1 hour")
     with refused("a column 'late_by'.*Rename it"):
         stream.with_columns(late_by=pl.col("n")).dedup("id", within="1 hour", late="side")
 
@@ -476,3 +479,34 @@ def test_filters_that_make_no_sense_are_refused_where_they_are_declared():
         stream.dedup("id", within="1 hour", bloom=bloom(fpr=0.1, rotate="1 second", expect=10))
     with refused("Make one with ms.bloom"):
         stream.dedup("id", within="1 hour", bloom=0.01)
+
+
+def test_after_final_windows_an_alert_comes_once(rows_given):
+    """Keys whose sum stayed below 2 in three windows running are told of, once a day."""
+    app = App("alerts", log="unused")
+    stream = app.topic("events", Event, key="device").stream(
+        time="at", watermark=watermark("0 seconds", idle=None)
+    )
+    by_minute = stream.window(tumbling("1 minute"), by="device").agg(total=sum_of("n"))
+    low = by_minute.with_columns(low=pl.col("total") < 2)
+    runs = low.window(count_window(3, slide=1), by="device").agg(low=min_of("low"))
+    runs.filter("low").dedup("device", within="1 day").view("stopped", key="device")
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    totals = {
+        "a": [1, 1, 5, 1, 1, 1, 1, 1],
+        "b": [1, 1, 2, 1, 1, 2, 1, 1],
+        "c": [0, 1, 0, 1, 0, 1, 0, 1],
+    }
+    rows = [
+        Event(start + timedelta(minutes=minute), key, totals[key][minute])
+        for minute in range(8)
+        for key in "abc"
+    ]
+    rows.append(Event(start + timedelta(hours=1), "end", 9))
+    for seed in range(8):
+        run = rows_given(app, {"events": rows}, batches=1 + seed, partitions=1, seed=seed)
+        stopped = run.rows["stopped"]
+        assert stopped.height == 2
+        ends = dict(stopped.select("device", "window_end").iter_rows())
+        minutes = {key: (end - start) // timedelta(minutes=1) for key, end in ends.items()}
+        assert minutes == {"a": 6, "c": 3}
