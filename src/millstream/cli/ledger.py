@@ -27,7 +27,7 @@ _COUNTS = ("read", *LEDGER_EXITS)
 def ledger(
     app: str, folder: Path, batches: int | None, step: str | None, *, each: bool, as_json: bool
 ) -> None:
-    r"""Show where every event of APP went: the books, batch by batch or added up.
+    """Show where every event of APP went: the books, batch by batch or added up.
 
     At every step, read = emitted + held + late + dead + filtered + duplicate. The books were checked when each batch was committed; this adds them up again.
 

@@ -21,7 +21,7 @@ from millstream.cli.tables import json_option, log_option, tell
 @log_option
 @json_option
 def rescale(app: str, partitions: int, folder: Path, *, as_json: bool) -> None:
-    r"""Share the state of APP among more or fewer Spark partitions.
+    """Share the state of APP among more or fewer Spark partitions.
 
     The app must be stopped. Nothing is lost or computed again; the next run goes on where it was.
     Interrupted at any moment, the next run finds the state as it was before, or as it is to be.

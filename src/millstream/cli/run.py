@@ -40,7 +40,7 @@ def run(
     *,
     as_json: bool,
 ) -> None:
-    r"""Run the pipeline that FILE declares, going on where it was.
+    """Run the pipeline that FILE declares, going on where it was.
 
     Ctrl-C lets the batch at work finish and stops; a second one does not wait. In a terminal, one
     table shows what the run does; elsewhere there is a line at most once a second.

@@ -26,7 +26,7 @@ _POLL_S = 0.05
     help="How long to wait for the batch at work.",
 )
 def stop(app: str, folder: Path, timeout: str) -> None:
-    r"""Stop the running APP, as Ctrl-C in its terminal would: after the batch at work.
+    """Stop the running APP, as Ctrl-C in its terminal would: after the batch at work.
 
     It goes on where it was at its next start.
 

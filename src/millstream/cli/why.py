@@ -26,7 +26,7 @@ def why() -> None:
 @log_option
 @json_option
 def why_open(app: str, step: str | None, folder: Path, *, as_json: bool) -> None:
-    r"""Say which partition holds the watermark of each step of APP, since when, and what releases it.
+    """Say which partition holds the watermark of each step of APP, since when, and what releases it.
 
     It tells what was so after the last batch, whether the app runs or not.
 
@@ -48,7 +48,7 @@ def why_open(app: str, step: str | None, folder: Path, *, as_json: bool) -> None
 @log_option
 @json_option
 def why_late(app: str, step: str | None, folder: Path, *, as_json: bool) -> None:
-    r"""Say how many events came too late for each step of APP, and by how much they missed.
+    """Say how many events came too late for each step of APP, and by how much they missed.
 
     \b
     Examples:
