@@ -220,8 +220,8 @@ class KernelEngine:
         """Say where each batch ends, once the one before is done."""
         for section in _sections(inputs):
             self._append(section)
-            for _ in range(batches - 1):
-                yield self._cut()
+            for cuts in range(batches - 1, 0, -1):
+                yield self._cut(cuts)
             yield self._all()
             if section.tick is not None:
                 passing_ms = section.tick.milliseconds(self.now_ms)
@@ -248,10 +248,14 @@ class KernelEngine:
     def _all(self) -> dict[str, list[int]]:
         return {topic: [len(p.items) for p in logs] for topic, logs in self.logs.items()}
 
-    def _cut(self) -> dict[str, list[int]]:
-        """Choose where the next batch ends: somewhere in what each partition still holds."""
+    def _cut(self, cuts: int) -> dict[str, list[int]]:
+        """Choose where the next batch ends: in each partition, at the first of ``cuts`` places that
+        are anywhere in what it still holds. So a batch is as large as another, but for chance.
+        """
         return {
-            topic: [self.dice.randint(p.taken, len(p.items)) for p in logs]
+            topic: [
+                min(self.dice.randint(p.taken, len(p.items)) for _ in range(cuts)) for p in logs
+            ]
             for topic, logs in self.logs.items()
         }
 

@@ -1,7 +1,7 @@
 """Run a pipeline on given rows and look at what comes out.
 
-``engine="kernel"`` runs the same plan and kernels in this process, without a JVM: hundreds of runs
-in a second. ``engine="spark"`` writes the rows to a log in a temporary folder and runs the real
+``engine="kernel"`` runs the same plan and kernels in this process, without a JVM: a batch takes some
+tens of milliseconds. ``engine="spark"`` writes the rows to a log in a temporary folder and runs the real
 job. Both commit into a real view store, and both give the same answers.
 """
 

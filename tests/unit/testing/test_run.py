@@ -39,6 +39,17 @@ def test_changes_tell_how_a_view_came_to_be(app):
     assert changes["n"][-1] == 4
 
 
+def test_no_batch_is_large_because_it_is_the_first():
+    app = ms.App("sizes", log="unused")
+    app.topic("events", Event, key="ad").stream(time="at").view("latest", key="ad")
+    rows = [Event(AT, n) for n in range(1_000)]
+    out = testing.run(app, {"events": rows}, batches=20, partitions=1, seed=1)
+    reads = out.ledger.filter(step="events")["read"]
+    assert reads.sum() == 1_000
+    assert reads.max() < 250
+    assert reads.tail(5).sum() > 100
+
+
 def test_an_app_can_be_run_again_and_starts_from_nothing(app):
     for _ in range(2):
         assert testing.run(app, {"events": [Event(AT, 1)]})["by_ad"]["n"].to_list() == [1]
