@@ -55,9 +55,9 @@ def watermark(
         future_max: An event (or a punctuation) whose time is later than the record's arrival in the
             log by more than this moves nothing and goes to the dead letters. One clock that is
             years ahead would otherwise make all other events late.
-        align: While there is more to read than one batch holds, partitions that are this far ahead
-            of the slowest, in event time, are read at a trickle, so that little state waits for
-            the others. None: all are read in proportion to what they hold.
+        align: While there is more to read than one batch holds, partitions that are further apart
+            than this, in event time, are brought together, so that little state waits for the
+            slowest. None: all are read in proportion to what they hold.
 
     Costs: ``delay`` alone costs next to nothing. With ``per``, rows are reduced per producer before
     the shuffle, every batch tells every bucket how far the producers got (some tens of bytes for

@@ -33,6 +33,7 @@ from millstream.kernels.plan import SourcePlan
 from millstream.kernels.watermarks import PartitionProgress, SourceTime
 from millstream.log.reader import LogReader
 from millstream.spark.event_times import EventTimesFile
+from millstream.spark.pacing import Paces
 from millstream.spark.source_offsets import Ends, Look, SourceOffset, Split, divide, next_offset
 
 _ARROW_SCHEMA = pa.schema([("port", pa.int32()), ("bucket", pa.int32()), ("frame", pa.binary())])
@@ -93,6 +94,7 @@ class LogPlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._spec = spec
         self._log = LogReader(spec.log)
         self._event_times = EventTimesFile(spec.event_times)
+        self._paces = Paces()
         self._pinned: tuple[int, Ends] | None = None  # the wall clock, then how far the log went
         self._clock: tuple[int, float] | None = None  # clock_ms at our start, and when that was
 
@@ -118,9 +120,11 @@ class LogPlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         at = SourceOffset.from_json(start)
         clock_ms = self._clock_ms(at)
         wall_ms, ends = self._pinned or self._ends()
+        event_times = self._event_times.read()
+        self._paces.note({topic: at.offsets(topic) for topic in at.topics}, event_times)
         offset = next_offset(
             at,
-            Look(clock_ms, wall_ms, ends, self._event_times.read()),
+            Look(clock_ms, wall_ms, ends, event_times, self._paces.known),
             self._spec.sources,
             rows_max=self._spec.rows_max,
             heartbeat_ms=self._spec.heartbeat_ms,

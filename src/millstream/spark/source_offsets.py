@@ -13,9 +13,9 @@ from typing import Any
 
 from millstream.kernels.plan import SourcePlan
 from millstream.kernels.watermarks import PartitionProgress, SourceTime, idle_partitions
+from millstream.spark.pacing import EventTimes, Place, divided, to_one_time
 
 Ends = Mapping[str, Sequence[int]]  # topic → high watermark per partition
-EventTimes = Mapping[str, Mapping[int, int]]  # topic → partition → the largest one read, µs
 _TRICKLE = 100  # partitions that wait for others share one such part of a batch
 
 
@@ -98,6 +98,7 @@ class Look:
     wall_ms: int
     ends: Ends
     event_times: EventTimes = field(default_factory=dict)
+    paces: Mapping[Place, float] = field(default_factory=dict)
 
 
 def next_offset(
@@ -178,7 +179,8 @@ def _share(
 ) -> dict[str, list[int]]:
     """Divide at most ``rows_max`` records among the partitions, in proportion to what waits.
 
-    While there is more than that, the partitions that are far ahead in event time get a trickle.
+    While there is more than that, partitions that are too far apart in event time are brought
+    together.
     """
     progress = {t: _padded(start, t, len(ends)) for t, ends in look.ends.items()}
     waiting = {
@@ -187,40 +189,52 @@ def _share(
         for number, (at, end) in enumerate(zip(progress[topic], ends, strict=True))
         if end > at.offset
     }
-    taken = waiting
-    if sum(waiting.values()) > rows_max:
-        ahead = _ahead(waiting.keys(), look.event_times, sources)
-        trickle = _divided({at: waiting[at] for at in ahead}, -(-rows_max // _TRICKLE))
-        rest = {at: count for at, count in waiting.items() if at not in ahead}
-        taken = trickle | _divided(rest, max(1, rows_max - sum(trickle.values())))
+    taken = divided(waiting, rows_max)
+    times_us = _times(waiting, look.event_times, sources)
+    if taken != waiting and _apart(times_us, sources) and times_us.keys() <= look.paces.keys():
+        taken |= _in_step({at: waiting[at] for at in times_us}, times_us, look.paces, taken)
     return {
         topic: [at.offset + taken.get((topic, n), 0) for n, at in enumerate(progress[topic])]
         for topic in look.ends
     }
 
 
-def _divided(waiting: Mapping[tuple[str, int], int], rows_max: int) -> dict[tuple[str, int], int]:
-    total = sum(waiting.values())
-    if total <= rows_max:
-        return dict(waiting)
-    return {at: -(-count * rows_max // total) for at, count in waiting.items()}
+def _in_step(
+    waiting: Mapping[Place, int],
+    times_us: Mapping[Place, int],
+    paces: Mapping[Place, float],
+    proportional: Mapping[Place, int],
+) -> dict[Place, int]:
+    """Divide what these partitions would get in proportion so that they come to one event time.
+
+    Each gets a trickle at least: it is slowed, never stopped, whatever is wrong with the times.
+    """
+    rows_max = sum(proportional[at] for at in waiting)
+    trickle = divided(waiting, -(-rows_max // _TRICKLE))
+    goals = to_one_time(waiting, times_us, paces, max(0, rows_max - sum(trickle.values())))
+    return {at: min(waiting[at], goals[at] + trickle[at]) for at in waiting}
 
 
-def _ahead(
-    behind: Collection[tuple[str, int]], event_times: EventTimes, sources: Sequence[SourcePlan]
-) -> set[tuple[str, int]]:
-    """Name the partitions with unread records that are further ahead of the slowest than allowed.
+def _times(
+    behind: Collection[Place], event_times: EventTimes, sources: Sequence[SourcePlan]
+) -> dict[Place, int]:
+    """Give the event times of the partitions with unread records that are to be read in step.
 
     Those that are read to their end hold nobody up, and neither do those whose time is unknown.
     """
-    allowed = {s.topic: us for s in sources if (us := s.rule.align_us) is not None}
-    known = {
+    aligned = {s.topic for s in sources if s.rule.align_us is not None}
+    return {
         (topic, number): event_times[topic][number]
         for topic, number in behind
-        if topic in allowed and number in event_times.get(topic, {})
+        if topic in aligned and number in event_times.get(topic, {})
     }
-    slowest_us = min(known.values(), default=0)
-    return {(t, n) for (t, n), at_us in known.items() if at_us > slowest_us + allowed[t]}
+
+
+def _apart(times_us: Mapping[Place, int], sources: Sequence[SourcePlan]) -> bool:
+    """Say whether a partition is further ahead of the slowest than its source allows."""
+    allowed = {s.topic: us for s in sources if (us := s.rule.align_us) is not None}
+    slowest_us = min(times_us.values(), default=0)
+    return any(at_us > slowest_us + allowed[topic] for (topic, _), at_us in times_us.items())
 
 
 @dataclass(frozen=True)

@@ -127,11 +127,18 @@ def test_partitions_that_are_ahead_wait_as_the_sinks_file_tells(log, tmp_path):
     start = made.initialOffset()
     first = made.latestOffset(start, None)
     assert [at[0] for at in first["topics"]["events"]] == [5, 5]
-    report = {"event_times": {"events": {"0": 10_000_000_000, "1": 5}}}
     written = EventTimesFile(tmp_path / "event-times.json")
-    written.add([FrameRow(PORT_LEDGER, 0, encode_message(report))])
+
+    def read_up_to(times):
+        report = {"event_times": {"events": times}}
+        written.add([FrameRow(PORT_LEDGER, 0, encode_message(report))])
+
+    read_up_to({"0": 10_000_000_000, "1": 5})
     second = made.latestOffset(first, None)
-    assert [at[0] for at in second["topics"]["events"]] == [6, 14]
+    assert [at[0] for at in second["topics"]["events"]] == [10, 10]  # no pace is known yet
+    read_up_to({"0": 20_000_000_000, "1": 10})
+    third = made.latestOffset(second, None)
+    assert [at[0] for at in third["topics"]["events"]] == [11, 19]
 
 
 def test_event_times_only_rise_and_outlive_the_run(tmp_path):

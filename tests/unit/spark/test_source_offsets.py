@@ -1,10 +1,12 @@
 """Where batches end: everything is read once, fairly, and a batch is a function of its offsets."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.kernels.plan import SourcePlan
 from millstream.kernels.watermarks import PartitionProgress, WatermarkRule
+from millstream.spark.pacing import Paces
 from millstream.spark.source_offsets import Look, SourceOffset, divide
 from millstream.spark.source_offsets import next_offset as next_offset_of
 
@@ -13,7 +15,8 @@ IDLE_MS = 1000
 
 def next_offset(start, ends, sources, *, clock_ms, rows_max, **options):
     """Plan with a clock and the ends of the log, and nothing else to go by."""
-    look = Look(clock_ms, options.pop("wall_ms", 0), ends, options.pop("event_times", {}))
+    seen, paces = options.pop("event_times", {}), options.pop("paces", {})
+    look = Look(clock_ms, options.pop("wall_ms", 0), ends, seen, paces)
     return next_offset_of(start, look, sources, rows_max=rows_max, **options)
 
 
@@ -146,37 +149,72 @@ def test_the_wall_clock_of_a_batch_never_goes_back():
     assert later.time_of(source()).wall_us is None
 
 
-def test_a_partition_far_ahead_gets_a_trickle_while_there_is_a_backlog():
+def test_partitions_that_are_apart_are_read_to_one_time_while_there_is_a_backlog():
     aligned = source(align_us=100)
     ends = {"t": [10_000, 10_000, 10_000, 500]}
     start = at(0, 0, 0, 500)
-    seen = {"t": {0: 1_000, 1: 1_100, 2: 1_101, 3: 5}}  # 3 is read to its end: it holds nobody up
-    ask = {"clock_ms": 1, "rows_max": 1000, "event_times": seen}
-    assert next_offset(start, ends, [aligned], **ask).offsets("t") == [495, 495, 10, 500]
-    assert next_offset(start, ends, [source()], **ask).offsets("t") == [334, 334, 334, 500]
+    seen = {"t": {0: 1_000, 1: 1_050, 2: 1_101, 3: 5}}  # 3 is read to its end: it holds nobody up
+    paces = {("t", 0): 8.0, ("t", 1): 4.0, ("t", 2): 2.0}
+    ask = {"clock_ms": 1, "rows_max": 1000, "event_times": seen, "paces": paces}
+    trickle = 4
+    # Up to 1_100 there are 100 * 8 of one and 50 * 4 of another: what is left of the batch goes by
+    # that, and the one that is past it gets nothing but its trickle.
+    read = next_offset(start, ends, [aligned], **ask).offsets("t")
+    assert read == [792 + trickle, 198 + trickle, trickle, 500]
+    in_proportion = [334, 334, 334, 500]
+    assert next_offset(start, ends, [source()], **ask).offsets("t") == in_proportion
+    near = {**ask, "event_times": {"t": {0: 1_000, 1: 1_050, 2: 1_100, 3: 5}}}
+    assert next_offset(start, ends, [aligned], **near).offsets("t") == in_proportion
+    unknown = {**ask, "paces": {("t", 0): 8.0}}
+    assert next_offset(start, ends, [aligned], **unknown).offsets("t") == in_proportion
     everything = {**ask, "rows_max": 30_000}
     assert next_offset(start, ends, [aligned], **everything).offsets("t") == ends["t"]
 
 
-def drift(align_us, batches=400):
-    """Read two backlogs, of an hour and of a day, in as many records; how far apart do they get?"""
-    times = {0: range(0, 3_600, 1), 1: range(0, 86_400, 24)}
-    position, worst, seen = at(0, 0), 0, {"t": {}}
+@pytest.mark.parametrize("rows_max", [1, 2, 5, 100])
+def test_a_partition_is_slowed_and_never_stopped(rows_max):
+    aligned = source(align_us=0)
+    ends, seen = {"t": [300, 300]}, {"t": {0: 0, 1: 10**15}}
+    position, paces = at(0, 0), {("t", 0): 1e9, ("t", 1): 1e-9}
+    ask = {"clock_ms": 1, "rows_max": rows_max, "event_times": seen, "paces": paces}
+    for _ in range(600):
+        before = position.offsets("t")
+        position = next_offset(position, ends, [aligned], **ask)
+        read = [now - then for now, then in zip(position.offsets("t"), before, strict=True)]
+        assert sum(read) <= rows_max + 4
+        assert all(read) or position.offsets("t")[read.index(0)] == 300
+        if position.offsets("t") == ends["t"]:
+            break
+    assert position.offsets("t") == ends["t"]
+
+
+def drift(times, align_us, rows_max):
+    """Read two backlogs until one is at its end; how far apart in event time do they get?"""
+    position, worst, seen, paces = at(0, 0), 0, {"t": {}}, Paces()
     ends = {"t": [len(times[0]), len(times[1])]}
-    for _ in range(batches):
-        plan = source(idle_ms=None, align_us=align_us)
-        position = next_offset(position, ends, [plan], clock_ms=0, rows_max=100, event_times=seen)
+    plan = source(idle_ms=None, align_us=align_us)
+    while position.offsets("t") != ends["t"]:
+        paces.note({"t": position.offsets("t")}, seen)
+        ask = {"clock_ms": 0, "rows_max": rows_max, "event_times": seen, "paces": paces.known}
+        position = next_offset(position, ends, [plan], **ask)
         read = position.offsets("t")
         seen = {"t": {p: times[p][read[p] - 1] for p in times}}
         if all(read[p] < ends["t"][p] for p in times):
             worst = max(worst, abs(seen["t"][0] - seen["t"][1]))
-    assert position.offsets("t") == ends["t"]
     return worst
 
 
-def test_aligned_reading_keeps_partitions_in_step():
-    assert drift(None) > 80_000
-    assert drift(600) < 600 + 100 * 24  # what is allowed, and what one batch may add
+def test_aligned_reading_keeps_an_hour_and_a_day_of_as_many_records_in_step():
+    times = {0: range(0, 3_600, 1), 1: range(0, 86_400, 24)}
+    assert drift(times, None, 100) > 80_000
+    assert drift(times, 600, 100) < 600 + 100 * 24  # what is allowed, and what one batch may add
+
+
+def test_partitions_that_go_alike_stay_in_step_when_a_batch_is_far_longer_than_what_is_allowed():
+    year = 365 * 86_400
+    times = {0: range(0, year, 100), 1: range(50, year, 101)}
+    batch = 50_000 * 50  # seconds of event time, when both partitions are read
+    assert drift(times, 600, 50_000) < batch / 20
 
 
 def test_over_processing_time_a_partition_is_not_cut():
