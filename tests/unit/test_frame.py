@@ -10,6 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import click
 import pytest
@@ -26,7 +27,11 @@ PROGRAMS = [
     *(path for name in ("tests", "examples", "benchmarks") for path in (ROOT / name).rglob("*.py")),
 ]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-PROGRAMS_WITHIN = ("README.md:", "docs/schemas.md:")  # documents whose snippets are programs
+PROGRAMS_WITHIN = (  # documents whose snippets are programs
+    "README.md",
+    "docs/schemas.md",
+    "docs/testing.md",
+)
 HEAVY = {"pyspark", "pyarrow", "polars", "numpy", "pandas"}
 
 FUNCTION_LINES_MAX = 70
@@ -299,20 +304,40 @@ def test_a_document_keeps_the_house_rules(path: Path) -> None:
     assert not SOMEBODYS_FOLDER.search(path.read_text())
 
 
-def snippets() -> list[tuple[str, str]]:
-    """Return every Python snippet of the documents, with the place it opens at."""
+class Snippet(NamedTuple):
+    """A Python snippet of a document; ``name`` is the file that its first line says it is."""
+
+    document: str
+    line: int
+    name: str
+    code: str
+    printed: str | None  # the block of text that follows
+
+    @property
+    def place(self) -> str:
+        return f"{self.document}:{self.line}"
+
+
+def snippets() -> list[Snippet]:
+    """Return every Python snippet of the documents."""
     found = []
     for path in DOCUMENTS:
         text = path.read_text()
-        for match in re.finditer(r"(?ms)^```python\n(.*?)^```", text):
+        for match in re.finditer(
+            r"(?ms)^```python\n(?:# (\w+\.py)\n)?(.*?)^```(?:\n\n```text\n(.*?)^```)?", text
+        ):
+            name, code, printed = match.groups()
             line = text.count("\n", 0, match.start()) + 1
-            found.append((f"{name_of(path)}:{line}", match.group(1)))
+            found.append(Snippet(name_of(path), line, name or "program.py", code, printed))
     return found
 
 
-@pytest.mark.parametrize(("place", "code"), snippets(), ids=[place for place, _ in snippets()])
-def test_a_snippet_compiles_and_names_only_what_is_public(place: str, code: str) -> None:
-    tree = ast.parse(code, filename=place)
+SNIPPETS = snippets()
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=[snippet.place for snippet in SNIPPETS])
+def test_a_snippet_compiles_and_names_only_what_is_public(snippet: Snippet) -> None:
+    tree = ast.parse(snippet.code, filename=snippet.place)
     named = {
         node.attr
         for node in ast.walk(tree)
@@ -323,21 +348,33 @@ def test_a_snippet_compiles_and_names_only_what_is_public(place: str, code: str)
     assert named <= {*PUBLIC_NAMES, "testing", "errors"}
 
 
+PROGRAMS_OF_DOCUMENTS = [snippet for snippet in SNIPPETS if snippet.document in PROGRAMS_WITHIN]
+PYTEST = ["-m", "pytest", "-q", "-p", "millstream.testing.plugin", "--millstream-batchings", "3"]
+
+
 @pytest.mark.parametrize(
-    ("place", "code"),
-    [(place, code) for place, code in snippets() if place.startswith(PROGRAMS_WITHIN)],
-    ids=[place for place, _ in snippets() if place.startswith(PROGRAMS_WITHIN)],
+    "snippet", PROGRAMS_OF_DOCUMENTS, ids=[snippet.place for snippet in PROGRAMS_OF_DOCUMENTS]
 )
-def test_the_programs_in_the_documents_run(place: str, code: str, tmp_path: Path) -> None:
-    """What stands under `if __name__ == "__main__"` needs Spark; the rest is run here."""
-    program = tmp_path / "program.py"
-    program.write_text(code)
+def test_the_programs_in_the_documents_run(snippet: Snippet, tmp_path: Path) -> None:
+    """What stands under `if __name__ == "__main__"` needs Spark; the rest is run here, beside the
+    files that the document names. Tests are run by pytest.
+    """
+    for other in (*PROGRAMS_OF_DOCUMENTS, snippet):
+        if other.document == snippet.document:
+            (tmp_path / other.name).write_text(other.code)  # the last of a name is the one to run
+    stem = snippet.name.removesuffix(".py")
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", "import program"],
+        [sys.executable, "-W", "error"]
+        + ([*PYTEST, snippet.name] if stem.startswith("test_") else ["-c", f"import {stem}"]),
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src"),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, f"{place}: {done.stderr}"
+    assert done.returncode == 0, f"{snippet.place}: {done.stdout}{done.stderr}"
+    assert snippet.printed in (None, done.stdout), snippet.place
