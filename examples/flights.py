@@ -203,12 +203,24 @@ def show(title: str, table: pl.DataFrame) -> None:
 
 def main() -> int:
     """Fill a log, run the pipeline over it, show, and compare; 1 if anything differs."""
-    parser = argparse.ArgumentParser(description="A year of real flights, as a stream.")
-    parser.add_argument(
-        "--folder", type=Path, default="flights-log", help="the log's (%(default)s)"
+    parser = argparse.ArgumentParser(
+        description="A year of real flights, as a stream.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--months", type=int, default=12, help="from January on (%(default)s)")
-    parser.add_argument("--batch", type=int, default=50_000, help="events at most (%(default)s)")
+    parser.add_argument(
+        "--folder", type=Path, default="flights-log", help="where the log is, or will be"
+    )
+    parser.add_argument(
+        "--months",
+        type=int,
+        choices=range(1, 13),
+        metavar="N",
+        default=12,
+        help="how many, from January on",
+    )
+    parser.add_argument(
+        "--batch", type=int, default=50_000, help="events per batch: fewer make more corrections"
+    )
     options = parser.parse_args()
 
     flights = read_flights(options.months)

@@ -282,10 +282,10 @@ class App:
         options = RunOptions(
             until=until,
             timeout_s=None if timeout is None else to_us(timeout, what="run's timeout") / 1e6,
-            count=_at_least_one(count, "run's count"),
+            count=None if count is None else _at_least_one(count, "run's count"),
             on_progress=on_progress if alarm is None else alarm.beside(on_progress),
             cores=cores,
-            rows_per_batch=rows_per_batch,
+            rows_per_batch=_at_least_one(rows_per_batch, "run's rows_per_batch"),
             settings=dict(settings or {}),
         )
         if show is None:
@@ -312,7 +312,7 @@ def _both(
     return call
 
 
-def _at_least_one(count: int | None, what: str) -> int | None:
-    if count is not None and count < 1:
+def _at_least_one(count: int, what: str) -> int:
+    if count < 1:
         raise ConfigError(f"{what} is {count}. Give 1 or more.")
     return count

@@ -150,8 +150,16 @@ def run(
             Watermarks nor crashes, and cuts batches of equal size.
 
     Raises:
-        ConfigError: an input is for a topic that the app does not declare, or cannot be encoded.
+        ConfigError: an input is for a topic that the app does not declare, or cannot be encoded; a
+            number is too small.
     """
+    for what, number, least in (
+        ("batches", batches, 1),
+        ("partitions", 1 if partitions is None else partitions, 1),
+        ("crash", crash, 0),
+    ):
+        if number < least:
+            raise ConfigError(f"run's {what} is {number}. Give {least} or more.")
     for topic in inputs:
         if topic not in app.topics:
             known = ", ".join(app.topics) or "none"

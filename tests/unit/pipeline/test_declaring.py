@@ -199,6 +199,13 @@ def test_input_for_an_unknown_topic_is_refused(events):
         testing.run(events.app, {"evnts": []})
 
 
+@pytest.mark.parametrize("option", ["count", "rows_per_batch"])
+def test_a_run_that_would_read_nothing_is_refused(events, option):
+    events.view("latest", key="ad")
+    with refused(f"run's {option} is 0. Give 1 or more"):
+        events.app.run(**{option: 0})
+
+
 def test_the_default_watermark_follows_the_newest_event():
     rule = watermark("2 minutes")
     assert (rule.delay_us, rule.idle_ms) == (120_000_000, 60_000)

@@ -55,6 +55,12 @@ def test_an_app_can_be_run_again_and_starts_from_nothing(app):
         assert testing.run(app, {"events": [Event(AT, 1)]})["by_ad"]["n"].to_list() == [1]
 
 
+@pytest.mark.parametrize(("option", "number"), [("batches", 0), ("partitions", 0), ("crash", -1)])
+def test_numbers_that_mean_nothing_are_refused(app, option, number):
+    with pytest.raises(ConfigError, match=f"run's {option} is {number}"):
+        testing.run(app, {"events": []}, **{option: number})
+
+
 def test_what_cannot_be_a_row_is_refused(app):
     with pytest.raises(ConfigError, match="An input row is 5"):
         testing.run(app, {"events": [5]})
