@@ -147,7 +147,7 @@ def run(
         crash: How many times the run crashes, before the commit of a batch or after it, and goes on
             with a new run, as after ``kill -9``: nothing that comes out may depend on it.
         engine: ``"kernel"``: in process. ``"spark"``: the real job; takes neither Ticks nor
-            Watermarks nor crashes, and cuts batches of equal size.
+            Watermarks nor crashes.
 
     Raises:
         ConfigError: an input is for a topic that the app does not declare, or cannot be encoded; a
@@ -171,16 +171,16 @@ def run(
     }
     folder = Path(tempfile.mkdtemp(prefix="millstream-test-"))
     plan = redirected(app.plan(), folder)
+    dice = random.Random(seed)  # noqa: S311 - a test's choice, to be repeated
     if engine == "kernel":
         views = folder / "views.db"
-        dice = random.Random(seed)  # noqa: S311 - a test's choice, to be repeated
         KernelEngine(plan, views, counts, dice).run(items, batches, crash)
     elif engine == "spark":
         if crash:
             raise ConfigError('engine="spark" takes no crash. Use engine="kernel".')
         from millstream.testing.spark_engine import run_on_spark  # noqa: PLC0415 - loads pyspark
 
-        views = run_on_spark(app, folder, counts, items, batches)
+        views = run_on_spark(app, folder, counts, items, batches=batches, dice=dice)
     else:
         raise ConfigError(f'engine is {engine!r}. Choose "kernel" or "spark".')
     return Result(plan, folder, views)

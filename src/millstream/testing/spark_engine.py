@@ -1,17 +1,28 @@
-"""The Spark engine of the test kit: the real job on a log in a temporary folder."""
+"""The Spark engine of the test kit: the real job on a log in a temporary folder.
+
+The input is cut into batches as the in-process engine cuts it: somewhere in every partition. What a
+batch reads is sent once the one before it is committed, while the job runs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import random
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from millstream.client import connect
 from millstream.errors import ConfigError
 from millstream.pipeline.app import App
-from millstream.spark.job import RunOptions, run_job
+from millstream.spark.job import Job, RunOptions, run_job
 from millstream.testing.inputs import Item, Record
 from millstream.testing.outputs import redirected
+from millstream.views.progress import Progress, Until
+
+Parts = list[list[tuple[str, Record]]]
+"""What each batch reads: records with their topics."""
 
 
 def run_on_spark(
@@ -19,29 +30,15 @@ def run_on_spark(
     folder: Path,
     partition_counts: Mapping[str, int],
     inputs: Mapping[str, Sequence[Item]],
+    *,
     batches: int,
+    dice: random.Random,
 ) -> Path:
-    """Write the records to a log, run the app's job until caught up, give the view store's path."""
-    total = 0
+    """Write the records to a log, batch by batch as the job goes; give the view store's path."""
+    records = _records(inputs)
     with connect(folder) as log:
         for topic, count in partition_counts.items():
             log.create_topic(topic, partitions=count)
-        with log.producer() as producer:
-            for topic, items in inputs.items():
-                for item in items:
-                    if not isinstance(item, Record):
-                        raise ConfigError(
-                            'engine="spark" takes no Tick and no Watermark. Use engine="kernel".'
-                        )
-                    producer.send(
-                        topic,
-                        item.value,
-                        key=item.key,
-                        partition=item.partition,
-                        timestamp_ms=item.at_ms,
-                        headers=item.headers or None,
-                    )
-                    total += 1
     job = app.job()
     compiled = job.compile
     job = dataclasses.replace(
@@ -50,14 +47,83 @@ def run_on_spark(
         folder=folder / "apps" / app.name,
         compile=lambda labels: redirected(compiled(labels), folder),
     )
-    options = RunOptions(
-        until="caught-up",
+    parts = _parts(records, batches, dice)
+    _feed(job, folder, parts)
+    if app.plan().frames or len(parts) < 2:
+        run_job(job, _options(parts))
+    return job.folder / "views.db"
+
+
+def _records(inputs: Mapping[str, Sequence[Item]]) -> list[tuple[str, Record]]:
+    records: list[tuple[str, Record]] = []
+    for topic, items in inputs.items():
+        for item in items:
+            if not isinstance(item, Record):
+                raise ConfigError(
+                    'engine="spark" takes no Tick and no Watermark. Use engine="kernel".'
+                )
+            records.append((topic, item))
+    return records
+
+
+def _parts(records: Sequence[tuple[str, Record]], batches: int, dice: random.Random) -> Parts:
+    """Cut every partition at random places; give what each batch reads, leaving out empty ones."""
+    counts = Counter((topic, record.partition) for topic, record in records)
+    ends = {
+        place: sorted(dice.randint(0, count) for _ in range(batches - 1))
+        for place, count in counts.items()
+    }
+    parts: list[list[tuple[str, Record]]] = [[] for _ in range(batches)]
+    read: Counter[tuple[str, int]] = Counter()
+    for topic, record in records:
+        place = (topic, record.partition)
+        parts[bisect_right(ends[place], read[place])].append((topic, record))
+        read[place] += 1
+    return [part for part in parts if part]
+
+
+def _feed(job: Job, folder: Path, parts: Parts) -> None:
+    """Send the first part; if there are more, run the job and send each when the one before is in."""
+    to_come = iter(parts)
+    _send(folder, next(to_come, []))
+    unread = len(parts)
+
+    def send_next(_progress: Progress) -> None:
+        nonlocal unread
+        unread -= 1
+        _send(folder, next(to_come, []))
+
+    if unread > 1:
+        run_job(job, _options(parts, until=lambda _progress: unread <= 0, on_progress=send_next))
+
+
+def _options(
+    parts: Parts,
+    *,
+    until: Until = "caught-up",
+    on_progress: Callable[[Progress], None] | None = None,
+) -> RunOptions:
+    return RunOptions(
+        until=until,
         timeout_s=None,
         count=None,
-        on_progress=None,
+        on_progress=on_progress,
         cores=None,
-        rows_per_batch=max(1, -(-total // batches)),
+        rows_per_batch=sum(map(len, parts)) + 1,
         settings={},
     )
-    run_job(job, options)
-    return job.folder / "views.db"
+
+
+def _send(folder: Path, part: Sequence[tuple[str, Record]]) -> None:
+    if not part:
+        return
+    with connect(folder) as log, log.producer() as producer:
+        for topic, record in part:
+            producer.send(
+                topic,
+                record.value,
+                key=record.key,
+                partition=record.partition,
+                timestamp_ms=record.at_ms,
+                headers=record.headers or None,
+            )
