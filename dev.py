@@ -512,7 +512,7 @@ def the_rest(env: Mapping[str, str]) -> int:
     )
     others = [name for name in others if name not in {*QUICK_TESTS, "tests/spark"}]
     return worst(
-        pytest([*there(*QUICK_TESTS), "-m", "thorough"], env),
+        pytest([*there(*QUICK_TESTS), "-m", "thorough", *SIDE_BY_SIDE], env),
         pytest([*there("tests/spark"), "-m", "not quick", *FILES_SIDE_BY_SIDE], env)
         if there("tests/spark")
         else 0,
@@ -601,7 +601,7 @@ def usage(arguments: Sequence[str]) -> int:
 
 SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "worksteal")
 FILES_SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile")  # a session of Spark belongs to a file
-QUICK_TESTS = ("tests/unit", "tests/contract", "tests/faults", "tests/simulation")
+QUICK_TESTS = ("tests/unit", "tests/cases", "tests/contract", "tests/faults", "tests/simulation")
 PYTEST: tuple[str | Path, ...] = (python_of(ENVIRONMENT), "-m", "pytest", "-q")
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "setup": setup,

@@ -222,7 +222,7 @@ def test_what_make_test_passed_is_not_run_again_on_the_same_tree(
     tried.clear()
     assert dev.test_all([]) == 0
     assert tried == [
-        "tests/unit -m thorough",
+        f"tests/unit -m thorough {' '.join(dev.SIDE_BY_SIDE)}",
         "tests/spark -m not quick -n 2 --dist loadfile",
         "tests/integration",
     ]

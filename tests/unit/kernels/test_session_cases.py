@@ -81,32 +81,6 @@ def finals(in_all_batchings):
     return run
 
 
-def test_events_exactly_a_gap_apart_are_one_session(finals):
-    app, _ = app_with(ms.session("5 minutes"))
-    rows = [minutes(0), minutes(5), minutes(60, "z")]
-    assert finals(app, rows) == ([(0, 10, 2)], 0)
-    app, _ = app_with(ms.session("5 minutes", gap_inclusive=False))
-    assert finals(app, rows) == ([(0, 5, 1), (5, 10, 1)], 0)
-
-
-@pytest.mark.parametrize("partitions", [1, 4, 7])
-def test_an_event_between_two_sessions_makes_them_one(partitions, finals):
-    app, _ = app_with(ms.session("5 minutes"), delay=10)
-    rows = [minutes(0), minutes(8), minutes(4.5)]
-    ends = [minutes(60, key) for key in "zyxwvutsrqponml"]  # every partition moves on
-    found, late = finals(app, [*rows, *ends], partitions=partitions)
-    assert (found, late) == ([(0, 13, 3)], 0)
-
-
-def test_an_event_for_an_expired_session_makes_one_that_overlaps_it(in_all_batchings):
-    app, _ = app_with(ms.session("5 minutes"))
-    rows = [minutes(0), minutes(5), minutes(12, "z"), minutes(9), minutes(60, "z")]
-    found, late = in_all_batchings(app, rows)
-    found = [(*told(row), row["overlaps_closed"]) for row in found if row["key"] == "a"]
-    assert found == [(0, 10, 2, False), (9, 14, 1, True)]
-    assert late == 0
-
-
 def test_a_strict_session_takes_such_an_event_for_late(finals):
     app, _ = app_with(ms.session("5 minutes", strict=True))
     rows = [minutes(0), minutes(5), minutes(12, "z"), minutes(9), minutes(60, "z")]
@@ -129,21 +103,6 @@ def test_late_events_count_within_the_lateness_and_not_beyond(finals):
     assert finals(app, [*rows, minutes(90, "z")]) == ([(0, 6, 3)], 0)
     rows += [minutes(17, "z"), minutes(1.9)]
     assert finals(app, [*rows, minutes(90, "z")]) == ([(0, 6, 3)], 1)
-
-
-def test_every_event_may_have_its_own_gap_and_their_order_does_not_matter(finals):
-    window = ms.session(pl.duration(seconds="gap_s"))
-    rows = [
-        minutes(0, gap_s=3600),
-        minutes(1, gap_s=60),
-        minutes(50, gap_s=60),
-        minutes(62, gap_s=60),
-    ]
-    expected = [(0, 60, 3), (62, 63, 1)]
-    for seed in range(10):
-        shuffled = random.Random(seed).sample(rows, len(rows))
-        app, _ = app_with(window, delay=100)
-        assert finals(app, [*shuffled, minutes(600, "z")]) == (expected, 0)
 
 
 def test_a_session_is_cut_where_its_longest_length_says(finals):
@@ -264,23 +223,6 @@ def test_pane_indexes_begin_again_when_sessions_become_one():
     driven.batch("00:01", rows=[(8, "01:10"), (16, "02:05")])
     said = [(row["total"], row["pane_index"], row["pane_first"]) for row in driven.rows]
     assert said == [(1, 0, True), (3, 1, False), (4, 0, True), (11, 2, False), (31, 0, True)]
-
-
-def test_a_bridge_takes_back_both_sessions_in_the_order_of_their_starts(rows_given):
-    """Through the public surface: an event that joins two sessions which have been emitted."""
-    app, _ = app_with(ms.session("5 minutes"), "retract", lateness=60, early=None, late="each")
-    rows = [minutes(0), minutes(9, n=20), minutes(30, "z"), minutes(4.5, n=300), minutes(200, "z")]
-    for cuts, seed in BATCHINGS:
-        run = rows_given(app, {"events": rows}, batches=cuts, seed=seed)
-        said = [row for row in run.rows["out"].to_dicts() if row["key"] == "a"]
-        story = [(row[DIFF], *told(row)) for row in said]
-        assert story == [
-            (1, 0, 5, 1),
-            (1, 9, 14, 20),
-            (-1, 0, 5, 1),
-            (-1, 9, 14, 20),
-            (1, 0, 14, 321),
-        ]
 
 
 @pytest.mark.parametrize(("early", "late"), [(None, "each"), ("5 minutes", None), (None, None)])

@@ -129,17 +129,6 @@ def totals(out):
     return {(row["window_end"] - START).total_seconds(): row["total"] for row in out.to_dicts()}
 
 
-@pytest.mark.parametrize("partitions", [1, 4, 7])
-@pytest.mark.parametrize(("batches", "seed"), [(1, 0), (3, 1), (7, 2)])
-def test_an_event_sees_its_peers_and_all_that_is_not_older_than_the_size(
-    partitions, batches, seed, rows_given
-):
-    app, _ = app_with("update")
-    inputs = {"events": events(ROWS)}
-    run = rows_given(app, inputs, batches=batches, partitions=partitions, seed=seed)
-    assert totals(run.rows["out"]) == {10: 3, 14: 6, 15: 10, 20: 15, 22: 18, 30: 18}
-
-
 @pytest.mark.parametrize(("batches", "seed"), [(2, seed) for seed in range(10)])
 def test_a_late_event_corrects_the_rows_that_count_it_and_no_others(batches, seed, rows_given):
     app, _ = app_with("retract", lateness=30)
@@ -161,12 +150,6 @@ def test_a_late_event_corrects_the_rows_that_count_it_and_no_others(batches, see
     ]
 
 
-def test_an_event_leaves_when_it_is_older_than_the_size_and_not_before(rows_given):
-    app, _ = app_with("update")
-    run = rows_given(app, {"events": events([(10, 1), (20, 2), (20.001, 4)])})
-    assert totals(run.rows["out"]) == {10: 1, 20: 3, 20.001: 6}
-
-
 def test_a_row_is_final_once_the_watermark_has_passed_its_event(rows_given):
     app, _ = app_with()
     run = rows_given(app, {"events": events([(10, 1), (20, 2), (20, 4)])})
@@ -174,17 +157,6 @@ def test_a_row_is_final_once_the_watermark_has_passed_its_event(rows_given):
     run = rows_given(app, {"events": events([(10, 1), (20, 2), (20, 4), (20.000001, 0)])})
     assert totals(run.rows["out"]) == {10: 1, 20: 7}
     assert run.rows["out"].height == 3
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_an_event_that_is_too_late_for_some_rows_counts_in_the_others(seed, rows_given):
-    """The times of Kafka's test of final results of sliding windows: differences of 5, grace 15."""
-    app, _ = app_with(size=5, lateness=15)
-    times = [10, 11, 10, 13, 10, 24, 5, 7, 90]
-    rows = events([(time, 1) for time in times])
-    run = rows_given(app, {"events": rows}, batches=1 + seed % 4, seed=seed)
-    assert totals(run.rows["out"]) == {10: 5, 11: 5, 13: 5, 24: 1}
-    assert run.books["sliding(5 seconds) by key"]["late"] == 0
 
 
 def test_state_goes_when_no_row_can_count_it_any_more(rows_given):

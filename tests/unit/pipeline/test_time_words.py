@@ -13,7 +13,7 @@ from millstream.pipeline.graph import UnionNode
 from millstream.testing import Row, Tick, Watermark
 
 START = datetime(2026, 1, 1, 10, tzinfo=UTC)
-BATCHINGS = [(1, 0), (3, 1), (6, 2)]
+BATCHINGS = [(1 + 3 * seed % 7, seed) for seed in range(20)]
 
 
 @dataclass

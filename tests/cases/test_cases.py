@@ -1,0 +1,31 @@
+"""The cases of the semantics, in process: one answer in any batches and in 1, 4 and 7 partitions."""
+
+import pytest
+from cases import dedup, panes, sessions, time, windows
+from cases.case import PARTITIONS, run, trials_of
+
+GROUPS = {
+    "windows": windows.CASES,
+    "sessions": sessions.CASES,
+    "time": time.CASES,
+    "transcripts": panes.TRANSCRIPTS,
+    "late data": panes.LATE_DATA,
+    "book": panes.BOOK,
+    "dedup": dedup.CASES,
+}
+BATCHINGS = [
+    *(pytest.param(seed, id=f"batching {seed}") for seed in range(2)),
+    *(
+        pytest.param(seed, id=f"batching {seed}", marks=pytest.mark.thorough)
+        for seed in range(2, 20)
+    ),
+]
+
+
+@pytest.mark.parametrize("seed", BATCHINGS)
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_case_has_one_answer_whatever_the_batches_and_partitions(group, seed):
+    batches, partitions = 1 + 3 * seed % 7, PARTITIONS
+    if group == "book":  # its Ticks make many batches already
+        batches, partitions = 1 + seed % 2, PARTITIONS[seed % 3 : seed % 3 + 1]
+    run(trials_of(GROUPS[group], partitions), batches=batches, seed=seed)

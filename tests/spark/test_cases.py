@@ -1,0 +1,30 @@
+"""The cases of the semantics on Spark: the answers are the cases' own, which the kernel runner gives.
+
+A run holds every case once in a topic of 1, once of 4 and once of 7 partitions, each cut at places of
+its own: 7 runs are 21 batchings.
+"""
+
+import pytest
+from cases.case import run, trials_of
+from cases.on_spark import ON_SPARK, WITHOUT_RUNNING_TIME
+
+THIRD = [case for case in WITHOUT_RUNNING_TIME if case.id in ON_SPARK]
+QUICK = [case for case in WITHOUT_RUNNING_TIME if case.id in ("A4", "C3", "D4", "E12", "F2")]
+
+
+@pytest.mark.quick
+def test_a_few_cases_have_the_same_answers_on_spark(spark):
+    run(trials_of(QUICK, [2, 4]), batches=3, seed=1, engine="spark")
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_every_case_without_running_time_has_the_same_answer_on_spark(spark):
+    run(trials_of(WITHOUT_RUNNING_TIME, [4]), batches=3, seed=2, engine="spark")
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(7))
+def test_a_third_of_the_cases_have_one_answer_whatever_the_batches_and_partitions(spark, seed):
+    run(trials_of(THIRD), batches=1 + 2 * seed % 5, seed=seed, engine="spark")
