@@ -1,8 +1,8 @@
-"""A run of an app that is killed, by SIGKILL, at named points of its batches.
+"""A run of an app that is killed or stopped, by a signal, at named points of its batches.
 
-``python crashing.py FOLDER POINT[,POINT...] NUMBER`` runs the app of :mod:`test_kill_matrix` and
-dies, or lets one of its Python workers die, the NUMBER-th time that it comes to each POINT. What it
-changes of the program is only that: where to die.
+``python crashing.py FOLDER URL POINT[,POINT...] NUMBER SIGNAL TOPICS`` runs the app of
+:mod:`every_sink`. The NUMBER-th time that it comes to each POINT, SIGNAL goes to the driver, or to the
+Python worker that came there. What it changes of the program is only that: where it ends.
 """
 
 import os
@@ -10,25 +10,48 @@ import signal
 import sys
 from pathlib import Path
 
+from millstream.errors import FencedError, MillstreamError
 from millstream.spark import stage_runner
 from millstream.views.commit import Targets
+from millstream.views.dataset import DatasetTarget
+from millstream.views.foreach import ForeachTarget
+from millstream.views.postgres_target import PostgresTarget
+from millstream.views.schema import Fence
 from millstream.views.store import ViewStore
+from millstream.views.target import BatchPart
+from millstream.views.topics import TopicsTarget
 
 WORKER_POINTS = ("worker before stage", "worker in stage", "worker after stage")
-DRIVER_POINTS = (
+# The driver dies while a worker is there, so the stage's state may be committed or not.
+STAGE_POINTS = ("driver before stage", "driver after stage")
+RESTART_POINTS = (
     "driver before taking a run number",
     "driver after taking a run number",
+    "driver after all know the run",
+)
+COMMIT_POINTS = (
     "driver before commit",
+    "driver after topics",
+    "driver after database",
+    "driver after dataset",
+    "driver after function",
     "driver in commit",
     "driver after commit",
 )
+OTHERS = {
+    "topics": TopicsTarget,
+    "database": PostgresTarget,
+    "dataset": DatasetTarget,
+    "function": ForeachTarget,
+}
 
 
 def come_to(point):
-    """Die, if this is a point to die at, and the time for it."""
-    marks, points, number = os.environ["CRASH"].split("|")
+    """End here, if this is a point to end at, and the time for it."""
+    marks, points, number, which, driver = os.environ["CRASH"].split("|")
     if point in points.split(",") and _is_the_time(Path(marks), point, int(number)):
-        os.kill(os.getpid(), signal.SIGKILL)
+        target = int(driver) if point.startswith("driver") else os.getpid()
+        os.kill(target, getattr(signal, which))
 
 
 def _is_the_time(marks, point, number):
@@ -43,16 +66,18 @@ def _is_the_time(marks, point, number):
 
 
 class DyingRunner(stage_runner.StageRunner):
-    """A stage runner whose process dies at a point; how it is told is in the environment."""
+    """A stage runner that comes to points; which of them count is in the environment."""
 
     def run(self, bucket, rows, manifest, parts):
         come_to("worker before stage")
+        come_to("driver before stage")
         out = list(super().run(bucket, rows, manifest, parts))
         for done, row in enumerate(out):
             if done == 1:
                 come_to("worker in stage")
             yield row
         come_to("worker after stage")
+        come_to("driver after stage")
 
 
 def wrap(owner, name, *, before=None, after=None):
@@ -67,19 +92,58 @@ def wrap(owner, name, *, before=None, after=None):
     setattr(owner, name, dying)
 
 
-def main(folder):
-    from test_kill_matrix import pipeline
+def knock_everywhere(commit):
+    """Wrap the commit: a run that is refused tries every output by itself before it gives up."""
 
+    def knocking(targets, batch_id, outcome, status):
+        try:
+            return commit(targets, batch_id, outcome, status)
+        except FencedError:
+            fence = Fence(targets.plan.app, targets._job, targets.run, batch_id)
+            part = BatchPart(outcome.rows, outcome.position)
+            for name, kind in OTHERS.items():
+                for target in targets.others:
+                    if isinstance(target, kind) and target.takes(part):
+                        say(name, lambda target=target: target.commit(fence, part))
+            changes = targets._home_changes(outcome)
+            say("home", lambda: targets.home.commit(fence, changes, position={}, status=status))
+            raise
+
+    return knocking
+
+
+def say(name, attempt):
+    try:
+        attempt()
+    except FencedError:
+        print(name, "refused", flush=True)
+    else:
+        print(name, "took it", flush=True)
+
+
+def main(folder, url, points, number, which, topics):
+    from every_sink import BATCH, pipeline
+
+    os.environ["CRASH"] = f"{folder}/marks|{points}|{number}|{which}|{os.getpid()}"
     stage_runner.StageRunner = DyingRunner
-    wrap(ViewStore, "begin_run", before=DRIVER_POINTS[0], after=DRIVER_POINTS[1])
+    wrap(ViewStore, "begin_run", before=RESTART_POINTS[0], after=RESTART_POINTS[1])
+    Targets.commit = knock_everywhere(Targets.commit)
+    wrap(Targets, "begin_run", after=RESTART_POINTS[2])
     wrap(Targets, "commit", before="driver before commit", after="driver after commit")
+    for name, target in OTHERS.items():
+        wrap(target, "commit", after=f"driver after {name}")
     wrap(ViewStore, "_apply", after="driver in commit")
-    report = pipeline(folder).run(until="caught-up", rows_per_batch=150)
-    print("ended", report.reason, flush=True)
+    app = pipeline(folder, url or None, topics=topics == "topics")
+    try:
+        report = app.run(until="caught-up", rows_per_batch=BATCH)
+    except MillstreamError as error:
+        print(type(error).__name__, error, flush=True)
+    else:
+        print("ended", report.reason, flush=True)
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     sys.modules["crashing"] = sys.modules["__main__"]
     DyingRunner.__module__ = "crashing"
-    main(sys.argv[1])
+    main(*sys.argv[1:])

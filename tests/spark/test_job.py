@@ -259,18 +259,3 @@ def test_ctrl_c_lets_the_batch_finish_and_the_next_run_goes_on(spark, tmp_path):
     app = two_stages(tmp_path)
     app.run(until="caught-up")
     assert view(app, "by_ad").equals(expected(rows(100)))
-
-
-def test_killed_again_and_again_the_answer_is_the_same(spark, tmp_path):
-    events = rows(400)
-    send(tmp_path, events)
-    for after in ("batch 0", "batch 3", "batch 6"):
-        with start_program(tmp_path, "caught-up") as process:
-            lines_until(process, after)
-            process.kill()
-    app = two_stages(tmp_path)
-    app.run(until="caught-up", rows_per_batch=40)
-    assert view(app, "by_ad").equals(expected(events))
-    with ViewStore(app.folder / "views.db", readonly=True) as store:
-        ledger = pl.DataFrame(store.ledger("two"))
-    assert ledger.filter(step="events")["read"].sum() == len(events)

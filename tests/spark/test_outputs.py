@@ -1,9 +1,8 @@
-"""Every kind of output on Spark: the kernels' answers, killed at any moment, and no secrets shown."""
+"""Every kind of output on Spark: the kernels' answers, failing functions, owners and newer runs."""
 
 import json
 import subprocess
 import sys
-import textwrap
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -47,10 +46,10 @@ def keep(path):
     return kept
 
 
-def everything(log, url=None):
+def everything(log):
     """A pipeline with one of each kind of output."""
     log = Path(log)
-    app = ms.App("every", log=log, views=url)
+    app = ms.App("every", log=log)
     events = app.topic("events", Event, key="ad", partitions=2)
     stream = events.stream(time="at", watermark=ms.watermark("0 seconds", idle=None))
     stream.filter(pl.col("ad") == 3).to("threes", key="ad", partitions=2)
@@ -71,10 +70,10 @@ def send(folder, events):
                 producer.send("events", event, key=str(event["ad"]))
 
 
-def held(folder, url=None):
+def held(folder):
     """Everything that came out, in an order that does not depend on batches."""
     out = {}
-    with ms.view("counts", log=folder, store=url) as view:
+    with ms.view("counts", log=folder) as view:
         out["view"] = sorted(view.scan().rows())
     with ms.view("home", log=folder) as view:
         out["home"] = sorted(view.scan().rows())
@@ -89,54 +88,6 @@ def held(folder, url=None):
         ledger = pl.DataFrame(store.ledger("every"))
     out["read"] = ledger.filter(step="events")["read"].sum()
     return out
-
-
-PROGRAM = textwrap.dedent(
-    """
-    import sys
-    sys.path.insert(0, {tests!r})
-    from test_outputs import everything
-    def tell(progress):
-        print("batch", progress.batch_id, flush=True)
-    everything({folder!r}, {url!r}).run(until="caught-up", rows_per_batch=40, on_progress=tell)
-    """
-)
-
-
-@pytest.fixture
-def url(request):
-    try:
-        return request.getfixturevalue("database")
-    except pytest.skip.Exception:
-        return None
-
-
-@pytest.mark.timeout(600)  # five times a JVM
-def test_killed_again_and_again_every_output_is_as_if_nothing_had_been(spark, tmp_path, url):
-    events = rows(240)
-    plain, killed = tmp_path / "plain", tmp_path / "killed"
-    send(plain, events)
-    everything(plain).run(until="caught-up")
-    wanted = held(plain)
-    assert len(wanted["view"]) > 50
-    assert wanted["read"] == 240
-
-    send(killed, events)
-    for after in ("batch 0", "batch 3"):
-        source = PROGRAM.format(tests=str(Path(__file__).parent), folder=str(killed), url=url)
-        with subprocess.Popen(
-            [sys.executable, "-c", source], stdout=subprocess.PIPE, text=True
-        ) as process:
-            for line in process.stdout:
-                if line.startswith(after):
-                    process.kill()
-    app = everything(killed, url)
-    app.run(until="caught-up", rows_per_batch=40)
-    assert held(killed, url) == wanted
-    calls = (killed / "kept.calls").read_text().split()
-    assert len(calls) - len(set(calls)) <= 2  # at most one repetition for each time it was killed
-    shown = [path for path in app.folder.rglob("*") if path.is_file()]
-    assert url is None or not any(b"p%40ss" in path.read_bytes() for path in shown)
 
 
 def test_both_engines_give_the_same_outputs(spark, tmp_path):
