@@ -1,4 +1,4 @@
-"""One Spark session for the tests of a module: each test that starts one finds it running."""
+"""One Spark session for the tests of a process: whichever asks first starts it, files in turn use it."""
 
 import sys
 from pathlib import Path
@@ -12,8 +12,37 @@ sys.path.insert(
 )  # for programs of tests that are modules of their own
 
 
+class SharedSession:
+    """Spark, from when it is first wanted; a JVM that starts costs more than most tests."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._session = None
+
+    def get(self):
+        if self._session is None:
+            self._session = start_session("tests", folder=self._folder)
+        return self._session
+
+    def end(self):
+        if self._session is not None:
+            stop_session(self._session)
+            self._session = None
+
+
+@pytest.fixture(scope="session")
+def shared_session(tmp_path_factory):
+    shared = SharedSession(tmp_path_factory.mktemp("spark"))
+    yield shared
+    shared.end()
+
+
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory):
-    session = start_session("tests", folder=tmp_path_factory.mktemp("spark"))
-    yield session
-    stop_session(session)
+def spark(shared_session):
+    return shared_session.get()
+
+
+@pytest.fixture(scope="module")
+def no_spark(shared_session):
+    """For tests that start sessions of their own."""
+    shared_session.end()

@@ -23,6 +23,7 @@ from millstream.spark import internals, session
 from millstream.spark.session import start_session, stop_session
 
 GONE_WAIT_S = 60
+pytestmark = pytest.mark.usefixtures("no_spark")
 
 # A program of its own: a streaming query whose stateful stage is Python, on a source in Python.
 STATEFUL_PROGRAM = """
@@ -102,7 +103,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def spark(folder: Path) -> Iterator[SparkSession]:
+def spark(folder: Path, no_spark: None) -> Iterator[SparkSession]:
     running = start_session("tests", folder=folder, cores=2)
     yield running
     stop_session(running)

@@ -19,7 +19,7 @@ class Event:
     kind: str = "event"
 
 
-def test_over_processing_time_the_last_window_closes_without_another_event(tmp_path):
+def test_over_processing_time_the_last_window_closes_without_another_event(spark, tmp_path):
     app = ms.App("arrivals", log=tmp_path)
     topic = app.topic("events", Event, partitions=2)
     stream = topic.stream(time=ms.processing_time(settle="0 seconds"))
@@ -36,13 +36,13 @@ def test_over_processing_time_the_last_window_closes_without_another_event(tmp_p
         emitted += progress.emitted
         return emitted > 0
 
-    report = app.run(until=closed, timeout="2 minutes", cores=1)
+    report = app.run(until=closed, timeout="2 minutes")
     assert report.reason == "condition"
     with ViewStore(app.folder / "views.db", readonly=True) as store:
         assert store.scan("final")["n"].sum() == 10
 
 
-def test_producers_are_told_apart_as_in_process():
+def test_producers_are_told_apart_as_in_process(spark):
     app = ms.App("fleet", log="unused")
     rule = ms.watermark("2 seconds", per="device", ends=pl.col("kind") == "bye", idle=None)
     stream = app.topic("events", Event, partitions=2).stream(time="at", watermark=rule)
