@@ -1,6 +1,7 @@
 """Decoding: every good record gives its row, every other one its reason, none is lost."""
 
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -9,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import millstream as ms
+from millstream import testing
 from millstream.kernels.decode import Field, JsonDecoder
 
 DECODER = JsonDecoder(
@@ -92,3 +95,24 @@ def test_good_and_dead_together_are_all_records(values):
 def test_a_slice_of_an_array_decodes_as_itself():
     values = pa.array([b"bad", GOOD, b'{"n": 1}', b"bad"], pa.binary())
     assert DECODER.decode(values[1:3]).table.column("n").to_pylist() == [7, 1]
+
+
+@pytest.mark.parametrize("texts", [[b"{}", b"{}"], [b"{}", b"bad", b'{"n": 1}', None], [b"bad"]])
+def test_where_no_field_is_wanted_good_records_are_rows_all_the_same(texts):
+    decoded = JsonDecoder(()).decode(pa.array(texts, pa.binary()))
+    assert decoded.table.num_rows == len(decoded.good)
+    assert len(decoded.good) + len(decoded.dead) == len(texts)
+
+
+def test_a_stream_of_which_no_field_is_wanted_counts_beside_dead_records():
+    @dataclass
+    class Event:
+        n: int
+
+    app = ms.App("counts", log="none")
+    events = app.topic("t", Event).stream(watermark=ms.watermark("1 minute"))
+    events.window(ms.tumbling("1 day")).emit("update").agg(n=ms.count()).view("counted")
+    assert app.plan().sources[0].fields == ()
+    out = testing.run(app, {"t": [{"n": 1}, b"bad", {"n": 2}]}, partitions=1)
+    assert out["counted"]["n"].to_list() == [2]
+    assert out.dead["value"].to_list() == [b"bad"]

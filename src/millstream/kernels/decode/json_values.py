@@ -28,7 +28,7 @@ from millstream.kernels.decode.fields import (
     json_type,
     table_schema,
 )
-from millstream.kernels.decode.rows import decode_rows, merged
+from millstream.kernels.decode.rows import decode_rows, merged, rows_without_columns
 from millstream.kernels.decode.rowwise import RowReader, parse_json
 
 _BLOCK_BYTES = 8 << 20
@@ -153,7 +153,7 @@ class JsonDecoder:
             if bad is not None:
                 doubtful = bad if doubtful is None else doubtful | bad
         if not columns:
-            return _rows_without_columns(table.num_rows), None
+            return rows_without_columns(table.num_rows), None
         return pa.Table.from_arrays(columns, schema=table_schema(self.fields)), doubtful
 
 
@@ -181,11 +181,6 @@ def _with_default(column: pa.Array, field: Field, values: pa.Array) -> tuple[pa.
     if not field.required and field.default is not None:
         column = pc.if_else(nulls, pa.array([field.default], field.type)[0], column)
     return column, unclear
-
-
-def _rows_without_columns(rows: int) -> pa.Table:
-    """Make a table that has rows, though no columns; Arrow counts them by a column."""
-    return pa.table({_NO_FIELD: pa.nulls(rows)}).select([])
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -28,6 +28,8 @@ def decode_rows(
             good.append(position)
         except Fault as fault:
             dead.append((position, fault.reason()))
+    if not fields:
+        return Decoded(rows_without_columns(len(rows)), np.array(good, np.int64), dead)
     columns = [pa.array([row[field.name] for row in rows], field.type) for field in fields]
     table = pa.Table.from_arrays(columns, schema=table_schema(fields))
     return Decoded(table, np.array(good, np.int64), dead)
@@ -38,9 +40,16 @@ def merged(parts: Sequence[tuple[pa.Table, Positions]], by_row: Decoded) -> Deco
     filled = [(table, at) for table, at in parts if len(at)]
     if len(by_row.good) or not filled:
         filled.append((by_row.table, by_row.good))
-    table = pa.concat_tables([part for part, _ in filled])
     good = np.concatenate([at for _, at in filled])
     order = np.argsort(good, kind="stable")
-    if len(filled) > 1 and table.num_columns:
+    if not filled[0][0].num_columns:
+        return Decoded(rows_without_columns(len(good)), good[order], by_row.dead)
+    table = pa.concat_tables([part for part, _ in filled])
+    if len(filled) > 1:
         table = table.take(pa.array(order))
     return Decoded(table, good[order], by_row.dead)
+
+
+def rows_without_columns(rows: int) -> pa.Table:
+    """Make a table that has rows, though no columns; Arrow counts them by a column."""
+    return pa.table({"": pa.nulls(rows)}).select([])
