@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.errors import SyncFailedError
-from millstream.log import aborted, seal
+from millstream.log import aborted, archive, seal
 from millstream.log.files import replace_file
 from millstream.log.partition import Partition, SealedSegment
 from millstream.log.scan import Scan
@@ -37,9 +37,10 @@ def replace_segments(
 
     None if one of them is gone meanwhile, by retention or with its topic.
 
-    1. Remove the first one's seal, and sync the folder. A crash leaves the old segment without a
-       seal: the next opening reads it. From here on no seal can be believed of a file for which it
-       was not made, even if the two are equally long.
+    1. Remove the first one's seal and archive, and sync the folder. A crash leaves the old segment
+       without a seal: the next opening reads it. From here on no seal can be believed of a file for
+       which it was not made, even if the two are equally long, and no program that reads archives
+       without asking the log finds one that tells of other records.
     2. Rename the draft onto the first one, and sync the folder. A crash leaves the old file or the
        new one, both whole, without a seal: the next opening reads it. After a merge its records are
        also in the segments behind it. Readers go by the names, so they see each once; the next
@@ -66,7 +67,8 @@ def replace_segments(
         if place is None:
             return
         files, path = partition.files, partition.path_of(fresh)
-        files.remove(path.with_suffix(seal.SUFFIX))
+        for suffix in (seal.SUFFIX, archive.SUFFIX):
+            files.remove(path.with_suffix(suffix))
         files.sync_folder(partition.folder)
         files.rename(draft, path)
         try:

@@ -7,6 +7,7 @@ checks every batch that it reads, and that no offset is missing between them.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from millstream.errors import (
 )
 from millstream.log import aborted, seal
 from millstream.log.aborted import AbortedRanges
+from millstream.log.archive import SUFFIX as ARCHIVE_SUFFIX
+from millstream.log.archive import UNREADABLE, ArchiveFile, open_fitting
 from millstream.log.batch import (
     HEADER_BYTES,
     BatchHeader,
@@ -42,6 +45,7 @@ from millstream.log.topics import Topic, catalog_of, partition_folder, unknown_t
 from millstream.record import TopicInfo, TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
+_log = logging.getLogger(__name__)
 
 
 class LogReader:
@@ -228,6 +232,43 @@ class LogReader:
             for batch in decode_parts(block, start, end, columns):
                 if batch.num_rows:
                     yield batch
+
+    def archives(self, topic: str, partition: int, start: int, end: int) -> Iterator[ArchiveFile]:
+        """Yield the archives of closed segments with offsets in [start, end), in their order.
+
+        Each is open until the next is asked for, and was made from the segment as it is. They hold
+        what readers of committed records are given; other readers are given none.
+
+        Raises:
+            OffsetOutOfRangeError, UnknownTopicError, ConfigError: as for :meth:`read`.
+        """
+        found = self._topic(topic)
+        state = self._partition_state(found, partition)
+        if start == end or self._isolation != "read_committed":
+            return
+        self._check_range(f"{topic}/{partition}", state, start, end)
+        folder = partition_folder(self.folder, found, partition)
+        names = self._files.names(folder)
+        bases = segment_offsets(names)
+        first = bases[max(bisect_right(bases, start) - 1, 0)] if bases else 0
+        for base in numbered(names, ARCHIVE_SUFFIX):
+            if not first <= base < end:
+                continue
+            try:
+                archive = open_fitting(self._files, folder / segment_name(base), base)
+            except FileNotFoundError:
+                continue  # it was just removed
+            except UNREADABLE as error:
+                _log.warning(
+                    "%s is not read: %s; the records come from their segment. Remove it, and archive "
+                    "again",
+                    (folder / segment_name(base)).with_suffix(ARCHIVE_SUFFIX),
+                    error,
+                )
+                continue
+            if archive is not None:
+                with archive:
+                    yield archive
 
     def _check_range(self, name: str, state: PartitionState, start: int, end: int) -> None:
         low, high = state.log_start, self._end(state)

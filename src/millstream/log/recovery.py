@@ -33,8 +33,9 @@ log repair`` puts an empty batch in their place.
 A sealed segment is trusted if its seal is whole and tells its size; otherwise it is read, and what
 lies beside it (index, seal, aborted transactions) is made again. After a failed sync
 (``NEEDS_VERIFY``) all of them are read. What a crash may leave is removed: ``.new``, ``.cleaned``
-and ``.merged`` files, segments below the log start, and segments that were merged into the one
-before them.
+and ``.merged`` files, segments below the log start, segments that were merged into the one before
+them, and archives whose segments are gone. The archive of a segment that turns out to be another one
+goes, too; where records are lost, archives stay: theirs may be the only copy.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from millstream.errors import CorruptionError
-from millstream.log import aborted, seal
-from millstream.log.files import Files, NewFile, read_whole
+from millstream.log import aborted, archive, seal
+from millstream.log.files import Files, NewFile, numbered, read_whole
 from millstream.log.findings import holes
 from millstream.log.index import IndexBuilder, SparseIndex
 from millstream.log.partition import SealedSegment
@@ -124,6 +125,7 @@ class Recovery:
                 )
             return Recovered([], Segment.create(self._files, folder, 0), 0, 0, ProducerStates())
         sealed, producers = self._sealed(folder, bases, durable.log_start)
+        self._remove_orphaned_archives(folder, sealed, durable.log_start)
         active, end, producers = self._last(folder, bases[-1], durable, producers, sealed)
         producers.settle(durable.last_stable)
         first = sealed[0].base_offset if sealed else active.base_offset
@@ -213,6 +215,8 @@ class Recovery:
         made = scan.as_seal(end, damaged)
         if before is not None and before.chain == made.chain:
             made = replace(made, cleaned_ms=before.cleaned_ms, horizon_ms=before.horizon_ms)
+        elif not damaged:
+            self._files.remove(path.with_suffix(archive.SUFFIX))
         self._write_beside(path, scan)
         with suppress(OSError):  # it is a copy: an opening needs no room on the disk
             seal.write(self._files, path, made)
@@ -361,6 +365,19 @@ class Recovery:
         for name in self._files.names(folder):
             if name.endswith(LEFTOVER_SUFFIXES):
                 self._files.remove(folder / name)
+
+    def _remove_orphaned_archives(
+        self, folder: Path, sealed: Sequence[SealedSegment], log_start: int
+    ) -> None:
+        """Remove archives of segments that retention or compaction removed before it died.
+
+        Where a segment is missing that neither would have removed, its archive stays.
+        """
+        known = {one.base_offset for one in sealed}
+        for base in numbered(self._files.names(folder), archive.SUFFIX):
+            merged = any(one.base_offset < base < one.seal.next_offset for one in sealed)
+            if base not in known and (merged or base < log_start):
+                self._files.remove((folder / segment_name(base)).with_suffix(archive.SUFFIX))
 
     def _write_beside(self, path: Path, scan: Scan) -> None:
         """Make index and aborted transactions say what the segment says."""

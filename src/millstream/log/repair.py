@@ -31,7 +31,7 @@ from pathlib import Path
 import google_crc32c
 
 from millstream.errors import ConfigError, CorruptionError, DiskFullError
-from millstream.log import aborted, seal
+from millstream.log import aborted, archive, seal
 from millstream.log.batch import EncodedBatch, ProducerStamp
 from millstream.log.compaction_swap import replace_segments
 from millstream.log.control import ControlDb
@@ -233,6 +233,7 @@ class _PartitionRepair:
         known = self._known_ends()
         kept = self._keep(path)
         note = self._write_note(path, lost, kept)
+        self._keep_archive(path, note)
         draft = self._draft_of(base)
         with NewFile(self._files, draft) as writing:
             filling = _Filling(self._files, path, writing, self._writer.leader_epoch, known)
@@ -301,6 +302,8 @@ class _PartitionRepair:
             for segment, _ in made:
                 files.remove(partition.path_of(segment).with_suffix(seal.SUFFIX))
             files.sync_folder(partition.folder)
+            for segment, _ in made:
+                self._keep_archive(partition.path_of(segment), note)
             files.rename(draft, path)
             files.sync_folder(partition.folder)
             replace_file(files, path.with_suffix(".idx"), bytes(scan.index.content))
@@ -343,6 +346,17 @@ class _PartitionRepair:
         finally:
             self._files.close(source)
         return kept
+
+    def _keep_archive(self, path: Path, note: Path) -> None:
+        """Move the archive of a segment aside: it may hold what is given up, and fits no longer.
+
+        A crash leaves it in one of the two folders; where it does not fit, it is not read.
+        """
+        beside = path.with_suffix(archive.SUFFIX)
+        if self._files.exists(beside):
+            self._files.rename(beside, note.with_name(f"{note.stem}.{beside.name}"))
+            self._files.sync_folder(self._quarantine)
+            self._files.sync_folder(beside.parent)
 
     def _write_note(self, path: Path, lost: Sequence[tuple[int, int]], kept: Path | None) -> Path:
         """Write down durably what is given up; return the file."""

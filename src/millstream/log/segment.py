@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from millstream.errors import CorruptBatchError, DiskFullError, SyncFailedError
-from millstream.log import aborted, seal
+from millstream.log import aborted, archive, seal
 from millstream.log.batch import (
     HEADER_BYTES,
     MAGIC,
@@ -32,7 +32,7 @@ from millstream.log.index import IndexBuilder
 from millstream.log.producers import AbortedRange, ProducerStates
 from millstream.log.seal import Seal
 
-SIDE_SUFFIXES = (".idx", seal.SUFFIX, aborted.SUFFIX)
+SIDE_SUFFIXES = (".idx", seal.SUFFIX, aborted.SUFFIX, archive.SUFFIX)
 OFFSETS_LOST_MAX = 1 << 31  # more cannot be missing in one segment: its index has 32-bit offsets
 READ_BYTES = 4 * 1024 * 1024
 _INDEX_FLUSH_BYTES = 400  # 20 entries: a reader scans at most about 160 KiB behind the index
