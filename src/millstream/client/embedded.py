@@ -23,6 +23,8 @@ from millstream.client.producer import BUFFER_BYTES_MAX, LINGER_MS, Overload, Pr
 from millstream.client.settings import topic_settings
 from millstream.durations import Duration, to_us
 from millstream.errors import FencedError
+from millstream.log.archiving import PartitionArchive, ValueColumns, archive_partitions
+from millstream.log.archiving import Progress as ArchiveProgress
 from millstream.log.compression import CompressionName
 from millstream.log.decoding import COLUMNS, select_schema
 from millstream.log.group_commit import Durability
@@ -243,6 +245,29 @@ class EventLog:
             FolderOwnedError: another process writes to this folder, and watches over it.
         """
         self._own().housekeeper.on_risk(callback)
+
+    def archive(
+        self,
+        topic: str,
+        columns: ValueColumns,
+        *,
+        roll: bool = False,
+        progress: ArchiveProgress | None = None,
+    ) -> list[PartitionArchive]:
+        """Lay columnar copies beside the closed segments of a topic, where there are none yet.
+
+        What is to be said of the values' columns only a schema knows: see
+        :meth:`millstream.Topic.archive`, which calls this.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+            DiskFullError: there is no room; what is archived stays so.
+            FolderOwnedError: another process writes to this folder.
+        """
+        count = len(self._reader().offsets(topic))
+        writer = self._own()
+        partitions = [writer.partition(TopicPartition(topic, number)) for number in range(count)]
+        return archive_partitions(writer, partitions, columns, roll=roll, progress=progress)
 
     # -- groups -------------------------------------------------------------------------------
 

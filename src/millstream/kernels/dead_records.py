@@ -20,7 +20,7 @@ BadPolicy = Literal["dead-letter", "stop", "skip"]
 ``skip``: counted, not kept."""
 
 Details = Callable[[int, int], Iterable[pa.RecordBatch]]
-"""Reads the columns offset, key and headers of the records with offsets in [start, end)."""
+"""Reads the columns offset, key, headers and value of the records with offsets in [start, end)."""
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -53,12 +53,15 @@ def dead_rows(
     """Give the rows that are kept of dead records.
 
     Args:
-        records: A batch with columns offset, timestamp and value.
+        records: A batch with columns offset and timestamp, and with value unless they were decoded
+            earlier.
         dead: Positions in it, each with its reason.
-        details: Reads what ``records`` lacks: keys and headers.
+        details: Reads what ``records`` lacks: keys, headers, and values.
     """
     found = records.take(pa.array([at for at, _ in dead], pa.int64()))
-    keys, headers = _details(found, details)
+    keys, headers, values = _details(found, details)
+    if "value" in found.schema.names:
+        values = found.column("value").to_pylist()
     return in_full(
         pl.DataFrame(
             {
@@ -70,7 +73,7 @@ def dead_rows(
                 "time": pl.Series(found.column("timestamp").cast(pa.timestamp("us", "UTC"))),
                 "key": pl.Series(keys, dtype=pl.Binary),
                 "headers": headers,
-                "value": pl.Series(found.column("value"), dtype=pl.Binary),
+                "value": pl.Series(values, dtype=pl.Binary),
             }
         )
     )
@@ -93,19 +96,20 @@ def in_full(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _details(
     found: pa.RecordBatch, details: Details | None
-) -> tuple[list[bytes | None], list[str]]:
-    """Read keys and headers of the records; the log is read again, as few records die."""
+) -> tuple[list[bytes | None], list[str], list[bytes | None]]:
+    """Read keys, headers and values of records; the log is read again, as few records die."""
     offsets = found.column("offset").to_pylist()
-    known: dict[int, tuple[bytes | None, str]] = {}
+    known: dict[int, tuple[bytes | None, str, bytes | None]] = {}
     if details is not None:
         wanted = found.column("offset")
         for batch in details(min(offsets), max(offsets) + 1):
             hits = batch.filter(pc.is_in(batch.column("offset"), wanted))
             for row in hits.to_pylist():
                 pairs = [(header["key"], header["value"]) for header in row["headers"] or ()]
-                known[row["offset"]] = row["key"], headers_text(pairs)
-    rows = [known.get(offset, (None, "[]")) for offset in offsets]
-    return [key for key, _ in rows], [headers for _, headers in rows]
+                known[row["offset"]] = row["key"], headers_text(pairs), row["value"]
+    rows = [known.get(offset, (None, "[]", None)) for offset in offsets]
+    keys, headers, values = zip(*rows, strict=True)
+    return list(keys), list(headers), list(values)
 
 
 def headers_text(headers: Headers) -> str:

@@ -17,6 +17,8 @@ import pyarrow as pa
 from millstream.errors import UserCodeError
 from millstream.kernels.arrivals import Arrivals, Microseconds, unbelievable
 from millstream.kernels.dead_records import Details, dead_rows
+from millstream.kernels.decode import Decoded
+from millstream.kernels.decode.archived import ArchivedRecords
 from millstream.kernels.decode.records import RecordDecoder
 from millstream.kernels.frames import (
     ORDER,
@@ -43,15 +45,16 @@ class Lane:
     """One split of one partition's records in a batch.
 
     It ends before ``end_offset``; ``batches`` have columns offset, timestamp (ms, UTC) and value, in
-    offset order, and key or headers if the source wants them; between them there may be promises.
-    ``arrived_ms`` is the largest timestamp before the lane, where the event time is the time of
-    arrival. ``details`` reads the keys and headers of records that turn out to be dead.
+    offset order, and key or headers if the source wants them; between them there may be promises, and
+    records that were decoded earlier. ``arrived_ms`` is the largest timestamp before the lane, where
+    the event time is the time of arrival. ``details`` reads what the batches lack of records that
+    turn out to be dead.
     """
 
     partition: int
     split: int
     end_offset: int
-    batches: Iterable[pa.RecordBatch | Promise]
+    batches: Iterable[pa.RecordBatch | ArchivedRecords | Promise]
     arrived_ms: int = 0
     details: Details | None = None
 
@@ -97,8 +100,9 @@ class Ingest:
             if isinstance(batch, Promise):
                 clock.promise(batch.at_us)
                 continue
-            self._note_arrival(batch, lane.partition)
-            rows = self._rows(batch, lane, arrivals)
+            records = batch.records if isinstance(batch, ArchivedRecords) else batch
+            self._note_arrival(records, lane.partition)
+            rows = self._rows(records, self._decoder.decode(batch, lane.partition), lane, arrivals)
             events = self._judged(clock, rows) if rows.height else rows
             self.books.count(
                 self.source.name,
@@ -112,7 +116,7 @@ class Ingest:
                 for route in out:
                     route.take(events)
                 self.dead += rejects.of_records(
-                    batch, self.source.topic, lane.partition, lane.details
+                    records, self.source.topic, lane.partition, lane.details
                 )
         return clock.told()
 
@@ -133,9 +137,10 @@ class Ingest:
             step=self.source.name,
         )
 
-    def _rows(self, batch: pa.RecordBatch, lane: Lane, arrivals: Arrivals) -> pl.DataFrame:
-        """Decode one batch into rows with their time; put the dead ones aside."""
-        decoded = self._decoder.decode(batch, lane.partition)
+    def _rows(
+        self, batch: pa.RecordBatch, decoded: Decoded, lane: Lane, arrivals: Arrivals
+    ) -> pl.DataFrame:
+        """Give the rows of one batch with their time; put the dead ones aside."""
         table = polars_table(decoded.table)
         dead, good = decoded.dead, decoded.good
         arrived_us = arrivals.take(batch)[good]

@@ -48,7 +48,7 @@ class Rejects:
     ) -> list[pl.DataFrame]:
         """Give what was put aside of a batch of records as dead letters, and begin anew.
 
-        The batch has the columns offset, in its order, timestamp and value.
+        The batch has the columns offset, in its order, timestamp, and value or none.
         """
         taken, self.rejected = self.rejected, []
         there = batch.column("offset").to_numpy()

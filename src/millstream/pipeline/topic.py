@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from millstream.client import connect
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.decode import Field
+from millstream.kernels.decode.archived import ArchiveColumns
 from millstream.kernels.decode.formats import JSON, ValueFormat
 from millstream.kernels.emission import LatePolicy
 from millstream.kernels.watermarks import WatermarkRule
+from millstream.log.archive import RECORD_SCHEMA
+from millstream.log.archiving import PartitionArchive
 from millstream.pipeline.checks import (
     check_time,
 )
@@ -82,6 +87,32 @@ class Topic:
         lateness_us = to_us(lateness, what="stream's lateness")
         _check_late(late, lateness_us)
         return Stream(self.app, node, columns, lateness_us=lateness_us, late_policy=late)
+
+    def archive(
+        self, *, roll: bool = False, on_progress: Callable[[int, int], None] | None = None
+    ) -> list[PartitionArchive]:
+        """Lay a columnar copy beside each closed segment of the topic that has none yet.
+
+        The copies are Parquet files, one for each segment, with the fields of this declaration as
+        columns: batch tools read them as they are, and jobs read them instead of decoding the
+        records again. They may be deleted at any time. See docs/archive.md.
+
+        Args:
+            roll: Close the segments that are still growing first, so that all that is committed now
+                is archived.
+            on_progress: Called with the bytes of segments archived so far, and in all.
+
+        Returns:
+            What is archived now, by partition.
+
+        Raises:
+            UnknownTopicError: the log has no such topic.
+            DiskFullError: there is no room; what is archived stays so, and a second call goes on.
+            FolderOwnedError: another process writes to the log.
+        """
+        columns = ArchiveColumns(self.values, self.fields, RECORD_SCHEMA.names)
+        with connect(self.app.log) as log:
+            return log.archive(self.name, columns, roll=roll, progress=on_progress)
 
 
 def _check_late(late: LatePolicy, lateness_us: int) -> None:

@@ -26,20 +26,19 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from millstream.kernels.decode.records import columns_read
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.ingest import Ingest, Lane
 from millstream.kernels.plan import SourcePlan
 from millstream.kernels.watermarks import PartitionProgress, SourceTime
 from millstream.log.reader import LogReader
+from millstream.spark.archived import LaneReader
 from millstream.spark.event_times import EventTimesFile
 from millstream.spark.pacing import Paces
 from millstream.spark.source_offsets import Ends, Look, SourceOffset, Split, divide, next_offset
 
 _ARROW_SCHEMA = pa.schema([("port", pa.int32()), ("bucket", pa.int32()), ("frame", pa.binary())])
-_DETAILS = ("offset", "key", "headers")
+_DETAILS = ("offset", "key", "headers", "value")
 _TASK_ROWS_MIN = 20_000
-_CHUNK_BYTES = 16 << 20
 _YIELD_BYTES = 64 << 20
 
 
@@ -192,19 +191,13 @@ class LogPlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _run_task(spec: SourceSpec, task: Task) -> Iterator[FrameRow]:
     reader = LogReader(spec.log)
     for index, source in enumerate(spec.sources):
+        records = LaneReader(reader, source)
         lanes = (
             Lane(
                 split.partition,
                 split.number,
                 split.end,
-                reader.read(
-                    source.topic,
-                    split.partition,
-                    split.start,
-                    split.end,
-                    columns=columns_read(source.fields),
-                    bytes_max=_CHUNK_BYTES,
-                ),
+                records.read(split.partition, split.start, split.end),
                 split.arrived_ms,
                 partial(reader.read, source.topic, split.partition, columns=_DETAILS),
             )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.kernels.decode.archived import ArchivedRecords
 from millstream.kernels.decode.fields import (
     Decoded,
     Decoder,
@@ -20,6 +22,7 @@ from millstream.kernels.decode.fields import (
     table_schema,
 )
 from millstream.kernels.decode.formats import ValueFormat
+from millstream.kernels.decode.rows import merged
 
 META_TYPES: dict[Meta, pa.DataType] = {
     "key": pa.binary(),
@@ -53,9 +56,12 @@ class RecordDecoder:
             tuple(field for field in self.fields if field.meta is None)
         )
 
-    def decode(self, records: pa.RecordBatch, partition: int) -> Decoded:
+    def decode(self, batch: pa.RecordBatch | ArchivedRecords, partition: int) -> Decoded:
         """Decode the records of a partition. Rows come in their order."""
-        decoded = self._values.decode(records.column("value"))
+        if isinstance(batch, ArchivedRecords):
+            records, decoded = batch.records, self._completed(batch)
+        else:
+            records, decoded = batch, self._values.decode(batch.column("value"))
         if not any(field.meta for field in self.fields):
             return decoded
         columns = [
@@ -66,6 +72,20 @@ class RecordDecoder:
         ]
         table = pa.Table.from_arrays(columns, schema=table_schema(self.fields))
         return Decoded(table, decoded.good, decoded.dead)
+
+    def _completed(self, batch: ArchivedRecords) -> Decoded:
+        """Decode what was not decoded earlier, and put it between what was."""
+        known = np.arange(batch.records.num_rows)
+        if not len(batch.left):
+            return Decoded(batch.columns, known, [])
+        by_now = self._values.decode(batch.values)
+        known = np.delete(known, batch.left)
+        rest = Decoded(
+            by_now.table,
+            batch.left[by_now.good],
+            [(int(batch.left[at]), reason) for at, reason in by_now.dead],
+        )
+        return merged([(batch.columns.take(pa.array(known)), known)], rest)
 
 
 def _meta_column(meta: Meta, records: pa.RecordBatch, partition: int, good: Positions) -> pa.Array:
