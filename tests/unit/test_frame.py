@@ -29,6 +29,7 @@ PROGRAMS = [
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PROGRAMS_WITHIN = (  # documents whose snippets are programs
     "README.md",
+    "docs/archive.md",
     "docs/schemas.md",
     "docs/testing.md",
 )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from millstream.cli.progress import shown_progress
 
 if TYPE_CHECKING:
     from millstream.log.findings import Finding
@@ -90,7 +90,7 @@ def repair(folder: Path, *, yes: bool, as_json: bool) -> None:
         click.confirm(_question(found), abort=True, err=as_json)
     repaired: list[Repaired] = []
     if found:
-        with _progress("repairing") as progress:
+        with shown_progress("repairing") as progress:
             repaired = repair_folder(folder, progress=progress)
     if as_json:
         click.echo(json.dumps([_plain(one) for one in repaired], indent=2))
@@ -128,23 +128,8 @@ def stat(folder: Path, *, as_json: bool) -> None:
 def _look_over(folder: Path) -> list[Finding]:
     from millstream.log.inspection import inspect
 
-    with _progress("reading") as progress:
+    with shown_progress("reading") as progress:
         return list(inspect(folder, progress=progress))
-
-
-@contextmanager
-def _progress(doing: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show on a terminal how far it is; give what is to be called with bytes done and in all."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(doing, total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
 
 
 def _line(finding: Finding) -> str:

@@ -20,7 +20,7 @@ from millstream.errors import ConfigError, MillstreamError
 # The sentence stands here too, so that the list of commands can be shown without importing them.
 COMMANDS = {
     "demo": "Run a whole pipeline on data that comes with the package, and check its answer.",
-    "topic": "Create, list, describe, alter and delete topics.",
+    "topic": "Create, list, describe, alter, archive and delete topics.",
     "produce": "Append each line of standard input to TOPIC as one record.",
     "consume": "Print the values of the records of TOPIC, one per line.",
     "group": "List, describe, reset and delete groups: how far each has read.",

@@ -1,8 +1,9 @@
-"""``millstream topic``: make, list, describe, alter and delete the topics of a log."""
+"""``millstream topic``: make, list, describe, alter, archive and delete the topics of a log."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,7 +66,7 @@ def _setting_options(command: Command) -> Command:
 
 @click.group()
 def topic() -> None:
-    """Create, list, describe, alter and delete topics.
+    """Create, list, describe, alter, archive and delete topics.
 
     \b
     Examples:
@@ -273,6 +274,51 @@ def delete(name: str, folder: Path, *, yes: bool, as_json: bool) -> None:
     )
 
 
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--app",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    required=True,
+    help="The Python file with the app that declares the topic: its schema gives the columns.",
+)
+@click.option("--name", "app_name", help="Which app, where the file declares several: its name.")
+@click.option(
+    "--roll", is_flag=True, help="Close the segments that are still growing first, to archive all."
+)
+@json_option
+def archive(name: str, *, file: Path, app_name: str | None, roll: bool, as_json: bool) -> None:
+    """Lay a Parquet file with the records as columns beside each closed segment of the topic NAME.
+
+    Batch tools read these files as they are; jobs read them instead of decoding the records again.
+    They are copies, and may be deleted at any time. What is archived already is not written again,
+    unless the schema has changed. The log is the one that the app names.
+
+    `undecodable` counts records that do not fit the schema: only their segment has what they hold.
+
+    \b
+    Examples:
+      millstream topic archive bids --app app.py
+      millstream topic archive bids --app app.py --roll --json
+    """
+    from millstream.cli.progress import shown_progress
+    from millstream.cli.run import find_app
+
+    app = find_app(file, app_name)
+    if name not in app.topics:
+        known = ", ".join(app.topics) or "none"
+        raise ConfigError(
+            f"the app {app.name!r} in {file} declares no topic {name!r} (topics: {known}); correct "
+            "the name, or declare it there with its schema"
+        )
+    with shown_progress("archiving") as progress:
+        found = app.topics[name].archive(roll=roll, on_progress=progress)
+    show([asdict(one) for one in found], _ARCHIVE_COLUMNS, as_json=as_json)
+    for text in [] if as_json else [text for one in found for text in one.left_out]:
+        click.echo(f"left out: {text}", err=True)
+
+
 # -- settings as they are given ---------------------------------------------------------------
 
 
@@ -395,6 +441,15 @@ _PARTITION_COLUMNS = [
     Column("end"),
     Column("records at most", "records_at_most"),
     Column("bytes", lambda row: describe_bytes(row["bytes"])),
+]
+_ARCHIVE_COLUMNS = [
+    Column("partition"),
+    Column("segments\narchived", "segments"),
+    Column("of these\nnow", "made"),
+    Column("records", "rows"),
+    Column("undecodable"),
+    Column("bytes\nbefore", lambda row: describe_bytes(row["segment_bytes"])),
+    Column("bytes\nafter", lambda row: describe_bytes(row["archive_bytes"])),
 ]
 _SETTING_COLUMNS = [
     Column("setting", "name", left=True),

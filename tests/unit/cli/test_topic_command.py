@@ -172,3 +172,38 @@ def test_what_is_said_of_a_size_is_within_a_twentieth_of_it(size):
 def test_what_is_no_size_is_refused_with_the_units_there_are(text):
     with pytest.raises(ConfigError, match="GiB"):
         parse_bytes(text, what="--retention-bytes")
+
+
+APP = """
+from dataclasses import dataclass
+import millstream as ms
+
+@dataclass
+class Click:
+    ad: int
+
+app = ms.App("ads", log={log!r})
+app.topic("clicks", Click)
+"""
+
+
+def test_a_topic_is_archived_by_the_schema_of_an_app(done, call, folder, tmp_path):
+    program = tmp_path / "app.py"
+    program.write_text(APP.format(log=str(folder)))
+    done("topic", "create", "clicks", "--partitions", "2")
+    done("produce", "clicks", "--raw", stdin=b'{"ad": 1}\n{"ad": 2}\nbad\n')
+    archive = ("topic", "archive", "clicks", "--app", str(program))
+    rows = json.loads(done(*archive, "--json"))
+    assert [(row["segments"], row["rows"]) for row in rows] == [(0, 0), (0, 0)]
+    rows = json.loads(done(*archive, "--roll", "--json"))
+    assert sum(row["made"] for row in rows) == sum(row["segments"] for row in rows) > 0
+    assert (sum(row["rows"] for row in rows), sum(row["undecodable"] for row in rows)) == (3, 1)
+    assert sum(row["archive_bytes"] for row in rows) == sum(
+        path.stat().st_size for path in folder.glob("t/*/*/*.parquet")
+    )
+    said = done(*archive)
+    assert "undecodable" in said
+    assert "B" in said
+    code, _, err = call("topic", "archive", "clocks", "--app", str(program))
+    assert code == 2
+    assert "declares no topic 'clocks' (topics: clicks)" in err
