@@ -1,7 +1,7 @@
 """Which partition a record goes to: its key's, as Kafka's clients choose it; without, in turn.
 
 Records without a key stay with one partition until something of their topic is sent, so that they
-share batches.
+share batches. Those that come as columns bring their own batches, and take turns among themselves.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ class Partitioner:
     def __init__(self, writer: LogWriter) -> None:
         self._partition_count = writer.partition_count
         self._turns: dict[str, int] = {}
+        # Counted apart: one bulk would go on twice, once when it is split and once when it is sent,
+        # and of an even number of partitions only every other one would get anything.
+        self._bulk_turns: dict[str, int] = {}
         self._hashes: dict[bytes, int] = {}
 
     def choose(self, topic: str, key: bytes | None, partition: int | None) -> int:
@@ -53,10 +56,10 @@ class Partitioner:
         """
         count = self._partition_count(topic)
         if columns.keys is None or count == 1:
-            return [(self._turn(topic) % count, columns)]
+            return [(_next(self._bulk_turns, topic) % count, columns)]
         chosen = partitions_of(columns.keys, count)
         if (chosen < 0).any():
-            chosen[chosen < 0] = self._turn(topic) % count
+            chosen[chosen < 0] = _next(self._bulk_turns, topic) % count
         order = np.argsort(chosen, kind="stable")
         ends = np.searchsorted(chosen[order], np.arange(count), side="right")
         out, start = [], 0
@@ -69,12 +72,7 @@ class Partitioner:
     def go_on(self, topics: Iterable[str]) -> None:
         """Let the next partition of each topic have its turn."""
         for topic in topics:
-            self._turn(topic)
-
-    def _turn(self, topic: str) -> int:
-        number = self._turns.get(topic, 0)
-        self._turns[topic] = number + 1
-        return number
+            _next(self._turns, topic)
 
     def _hash(self, key: bytes) -> int:
         hashed = murmur2(key) & 0x7FFFFFFF
@@ -83,3 +81,9 @@ class Partitioner:
                 self._hashes.clear()
             self._hashes[key] = hashed
         return hashed
+
+
+def _next(turns: dict[str, int], topic: str) -> int:
+    number = turns.get(topic, 0)
+    turns[topic] = number + 1
+    return number

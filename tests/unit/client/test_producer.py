@@ -153,6 +153,17 @@ def test_batches_are_compressed_as_asked_and_read_back(log: LogWriter, codec: st
     assert COMPRESSIONS[header.attributes & COMPRESSION_MASK] == codec
 
 
+def test_columns_without_keys_take_turns_among_all_partitions_also_when_sent_one_by_one(
+    log: LogWriter,
+) -> None:
+    log.create_topic("four", partitions=4)
+    with Producer(log) as producer:
+        for number in range(8):
+            producer.send_many("four", values=[b"%d" % number]).result(WAIT_S)
+    found = [values(log, "four", partition) for partition in range(4)]
+    assert found == [[b"%d" % n, b"%d" % (n + 4)] for n in range(4)]
+
+
 # -- headers ------------------------------------------------------------------------------------
 
 
