@@ -24,12 +24,34 @@ def tree_cpu_s() -> float:
                 continue
             parents[int(entry.name)] = int(fields[1])
             used[int(entry.name)] = sum(map(int, fields[11:15]))
-    return sum(used[pid] for pid in used if _descends(pid, parents)) / TICKS
+    return sum(used[pid] for pid in used if _descends(pid, parents, os.getpid())) / TICKS
 
 
-def _descends(pid: int, parents: dict[int, int]) -> bool:
+def tree_memory_mib(root: int) -> float:
+    """Proportional memory (PSS) of a process and all below it, in MiB."""
+    parents, used = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int(
+                    (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                )
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    for pid in [pid for pid in parents if _descends(pid, parents, root)]:
+        try:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        used[pid] = sum(
+            int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")
+        )
+    return sum(used.values()) / 1024
+
+
+def _descends(pid: int, parents: dict[int, int], root: int) -> bool:
     while pid in parents:
-        if pid == os.getpid():
+        if pid == root:
             return True
         pid = parents[pid]
     return False

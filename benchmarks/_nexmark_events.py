@@ -2,8 +2,9 @@
 
 Of every 50 events the first is a person, the next three are auctions and the rest bids, as in the
 benchmark's own generator; half of the bids go to one "hot" auction of the moment, three quarters
-come from one hot bidder, and prices are spread log-uniformly over 10 to 10^8 cents. There are
-10,000 events a second, at whole milliseconds, which is as fine as Flink's event time goes. Texts are shorter than the original's padding.
+come from one hot bidder, three quarters of the auctions are a hot seller's, and prices are spread
+log-uniformly over 10 to 10^8 cents. There are 10,000 events a second, at whole milliseconds, which is
+as fine as Flink's event time goes. Texts are shorter than the original's padding.
 
 Source: Tucker, Tufte, Papadimos, Maier, "NEXMark - A Benchmark for Queries over Data Streams",
 2002; proportions and hot ratios as in the generator of Apache Beam and of the Flink community.
@@ -11,18 +12,84 @@ Source: Tucker, Tufte, Papadimos, Maier, "NEXMark - A Benchmark for Queries over
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 START_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
-_EVENTS_PER_MS = 10
+EVENTS_PER_S = 10_000
 _PERSONS, _AUCTIONS, _OF = 1, 3, 50
-_HOT_AUCTION, _HOT_BIDDER = 2, 4  # one in two bids, three in four bids
+_HOT_AUCTION, _HOT_BIDDER, _HOT_SELLER = 2, 4, 4  # one in two bids, three in four, three in four
 _HOT_SPAN = 100  # a hot auction stays hot for so many auctions
+_ACTIVE = 1000  # a person stays active for so many persons
 _CHANNELS = ("apple", "google", "facebook", "baidu")
+_FIRST_NAMES = (
+    "Peter",
+    "Paul",
+    "Luke",
+    "John",
+    "Saul",
+    "Vicky",
+    "Kate",
+    "Julie",
+    "Sarah",
+    "Deiter",
+)
+_LAST_NAMES = (
+    "Shultz",
+    "Abrams",
+    "Spencer",
+    "White",
+    "Bartels",
+    "Walton",
+    "Smith",
+    "Jones",
+    "Noris",
+)
+_STATES = ("AZ", "CA", "ID", "OR", "WA", "WY")
+_FORMAT = "%Y-%m-%dT%H:%M:%S%.3fZ"
+
+
+def persons(count_of_events: int, start: int) -> pl.DataFrame:
+    """Make the persons among events ``[start, start + count_of_events)``."""
+    dice = np.random.default_rng([5, start])
+    number = np.arange(start, start + count_of_events)
+    number = number[number % _OF < _PERSONS]
+    count = len(number)
+    return pl.DataFrame(
+        {
+            "id": number // _OF * _PERSONS + 1000,
+            "name": _chosen(dice, _FIRST_NAMES, count) + " " + _chosen(dice, _LAST_NAMES, count),
+            "state": _chosen(dice, _STATES, count),
+            "date_time": _times(number).dt.strftime(_FORMAT),
+            "extra": _extra(dice, count),
+        }
+    )
+
+
+def auctions(count_of_events: int, start: int) -> pl.DataFrame:
+    """Make the auctions among events ``[start, start + count_of_events)``."""
+    dice = np.random.default_rng([6, start])
+    number = np.arange(start, start + count_of_events)
+    place = number % _OF - _PERSONS
+    number, place = (each[(place >= 0) & (place < _AUCTIONS)] for each in (number, place))
+    count = len(number)
+    at = _times(number)
+    return pl.DataFrame(
+        {
+            "id": number // _OF * _AUCTIONS + place + 1000,
+            "item_name": "item " + pl.Series(dice.integers(0, 100_000, count)).cast(pl.String),
+            "initial_bid": _price(dice, count),
+            "reserve": _price(dice, count),
+            "date_time": at.dt.strftime(_FORMAT),
+            "expires": (
+                at + pl.Series(dice.integers(1, 333, count)).cast(pl.Duration("ms"))
+            ).dt.strftime(_FORMAT),
+            "seller": _person(dice, number, _HOT_SELLER),
+            "category": dice.integers(10, 15, count),
+            "extra": _extra(dice, count),
+        }
+    )
 
 
 def bids(count_of_events: int, start: int) -> pl.DataFrame:
@@ -31,29 +98,25 @@ def bids(count_of_events: int, start: int) -> pl.DataFrame:
     number = np.arange(start, start + count_of_events)
     number = number[number % _OF >= _PERSONS + _AUCTIONS]
     count = len(number)
-    auctions = number // _OF * _AUCTIONS + _AUCTIONS  # so many have been opened by then
-    persons = number // _OF + 1
+    opened = number // _OF * _AUCTIONS + _AUCTIONS  # so many auctions there are by then
     hot = dice.integers(0, _HOT_AUCTION, count) > 0
-    some = np.maximum(auctions - 1 - dice.integers(0, 100, count), 0)
-    auction = np.where(hot, (auctions - 1) // _HOT_SPAN * _HOT_SPAN, some)
-    hot = dice.integers(0, _HOT_BIDDER, count) > 0
-    some = np.maximum(persons - 1 - dice.integers(0, 1000, count), 0)
-    bidder = np.where(hot, (persons - 1) // _HOT_SPAN * _HOT_SPAN, some)
-    price = np.round(10.0 ** (1 + 7 * dice.random(count))).astype(np.int64)
-    channel = dice.integers(0, len(_CHANNELS), count)
-    at = pl.Series(START_MS + number // _EVENTS_PER_MS).cast(pl.Datetime("ms"))
+    some = np.maximum(opened - 1 - dice.integers(0, 100, count), 0)
+    auction = np.where(hot, (opened - 1) // _HOT_SPAN * _HOT_SPAN, some)
     return pl.DataFrame(
         {
             "auction": auction + 1000,
-            "bidder": bidder + 1000,
-            "price": price,
-            "channel": np.array(_CHANNELS)[channel],
+            "bidder": _person(dice, number, _HOT_BIDDER),
+            "price": _price(dice, count),
+            "channel": _chosen(dice, _CHANNELS, count),
             "url": "https://www.nexmark.com/item.htm?id="
             + pl.Series(dice.integers(0, 10_000, count)).cast(pl.String),
-            "date_time": at.dt.strftime("%Y-%m-%dT%H:%M:%S%.3fZ"),
-            "extra": pl.Series(dice.integers(0, 2**62, count)).cast(pl.String),
+            "date_time": _times(number).dt.strftime(_FORMAT),
+            "extra": _extra(dice, count),
         }
     )
+
+
+MADE_BY = {"bids": bids, "auctions": auctions, "persons": persons}
 
 
 def as_json(frame: pl.DataFrame) -> pa.Array:
@@ -62,19 +125,25 @@ def as_json(frame: pl.DataFrame) -> pa.Array:
     return lines.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(pa.binary())
 
 
-def write(folder: Path, events: int, *, batch: int, partitions: int) -> int:
-    """Write the bids to a log and to JSON files, ``batch`` events a file; give their number."""
-    import millstream as ms
+def _person(dice: np.random.Generator, number: np.ndarray, hot_ratio: int) -> np.ndarray:
+    """Choose a person of those that have joined: the hot one of the moment, or an active one."""
+    joined = number // _OF + 1
+    hot = dice.integers(0, hot_ratio, len(number)) > 0
+    some = np.maximum(joined - 1 - dice.integers(0, _ACTIVE, len(number)), 0)
+    return np.where(hot, (joined - 1) // _HOT_SPAN * _HOT_SPAN, some) + 1000
 
-    files = folder / "bids"
-    files.mkdir()
-    total = 0
-    with ms.connect(folder / "log") as log, log.producer() as producer:
-        log.create_topic("bids", partitions=partitions)
-        for start in range(0, events, batch):
-            lines = as_json(bids(min(batch, events - start), start))
-            producer.send_many("bids", values=lines)
-            text = b"\n".join(value.as_py() for value in lines)
-            (files / f"{start:012}.json").write_bytes(text + b"\n")
-            total += len(lines)
-    return total
+
+def _price(dice: np.random.Generator, count: int) -> np.ndarray:
+    return np.round(10.0 ** (1 + 7 * dice.random(count))).astype(np.int64)
+
+
+def _chosen(dice: np.random.Generator, words: tuple[str, ...], count: int) -> pl.Series:
+    return pl.Series(np.array(words)[dice.integers(0, len(words), count)], dtype=pl.String)
+
+
+def _extra(dice: np.random.Generator, count: int) -> pl.Series:
+    return pl.Series(dice.integers(0, 2**62, count)).cast(pl.String)
+
+
+def _times(number: np.ndarray) -> pl.Series:
+    return pl.Series(START_MS + number * 1000 // EVENTS_PER_S).cast(pl.Datetime("ms"))

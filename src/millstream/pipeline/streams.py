@@ -225,6 +225,11 @@ class Stream:
         self, given: Sequence[Column], named: dict[str, pl.Expr], what: str, name: str | None
     ) -> tuple[tuple[pl.Expr, ...], str]:
         """Give the expressions of a step, and its name: what it makes, if it was given none."""
+        if isinstance(name, pl.Expr):
+            raise ConfigError(
+                f'{what} has name= for the name of the step. Give a column that is called "name" as '
+                'an expression: (…).alias("name").'
+            )
         plain = [as_expression(e, what=f"an expression of {what}") for e in given]
         every = (*plain, *(as_expression(e, what=n).alias(n) for n, e in named.items()))
         if not every:
@@ -369,7 +374,8 @@ class Stream:
     ) -> Windowed:
         """Divide the stream's time into windows, and its rows by the columns ``by``.
 
-        ``by`` is by default what :meth:`key_by` said; with neither, a window is one group.
+        ``by`` is by default what :meth:`key_by` said, or the window above was divided by; with
+        neither, or with ``by=()``, a window is one group.
         """
         if self.mode == "update":
             raise ConfigError(

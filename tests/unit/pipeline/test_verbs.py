@@ -319,6 +319,8 @@ def test_mistakes_in_verbs_are_refused_where_they_are_made():
         stream.split()
     with refused("no expression"):
         stream.with_columns()
+    with refused(r"select has name= for the name of the step.*\.alias\("):
+        stream.select("id", name=pl.col("text"))
     with refused("on_error is 'ignore'"):
         stream.filter(pl.col("n") > 1, on_error="ignore")
     with refused("on_error is 'ignore'"):
