@@ -96,7 +96,7 @@ def test_a_run_that_has_committed_and_sleeps_before_spark_knows_it_changes_nothi
         )
         before = held(tmp_path, topics=False)
         said = wake(old)
-    assert said.startswith("FencedError Run "), said
+    assert said.startswith("FencedError A newer run of the app 'matrix' has begun"), said
     assert held(tmp_path, topics=False) == before
     pipeline(tmp_path, topics=False).run(until="caught-up")
     assert held(tmp_path, topics=False).outputs == wanted(tmp_path, EVENTS, topics=False)

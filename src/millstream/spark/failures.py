@@ -7,20 +7,30 @@ import re
 from pathlib import Path
 
 from millstream import errors
-from millstream.errors import JobFailedError, MillstreamError, UserCodeError
+from millstream.errors import FencedError, JobFailedError, MillstreamError, UserCodeError
 from millstream.spark.internals import explain_failure
 
+# Spark's own log of batches tells that another run writes to it, too, where our fence had not to: the
+# batch was committed, and the newer run began before Spark noted so.
+_ANOTHER_RUN = "[CONCURRENT_STREAM_LOG_UPDATE]"
+_STREAM_FAILED = re.compile(r"^\[STREAM_FAILED\] Query .*? terminated with exception: ")
 _OURS = re.compile(r"millstream\.errors\.(\w+): (.*)", re.DOTALL)
 
 
 def as_ours(failure: BaseException, app: str, log: Path) -> MillstreamError:
     """Give an error of our tree for a failed query: the worker's own where it was one of ours."""
-    text = explain_failure(failure) or str(failure)
-    last = text.strip().splitlines()[-1]
+    python = explain_failure(failure)
+    text = python or str(failure)
+    if python is None and _ANOTHER_RUN in text:
+        return FencedError(
+            f"A newer run of the app {app!r} has begun, and goes on in place of this one. What this "
+            "run had committed stands; let the newer one go on."
+        )
     match = _OURS.search(text)
     if match is None:
         return JobFailedError(
-            f"The job of the app {app!r} stopped: {last} The whole of it is in {log}."
+            f"The job of the app {app!r} stopped: {_reason(text, python=python is not None)} "
+            f"The whole of it is in {log}."
         )
     name, message = match.group(1), match.group(2).strip()
     kind = getattr(errors, name)
@@ -34,3 +44,10 @@ def as_ours(failure: BaseException, app: str, log: Path) -> MillstreamError:
         ours = JobFailedError(message)
     assert isinstance(ours, MillstreamError)
     return ours
+
+
+def _reason(text: str, *, python: bool) -> str:
+    """Choose the line that says why: Python's traceback ends with it, the JVM's report begins so."""
+    lines = text.strip().splitlines()
+    reason = lines[-1] if python else _STREAM_FAILED.sub("", lines[0])
+    return reason if reason.endswith(".") else f"{reason}."
