@@ -6,6 +6,9 @@ A batch adds one run per slot that it touches, and folds the newest runs into it
 most twice the size in hand, so that a slot holds a few runs and a row is rewritten a few times
 (a size-tiered log-structured merge: O'Neil et al., "The Log-Structured Merge-Tree", 1996).
 
+A fold of many rows goes by ranges of hashes, and makes one part of a run for each, so that it takes no
+more memory than a few parts do. The parts of a run stand one behind the other.
+
 The manifest is all that changes. It is committed together with the runs that it names; a run's
 name is unique to the attempt that wrote it, so that a copy left behind by an attempt that failed
 can never be mistaken for another's.
@@ -14,7 +17,7 @@ can never be mistaken for another's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,19 +28,26 @@ from millstream.kernels.frames import HASH, polars_table
 from millstream.kernels.keyhash import Hashes
 
 FOLD_RATIO = 2  # a newer run is folded into while the older is at most this many times its size
+PART_ROWS = 1_000_000  # about; some 60 MB, of which a fold has a handful in hand at a time
+_SAMPLES = 64  # hashes looked at, per part to be made, to find where parts may begin
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run, as the manifest names it."""
+    """One run, or a part of one, as the manifest names it.
+
+    A part with a number above 0 goes on with higher hashes where the one before it ends.
+    """
 
     name: str
     slot: int
     rows: int
     size_bytes: int
+    part: int = 0
 
     def to_message(self) -> list[Any]:
-        return [self.name, self.slot, self.rows, self.size_bytes]
+        whole = [self.name, self.slot, self.rows, self.size_bytes]
+        return [*whole, self.part] if self.part else whole
 
 
 class RunStore(Protocol):
@@ -96,7 +106,7 @@ class SortedRuns:
         """
         for run in self.slots.get(slot, ()):
             table = self.store.load(run)
-            found = _positions(table.column(HASH).chunk(0).to_numpy(), hashes)
+            found = _positions(_hashes(table), hashes)
             if len(found):
                 yield polars_table(table.take(pa.array(found)))
 
@@ -105,22 +115,42 @@ class SortedRuns:
     ) -> None:
         """Add rows (with ``__hash``) to a slot as its newest run, folding small runs into it.
 
-        ``merge`` sees the rows oldest first, and meanwhile the slot holds only the runs that are
-        older than all of them. What it gives may be no rows at all.
+        ``merge`` sees the rows oldest first, all of a hash together, and meanwhile the slot holds
+        only the runs that are older than all of them. What it gives may be no rows at all.
         """
         runs = self.slots.setdefault(slot, [])
-        folded: list[Run] = []
+        folded: list[list[Run]] = []
         size = rows.height
-        while runs and runs[-1].rows <= FOLD_RATIO * size:
-            folded.append(runs.pop())
-            size += folded[-1].rows
-        if folded:
-            older = [polars_table(self.store.load(run)) for run in reversed(folded)]
-            rows = merge(pl.concat([*older, rows]))
-        if rows.height:
-            runs.append(self.store.save(slot, _to_arrow(rows.sort(HASH))))
-        for run in folded:
-            self.store.drop(run)
+        while runs and _rows(newest := _newest(runs)) <= FOLD_RATIO * size:
+            del runs[-len(newest) :]
+            folded.insert(0, newest)
+            size += _rows(newest)
+        made: list[Run] = []
+        for pieces in self._ranges(folded, rows, size):
+            merged = merge(pl.concat(pieces)) if folded else pieces[0]
+            if merged.height:
+                run = self.store.save(slot, _to_arrow(merged.sort(HASH)))
+                made.append(replace(run, part=len(made)))
+        runs += made
+        for part in (part for run in folded for part in run):
+            self.store.drop(part)
+
+    def _ranges(
+        self, folded: list[list[Run]], rows: pl.DataFrame, size: int
+    ) -> Iterator[list[pl.DataFrame]]:
+        """Yield the rows of runs (oldest first) and the new ones, by ranges of hashes, rising."""
+        count = -(-size // PART_ROWS)
+        if count <= 1:
+            yield [*(polars_table(self.store.load(part)) for run in folded for part in run), rows]
+            return
+        tables = [[self.store.load(part) for part in run] for run in folded]
+        tables.append([_to_arrow(rows.sort(HASH, maintain_order=True))])
+        starts = _starts(max(tables, key=lambda run: sum(part.num_rows for part in run)), count)
+        for low, high in zip((None, *starts), (*starts, None), strict=True):
+            within = [_between(part, low, high) for run in tables for part in run]
+            pieces = [polars_table(piece) for piece in within if piece.num_rows]
+            if pieces:
+                yield pieces
 
     def drop_slot(self, slot: int) -> None:
         """Forget a whole slot: its time has passed."""
@@ -128,8 +158,42 @@ class SortedRuns:
             self.store.drop(run)
 
 
+def _newest(runs: list[Run]) -> list[Run]:
+    """Give the parts of the newest run."""
+    first = len(runs) - 1
+    while runs[first].part:
+        first -= 1
+    return runs[first:]
+
+
+def _rows(parts: list[Run]) -> int:
+    return sum(part.rows for part in parts)
+
+
+def _hashes(table: pa.Table) -> Hashes:
+    hashes: Hashes = table.column(HASH).chunk(0).to_numpy()
+    return hashes
+
+
+def _starts(run: list[pa.Table], count: int) -> list[np.uint64]:
+    """Choose the hashes with which ranges begin that divide a run into so many even parts."""
+    stride = max(1, sum(part.num_rows for part in run) // (count * _SAMPLES))
+    sample = np.concatenate([_hashes(part)[::stride] for part in run])
+    return list(np.unique(sample[len(sample) * np.arange(1, count) // count]))
+
+
+def _between(part: pa.Table, low: np.uint64 | None, high: np.uint64 | None) -> pa.Table:
+    """Give the rows of a part with hashes in ``[low, high)``, without copying."""
+    hashes = _hashes(part)
+    first = 0 if low is None else int(np.searchsorted(hashes, low))
+    end = len(hashes) if high is None else int(np.searchsorted(hashes, high))
+    return part.slice(first, end - first)
+
+
 def _positions(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Give the positions in ``held`` (sorted) of every row whose hash is among ``wanted``."""
+    lowest, highest = np.searchsorted(wanted, held[:1]), np.searchsorted(wanted, held[-1:], "right")
+    wanted = wanted[lowest[0] : highest[0]]  # held may be one part of many
     first = np.searchsorted(held, wanted, side="left")
     inside = first < len(held)
     inside[inside] = held[first[inside]] == wanted[inside]

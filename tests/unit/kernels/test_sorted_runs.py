@@ -1,6 +1,8 @@
 """Sorted runs against a dict: what is looked up and scanned is what was added, merged per key."""
 
 import itertools
+from unittest.mock import patch
+from zlib import crc32
 
 import numpy as np
 import polars as pl
@@ -8,6 +10,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.kernels import sorted_runs
 from millstream.kernels.frames import HASH
 from millstream.kernels.sorted_runs import (
     FOLD_RATIO,
@@ -43,12 +46,18 @@ batches = st.lists(
 )
 
 
-@given(batches)
-def test_runs_hold_what_was_added_whatever_the_batches(added):
+def divided(part_rows):
+    """Let runs have so many rows to a part, about."""
+    return patch.object(sorted_runs, "PART_ROWS", part_rows)
+
+
+@given(batches, st.sampled_from([1, 3, 1_000_000]))
+def test_runs_hold_what_was_added_whatever_the_batches(added, part_rows):
     runs = SortedRuns(MemoryRunStore())
     model = {0: {}, 10: {}}
     for slot, counts in added:
-        runs.add(slot, rows_of(counts, collide), merge)
+        with divided(part_rows):
+            runs.add(slot, rows_of(counts, collide), merge)
         for key, count in counts.items():
             model[slot][key] = model[slot].get(key, 0) + count
         runs = SortedRuns.from_message(runs.to_message(), runs.store)
@@ -58,11 +67,12 @@ def test_runs_hold_what_was_added_whatever_the_batches(added):
         assert dict(total.select("k", "n").iter_rows()) == expected
 
 
-@given(batches, st.sets(st.integers(0, 2), min_size=1))
-def test_a_look_up_gives_every_row_of_the_wanted_hashes_and_no_other(added, wanted):
+@given(batches, st.sets(st.integers(0, 2), min_size=1), st.sampled_from([1, 3, 1_000_000]))
+def test_a_look_up_gives_every_row_of_the_wanted_hashes_and_no_other(added, wanted, part_rows):
     runs = SortedRuns(MemoryRunStore())
     for _, counts in added:
-        runs.add(0, rows_of(counts, collide), merge)
+        with divided(part_rows):
+            runs.add(0, rows_of(counts, collide), merge)
     looked = [
         row for rows in runs.look_up(0, np.array(sorted(wanted), np.uint64)) for row in rows.rows()
     ]
@@ -80,6 +90,49 @@ def test_a_slot_keeps_few_runs_and_the_store_keeps_only_those(sizes):
     held = runs.slots[0]
     assert all(older.rows > FOLD_RATIO * newer.rows for older, newer in itertools.pairwise(held))
     assert set(store.tables) == {run.name for run in held}
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=8))
+def test_a_large_run_is_in_parts_of_rising_hashes_and_folded_as_a_whole(sizes):
+    store = MemoryRunStore()
+    runs = SortedRuns(store)
+    for number, size in enumerate(sizes):
+        counts = {f"{number}-{i}": 1 for i in range(size)}
+        with divided(10):
+            runs.add(0, rows_of(counts, lambda k: crc32(k.encode())), merge)
+        runs = SortedRuns.from_message(runs.to_message(), store)
+    held = runs.slots[0]
+    begins = [at for at, run in enumerate(held) if run.part == 0]
+    whole = [held[a:b] for a, b in itertools.pairwise([*begins, len(held)])]
+    assert [[run.part for run in parts] for parts in whole] == [
+        list(range(len(parts))) for parts in whole
+    ]
+    for parts in whole:
+        hashes = [store.tables[run.name].column(HASH).to_pylist() for run in parts]
+        assert all(low[-1] < high[0] for low, high in itertools.pairwise(hashes))
+        assert all(len(part) <= 40 for part in hashes)
+    rows = [sum(run.rows for run in parts) for parts in whole]
+    assert all(older > FOLD_RATIO * newer for older, newer in itertools.pairwise(rows))
+    assert set(store.tables) == {run.name for run in held}
+
+
+def test_rows_of_one_key_are_merged_oldest_first_also_in_parts():
+    store = MemoryRunStore()
+    runs = SortedRuns(store)
+    seen = []
+
+    def merge_last(rows):
+        seen.append(rows.height)
+        return rows.unique("k", keep="last", maintain_order=True)
+
+    with divided(5):
+        for turn in range(6):
+            counts = {f"{i}": turn for i in range(12)}
+            runs.add(0, rows_of(counts, lambda k: int(k) // 2), merge_last)
+    assert {row[:2] for rows in runs.scan(0) for row in rows.rows()} == {
+        (str(i), 5) for i in range(12)
+    }
+    assert max(seen) < 20  # 24 rows were folded each time, never all of them at once
 
 
 def test_dropping_a_slot_leaves_nothing_of_it():
