@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 import pytest
@@ -19,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
 from millstream.errors import ConfigError, EnvironmentProblem
-from millstream.spark import internals, session
+from millstream.spark import compiled, internals, session
 from millstream.spark.session import start_session, stop_session
 
 GONE_WAIT_S = 60
@@ -187,12 +188,20 @@ def test_files_are_written_without_starting_processes_and_with_their_permissions
         assert (folder / "one").stat().st_mode & 0o7777 == bits
 
 
-def test_a_session_goes_on_when_the_fast_file_system_cannot_be_installed(
+def test_threads_without_a_session_convert_rows_without_compiling(spark: SparkSession) -> None:
+    conf = cast("Any", spark._jvm).org.apache.spark.sql.internal.SQLConf
+    with ThreadPoolExecutor(1) as pool:  # whose thread has one of its own in the JVM
+        mode = pool.submit(lambda: conf.get().codegenFactoryMode().toString()).result()
+    assert mode == "NO_CODEGEN"
+    assert spark.conf.get("spark.sql.codegen.factoryMode") == "FALLBACK"
+
+
+def test_a_session_goes_on_when_a_class_cannot_be_installed(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(internals, "_LOCAL_FILES", "public class Broken extends NoSuchClass {}")
-    internals.install_local_files(spark)
-    assert "going on with Hadoop's local file system" in (folder / "spark.log").read_text()
+    monkeypatch.setattr(compiled, "_LOCAL_FILES", "public class Broken extends NoSuchClass {}")
+    compiled.install_local_files(spark)
+    assert "LocalFilesWithoutFork: going on without" in (folder / "spark.log").read_text()
 
 
 def test_a_failing_query_is_explained_by_its_python_traceback(

@@ -2,7 +2,7 @@
 
 Promises that the rest of this package uses PySpark as it is documented: what may change with the
 next release of Spark is here, and a test with a real JVM covers each of it. Three parts: the life
-of the JVM, the local file system, and what a failure says.
+of the JVM, state, and what a failure says. What is compiled in the JVM stands in ``compiled.py``.
 """
 
 from __future__ import annotations
@@ -220,76 +220,7 @@ def environment(**names: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-# ── the local file system ───────────────────────────────────────────────────────
-
-# Hadoop's own local file system starts `chmod` for every file that it creates: a quarter of the
-# time of a small batch. This one sets permissions by a system call. Anything but the nine usual
-# bits goes the old way.
-_LOCAL_FILES = """
-import java.io.IOException;
-import java.net.URI;
-import java.nio.file.Files;
-import java.nio.file.attribute.PosixFilePermissions;
-import org.apache.hadoop.conf.Configuration;
-import org.apache.hadoop.fs.FileSystem;
-import org.apache.hadoop.fs.LocalFileSystem;
-import org.apache.hadoop.fs.Path;
-import org.apache.hadoop.fs.RawLocalFileSystem;
-import org.apache.hadoop.fs.permission.FsPermission;
-
-public class LocalFilesWithoutFork extends LocalFileSystem {
-  public static class Raw extends RawLocalFileSystem {
-    public void setPermission(Path path, FsPermission wanted) throws IOException {
-      if (wanted.getStickyBit()) {
-        super.setPermission(path, wanted);
-      } else {
-        String bits = wanted.getUserAction().SYMBOL + wanted.getGroupAction().SYMBOL
-            + wanted.getOtherAction().SYMBOL;
-        Files.setPosixFilePermissions(
-            pathToFile(path).toPath(), PosixFilePermissions.fromString(bits));
-      }
-    }
-  }
-
-  public LocalFilesWithoutFork() { super(new Raw()); }
-
-  public static void install(Configuration conf) throws Exception {
-    URI root = URI.create("file:///");
-    FileSystem files = new LocalFilesWithoutFork();
-    files.initialize(root, conf);
-    java.lang.reflect.Method put = FileSystem.class.getDeclaredMethod(
-        "addFileSystemForTesting",
-        new Class[] {URI.class, Configuration.class, FileSystem.class});
-    put.setAccessible(true);
-    put.invoke(null, new Object[] {root, conf, files});
-  }
-}
-"""
-
-
-def install_local_files(spark: SparkSession) -> None:
-    """Give the JVM of a local session a file system for ``file:`` that starts no processes.
-
-    It is compiled in the JVM by Janino, which Spark brings along, and put where Hadoop keeps the
-    file systems in use. Where that fails the session goes on with Hadoop's own, and the log of the
-    session says why: only speed is lost.
-    """
-    context = spark.sparkContext
-    jvm: Any = context._jvm  # noqa: SLF001
-    gateway: Any = context._gateway  # noqa: SLF001
-    try:
-        compiler = jvm.org.codehaus.janino.SimpleCompiler()
-        compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
-        compiler.cook(_LOCAL_FILES)
-        local_files = compiler.getClassLoader().loadClass("LocalFilesWithoutFork")
-        kinds = gateway.new_array(jvm.java.lang.Class, 1)
-        kinds[0] = jvm.java.lang.Class.forName("org.apache.hadoop.conf.Configuration")
-        arguments = gateway.new_array(jvm.java.lang.Object, 1)
-        arguments[0] = context._jsc.hadoopConfiguration()  # noqa: SLF001
-        local_files.getMethod("install", kinds).invoke(None, arguments)
-    except Exception as problem:  # noqa: BLE001 - any failure has the same answer: go on without
-        spark_log = jvm.org.slf4j.LoggerFactory.getLogger("millstream.LocalFilesWithoutFork")
-        spark_log.warn("going on with Hadoop's local file system: " + str(problem))
+# ── state ───────────────────────────────────────────────────────────────────────
 
 
 def repartition_state(spark: SparkSession, checkpoint: Path, partitions: int) -> None:

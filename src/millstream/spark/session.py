@@ -165,6 +165,8 @@ def _require_same(running: _Asked, asked: _Asked) -> None:
 def _start(name: str, folder: Path, asked: _Asked) -> _Running:
     """Start the JVM and a session in it; on any failure leave nothing behind."""
     internals = _pyspark_internals()
+    from millstream.spark import compiled  # noqa: PLC0415 - see the module
+
     if internals.running_context() is not None:
         raise ConfigError(
             "a Spark session that Millstream did not start runs in this process; call its stop() "
@@ -184,7 +186,8 @@ def _start(name: str, folder: Path, asked: _Asked) -> _Running:
         with internals.environment(PYSPARK_PYTHON=_worker_python(local=asked.master is None)):
             spark = internals.open_session(settings, gateway)
         if scratch is not None:
-            internals.install_local_files(spark)
+            compiled.install_local_files(spark)
+            compiled.interpret_rows_of_state(spark)
             internals.delete_with_jvm(spark, scratch.path)
             internals.delete_with_jvm(spark, scratch.sockets)
     except BaseException:

@@ -1,0 +1,125 @@
+"""Two small classes that are compiled in Spark's JVM, where no setting of Spark's does what they do.
+
+Janino, which Spark brings along, compiles them. Promises that only speed is lost where one of them
+does not fit this Spark: the session goes on without, and its log says why. Like ``internals.py``,
+this depends on names that Spark keeps private, and tests with a real JVM cover each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Hadoop's own local file system starts `chmod` for every file that it creates: a quarter of the
+# time of a small batch. This one sets permissions by a system call. Anything but the nine usual
+# bits goes the old way.
+_LOCAL_FILES = """
+import java.io.IOException;
+import java.net.URI;
+import java.nio.file.Files;
+import java.nio.file.attribute.PosixFilePermissions;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.LocalFileSystem;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.RawLocalFileSystem;
+import org.apache.hadoop.fs.permission.FsPermission;
+
+public class LocalFilesWithoutFork extends LocalFileSystem {
+  public static class Raw extends RawLocalFileSystem {
+    public void setPermission(Path path, FsPermission wanted) throws IOException {
+      if (wanted.getStickyBit()) {
+        super.setPermission(path, wanted);
+      } else {
+        String bits = wanted.getUserAction().SYMBOL + wanted.getGroupAction().SYMBOL
+            + wanted.getOtherAction().SYMBOL;
+        Files.setPosixFilePermissions(
+            pathToFile(path).toPath(), PosixFilePermissions.fromString(bits));
+      }
+    }
+  }
+
+  public LocalFilesWithoutFork() { super(new Raw()); }
+
+  public static void install(Configuration conf) throws Exception {
+    URI root = URI.create("file:///");
+    FileSystem files = new LocalFilesWithoutFork();
+    files.initialize(root, conf);
+    java.lang.reflect.Method put = FileSystem.class.getDeclaredMethod(
+        "addFileSystemForTesting",
+        new Class[] {URI.class, Configuration.class, FileSystem.class});
+    put.setAccessible(true);
+    put.invoke(null, new Object[] {root, conf, files});
+  }
+}
+"""
+
+
+# A stateful Python task has its state served by a thread of its own, which makes the converters of
+# state's rows anew in every task. Compiled converters take the thread a tenth of a small batch, to
+# generate code that is there already; interpreted ones are made at once, and state is few rows. The
+# thread has no session, so Spark has no setting for it: this gives all such threads one.
+_CONF_WITHOUT_SESSION = """
+import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.internal.SQLConf;
+
+public class ConfWithoutSession extends scala.runtime.AbstractFunction0 {
+  private final SQLConf conf = new SQLConf();
+
+  public ConfWithoutSession() {
+    conf.setConfString("spark.sql.codegen.factoryMode", "NO_CODEGEN");
+  }
+
+  public Object apply() {
+    scala.Option active = SparkSession.getActiveSession();
+    if (active.isDefined()) {
+      SparkSession session = (SparkSession) active.get();
+      if (!session.sparkContext().isStopped()) {
+        return session.sessionState().conf();
+      }
+    }
+    return conf;
+  }
+
+  public static void install() {
+    SQLConf.setSQLConfGetter(new ConfWithoutSession());
+  }
+}
+"""
+
+
+def install_local_files(spark: SparkSession) -> None:
+    """Give the JVM of a local session a file system for ``file:`` that starts no processes.
+
+    It is put where Hadoop keeps the file systems in use.
+    """
+    context: Any = spark.sparkContext
+    conf = context._jsc.hadoopConfiguration()  # noqa: SLF001
+    kind = "org.apache.hadoop.conf.Configuration"
+    _install(context, "LocalFilesWithoutFork", _LOCAL_FILES, {kind: conf})
+
+
+def interpret_rows_of_state(spark: SparkSession) -> None:
+    """Have the JVM of a local session convert the rows of Python's state without compiling code."""
+    _install(spark.sparkContext, "ConfWithoutSession", _CONF_WITHOUT_SESSION, {})
+
+
+def _install(context: Any, name: str, source: str, arguments: dict[str, Any]) -> None:
+    """Compile a class and call its ``install`` with arguments, given by their kinds."""
+    jvm, gateway = context._jvm, context._gateway  # noqa: SLF001
+    try:
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
+        compiler.cook(source)
+        made = compiler.getClassLoader().loadClass(name)
+        kinds = gateway.new_array(jvm.java.lang.Class, len(arguments))
+        values = gateway.new_array(jvm.java.lang.Object, len(arguments))
+        for number, (kind, value) in enumerate(arguments.items()):
+            kinds[number] = jvm.java.lang.Class.forName(kind)
+            values[number] = value
+        made.getMethod("install", kinds).invoke(None, values)
+    except Exception as problem:  # noqa: BLE001 - any failure has the same answer: go on without
+        spark_log = jvm.org.slf4j.LoggerFactory.getLogger(f"millstream.{name}")
+        spark_log.warn("going on without: " + str(problem))
