@@ -1,11 +1,13 @@
 """Rows on Spark: DataFrames in and out, user functions in the workers, and their errors."""
 
 import json
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import millstream as ms
@@ -16,6 +18,8 @@ from millstream.spark.session import stop_session
 from millstream.views.store import ViewStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
+WORKER = "millstream.spark.daemon"
 
 
 @dataclass
@@ -202,3 +206,22 @@ def test_a_pipeline_may_read_nothing_but_a_dataframe_and_drains_when_stopped(spa
         assert even == list(range(0, 2 * len(even), 2))
     finally:
         stop_session(session)
+
+
+def test_small_batches_are_read_by_the_planner_and_large_ones_by_workers(spark, tmp_path):
+    def where(rows):
+        program = sys.modules["__main__"].__spec__.name
+        return rows.with_columns(text=pl.lit(program))
+
+    send(tmp_path, [event(i, "") for i in range(10)])
+    app = ms.App("where", log=tmp_path)
+    stream = app.topic("events", Event, partitions=2).stream(time="at")
+    stream.map_frames(where).view("out", key="id")
+    app.run(until="caught-up")
+    assert set(stored(app, "out")["text"]) == {PLANNER}
+    with ms.connect(tmp_path) as log, log.producer() as producer:
+        producer.send_many(
+            "events", values=pa.array([json.dumps(event(i, "")).encode() for i in range(10, 6_000)])
+        )
+    app.run(until="caught-up")
+    assert Counter(stored(app, "out")["text"]) == {PLANNER: 10, WORKER: 5_990}

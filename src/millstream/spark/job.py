@@ -29,6 +29,7 @@ from millstream.spark.shuffle import bucket_labels
 from millstream.spark.sink import JOB, CommitSink
 from millstream.spark.source import SourceSpec
 from millstream.spark.stage import add_stage
+from millstream.spark.stage_runner import StageRunner
 from millstream.views.outputs import open_targets
 from millstream.views.progress import Progress, Report, Until
 from millstream.views.running import marked, stop_request, stop_seen
@@ -105,13 +106,19 @@ def stream_to_spark(job: Job) -> DataFrame:
 
 
 def _birth(job: Job, cores: int) -> Birth:
-    return born(job.folder, Birth(job.bucket_count, cores, cores))
+    # A Spark partition without a bucket would take a task of its own in every batch, for nothing.
+    partitions = min(cores, job.bucket_count)
+    return born(job.folder, Birth(job.bucket_count, partitions, partitions))
 
 
 def build_frames(
     spark: SparkSession, job: Job, plan: JobPlan, *, rows_max: int, run: str, tasks: int
 ) -> DataFrame:
-    """Lay the plan out as a streaming DataFrame of frames: source, native steps, stages."""
+    """Lay the plan out as a streaming DataFrame of frames: source, native steps, stages.
+
+    The state is in as many Spark partitions as the session makes in a shuffle.
+    """
+    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 0)
     spec = SourceSpec(
         log=job.log.absolute(),
         sources=plan.sources,
@@ -131,7 +138,7 @@ def build_frames(
         frames = add_frame(frames, source, plan.bucket_labels)
     copies = copies_folder(job.folder.absolute() / "copies")
     for stage in plan.stages:
-        frames = add_stage(frames, stage, plan.bucket_labels, copies, run)
+        frames = add_stage(frames, StageRunner(stage, plan.bucket_labels, copies, run), partitions)
     return frames
 
 
@@ -167,6 +174,10 @@ class _Query:
     def _start(self) -> StreamingQuery:
         # Spark freezes the number of its partitions in the checkpoint; the labels depend on it.
         self.spark.conf.set("spark.sql.shuffle.partitions", self.birth.shuffle_partitions)
+        # Frames are few rows: to compile code for them only delays the first batches.
+        ours_alone = not (self.plan.frames or self.plan.natives)
+        mode = "NO_CODEGEN" if ours_alone else "FALLBACK"
+        self.spark.conf.set("spark.sql.codegen.factoryMode", mode)
         frames = build_frames(
             self.spark,
             self.job,

@@ -111,7 +111,7 @@ def _checked(app: str, folder: Path, partitions: int) -> Birth:
     if birth is None:
         raise ConfigError(
             f"{app} has no state yet. Run it; its first run divides the state among as many Spark "
-            "partitions as it has cores."
+            "partitions as it has cores, if it has as many buckets."
         )
     if not 1 <= partitions <= birth.bucket_count:
         raise ConfigError(

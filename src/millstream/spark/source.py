@@ -19,13 +19,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import cloudpickle
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     SupportsTriggerAvailableNow,
 )
 
+from millstream.kernels.decode.archived import ArchivedRecords
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.ingest import Ingest, Lane
 from millstream.kernels.plan import SourcePlan
@@ -40,6 +42,10 @@ _ARROW_SCHEMA = pa.schema([("port", pa.int32()), ("bucket", pa.int32()), ("frame
 _DETAILS = ("offset", "key", "headers", "value")
 _TASK_ROWS_MIN = 20_000
 _YIELD_BYTES = 64 << 20
+# What the planner reads itself. A task in a Python worker costs about 40 ms of CPU besides its work,
+# which is as long as the planner takes for this many records of a few fields.
+_OWN_ROWS_MAX = 5_000
+_OWN_BYTES_MAX = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -79,8 +85,13 @@ class Task(InputPartition):
     planned: tuple[SourceTime, ...]
 
 
-class LogPlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class LogPlanner(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
     """Says where batches begin and end. Lives as long as the query, in one process.
+
+    A small batch it reads as well, and gives its frames to Spark together with the plan, so that no
+    worker has to be called for it. Spark asks for this (``getCache``) what is a simple reader to
+    it, by a private name; a batch that is not given then is read by workers. They run the same code
+    over the same offsets, so it does not matter who reads.
 
     A request to stop is a file, seen here between batches: from then on there is nothing new, and
     the file ``stop_seen`` says so. As batches follow one another, the one before is complete then,
@@ -90,6 +101,7 @@ class LogPlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, spec: SourceSpec) -> None:
+        super().__init__(self)  # type: ignore[arg-type]  # of it only prepareFor… is called
         self._spec = spec
         self._log = LogReader(spec.log)
         self._event_times = EventTimesFile(spec.event_times)
@@ -141,6 +153,26 @@ class LogPlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         ]
 
+    def getCache(  # noqa: N802 - Spark's
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> Iterator[pa.RecordBatch] | None:
+        """Give a small batch's frames, read here; None lets workers read it.
+
+        They read it as well where it cannot be read here: what is wrong shows there, where it is
+        tried again, and told as it is for all batches.
+        """
+        tasks = self.partitions(start, end)
+        if start == end or len(tasks) > 1:  # Spark asks once for nothing, as it begins
+            return None
+        (task,) = tasks
+        assert isinstance(task, Task)
+        if sum(split.end - split.start for split in task.splits) > _OWN_ROWS_MAX:
+            return None
+        try:
+            return iter(list(record_batches(_run_task(self._spec, task, _OWN_BYTES_MAX))))
+        except Exception:  # noqa: BLE001 - see above
+            return None
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
         yield from record_batches(_run_task(self._spec, partition))
@@ -188,8 +220,13 @@ class LogPlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return began_ms + int((now - began) * 1000)
 
 
-def _run_task(spec: SourceSpec, task: Task) -> Iterator[FrameRow]:
+class _TooLargeError(Exception):
+    """A task has more bytes to read than it may."""
+
+
+def _run_task(spec: SourceSpec, task: Task, bytes_max: int | None = None) -> Iterator[FrameRow]:
     reader = LogReader(spec.log)
+    within = _Within(bytes_max)
     for index, source in enumerate(spec.sources):
         records = LaneReader(reader, source)
         lanes = (
@@ -197,7 +234,7 @@ def _run_task(spec: SourceSpec, task: Task) -> Iterator[FrameRow]:
                 split.partition,
                 split.number,
                 split.end,
-                records.read(split.partition, split.start, split.end),
+                within(records.read(split.partition, split.start, split.end)),
                 split.arrived_ms,
                 partial(reader.read, source.topic, split.partition, columns=_DETAILS),
             )
@@ -206,6 +243,23 @@ def _run_task(spec: SourceSpec, task: Task) -> Iterator[FrameRow]:
         )
         ingest = Ingest(source, spec.bucket_labels)
         yield from ingest.run(lanes, task.planned[index])
+
+
+@dataclass
+class _Within:
+    """Passes record batches through until they are more bytes than are allowed, in all."""
+
+    bytes_max: int | None
+    bytes_read: int = 0
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch | ArchivedRecords]
+    ) -> Iterator[pa.RecordBatch | ArchivedRecords]:
+        for batch in batches:
+            self.bytes_read += batch.nbytes
+            if self.bytes_max is not None and self.bytes_read > self.bytes_max:
+                raise _TooLargeError
+            yield batch
 
 
 def record_batches(rows: Iterator[FrameRow]) -> Iterator[pa.RecordBatch]:

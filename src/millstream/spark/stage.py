@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from millstream.spark.log_source import FRAME_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from millstream.kernels.plan import StagePlan
     from millstream.spark.stage_runner import StageRunner
 
 _FrameOut = Row("port", "bucket", "frame")
+
+# The columns of state. Given as text, each would be sent to the JVM to be parsed, in every batch.
+_MANIFEST = StructType([StructField("manifest", BinaryType())])
+_PART = StructType([StructField("name", StringType()), StructField("part", IntegerType())])
+_BYTES = StructType([StructField("bytes", BinaryType())])
 
 
 class StageProcessor(StatefulProcessor):
@@ -34,8 +38,8 @@ class StageProcessor(StatefulProcessor):
         self._runner: StageRunner | None = None
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._manifest = handle.getValueState("manifest", "manifest binary")
-        self._parts = handle.getMapState("runs", "name string, part int", "bytes binary")
+        self._manifest = handle.getValueState("manifest", _MANIFEST)
+        self._parts = handle.getMapState("runs", _PART, _BYTES)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803
         if self._runner is None:
@@ -47,15 +51,17 @@ class StageProcessor(StatefulProcessor):
         """Have nothing to close: opened copies serve the next batch."""
 
 
-def add_stage(
-    frames: DataFrame, stage: StagePlan, bucket_labels: tuple[int, ...], copies: Path, run: str
-) -> DataFrame:
-    """Put a stage behind the frames: a shuffle by bucket, then the operators."""
+def add_stage(frames: DataFrame, runner: StageRunner, partitions: int) -> DataFrame:
+    """Put a stage behind the frames: a shuffle by bucket, then the operators.
+
+    ``partitions`` is the number of Spark partitions that state is in. Where it is one, nothing is
+    shuffled: one task takes a batch from the source through all stages. That costs a large batch
+    the cores that would have read it together, and saves a small one a third of its time.
+    """
     from pyspark import cloudpickle  # noqa: PLC0415 - see the module
 
-    from millstream.spark.stage_runner import StageRunner  # noqa: PLC0415 - see the module
-
-    runner = StageRunner(stage, bucket_labels, copies, run)
+    if partitions == 1:
+        frames = frames.coalesce(1)
     packed: bytes = cloudpickle.dumps(runner)  # type: ignore[no-untyped-call]
     return frames.groupBy("bucket").transformWithState(
         statefulProcessor=StageProcessor(packed),

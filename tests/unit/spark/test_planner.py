@@ -6,13 +6,17 @@ from datetime import UTC, datetime
 import pytest
 
 import millstream as ms
+from millstream.errors import UserCodeError
 from millstream.kernels.frames import (
+    PORT_FIRST,
     PORT_LEDGER,
     PORT_TIME,
     FrameRow,
+    decode_frame,
     decode_message,
     encode_message,
 )
+from millstream.spark import source
 from millstream.spark.event_times import EventTimesFile
 from millstream.spark.source import LogPlanner, SourceSpec
 
@@ -149,3 +153,59 @@ def test_event_times_only_rise_and_outlive_the_run(tmp_path):
     assert EventTimesFile(path).read() == {"t": {0: 5, 1: 7}}
     path.write_text("{half a")
     assert EventTimesFile(path).read() == {}
+
+
+def rows_of(batches):
+    """Give rows with their frames decoded; the rows of a table are in no order."""
+    rows = [row for batch in batches for row in zip(*batch.to_pydict().values(), strict=True)]
+    return [
+        (port, bucket, sorted(decode_frame(frame).rows()))
+        if port >= PORT_FIRST
+        else (port, bucket, decode_message(frame))
+        for port, bucket, frame in rows
+    ]
+
+
+def test_what_the_planner_reads_itself_is_what_a_worker_reads(log, tmp_path):
+    made = planner(log, tmp_path)
+    send(log, 5_000, 3_000)
+    send(log, 4_000, partition=1)
+    start = made.initialOffset()
+    end = made.latestOffset(start, None)
+    (task,) = made.partitions(start, end)
+    read_here = rows_of(made.getCache(start, end))
+    assert read_here == rows_of(made.read(task))
+    assert read_here[-1][2]["position"] == {"events": {"0": 2, "1": 1}}
+
+
+def test_the_planner_leaves_to_workers_what_is_not_small(log, tmp_path, monkeypatch):
+    made = planner(log, tmp_path, rows_max=1_000_000)
+    start = made.initialOffset()
+    assert made.getCache(start, start) is None  # Spark asks so as a query begins
+    send(log, *[1_000] * 30)
+    end = made.latestOffset(start, None)
+    for limit, just_enough in (("_OWN_ROWS_MAX", 30), ("_OWN_BYTES_MAX", 10_000)):
+        with monkeypatch.context() as patched:
+            patched.setattr(source, limit, just_enough)
+            assert made.getCache(start, end) is not None
+            patched.setattr(source, limit, just_enough // 30)
+            assert made.getCache(start, end) is None
+
+
+def test_a_batch_that_fails_in_the_planner_is_told_of_by_a_worker(log, tmp_path):
+    def stops(rows):
+        if rows.height:
+            raise ValueError("no")
+        return rows
+
+    app = ms.App("plans", log=tmp_path / "log", on_error="stop")
+    stream = app.topic("events", Event, partitions=2).stream(time=ms.processing_time())
+    stream.map_frames(stops).window(ms.tumbling("1 minute"), by=()).agg(n=ms.count()).view("out")
+    made = planner(log, tmp_path, sources=app.plan().sources)
+    send(log, 1_000)
+    start = made.initialOffset()
+    end = made.latestOffset(start, None)
+    assert made.getCache(start, end) is None
+    (task,) = made.partitions(start, end)
+    with pytest.raises(UserCodeError, match="no"):
+        list(made.read(task))

@@ -40,6 +40,10 @@ class ArchivedRecords:
     left: Positions
     values: pa.Array
 
+    @property
+    def nbytes(self) -> int:
+        return int(self.records.nbytes + self.columns.nbytes + self.values.nbytes)
+
 
 @dataclass(frozen=True)
 class ArchiveColumns:
