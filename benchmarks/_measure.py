@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Self
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -27,26 +30,54 @@ def tree_cpu_s() -> float:
     return sum(used[pid] for pid in used if _descends(pid, parents, os.getpid())) / TICKS
 
 
-def tree_memory_mib(root: int) -> float:
-    """Proportional memory (PSS) of a process and all below it, in MiB."""
-    parents, used = {}, {}
+def tree_memory_mib(root: int | None = None) -> int:
+    """Memory of a process (this one) and all below it, in MiB; a page that several map counts once.
+
+    Pages of memory-mapped files count while they are in memory and mapped. They are the kernel's to
+    take away.
+    """
+    top = os.getpid() if root is None else root
+    parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int(
-                    (entry / "stat").read_text().rpartition(")")[2].split()[1]
-                )
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-    for pid in [pid for pid in parents if _descends(pid, parents, root)]:
-        try:
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        used[pid] = sum(
-            int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")
-        )
-    return sum(used.values()) / 1024
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)] = int(fields[1])
+    return sum(_pss_kib(pid) for pid in parents if _descends(pid, parents, top)) >> 10
+
+
+def _pss_kib(pid: int) -> int:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
+    return 0
+
+
+class MemoryWatch(threading.Thread):
+    """Looks at the memory of the tree every second, and keeps the most that it saw."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.mib_max = 0
+        self._ended = threading.Event()
+
+    def now_mib(self) -> int:
+        now = tree_memory_mib()
+        self.mib_max = max(self.mib_max, now)
+        return now
+
+    def run(self) -> None:
+        while not self._ended.wait(1.0):
+            self.now_mib()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.join()
 
 
 def _descends(pid: int, parents: dict[int, int], root: int) -> bool:

@@ -1,10 +1,12 @@
-"""Time per batch of 1,000 events: stateless, one stateful stage and two; cold, and once warm.
+"""Time and CPU per batch of 1,000 events: stateless, one, two and three stateful stages.
 
-Ours reads the log and commits into a view store; the peer is plain Structured Streaming over files
-of 1,000 events, upserting into SQLite. Batches follow one another without pause, so the time of one
-is the time from commit to commit.
+Ours reads the log and commits into a view store, with four buckets as an app has them by default,
+and with one; the peer is plain Structured Streaming over files of 1,000 events, upserting into
+SQLite. "Bare" is a query of the shape of ours whose source and stages do next to nothing: what Spark
+takes for itself. Batches follow one another without pause, so the time of one is the time from
+commit to commit; CPU is that of all processes. All are given cold and once warm.
 
-    python benchmarks/small_triggers.py [--batches 450]
+    python benchmarks/small_triggers.py [--batches 450] [--stages 0 1 2 3]
 """
 
 from __future__ import annotations
@@ -14,9 +16,7 @@ import json
 import shutil
 import sqlite3
 import statistics
-import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -25,11 +25,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from _measure import plain_spark, run_apart, table
+from _measure import Meter, plain_spark, run_apart, table
 
 CORES = 2
 ROWS = 1_000
-STAGES = ("stateless", "one stage", "two stages")
+STAGES = ("stateless", "one stage", "two stages", "three stages")
+SIDES = ("ours", "ours-one-bucket", "peer", "bare")
+PART = 50  # batches that one figure is for
 
 
 @dataclass
@@ -69,11 +71,11 @@ def fill(folder: Path, batches: int) -> None:
             )
 
 
-def ours(folder: Path, stages: int) -> list[float]:
+def ours(folder: Path, stages: int, buckets: int = 4) -> Meter:
     import millstream as ms
 
     shutil.rmtree(folder / "log" / "apps", ignore_errors=True)
-    app = ms.App("bench", log=folder / "log")
+    app = ms.App("bench", log=folder / "log", buckets=buckets)
     stream = app.topic("events", Event).stream(time="at", watermark=ms.watermark("2 seconds"))
     if stages == 0:
         stream.filter(pl.col("user") == 7).view("out", key="id")
@@ -82,19 +84,22 @@ def ours(folder: Path, stages: int) -> list[float]:
             "out"
         )
     else:
-        first = stream.window(ms.tumbling("1 second"), by="user").agg(n=ms.count())
-        first.window(ms.tumbling("10 seconds"), by="n").agg(users=ms.count()).view("out")
-    marks: list[float] = []
+        counts, by = stream.window(ms.tumbling("1 second"), by="user").agg(n=ms.count()), "n"
+        if stages == 3:
+            counts = counts.window(ms.tumbling("2 seconds"), by="n").agg(users=ms.count())
+            by = "users"
+        counts.window(ms.tumbling("10 seconds"), by=by).agg(m=ms.count()).view("out")
+    meter = Meter()
     app.run(
         until="caught-up",
         cores=CORES,
         rows_per_batch=ROWS,
-        on_progress=lambda _: marks.append(time.monotonic()),
+        on_progress=lambda _: meter.mark(),
     )
-    return marks
+    return meter
 
 
-def peer(folder: Path, stages: int) -> list[float]:
+def peer(folder: Path, stages: int) -> Meter:
     from pyspark.sql import functions as F
 
     spark = plain_spark(CORES)
@@ -113,25 +118,30 @@ def peer(folder: Path, stages: int) -> list[float]:
         )
         out, mode = counted.select(F.unix_micros("window.start"), "user", "count"), "update"
     else:
-        first = (
+        counts = (
             events.withWatermark("at", "2 seconds")
             .groupBy(F.window("at", "1 second"), "user")
             .agg(F.count("*").alias("n"))
         )
-        second = first.groupBy(F.window(F.window_time("window"), "10 seconds"), "n").count()
-        out, mode = second.select(F.unix_micros("window.start"), "n", "count"), "append"
+        if stages == 3:
+            counts = counts.groupBy(F.window(F.window_time("window"), "2 seconds"), "n").agg(
+                F.count("*").alias("users")
+            )
+        last = counts.groupBy(F.window(F.window_time("window"), "10 seconds"), counts.columns[-1])
+        out, mode = last.count().select(F.unix_micros("window.start"), "*"), "append"
+        out = out.drop("window")
     db = sqlite3.connect(folder / f"peer{stages}.db", check_same_thread=False, isolation_level=None)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     db.execute("CREATE TABLE v (a, b, c, PRIMARY KEY (a, b))")
-    marks: list[float] = []
+    meter = Meter()
 
     def upsert(frame, _batch_id):
         rows = frame.toArrow().to_pydict().values()
         db.execute("BEGIN")
         db.executemany("INSERT OR REPLACE INTO v VALUES (?, ?, ?)", zip(*rows, strict=True))
         db.execute("COMMIT")
-        marks.append(time.monotonic())
+        meter.mark()
 
     with tempfile.TemporaryDirectory() as checkpoint:
         (
@@ -142,7 +152,17 @@ def peer(folder: Path, stages: int) -> list[float]:
             .start()
             .awaitTermination()
         )
-    return marks
+    return meter
+
+
+def run(side: str, folder: Path, stages: int, batches: int) -> Meter:
+    if side == "bare":
+        from _bare_query import bare
+
+        return bare(folder, stages, batches, CORES)
+    if side == "peer":
+        return peer(folder, stages)
+    return ours(folder, stages, 1 if side == "ours-one-bucket" else 4)
 
 
 def main() -> None:
@@ -150,33 +170,32 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--batches", type=int, default=450)
-    parser.add_argument("--engine", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--stages", type=int, nargs="+", default=[0, 1, 2, 3])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--engine", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.engine:
-        engine, folder, stages = options.engine
-        marks = {"ours": ours, "peer": peer}[engine](Path(folder), int(stages))
-        durations = [(after - before) * 1000 for before, after in pairwise(marks)]
-        print(json.dumps({"ms": durations}))
+        side, folder, stages, batches = options.engine
+        meter = run(side, Path(folder), int(stages), int(batches))
+        print(json.dumps({"marks": meter.marks}))
         return
-    rows = []
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
         fill(Path(name), options.batches)
-        for stages, title in enumerate(STAGES):
-            found = {
-                engine: run_apart(__file__, engine, name, stages)["ms"]
-                for engine in ("ours", "peer")
-            }
-            for label, part in (("first 50", slice(0, 50)), ("last 50", slice(-50, None))):
-                a, b = (quartiles(found[engine][part]) for engine in ("ours", "peer"))
-                rows.append([title, label, *a[1:], *b[1:], f"{b[0] / a[0]:.2f}"])
-    header = ["pipeline", "batches", "ours p50 ms", "p90", "peer p50 ms", "p90", "peer / ours"]
-    table(f"time per batch of {ROWS:,} events ({options.batches} batches)", header, rows)
-    sys.stdout.flush()
+        rows = []
+        for stages in options.stages:
+            for side in options.sides:
+                marks = run_apart(__file__, side, name, stages, options.batches)["marks"]
+                rows.append([STAGES[stages], side, *figures(marks[:PART]), *figures(marks[-PART:])])
+    header = ["pipeline", "side", "first 50: p50 ms", "p90", "CPU ms", "last 50: p50 ms", "p90"]
+    table(f"batches of {ROWS:,} events ({options.batches} batches)", [*header, "CPU ms"], rows)
 
 
-def quartiles(values: list[float]) -> tuple[float, str, str]:
-    middle = statistics.median(values)
-    return middle, f"{middle:.0f}", f"{statistics.quantiles(values, n=10)[-1]:.0f}"
+def figures(marks: list[tuple[float, float]]) -> tuple[str, str, str]:
+    """Median and 90th percentile of the time of a batch, and the mean of its CPU time."""
+    took = [(after[0] - before[0]) * 1000 for before, after in pairwise(marks)]
+    cpu_ms = (marks[-1][1] - marks[0][1]) * 1000 / len(took)
+    p90 = statistics.quantiles(took, n=10)[-1]
+    return f"{statistics.median(took):.0f}", f"{p90:.0f}", f"{cpu_ms:.0f}"
 
 
 if __name__ == "__main__":

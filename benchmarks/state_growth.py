@@ -1,10 +1,15 @@
-"""Time per batch of 20,000 random keys, over 10 thousand, 1 million and 10 million keys in state.
+"""State as it grows: a batch of 20,000 random keys, a million random updates, and the memory.
 
-One window holds all; after every batch each key that was touched comes out with its count. Both
-sides write to Spark's noop sink, so that only reading, state and checkpoints are in the time: ours
-through ``to_spark()``, the peer as a plain windowed aggregation with RocksDB state.
+One query loads keys up to each level in turn. At each level batches of 20,000 random keys are timed
+over what is held; at ``--updates-at`` keys, batches of a million random keys as well. One window
+holds all; after every batch each key that was touched comes out with its count. Both sides write to
+Spark's noop sink, so that only reading, state and checkpoints are in the time: ours through
+``to_spark()``, the peer as a plain windowed aggregation with RocksDB state. Memory is what all
+processes of a side together hold (each page shared by several is counted once), with the
+memory-mapped copies of runs, and with the feeder. The first level is "none": it is no more than a
+batch.
 
-    python benchmarks/state_growth.py [--keys 10000 1000000 10000000] [--batches 25]
+    python benchmarks/state_growth.py [--keys 20000 1000000 10000000 50000000] [--batches 25]
 """
 
 from __future__ import annotations
@@ -15,18 +20,21 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
-from _measure import plain_spark, run_apart, table
+from _measure import MemoryWatch, plain_spark, run_apart, table, tree_cpu_s
 
 CORES = 2
 BATCH_KEYS = 20_000
 LOAD_ROWS = 1_000_000
-AT = b'{"at":"2026-01-01T00:00:00Z","k":'
+WARM_BATCHES = 60
+UPDATE_BATCHES = 6
 
 
 @dataclass
@@ -35,22 +43,85 @@ class Event:
     k: int
 
 
+@dataclass
+class Level:
+    """What was measured with so many keys held: milliseconds and CPU milliseconds per batch."""
+
+    keys: int
+    ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    update_ms: list[float] = field(default_factory=list)
+    update_cpu_ms: list[float] = field(default_factory=list)
+    load_s: float = 0.0
+    memory_mib: int = 0  # now, at the end of the level
+    memory_mib_max: int = 0  # so far
+
+
+def lines(keys: np.ndarray) -> pl.Series:
+    """JSON for the keys, made as bytes in one go: this is the feeder, not what is measured."""
+    made = pl.select(
+        pl.concat_str(pl.lit('{"at":"2026-01-01T00:00:00Z","k":'), pl.Series(keys), pl.lit("}"))
+    )
+    return made.to_series()
+
+
 def values(keys: np.ndarray) -> pa.Array:
-    """JSON values for the keys, made as bytes: this is the feeder, not what is measured."""
-    return pa.array([AT + str(key).encode() + b"}" for key in keys.tolist()], pa.binary())
+    return lines(keys).to_arrow(compat_level=pl.CompatLevel.oldest()).cast(pa.binary())
 
 
-def batches(keys: int, count: int):
-    """Yield the keys of every batch: each key once to load the state, then random ones."""
-    order = np.random.default_rng(7).permutation(keys)
-    for start in range(0, keys, LOAD_ROWS):
-        yield order[start : start + LOAD_ROWS]
-    dice = np.random.default_rng(8)
-    for _ in range(count):
-        yield dice.integers(0, keys, BATCH_KEYS)
+@dataclass
+class Feeder:
+    """Feeds a query batch by batch and waits for each."""
+
+    query: object
+    send: Callable[[np.ndarray], None]
+    seen: int = -1
+
+    def batch(self, keys: np.ndarray) -> tuple[float, float]:
+        """Feed one batch; give its trigger's milliseconds, and its CPU milliseconds."""
+        self.send(keys)
+        cpu_s = tree_cpu_s()
+        progress = self._next()
+        return progress.durationMs["triggerExecution"], (tree_cpu_s() - cpu_s) * 1000
+
+    def _next(self):
+        while True:
+            progress = self.query.lastProgress
+            if progress and progress.batchId > self.seen and progress.durationMs.get("addBatch"):
+                self.seen = progress.batchId
+                return progress
+            if self.query.exception():
+                sys.exit(str(self.query.exception()))
+            time.sleep(0.02)
 
 
-def ours(folder: Path, keys: int, count: int) -> list[float]:
+def measured(feeder: Feeder, options: argparse.Namespace, levels: list[int]) -> Iterator[Level]:
+    """Load up to each level, and measure there."""
+    dice, held, memory = np.random.default_rng(8), 0, MemoryWatch()
+    with memory:
+        for keys in levels:
+            level, began = Level(keys), time.monotonic()
+            order = np.random.default_rng(7).permutation(np.arange(held, keys))
+            for start in range(0, keys - held, LOAD_ROWS):
+                feeder.batch(order[start : start + LOAD_ROWS])
+            level.load_s = time.monotonic() - began
+            for _ in range(0 if held else WARM_BATCHES):  # the JVM compiles what runs often
+                feeder.batch(dice.integers(0, keys, BATCH_KEYS))
+            for _ in range(options.batches):
+                took = feeder.batch(dice.integers(0, keys, BATCH_KEYS))
+                level.ms.append(took[0])
+                level.cpu_ms.append(took[1])
+            for _ in range(UPDATE_BATCHES if keys == options.updates_at else 0):
+                took = feeder.batch(dice.integers(0, keys, LOAD_ROWS))
+                level.update_ms.append(took[0])
+                level.update_cpu_ms.append(took[1])
+            held = keys
+            level.memory_mib, level.memory_mib_max = memory.now_mib(), memory.mib_max
+            print(level, file=sys.stderr, flush=True)
+            yield level
+
+
+def ours(folder: Path, options: argparse.Namespace) -> list[Level]:
     import millstream as ms
 
     app = ms.App("bench", log=folder / "log")
@@ -60,13 +131,13 @@ def ours(folder: Path, keys: int, count: int) -> list[float]:
     query = start(frame, folder / "ours-checkpoint", "append")
     with ms.connect(folder / "log") as log, log.producer() as producer:
 
-        def feed(batch: np.ndarray) -> None:
-            producer.send_many("events", values=values(batch)).result()
+        def send(keys: np.ndarray) -> None:
+            producer.send_many("events", values=values(keys)).result()
 
-        return timed(query, feed, keys, count)
+        return list(measured(Feeder(query, send), options, options.keys))
 
 
-def peer(folder: Path, keys: int, count: int) -> list[float]:
+def peer(folder: Path, options: argparse.Namespace) -> list[Level]:
     from pyspark.sql import functions as F
 
     spark = plain_spark(CORES)
@@ -79,12 +150,13 @@ def peer(folder: Path, keys: int, count: int) -> list[float]:
     query = start(counted, folder / "peer-checkpoint", "update")
     number = iter(range(1_000_000))
 
-    def feed(batch: np.ndarray) -> None:
+    def send(keys: np.ndarray) -> None:
         name = f"{next(number):06}.json"
-        (folder / name).write_bytes(b"\n".join(v.as_py() for v in values(batch)))
+        lines(keys).to_frame().write_csv(folder / name, include_header=False, quote_style="never")
         (folder / name).rename(files / name)
 
-    return timed(query, feed, keys, count)
+    levels = [keys for keys in options.keys if keys <= options.peer_keys_max]
+    return list(measured(Feeder(query, send), options, levels))
 
 
 def start(frame, checkpoint: Path, mode: str):
@@ -92,60 +164,72 @@ def start(frame, checkpoint: Path, mode: str):
     return writer.option("checkpointLocation", str(checkpoint)).start()
 
 
-def timed(query, feed, keys: int, count: int) -> list[float]:
-    """Feed batch by batch; give the trigger times of the random ones, in milliseconds."""
-    times: list[float] = []
-    seen = -1
-    for batch in batches(keys, count):
-        feed(batch)
-        progress = query.lastProgress
-        while (
-            progress is None or progress.batchId <= seen or not progress.durationMs.get("addBatch")
-        ):
-            if query.exception():
-                sys.exit(str(query.exception()))
-            time.sleep(0.005)
-            progress = query.lastProgress
-        seen = progress.batchId
-        times.append(progress.durationMs["triggerExecution"])
-    query.stop()
-    return times[-count:]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--keys", type=int, nargs="+", default=[10_000, 1_000_000, 10_000_000])
+    default = [BATCH_KEYS, 1_000_000, 10_000_000, 50_000_000]
+    parser.add_argument("--keys", type=int, nargs="+", default=default)
     parser.add_argument("--batches", type=int, default=25)
-    parser.add_argument("--engine", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--updates-at", type=int, default=10_000_000)
+    parser.add_argument("--peer-keys-max", type=int, default=10_000_000)
+    parser.add_argument("--engine", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.engine:
-        engine, folder, keys, count = options.engine
-        run = {"ours": ours, "peer": peer}[engine]
-        print(json.dumps({"ms": run(Path(folder), int(keys), int(count))}))
+        engine, folder = options.engine
+        levels = {"ours": ours, "peer": peer}[engine](Path(folder), options)
+        print(json.dumps({"levels": [asdict(level) for level in levels]}))
         return
-    rows = []
-    for keys in options.keys:
-        with tempfile.TemporaryDirectory(prefix="millstream-bench-") as folder:
-            found = [
-                run_apart(__file__, engine, folder, keys, options.batches)["ms"]
-                for engine in ("ours", "peer")
+    given = sys.argv[1:]
+    with tempfile.TemporaryDirectory(prefix="millstream-bench-") as folder:
+        found = {
+            engine: [
+                Level(**each) for each in run_apart(__file__, engine, folder, *given)["levels"]
             ]
-        half = [part[len(part) // 2 :] for part in found]  # the JVM is warmer in the second half
-        (a, b) = (statistics.median(part) for part in half)
-        rows.append(
-            [
-                f"{keys:,}",
-                f"{a:.0f}",
-                f"{max(half[0]):.0f}",
-                f"{b:.0f}",
-                f"{max(half[1]):.0f}",
-                f"{b / a:.2f}",
-            ]
-        )
-    header = ["keys held", "ours p50 ms", "max", "peer p50 ms", "max", "peer / ours"]
-    table(f"time per batch of {BATCH_KEYS:,} random keys ({options.batches} batches)", header, rows)
+            for engine in ("ours", "peer")
+        }
+    show(found)
+
+
+def show(found: dict[str, list[Level]]) -> None:
+    rows, updates, memory = [], [], []
+    for engine, levels in found.items():
+        for level in levels:
+            middle = statistics.median(level.ms)
+            more = middle - statistics.median(levels[0].ms)
+            cpu = statistics.median(level.cpu_ms)
+            more_cpu = cpu - statistics.median(levels[0].cpu_ms)
+            keys = f"{level.keys:,}"
+            rows.append(
+                [
+                    engine,
+                    keys,
+                    f"{middle:.0f}",
+                    f"{more:+.0f}",
+                    f"{max(level.ms):.0f}",
+                    f"{cpu:.0f}",
+                    f"{more_cpu:+.0f}",
+                ]
+            )
+            memory.append(
+                [
+                    engine,
+                    keys,
+                    f"{level.memory_mib:,}",
+                    f"{level.memory_mib_max:,}",
+                    f"{level.load_s:.0f}",
+                ]
+            )
+            if level.update_ms:
+                rate = LOAD_ROWS / statistics.median(level.update_ms) / 1000
+                spent = statistics.median(level.update_cpu_ms) / 1000
+                updates.append([engine, keys, f"{rate:.2f}", f"{spent:.2f}"])
+    header = ["side", "keys held", "p50 ms", "more", "max", "CPU ms p50", "more"]
+    table(f"batches of {BATCH_KEYS:,} random keys", header, rows)
+    header = ["side", "keys held", "million updates/s", "CPU s per million"]
+    table(f"batches of {LOAD_ROWS:,} random keys", header, updates)
+    header = ["side", "keys held", "MiB of all processes", "most so far", "s to load"]
+    table("memory", header, memory)
 
 
 if __name__ == "__main__":
