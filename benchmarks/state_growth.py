@@ -33,7 +33,6 @@ from _measure import MemoryWatch, plain_spark, run_apart, table, tree_cpu_s
 CORES = 2
 BATCH_KEYS = 20_000
 LOAD_ROWS = 1_000_000
-WARM_BATCHES = 60
 UPDATE_BATCHES = 6
 
 
@@ -105,7 +104,7 @@ def measured(feeder: Feeder, options: argparse.Namespace, levels: list[int]) -> 
             for start in range(0, keys - held, LOAD_ROWS):
                 feeder.batch(order[start : start + LOAD_ROWS])
             level.load_s = time.monotonic() - began
-            for _ in range(0 if held else WARM_BATCHES):  # the JVM compiles what runs often
+            for _ in range(0 if held else options.warm):  # the JVM compiles what runs often
                 feeder.batch(dice.integers(0, keys, BATCH_KEYS))
             for _ in range(options.batches):
                 took = feeder.batch(dice.integers(0, keys, BATCH_KEYS))
@@ -171,6 +170,7 @@ def main() -> None:
     default = [BATCH_KEYS, 1_000_000, 10_000_000, 50_000_000]
     parser.add_argument("--keys", type=int, nargs="+", default=default)
     parser.add_argument("--batches", type=int, default=25)
+    parser.add_argument("--warm", type=int, default=60, help="batches before the first timed one")
     parser.add_argument("--updates-at", type=int, default=10_000_000)
     parser.add_argument("--peer-keys-max", type=int, default=10_000_000)
     parser.add_argument("--engine", nargs=2, help=argparse.SUPPRESS)
