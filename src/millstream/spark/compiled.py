@@ -58,8 +58,8 @@ public class LocalFilesWithoutFork extends LocalFileSystem {
 
 
 # A stateful Python task has its state served by a thread of its own, which makes the converters of
-# state's rows anew in every task. Compiled converters take the thread a tenth of a small batch, to
-# generate code that is there already; interpreted ones are made at once, and state is few rows. The
+# state's rows anew in every task. To generate their code, which is there already, took a sixth of the
+# JVM's CPU in small batches; interpreted ones are made at once, and state is few rows. The
 # thread has no session, so Spark has no setting for it: this gives all such threads one.
 _CONF_WITHOUT_SESSION = """
 import org.apache.spark.sql.classic.SparkSession;

@@ -42,8 +42,8 @@ _ARROW_SCHEMA = pa.schema([("port", pa.int32()), ("bucket", pa.int32()), ("frame
 _DETAILS = ("offset", "key", "headers", "value")
 _TASK_ROWS_MIN = 20_000
 _YIELD_BYTES = 64 << 20
-# What the planner reads itself. A task in a Python worker costs about 40 ms of CPU besides its work,
-# which is as long as the planner takes for this many records of a few fields.
+# What the planner reads itself. A task in a Python worker costs tens of milliseconds besides its work;
+# the planner takes about 10 for a batch of 1,000 small records.
 _OWN_ROWS_MAX = 5_000
 _OWN_BYTES_MAX = 8 << 20
 
