@@ -470,7 +470,7 @@ def check(arguments: Sequence[str]) -> int:
         "format": [tools / "ruff", "format", "--check"],
         "types": [tools / "mypy"],
         "layers": [tools / "lint-imports", "--no-logo"],
-        "house rules and snippets": [*PYTEST, "tests/unit/test_frame.py"],
+        "house rules and snippets": [*PYTEST, "tests/unit/test_frame.py", *SIDE_BY_SIDE],
     }
     failed = []
     for name, command in checks.items():

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
-KILLS = 12
+KILLS = 6  # the named points of a batch have tests of their own
 LATEST_S = 30.0  # a start takes some 20 s to its first batch, the week at this speed as long again
 SPEED = "20"
 
 
 @pytest.mark.timeout(1500)
-def test_a_demo_killed_at_a_dozen_random_moments_goes_on_to_the_same_answer(tmp_path):
+def test_a_demo_killed_at_half_a_dozen_random_moments_goes_on_to_the_same_answer(tmp_path):
     folder = tmp_path / "demo"
     command = [sys.executable, "-m", "millstream", "demo", "ads", "--log", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
