@@ -87,7 +87,7 @@ def take_in(log, schema=Click, *, rows=1000):
 def lane_of(reader, source, partition, start, end):
     read = partial(reader.read, source.topic, partition)
     batches = read(start, end, columns=columns_read(source.fields))
-    details = partial(read, columns=("offset", "key", "headers"))
+    details = partial(read, columns=("offset", "key", "headers", "value"))
     return Lane(partition, 0, end, batches, details=details)
 
 

@@ -477,8 +477,8 @@ def inputs(seed: int) -> list[testing.Row]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_pipeline_gives_the_same_over_archives(tmp_path, monkeypatch, seed):
-    logging.getLogger("millstream").setLevel(logging.ERROR)
+def test_a_pipeline_gives_the_same_over_archives(tmp_path, monkeypatch, caplog, seed):
+    caplog.set_level(logging.ERROR, logger="millstream")  # until the test ends
     outcomes = []
     for archived in (False, True):
         app, topic = pipeline(tmp_path / f"log-{archived}")
