@@ -24,6 +24,7 @@ from millstream.kernels.frames import DIFF
 from millstream.kernels.plan import JobPlan, SinkPlan, ViewEnd
 from millstream.views.commit import BatchOutcome
 from millstream.views.outputs import open_targets
+from millstream.views.rows import Query
 from millstream.views.store import ViewStore
 
 
@@ -474,3 +475,139 @@ def test_rows_and_change_log_agree_with_a_dictionary(store, batches):
         assert {change[3] for change in changes} == differing
         assert len(changes) == len(differing)
     assert dict(read.scan(view.name).rows()) == model == replayed
+
+
+SORTED_KINDS = {
+    "k": (pl.Int64, st.integers(0, 3) | st.none()),
+    "b": (pl.Binary, st.sampled_from([b"", b"a", b"b", None])),
+    "at": (
+        pl.Datetime("us", "UTC"),
+        st.integers(0, 3).map(lambda n: dt.datetime(2026, 1, 1, 0, n, tzinfo=dt.UTC)) | st.none(),
+    ),
+    "amount": (
+        pl.Decimal(12, 2),
+        st.sampled_from(["9.50", "10.00", "-3.25", "-30.00", "0.00"]).map(Decimal) | st.none(),
+    ),
+    "rate": (pl.Float64, st.sampled_from([0.5, 10.0, -1.0, math.inf, math.nan, None])),
+    "name": (pl.String, st.sampled_from(["", "a", "Z", "é", None])),
+}
+
+
+def place(value):
+    """Where a value stands in an order: null after all, NaN after all other numbers."""
+    if value is None:
+        return (2, 0)
+    nan = isinstance(value, float) and math.isnan(value)
+    return (1, 0) if nan else (0, value)
+
+
+def chosen(rows, names, between, order, limit):
+    """Answer a query on plain rows."""
+    kept = [
+        row
+        for row in rows
+        if all(
+            row[names.index(name)] is not None
+            and (start is None or place(row[names.index(name)]) >= place(start))
+            and (end is None or place(row[names.index(name)]) < place(end))
+            for name, (start, end) in between.items()
+            if (start, end) != (None, None)  # a range open at both sides says nothing
+        )
+    ]
+    for term in reversed([*order, "k", "b", "at", "amount"]):
+        at = names.index(term.removeprefix("-"))
+        kept.sort(key=lambda row, at=at: place(row[at]), reverse=term.startswith("-"))
+    return kept if limit is None else kept[:limit]
+
+
+def alike(one, other):
+    return [tuple(map(repr, row)) for row in one] == [tuple(map(repr, row)) for row in other]
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_ranges_and_orders_are_those_of_plain_rows(sorted_store, data):
+    read, frame = sorted_store
+    names = frame.columns
+    between = data.draw(
+        st.dictionaries(st.sampled_from(names), st.just(None), max_size=2).flatmap(
+            lambda columns: st.fixed_dictionaries(
+                {n: st.tuples(SORTED_KINDS[n][1], SORTED_KINDS[n][1]) for n in columns}
+            )
+        )
+    )
+    order = data.draw(
+        st.lists(st.sampled_from(names), max_size=3, unique=True).flatmap(
+            lambda ns: st.tuples(*(st.sampled_from([n, f"-{n}"]) for n in ns))
+        )
+    )
+    limit = data.draw(st.none() | st.integers(0, 30))
+    found = read.select("v", Query(between=between, order=order, limit=limit))
+    assert alike(found.rows.rows(), chosen(frame.rows(), names, between, order, limit))
+    assert (found.change, found.batch_id, found.position) == (frame.height, 0, {"t": [3]})
+
+
+@pytest.fixture(params=["sqlite", "postgresql"], scope="module")
+def sorted_store(request, tmp_path_factory):
+    """A store with rows of every kind that has an order, some of them in the key."""
+    url = None
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgres_server").url("sorted")
+    opened = Store(tmp_path_factory.mktemp("sorted"), url)
+    types = {name: dtype for name, (dtype, _) in SORTED_KINDS.items()}
+    values = {
+        "k": [None, 0, 1, 2],
+        "b": [None, b"", b"a", b"b"],
+        "at": [None, *(dt.datetime(2026, 1, 1, 0, n, tzinfo=dt.UTC) for n in range(2))],
+        "amount": [None, *map(Decimal, ["9.50", "10.00", "-3.25", "-30.00", "0.00"])],
+        "rate": [0.5, math.nan, None, 10.0, -1.0, math.inf, 0.5],
+        "name": ["", None, "a", "Z", "é"],
+    }
+    keys = list(itertools.product(*(values[name] for name in ("k", "b", "at", "amount"))))[::5]
+    rows = [(*key, values["rate"][n % 7], values["name"][n % 5]) for n, key in enumerate(keys)]
+    frame = pl.DataFrame(rows, schema=types, orient="row")
+    job = opened.job(opened.view("v", types, ("k", "b", "at", "amount")))
+    job.commit(v=frame, position={"t": [3]})
+    yield opened.reader(), frame
+    opened.close()
+
+
+def test_a_query_that_makes_no_sense_is_refused(store):
+    job = store.job(store.view("v", {"k": pl.Int64, "l": pl.List(pl.Int64)}, "k"))
+    job.commit(v=pl.DataFrame({"k": [1], "l": [[2]]}))
+    read = store.reader()
+    for query in (Query(order=["-m"]), Query(between={"m": (1, None)}), Query(where={"m": 1})):
+        with pytest.raises(ConfigError, match=r"no column '-?m'.*k, l"):
+            read.select("v", query)
+    with pytest.raises(ConfigError, match="have no order"):
+        read.select("v", Query(order=["l"]))
+    with pytest.raises(ConfigError, match="'k'"):
+        read.select("v", Query(between={"k": ("a", None)}))
+
+
+def test_changes_can_be_read_a_few_at_a_time(store):
+    job = store.job(store.view("counts", COUNTS, "word"))
+    for n in range(4):
+        job.commit(counts=counts(a=n, b=n, c=n))
+    read, since, seen = store.reader(), 0, []
+    while (part := read.changes("counts", since=since, limit=5)).height:
+        assert part.height <= 5
+        since = part["_seq"][-1]
+        seen += part.rows()
+    assert seen == read.changes("counts").rows()
+
+
+def test_the_version_of_a_store_is_another_after_every_commit_and_run(store):
+    job = store.job(store.view("counts", COUNTS, "word"))
+    read = store.reader()
+    versions = [read.version()]
+    job.commit(counts=counts(a=1))
+    versions.append(read.version())
+    assert read.version() == versions[-1]
+    job.commit(position={"t": {"0": 9}})
+    versions.append(read.version())
+    store.job(store.view("counts", COUNTS, "word"))
+    versions.append(read.version())
+    assert len(set(versions)) == len(versions)

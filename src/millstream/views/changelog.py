@@ -61,8 +61,12 @@ def forget(db: sqlite3.Connection, view: str, *, end: int, rows_kept: int) -> No
     )
 
 
-def read(db: sqlite3.Connection, schema: ViewSchema, since: int, end: int) -> pl.DataFrame:
-    """Return the changes numbered above ``since``; ``end`` is the number of the next one to come.
+def read(
+    db: sqlite3.Connection, schema: ViewSchema, since: int, end: int, limit: int | None = None
+) -> pl.DataFrame:
+    """Return the changes numbered above ``since``, at most ``limit``.
+
+    ``end`` is the number of the next one to come.
 
     Raises:
         OffsetOutOfRangeError: Some of them are gone, or ``since`` was never reached.
@@ -70,21 +74,30 @@ def read(db: sqlite3.Connection, schema: ViewSchema, since: int, end: int) -> pl
     view = schema.name
     first = db.execute("SELECT min(seq) FROM _changes WHERE view = ?", (view,)).fetchone()[0]
     check_since(view, since, int(first or end), end)
+    last = end if limit is None else since + limit
     rows = db.execute(
-        "SELECT seq, batch_id, frame FROM _changes WHERE view = ? AND seq + rows > ? ORDER BY seq",
-        (view, since + 1),
+        "SELECT seq, batch_id, frame FROM _changes "
+        "WHERE view = ? AND seq + rows > ? AND seq <= ? ORDER BY seq",
+        (view, since + 1, last),
     ).fetchall()
-    return changes_in(schema, rows, since)
+    return changes_in(schema, rows, since, limit)
 
 
 def changes_in(
-    schema: ViewSchema, frames: Iterable[tuple[int, int, bytes]], since: int
+    schema: ViewSchema,
+    frames: Iterable[tuple[int, int, bytes]],
+    since: int,
+    limit: int | None = None,
 ) -> pl.DataFrame:
-    """Return the changes numbered above ``since`` of frames given as ``(seq, batch_id, frame)``."""
+    """Return the changes numbered above ``since``, at most ``limit``, of frames.
+
+    Frames are given as ``(seq, batch_id, frame)``.
+    """
     none = pl.DataFrame(schema={"_op": pl.String(), **schema.dtypes})
     tables = [_numbered(none, seq=1, batch_id=0)]
     tables += [_numbered(pl.read_ipc_stream(blob), seq=s, batch_id=b) for s, b, blob in frames]
-    return pl.concat(tables).filter(pl.col("_seq") > since)
+    found = pl.concat(tables).filter(pl.col("_seq") > since)
+    return found if limit is None else found.head(limit)
 
 
 def _numbered(rows: pl.DataFrame, *, seq: int, batch_id: int) -> pl.DataFrame:

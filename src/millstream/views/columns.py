@@ -5,7 +5,7 @@ for dates), decimals as text of fixed scale, lists and structs as JSON text. Two
 SQLite turns NaN into NULL, so NaN is kept as the text ``NaN``. And SQLite holds two NULLs in a
 primary key for different, while two rows whose key is null are the same row of a view; so a null
 in a key is kept as a value that its column cannot otherwise hold: the empty blob, or, in a column
-of bytes, the integer 0. (Hence nulls sort last, and first among bytes.) Columns are declared without a type, so SQLite converts nothing.
+of bytes, the integer 0. (Hence nulls sort last of themselves, but for bytes.) Columns are declared without a type, so SQLite converts nothing.
 """
 
 from __future__ import annotations

@@ -11,10 +11,12 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from threading import Lock
 
 from millstream.errors import ConfigError, CorruptionError, MillstreamError, RetriableError
+from millstream.views.tables import DECIMAL_ORDER
 
 # A commit of 100,000 rows writes 10 to 20 MB; moving the log into the file every 64 MB instead of
 # SQLite's 4 MB keeps that out of most commits.
@@ -97,6 +99,17 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     return connection
 
 
+def _open_reader(path: Path) -> sqlite3.Connection:
+    connection = _connect(path, "ro")
+    connection.create_collation(DECIMAL_ORDER, _compare_decimals)
+    return connection
+
+
+def _compare_decimals(one: str, other: str) -> int:
+    first, second = Decimal(one), Decimal(other)
+    return (first > second) - (first < second)
+
+
 def _fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -126,7 +139,7 @@ class Readers:
                 raise ConfigError(f"The view store {self._path} is closed. Open it again.")
             connection = self._idle.pop() if self._idle else None
         with in_our_words(self._path):
-            connection = connection or _connect(self._path, "ro")
+            connection = connection or _open_reader(self._path)
             try:
                 connection.execute("BEGIN")
                 yield connection

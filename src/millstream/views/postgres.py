@@ -23,9 +23,9 @@ from millstream.views.position import wait_until
 from millstream.views.postgres_connection import Connection
 from millstream.views.postgres_tables import PostgresTable
 from millstream.views.postgres_values import decoded, parameter
-from millstream.views.rows import row_of
+from millstream.views.rows import Query, Selection, row_of
 from millstream.views.schema import ViewSchema
-from millstream.views.store import encoded_values
+from millstream.views.store_reading import encoded_values
 
 if TYPE_CHECKING:
     from millstream.views.postgres_connection import Session
@@ -82,27 +82,38 @@ class PostgresStore:
         assert row is not None, "an aggregate has one row"
         return int(row[0])
 
+    def version(self) -> tuple[int, ...]:
+        with self._connection.transaction() as session:
+            row = session.execute(
+                "SELECT coalesce(sum(batch_id), 0)::bigint, coalesce(sum(run), 0)::bigint, "
+                "count(*), (SELECT coalesce(sum(seq_next), 0)::bigint FROM _millstream_views) "
+                "FROM _millstream_fences"
+            ).fetchone()
+        assert row is not None, "an aggregate has one row"
+        return row
+
+    def select(self, view: str, query: Query) -> Selection:
+        with self._connection.transaction() as session:
+            schema = _schema(session, view, self.address)
+            text, given = _statement(schema, query)
+            with session.cursor(binary=True) as cursor:
+                rows = cursor.execute(text, given).fetchall()
+            newest = session.execute(
+                "SELECT seq_next - 1 FROM _millstream_views WHERE name = %s", (view,)
+            ).fetchone()
+            assert newest is not None, "its schema was there"
+            last, position = _reached(session, view)
+        return Selection(schema, decoded(rows, schema, schema.names), newest[0], last, position)
+
     def scan(
         self, view: str, *, where: Mapping[str, Any] | None = None, limit: int | None = None
     ) -> pl.DataFrame:
-        with self._connection.transaction() as session:
-            schema = _schema(session, view, self.address)
-            # Encoded as if nothing were a key, so that null stays null.
-            values = encoded_values(ViewSchema(schema.name, schema.columns, ()), where or {})
-            named = [name for name, value in values.items() if value is not None]
-            nulls = [name for name, value in values.items() if value is None]
-            text = PostgresTable(schema).select(named, nulls, limited=limit is not None)
-            given = {
-                f"p{n}": parameter(values[name], schema.kinds[name]) for n, name in enumerate(named)
-            }
-            with session.cursor(binary=True) as cursor:
-                rows = cursor.execute(text, {**given, "limit": limit}).fetchall()
-        return decoded(rows, schema, schema.names)
+        return self.select(view, Query(where or {}, limit=limit)).rows
 
     def get(self, view: str, /, **key: Any) -> dict[str, Any] | None:
         return row_of(self, view, key)
 
-    def changes(self, view: str, *, since: int = 0) -> pl.DataFrame:
+    def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame:
         with self._connection.transaction() as session:
             schema = _schema(session, view, self.address)
             row = session.execute(
@@ -116,10 +127,10 @@ class PostgresStore:
             with session.cursor(binary=True) as cursor:
                 frames = cursor.execute(
                     "SELECT seq, batch_id, frame FROM _millstream_changes "
-                    "WHERE view = %s AND seq + rows > %s ORDER BY seq",
-                    (view, since + 1),
+                    "WHERE view = %s AND seq + rows > %s AND seq <= %s ORDER BY seq",
+                    (view, since + 1, end if limit is None else since + limit),
                 ).fetchall()
-        return changelog.changes_in(schema, frames, since)
+        return changelog.changes_in(schema, frames, since, limit)
 
     def position(self, view_or_app: str) -> dict[str, Any]:
         return self._reached(view_or_app)[1]
@@ -141,18 +152,42 @@ class PostgresStore:
         )
 
     def _reached(self, view_or_app: str) -> tuple[int | None, dict[str, Any]]:
-        """Return the last batch and the position of a view's job, or of an app's newest."""
         with self._connection.transaction() as session:
-            row = session.execute(
-                "SELECT f.batch_id, f.position FROM _millstream_fences AS f "
-                "LEFT JOIN _millstream_views AS v ON v.name = %(name)s "
-                "WHERE f.app = coalesce(v.app, %(name)s) AND f.job = coalesce(v.job, f.job) "
-                "ORDER BY f.commit_number DESC NULLS LAST LIMIT 1",
-                {"name": view_or_app},
-            ).fetchone()
-        if row is None:
-            return None, {}
-        return row[0], json.loads(row[1] or "{}")
+            return _reached(session, view_or_app)
+
+
+def _statement(schema: ViewSchema, query: Query) -> tuple[str, dict[str, Any]]:
+    """Return the statement that answers a query, and its parameters."""
+    # Encoded as if nothing were a key, so that null stays null.
+    plain = ViewSchema(schema.name, schema.columns, ())
+    values = encoded_values(plain, query.where)
+    bounds = query.checked_bounds(schema)
+    named = [name for name, value in values.items() if value is not None]
+    compared = [(name, values[name]) for name in named]
+    compared += [(name, encoded_values(plain, {name: value})[name]) for name, _, value in bounds]
+    text = PostgresTable(schema).select(
+        named,
+        [name for name, value in values.items() if value is None],
+        [(name, comparison) for name, comparison, _ in bounds],
+        query.checked_order(schema),
+        limited=query.limit is not None,
+    )
+    given = {f"p{n}": parameter(v, schema.kinds[name]) for n, (name, v) in enumerate(compared)}
+    return text, {**given, "limit": query.limit}
+
+
+def _reached(session: Session, view_or_app: str) -> tuple[int | None, dict[str, Any]]:
+    """Return the last batch and the position of a view's job, or of an app's newest."""
+    row = session.execute(
+        "SELECT f.batch_id, f.position FROM _millstream_fences AS f "
+        "LEFT JOIN _millstream_views AS v ON v.name = %(name)s "
+        "WHERE f.app = coalesce(v.app, %(name)s) AND f.job = coalesce(v.job, f.job) "
+        "ORDER BY f.commit_number DESC NULLS LAST LIMIT 1",
+        {"name": view_or_app},
+    ).fetchone()
+    if row is None:
+        return None, {}
+    return row[0], json.loads(row[1] or "{}")
 
 
 def check_format(session: Session, address: PostgresAddress) -> None:

@@ -215,21 +215,41 @@ class PostgresTable:
             f"WHERE {' AND '.join(same)} RETURNING s.i"
         )
 
-    def select(self, where: Sequence[str] = (), nulls: Sequence[str] = (), *, limited: bool) -> str:
-        """Read rows in key order, those alone where the named columns equal parameters, or are null.
+    def select(
+        self,
+        where: Sequence[str] = (),
+        nulls: Sequence[str] = (),
+        bounds: Sequence[tuple[str, str]] = (),
+        order: Sequence[tuple[str, bool]] = (),
+        *,
+        limited: bool,
+    ) -> str:
+        """Read rows where columns equal parameters, are null, keep within bounds; in an order.
 
-        The parameters are ``p0``, ``p1`` and so on, in the order of ``where``, and ``limit``.
+        The parameters are ``p0``, ``p1`` and so on, in the order of ``where`` and ``bounds``, and
+        ``limit``.
+
+        Args:
+            bounds: Columns, and how they compare to a parameter: ``>=`` or ``<``.
+            order: Columns, each with whether its largest values come first; then comes the key.
+
         """
         kinds = self.schema.kinds
         # psycopg takes a single % for the beginning of a parameter.
         columns = {name: column.replace("%", "%%") for name, column in self._by_name.items()}
         given = [to_staged(kinds[name], column) for name, column in columns.items()]
         conditions = [f"{columns[name]} IS NULL" for name in nulls]
-        for n, name in enumerate(where):
+        for n, (name, comparison) in enumerate([*((name, "=") for name in where), *bounds]):
             value = from_staged(kinds[name], f"%(p{n})s::{staged_type(kinds[name])}")
-            conditions.append(f"{columns[name]} = {value}")
+            conditions.append(f"{columns[name]} {comparison} {value}")
         text = f"SELECT {', '.join(given)} FROM {self.name}"  # noqa: S608
         if conditions:
             text += f" WHERE {' AND '.join(conditions)}"
-        keys = [columns[name] for name in self.schema.key] or self._keys
-        return text + f" ORDER BY {', '.join(keys)}" + (" LIMIT %(limit)s" if limited else "")
+        # As PostgreSQL has it by default: null is larger than any value.
+        terms = [f"{columns[name]} {'DESC' if descending else 'ASC'}" for name, descending in order]
+        terms += [columns[name] for name in self.schema.key]
+        return (
+            text
+            + f" ORDER BY {', '.join(terms or self._keys)}"
+            + (" LIMIT %(limit)s" if limited else "")
+        )

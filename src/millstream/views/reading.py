@@ -6,7 +6,7 @@ reading. What it returns sees whole batches only, and never holds up the job tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +15,7 @@ import polars as pl
 
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views.address import HOME
-from millstream.views.rows import ReadableStore
+from millstream.views.rows import Query, ReadableStore
 from millstream.views.schema import ViewSchema
 from millstream.views.store import ViewStore
 
@@ -64,22 +64,43 @@ class View:
         return self._store.get(self.name, **key)
 
     def scan(
-        self, *, where: Mapping[str, Any] | None = None, limit: int | None = None
+        self,
+        *,
+        where: Mapping[str, Any] | None = None,
+        between: Mapping[str, tuple[Any, Any]] | None = None,
+        order: str | Sequence[str] = (),
+        limit: int | None = None,
     ) -> pl.DataFrame:
-        """Return the rows in key order, typed; with ``where`` those with these values alone.
+        """Return the view's rows, typed, all of one commit; by default all, in key order.
+
+        Args:
+            where: Only rows where these columns equal these values (None finds nulls).
+            between: Only rows where these columns are in ``(from, to)``, half-open; None leaves a
+                side open.
+            order: Columns to order by, ``-`` before a name for the largest first; what they leave
+                open, the key decides.
+            limit: At most so many rows.
 
         Raises:
-            ConfigError: ``where`` names no column, or a value that the column cannot hold.
-        """
-        return self._store.scan(self.name, where=where, limit=limit)
+            ConfigError: Something names no column, or a value that the column cannot hold.
 
-    def changes(self, *, since: int = 0) -> pl.DataFrame:
+        Example::
+
+            view.scan(between={"window_start": (noon, None)}, order="-window_start", limit=100)
+        """
+        by = (order,) if isinstance(order, str) else order
+        query = Query(where or {}, between or {}, by, limit)
+        return self._store.select(self.name, query).rows
+
+    def changes(self, *, since: int = 0, limit: int | None = None) -> pl.DataFrame:
         """Return the changes after change number ``since``: ``_seq, _batch_id, _op``, columns.
+
+        At most ``limit`` of them, the oldest.
 
         Raises:
             OffsetOutOfRangeError: Those changes are gone; scan() and go on from the newest.
         """
-        return self._store.changes(self.name, since=since)
+        return self._store.changes(self.name, since=since, limit=limit)
 
     def wait_for(
         self,

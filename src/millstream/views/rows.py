@@ -1,15 +1,90 @@
-"""What every view store can be asked, and the one row of a key, found the same way in each."""
+"""What every view store can be asked, and what is the same in each: queries, and the row of a key."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import polars as pl
 
 from millstream.errors import ConfigError
 from millstream.views.schema import ViewSchema
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which rows of a view, in which order, and how many at most.
+
+    ``where``: these columns equal these values; None finds nulls. ``between``: column →
+    ``(from, to)``, half-open; None leaves a side open (both: any row will do), and nulls are in no
+    range. ``order`` names columns, with ``-`` before the name for the largest first; what it leaves open, the key decides.
+    Null is larger than any value, and NaN than any other number.
+    """
+
+    where: Mapping[str, Any] = field(default_factory=dict)
+    between: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    order: Sequence[str] = ()
+    limit: int | None = None
+
+    def checked_order(self, schema: ViewSchema) -> list[tuple[str, bool]]:
+        """Return the columns to order by, each with whether its largest values come first.
+
+        Raises:
+            ConfigError: there is no such column, or its values have no order.
+        """
+        order = []
+        for text in self.order:
+            descending = text not in schema.names and text.startswith("-")
+            name = text[1:] if descending else text
+            _require_order(schema, name)
+            order.append((name, descending))
+        return order
+
+    def checked_bounds(self, schema: ViewSchema) -> list[tuple[str, str, Any]]:
+        """Return each bound that is given as column, comparison (``>=`` or ``<``), and value.
+
+        Raises:
+            ConfigError: there is no such column, or its values have no order.
+        """
+        bounds = []
+        for name, (start, end) in self.between.items():
+            _require_order(schema, name)
+            bounds += [
+                (name, comparison, value)
+                for comparison, value in ((">=", start), ("<", end))
+                if value is not None
+            ]
+        return bounds
+
+
+def _require_order(schema: ViewSchema, name: str) -> None:
+    if name not in schema.names:
+        raise ConfigError(
+            f"The view {schema.name!r} has no column {name!r}; it has {', '.join(schema.names)}. "
+            "Choose one of them."
+        )
+    if schema.kinds[name] == "json":
+        raise ConfigError(
+            f"The column {name!r} of the view {schema.name!r} holds lists or structs, which have no "
+            "order. Choose another column."
+        )
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Rows of a view and what they reflect, all of one commit.
+
+    ``change`` is the number of the view's newest change, ``batch_id`` the batch committed last (None
+    before the first), ``position`` what of the log the rows reflect.
+    """
+
+    schema: ViewSchema
+    rows: pl.DataFrame
+    change: int
+    batch_id: int | None
+    position: Mapping[str, Any]
 
 
 class ReadableStore(Protocol):
@@ -21,11 +96,13 @@ class ReadableStore(Protocol):
     def views(self) -> list[ViewSchema]: ...
     def schema(self, view: str) -> ViewSchema: ...
     def count(self, view: str) -> int: ...
+    def version(self) -> tuple[int, ...]: ...
+    def select(self, view: str, query: Query) -> Selection: ...
     def scan(
         self, view: str, *, where: Mapping[str, Any] | None = None, limit: int | None = None
     ) -> pl.DataFrame: ...
     def get(self, view: str, /, **key: Any) -> dict[str, Any] | None: ...
-    def changes(self, view: str, *, since: int = 0) -> pl.DataFrame: ...
+    def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame: ...
     def position(self, view_or_app: str) -> dict[str, Any]: ...
     def wait_for(
         self,

@@ -7,11 +7,15 @@ first written to a temporary table beside it; comparing the two finds what the b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from millstream.views.schema import ViewSchema
 
 STAGE = 'temp."_stage"'
+DECIMAL_ORDER = "millstream_decimal"
+"""The order of decimals, which are kept as text; a reader's connection defines it."""
+
 _ONE = "_one"  # the key column of a view without a key: always 0, hence one row at most
 
 
@@ -122,11 +126,53 @@ class ViewTable:
         where = " AND ".join(f"{key} = ?" for key in self._keys) if self.schema.key else "true"
         return f"DELETE FROM {self.name} WHERE {where}"  # noqa: S608
 
-    def select(self, where: tuple[str, ...] = (), *, limited: bool = False) -> str:
-        """Read rows in key order, those alone where the named columns equal the values given."""
+    def select(
+        self,
+        where: tuple[str, ...] = (),
+        bounds: Sequence[tuple[str, str]] = (),
+        order: Sequence[tuple[str, bool]] = (),
+        *,
+        limited: bool = False,
+    ) -> str:
+        """Read rows where columns equal values and keep within bounds; in key order, or another.
+
+        Args:
+            where: Columns that equal a value.
+            bounds: Columns, and how they compare to a value: ``>=`` or ``<``.
+            order: Columns, each with whether its largest values come first; then comes the key.
+
+        """
         text = f"SELECT {', '.join(self._columns)} FROM {self.name}"  # noqa: S608
-        if where:
-            # IS, not =: a null asked for finds the nulls.
-            text += " WHERE " + " AND ".join(f"{quoted(self._by_name[c])} IS ?" for c in where)
-        text += f" ORDER BY {', '.join(self._keys)}"
+        # IS, not =: a null asked for finds the nulls.
+        conditions = [f"{quoted(self._by_name[name])} IS ?" for name in where]
+        for name, comparison in bounds:
+            conditions.append(f"{self._sortable(name)} {comparison} ?")
+            if name in self.schema.key:  # what stands for null there is in no range
+                conditions.append(f"{quoted(self._by_name[name])} IS NOT {self._null(name)}")
+        if conditions:
+            text += " WHERE " + " AND ".join(conditions)
+        terms = [self._order(name, descending=descending) for name, descending in order]
+        named = {name for name, _ in order}
+        terms += [
+            self._order(name, descending=False) for name in self.schema.key if name not in named
+        ]
+        if terms:
+            text += f" ORDER BY {', '.join(terms)}"
         return text + " LIMIT ?" if limited else text
+
+    def _order(self, name: str, *, descending: bool) -> str:
+        direction, nulls = ("DESC", "FIRST") if descending else ("ASC", "LAST")
+        term = f"{self._sortable(name)} {direction}"
+        if name not in self.schema.key:
+            return f"{term} NULLS {nulls}"
+        if self.schema.kinds[name] == "bytes":  # what stands for null sorts first among them
+            return f"({quoted(self._by_name[name])} IS {self._null(name)}) {direction}, {term}"
+        return term
+
+    def _sortable(self, name: str) -> str:
+        column = quoted(self._by_name[name])
+        decimal = self.schema.kinds[name].startswith("decimal")
+        return f"{column} COLLATE {DECIMAL_ORDER}" if decimal else column
+
+    def _null(self, name: str) -> str:
+        return "0" if self.schema.kinds[name] == "bytes" else "X''"
