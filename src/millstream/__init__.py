@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         watermark,
     )
     from millstream.record import Record
+    from millstream.views import panels
     from millstream.views.dataset import Dataset, dataset
     from millstream.views.foreach import ForeachContext
     from millstream.views.reading import View, view
@@ -113,6 +114,7 @@ __all__ = [
     "mean",
     "min",
     "min_by",
+    "panels",
     "processing_time",
     "quantile",
     "quantiles",
@@ -149,6 +151,7 @@ _HOMES = {
     "calendar": "millstream.pipeline",
     "hopping": "millstream.pipeline",
     "mean": "millstream.pipeline",
+    "panels": "millstream.views",
     "processing_time": "millstream.pipeline",
     "aggregate": "millstream.pipeline",
     "distinct": "millstream.pipeline",

@@ -84,6 +84,7 @@ PUBLIC_NAMES = [
     "mean",
     "min",
     "min_by",
+    "panels",
     "processing_time",
     "quantile",
     "quantiles",

@@ -54,4 +54,19 @@ def build(log: Path | str) -> ms.App:
         .with_columns(rate=rate)
         .view(TOTALS_BY_DAY)
     )
+    _declare_dashboard(app)
     return app
+
+
+def _declare_dashboard(app: ms.App) -> None:
+    shown = ms.panels.Measure("Shown", "shown")
+    clicked = ms.panels.Measure("Clicked", "clicked")
+    rate = ms.panels.Measure("Click rate", "clicked", per="shown", unit="percent")
+    app.dashboard(
+        ms.panels.Counters("The week so far", TOTALS_BY_DAY, (shown, clicked, rate)),
+        ms.panels.Lines("Click rate per hour", RATES_BY_HOUR, (rate,), last="7 days"),
+        ms.panels.Lines("Impressions per hour", RATES_BY_HOUR, (shown,), last="7 days"),
+        ms.panels.Top(
+            "Campaigns", TOTALS_BY_DAY, by="campaign", measures=(shown, clicked, rate), rows=5
+        ),
+    )

@@ -18,7 +18,7 @@ from millstream.errors import ConfigError, RetriableError
 from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.frames import DIFF_COLUMN, polars_table
 from millstream.kernels.isolation import OnError
-from millstream.kernels.plan import JobPlan
+from millstream.kernels.plan import JobPlan, ViewEnd
 from millstream.kernels.watermarks import WatermarkRule
 from millstream.pipeline.avro import AvroSchema
 from millstream.pipeline.checks import check_time, checked_on_error
@@ -33,7 +33,9 @@ from millstream.pipeline.values import Declared, FormatName, Metadata, check_pol
 from millstream.views.address import checked
 from millstream.views.dead_letters import relay
 from millstream.views.late_alarm import LateAlarm, check_share
+from millstream.views.panels import Panel, check_panel, to_plain
 from millstream.views.progress import Progress, Report, Until
+from millstream.views.store import ViewStore
 
 if TYPE_CHECKING:
     from millstream.spark.job import DataFrame, Job, SparkSession
@@ -77,6 +79,7 @@ class App:
     late_alarm: float | None = None
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
     outputs: list[Output] = field(default_factory=list, init=False)
+    panels: tuple[Panel, ...] = field(default=(), init=False)
     _names: Counter[str] = field(default_factory=Counter, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -221,6 +224,29 @@ class App:
         labels = bucket_labels or tuple(range(self.buckets))
         return compile_plan(self.name, self.outputs, labels, self.on_error)
 
+    def dashboard(self, *panels: Panel) -> None:
+        """Say what the page of `millstream ui` shows of this app, above what it shows of any.
+
+        Call it after the views that the panels show have been declared. It has no part in the
+        app's state or answers, and may be changed from run to run.
+
+        Raises:
+            ConfigError: a panel shows a view or column that the app does not have in its own store.
+
+        Example::
+
+            clicks = ms.panels.Measure("Click rate", "clicked", per="shown", unit="percent")
+            app.dashboard(ms.panels.Lines("Click rate per minute", "ad_ctr", (clicks,)))
+        """
+        views = {
+            output.name: [name for name, _ in output.schema]
+            for output in self.outputs
+            if output.end == ViewEnd()
+        }
+        for panel in panels:
+            check_panel(panel, views)
+        self.panels = panels
+
     def job(self) -> Job:
         """Describe the app to what runs it."""
         self.plan()  # an app without an output is refused before Spark starts
@@ -290,6 +316,8 @@ class App:
             rows_per_batch=_at_least_one(rows_per_batch, "run's rows_per_batch"),
             settings=dict(settings or {}),
         )
+        with ViewStore(self.folder / "views.db") as home:
+            home.describe(self.name, "dashboard", [to_plain(panel) for panel in self.panels])
         if show is None:
             show = on_progress is None and sys.stderr.isatty()
         if show:

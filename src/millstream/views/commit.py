@@ -33,6 +33,7 @@ from millstream.kernels.plan import JobPlan, SinkPlan, ViewEnd
 from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_EXITS, LEDGER_NOTES
 from millstream.kernels.watermarks import UNSEEN
 from millstream.views.diffs import view_change, view_schema
+from millstream.views.graph import graph_of
 from millstream.views.schema import Fence, ViewChange, ViewSchema, kind_of
 from millstream.views.store import ViewStore
 from millstream.views.target import BatchPart, RunStart, Target
@@ -210,6 +211,7 @@ class Targets:
         for schema in view_schemas(self.plan):
             self.home.declare(schema)
         self.run, next_batch_id = self.home.begin_run(self.plan.app, job, checkpoint_id)
+        self.home.describe(self.plan.app, "graph", graph_of(self.plan))
         self._job = job
         start = RunStart(self.plan.app, job, self.run, checkpoint_id)
         noted = Noted(self.home.targets(self.plan.app, job), next_batch_id)

@@ -92,6 +92,11 @@ class PostgresStore:
         assert row is not None, "an aggregate has one row"
         return row
 
+    def newest_changes(self) -> dict[str, int]:
+        with self._connection.transaction() as session:
+            rows = session.execute("SELECT name, seq_next - 1 FROM _millstream_views ORDER BY name")
+            return dict(rows.fetchall())
+
     def select(self, view: str, query: Query) -> Selection:
         with self._connection.transaction() as session:
             schema = _schema(session, view, self.address)

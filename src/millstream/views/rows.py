@@ -19,8 +19,8 @@ class Query:
 
     ``where``: these columns equal these values; None finds nulls. ``between``: column →
     ``(from, to)``, half-open; None leaves a side open (both: any row will do), and nulls are in no
-    range. ``order`` names columns, with ``-`` before the name for the largest first; what it leaves open, the key decides.
-    Null is larger than any value, and NaN than any other number.
+    range. ``order`` names columns, with ``-`` before the name for the largest first; what it leaves
+    open, the key decides. Null is larger than any value, and NaN than any other number.
     """
 
     where: Mapping[str, Any] = field(default_factory=dict)
@@ -97,6 +97,7 @@ class ReadableStore(Protocol):
     def schema(self, view: str) -> ViewSchema: ...
     def count(self, view: str) -> int: ...
     def version(self) -> tuple[int, ...]: ...
+    def newest_changes(self) -> dict[str, int]: ...
     def select(self, view: str, query: Query) -> Selection: ...
     def scan(
         self, view: str, *, where: Mapping[str, Any] | None = None, limit: int | None = None

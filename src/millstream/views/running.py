@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 _PREFIX = "running-"
 
@@ -31,7 +30,10 @@ class Running:
 
 @contextmanager
 def marked(folder: Path, run: int) -> Iterator[None]:
-    """Say that this process runs the app, until the block ends."""
+    """Say that this process runs the app, until the block ends; sweep what killed runs have left."""
+    for older in folder.glob(f"{_PREFIX}*.json"):
+        if _number(older) < run and not _is_held(older):
+            older.unlink(missing_ok=True)
     path = folder / f"{_PREFIX}{run}.json"
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -44,22 +46,32 @@ def marked(folder: Path, run: int) -> Iterator[None]:
 
 
 def runs_alive(folder: Path) -> list[Running]:
-    """List the runs of an app that are alive, oldest first; more than one while one takes over."""
+    """List the runs of an app that are alive, oldest first; more than one while one takes over.
+
+    Changes nothing: whoever watches may look as often as they like.
+    """
     found = []
     for path in folder.glob(f"{_PREFIX}*.json"):
-        with suppress(FileNotFoundError, ValueError, TypeError), path.open() as file:
-            if _is_locked(file):
-                found.append(Running(**json.load(file)))
-            else:
-                path.unlink(missing_ok=True)  # its process was killed
+        with suppress(FileNotFoundError, ValueError, TypeError):
+            if _is_held(path):  # otherwise its process was killed
+                found.append(Running(**json.loads(path.read_text())))
     return sorted(found, key=lambda running: running.run)
 
 
-def _is_locked(file: Any) -> bool:
+def _number(path: Path) -> int:
+    number = path.stem.removeprefix(_PREFIX)
+    return int(number) if number.isdecimal() else 0
+
+
+def _is_held(path: Path) -> bool:
+    """Say whether a living process holds the lock on a file."""
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except FileNotFoundError:
+        return False
     return False
 
 

@@ -105,6 +105,13 @@ class StoreReading:
             changes = db.execute("SELECT coalesce(sum(seq_next), 0) FROM _views").fetchone()
         return (*commits, *changes)
 
+    def newest_changes(self) -> dict[str, int]:
+        """Return the number of each view's newest change; 0 before its first."""
+        with self._readers.snapshot() as db:
+            return dict(
+                db.execute("SELECT name, seq_next - 1 FROM _views ORDER BY name").fetchall()
+            )
+
     def select(self, view: str, query: Query) -> Selection:
         """Return the rows that a query asks for, typed, and what they reflect.
 

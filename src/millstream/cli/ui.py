@@ -1,0 +1,71 @@
+"""`millstream ui`: the page, and the views over HTTP."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import webbrowser
+from pathlib import Path
+
+import click
+
+from millstream.cli.tables import log_option
+from millstream.views.server.serving import LISTEN, serve
+
+
+@click.command()
+@log_option
+@click.option(
+    "--listen",
+    default=LISTEN,
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where to serve. Port 0 takes one that is free.",
+)
+@click.option(
+    "--store",
+    "stores",
+    multiple=True,
+    envvar="MILLSTREAM_VIEWS",
+    show_envvar=True,
+    metavar="URL",
+    help="A database whose views to serve, too.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Allow an address that other machines reach: there is no authentication.",
+)
+@click.option("--open", "opens", is_flag=True, help="Open the page in your browser.")
+def ui(folder: Path, listen: str, stores: tuple[str, ...], *, insecure: bool, opens: bool) -> None:
+    r"""Show a page of what the apps of a log do, live; serve their views over HTTP.
+
+    It reads only: the pipelines run, or not, beside it. Ctrl-C ends it.
+
+    \b
+    Examples:
+      millstream ui
+      millstream ui --log ./demo-data --open
+      millstream ui --listen 127.0.0.1:9000
+      curl 'http://127.0.0.1:8400/views/ad_ctr?ad_id=7&order=-window_start&limit=5'
+      curl -N 'http://127.0.0.1:8400/views/ad_ctr/changes?since=0'
+    """
+    with serve(folder, listen=listen, insecure=insecure, databases=stores) as serving:
+        click.echo(f"Serving {folder} at {serving.url} (Ctrl-C ends it)")
+        if opens:
+            webbrowser.open(serving.url)
+        _wait_for_the_end()
+
+
+def _wait_for_the_end() -> None:
+    """Wait for Ctrl-C, or for SIGTERM, which a service manager sends."""
+    ended = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: ended.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        ended.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,138 @@
+"""The apps of a log folder and their view stores, opened for reading when they are first asked for.
+
+An app's folder may be deleted and made anew while a server runs: its store is then opened again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from millstream.errors import ConfigError, UnknownViewError
+from millstream.views.reading import apps_with_views, store_path
+from millstream.views.rows import ReadableStore
+from millstream.views.schema import ViewSchema
+from millstream.views.store import ViewStore
+
+if TYPE_CHECKING:
+    from millstream.views.postgres import PostgresStore
+
+
+@dataclass(frozen=True)
+class Place:
+    """A view: whose it is, and the store that keeps it. ``store_name`` tells stores apart."""
+
+    app: str
+    schema: ViewSchema
+    store_name: str
+    store: ReadableStore
+
+
+class Catalogue:
+    """The views of a log folder, and of databases that are given by URL. Thread-safe."""
+
+    def __init__(self, log: Path, databases: Sequence[str] = ()) -> None:
+        """Open the databases.
+
+        Raises:
+            ConfigError: a database cannot be reached with its address, or holds no views.
+            RetriableError: its server is away.
+        """
+        self.log = log
+        self._lock = threading.Lock()
+        self._homes: dict[str, tuple[int, ViewStore]] = {}
+        self._databases = [_open_database(url) for url in databases]
+
+    def close(self) -> None:
+        """Close every store."""
+        with self._lock:
+            homes, self._homes = self._homes, {}
+        for _, store in homes.values():
+            store.close()
+        for database in self._databases:
+            database.close()
+
+    def apps(self) -> list[str]:
+        """Return the names of the apps that have a view store, sorted."""
+        return apps_with_views(self.log)
+
+    def folder(self, app: str) -> Path:
+        """Return the folder of an app."""
+        return store_path(self.log, app).parent
+
+    def home(self, app: str) -> ViewStore:
+        """Return the view store of an app.
+
+        Raises:
+            UnknownViewError: there is no such app.
+        """
+        path = store_path(self.log, app)
+        try:
+            # A name such as ".." must not lead out of the folder.
+            inode = path.stat().st_ino if app in self.apps() else None
+        except FileNotFoundError:
+            inode = None
+        if inode is None:
+            raise UnknownViewError(
+                f"The log folder {str(self.log)!r} has no views of an app {app!r}; there are views "
+                f"of: {', '.join(self.apps()) or 'none'}. Correct the app, or run it first."
+            )
+        with self._lock:
+            known = self._homes.get(app)
+            if known is not None and known[0] == inode:
+                return known[1]
+            store = ViewStore(path, readonly=True)
+            self._homes[app] = (inode, store)
+        if known is not None:
+            known[1].close()
+        return store
+
+    def store(self, store_name: str) -> ReadableStore:
+        """Return the store of this name, as :attr:`Place.store_name` has it."""
+        kind, _, name = store_name.partition(":")
+        return self.home(name) if kind == "app" else self._databases[int(name)]
+
+    def places(self) -> list[Place]:
+        """Return all views there are, by app and name."""
+        found = []
+        for app in self.apps():
+            store = self.home(app)
+            found += [Place(app, schema, f"app:{app}", store) for schema in store.views()]
+        for number, database in enumerate(self._databases):
+            owners = database.apps()
+            found += [
+                Place(owners[schema.name], schema, f"database:{number}", database)
+                for schema in database.views()
+            ]
+        return sorted(found, key=lambda place: (place.app, place.schema.name))
+
+    def find(self, view: str, app: str | None = None) -> Place:
+        """Return the view of this name.
+
+        Raises:
+            UnknownViewError: there is none; the message lists those there are.
+            ConfigError: several apps have one: say which.
+        """
+        places = self.places()
+        found = [p for p in places if p.schema.name == view and app in (None, p.app)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ConfigError(
+                f"Several apps have a view {view!r}: {', '.join(p.app for p in found)}. Say which "
+                "with app=NAME."
+            )
+        names = ", ".join(f"{p.app}/{p.schema.name}" for p in places) or "none yet"
+        raise UnknownViewError(
+            f"There is no view {view!r}{f' of an app {app!r}' if app else ''}; there are: {names}. "
+            "Correct the name, or run the pipeline that fills the view."
+        )
+
+
+def _open_database(url: str) -> PostgresStore:
+    from millstream.views.postgres import PostgresStore  # noqa: PLC0415 - an extra
+
+    return PostgresStore(url)

@@ -1,0 +1,307 @@
+"""The addresses of the server, and what each answers.
+
+======================================  ===========================================================
+``/``                                   the page
+``/views``                              all views: app, columns, key, rows, newest change
+``/views/NAME``                         rows; parameters as in `words.py`; JSON, or CSV if accepted
+``/views/NAME/changes``                 server-sent events: changes after ``since=``
+``/apps``                               the apps there are
+``/apps/NAME/status``                   what an app is doing
+``/apps/NAME/status/changes``           ... as server-sent events
+``/apps/NAME/graph``                    its pipeline: nodes and edges
+``/apps/NAME/dashboard``                its panels, with what they show
+``/apps/NAME/live``                     status and panels as server-sent events, for the page
+======================================  ===========================================================
+
+All of it reads only. An error is ``{"error": {"kind": …, "message": …}}`` with a status that says what
+to do: 400 correct the request, 404 mend the name, 410 begin anew, 503 try again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from millstream.errors import (
+    ConfigError,
+    MillstreamError,
+    OffsetOutOfRangeError,
+    RetriableError,
+    UnknownViewError,
+)
+from millstream.views.position import covers
+from millstream.views.rows import Query
+from millstream.views.server.assets import Assets
+from millstream.views.server.catalogue import Catalogue, Place
+from millstream.views.server.json_rows import csv, objects
+from millstream.views.server.streams import Streams
+from millstream.views.server.watch import Reading, Watch
+from millstream.views.server.words import change_of, position_of, query_of, timeout_of
+
+_log = logging.getLogger(__name__)
+_NO_STORE = {"Cache-Control": "no-store"}
+_STATUS: Sequence[tuple[type[MillstreamError], int]] = (
+    (UnknownViewError, 404),
+    (OffsetOutOfRangeError, 410),
+    (ConfigError, 400),
+    (RetriableError, 503),
+    (MillstreamError, 500),
+)
+
+
+def application(catalogue: Catalogue, *, hosts: frozenset[str] | None) -> tuple[Starlette, Watch]:
+    """Return the server as an ASGI application, and its watch.
+
+    Args:
+        hosts: The names by which it may be called; None: any. A page from elsewhere could otherwise
+            have its own name point to this machine, and read what is served here.
+
+    """
+    server = Server(catalogue)
+    app = Starlette(
+        routes=server.routes(),
+        exception_handlers={
+            MillstreamError: _failed,
+            HTTPException: _refused,
+            Exception: _broken,
+        },
+        lifespan=server.lifespan,
+    )
+    if hosts is not None:
+        app.add_middleware(_KnownHosts, hosts=hosts)
+    return app, server.watch
+
+
+class Server:
+    """Answers requests from the stores of a catalogue."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._reading = Reading()
+        self.watch = Watch(catalogue, self._reading)
+        self._streams = Streams(catalogue, self._reading, self.watch)
+        self._assets = Assets()
+
+    def routes(self) -> list[Route]:
+        answers: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/": self.page,
+            "/assets/{name}": self.asset,
+            "/views": self.views,
+            "/views/{view}": self.rows,
+            "/views/{view}/changes": self.changes,
+            "/apps": self.apps,
+            "/apps/{app}/status": self.status,
+            "/apps/{app}/status/changes": self.status_changes,
+            "/apps/{app}/graph": self.graph,
+            "/apps/{app}/dashboard": self.dashboard,
+            "/apps/{app}/live": self.live,
+        }
+        return [Route(path, answer, methods=["GET"]) for path, answer in answers.items()]
+
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """Watch the stores while the server runs."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.watch.run)
+            yield
+            tasks.cancel_scope.cancel()
+
+    # The page.
+
+    async def page(self, request: Request) -> Response:
+        return self._assets.response("index.html", request.headers.get("if-none-match"))
+
+    async def asset(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return self._assets.response(name, request.headers.get("if-none-match"))
+
+    # Views.
+
+    async def views(self, _: Request) -> Response:
+        def read() -> list[dict[str, Any]]:
+            return [_described(place) for place in self._catalogue.places()]
+
+        return _json({"views": await self._reading.run(read)})
+
+    async def rows(self, request: Request) -> Response:
+        place = await self._place(request)
+        query = query_of(request.query_params.multi_items(), place.schema)
+        if "at_least" in request.query_params:
+            await self._wait(place, request)
+        assert query.limit is not None, "there is a default"
+        one_more = Query(query.where, query.between, query.order, query.limit + 1)
+        found = await self._reading.run(lambda: place.store.select(place.schema.name, one_more))
+        rows = found.rows.head(query.limit)
+        if "text/csv" in request.headers.get("accept", ""):
+            text = await self._reading.run(lambda: csv(rows, found.schema))
+            return Response(text, media_type="text/csv; charset=utf-8", headers=_NO_STORE)
+        head = {
+            **_named(place),
+            "change": found.change,
+            "batch_id": found.batch_id,
+            "position": found.position,
+            "more": found.rows.height > query.limit,
+        }
+        lines = ",\n".join(await self._reading.run(lambda: objects(rows, found.schema)))
+        text = f'{json.dumps(head, ensure_ascii=False)[:-1]}, "rows": [\n{lines}\n]}}\n'
+        return Response(text, media_type="application/json", headers=_NO_STORE)
+
+    async def _place(self, request: Request) -> Place:
+        view, app = request.path_params["view"], request.query_params.get("app")
+        return await self._reading.run(lambda: self._catalogue.find(view, app))
+
+    async def _wait(self, place: Place, request: Request) -> None:
+        """Wait until a view reflects the position that the request asks for.
+
+        Raises:
+            RetriableError: it did not in time.
+        """
+        asked = position_of(request.query_params["at_least"])
+        timeout_s = timeout_of(request.query_params.get("timeout"))
+        end = anyio.current_time() + timeout_s
+        seen: tuple[int, ...] = ()
+        while True:
+            reached = await self._reading.run(lambda: place.store.position(place.schema.name))
+            if covers(reached, asked):
+                return
+            left = end - anyio.current_time()
+            if left <= 0 or self.watch.closing.is_set():
+                break
+            seen = await self.watch.newer(place.store_name, seen, left)
+        raise RetriableError(
+            f"The view {place.schema.name!r} has not reached {json.dumps(asked)} within "
+            f"{timeout_s:g} s; it is at {json.dumps(reached)}. Ask again, wait longer with timeout=, "
+            "or see whether the app runs."
+        )
+
+    async def changes(self, request: Request) -> Response:
+        place = await self._place(request)
+        resumed = request.headers.get("last-event-id")
+        if resumed is not None:
+            since = change_of(resumed, "Last-Event-ID")
+        elif "since" in request.query_params:
+            since = change_of(request.query_params["since"], "since")
+        else:
+            newest = await self._reading.run(place.store.newest_changes)
+            since = newest[place.schema.name]
+        return _events(self._streams.changes(place, since))
+
+    # Apps.
+
+    async def apps(self, _: Request) -> Response:
+        return _json({"apps": await self._reading.run(self._catalogue.apps)})
+
+    async def status(self, request: Request) -> Response:
+        return _json(await self._streams.status(request.path_params["app"]))
+
+    async def status_changes(self, request: Request) -> Response:
+        app = request.path_params["app"]
+        self._catalogue.home(app)
+        return _events(self._streams.live(app, panels=False))
+
+    async def live(self, request: Request) -> Response:
+        app = request.path_params["app"]
+        self._catalogue.home(app)
+        return _events(self._streams.live(app))
+
+    async def graph(self, request: Request) -> Response:
+        app = request.path_params["app"]
+        store = self._catalogue.home(app)
+        found = await self._reading.run(lambda: store.description(app, "graph"))
+        return _json({"app": app, **(found or {"nodes": [], "edges": []})})
+
+    async def dashboard(self, request: Request) -> Response:
+        app = request.path_params["app"]
+        return _json({"app": app, "panels": await self._streams.panels(app)})
+
+
+def _named(place: Place) -> dict[str, Any]:
+    columns = [{"name": name, "type": kind} for name, kind in place.schema.columns]
+    return {
+        "app": place.app,
+        "view": place.schema.name,
+        "key": place.schema.key,
+        "columns": columns,
+    }
+
+
+def _described(place: Place) -> dict[str, Any]:
+    name = place.schema.name
+    return {
+        **_named(place),
+        "rows": place.store.count(name),
+        "change": place.store.newest_changes().get(name, 0),
+        "position": place.store.position(name),
+    }
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    text = json.dumps(value, ensure_ascii=False) + "\n"
+    return Response(
+        text, status, media_type="application/json", headers={**_NO_STORE, **(headers or {})}
+    )
+
+
+def _events(stream: AsyncIterator[bytes]) -> Response:
+    # X-Accel-Buffering: what stands between us and the reader is not to collect events.
+    headers = {**_NO_STORE, "X-Accel-Buffering": "no"}
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+
+def _error(kind: str, message: str, status: int, **more: Any) -> Response:
+    headers = {"Retry-After": "1"} if status == 503 else None
+    return _json({"error": {"kind": kind, "message": message, **more}}, status, headers)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    """Answer with an error of ours: its class, its message, and a status that says what to do."""
+    status = next(code for kind, code in _STATUS if isinstance(error, kind))
+    more = {}
+    if isinstance(error, OffsetOutOfRangeError):
+        more = {"start": error.start, "end": error.end}
+    return _error(type(error).__name__, str(error), status, **more)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """Answer what has no address here."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}"
+    message = f"There is nothing to {what} here. Addresses are /views, /apps and the page at /."
+    return _error("UnknownAddress", message, error.status_code)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    _log.error("%s failed", request.url.path, exc_info=error)
+    return _error("Defect", f"The server failed ({type(error).__name__}); its log says where.", 500)
+
+
+class _KnownHosts:
+    """Refuses requests that call the server by another name than its own."""
+
+    def __init__(self, app: Any, hosts: frozenset[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            given = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+            name = given.rpartition(":")[0] if given.rpartition("]")[2] else given
+            if (name or given) not in self._hosts:
+                message = (
+                    f"This server answers to {', '.join(sorted(self._hosts))}, not to {given!r}. "
+                    "Call it by one of these names, or start it with --insecure."
+                )
+                await _error("UnknownHost", message, 421)(scope, receive, send)
+                return
+        with suppress(anyio.ClosedResourceError):
+            await self._app(scope, receive, send)

@@ -1,0 +1,184 @@
+"""What an app is doing, as plain values: running or not, how far, what was late, where rows went.
+
+Most of it is the status that the job commits with every batch. Besides, the books are added up, the
+ends of the partitions are looked up in the log, and the times of the batches seen give throughput.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import MillstreamError
+from millstream.kernels.routing import LEDGER_COUNTS
+from millstream.kernels.watermarks import UNSEEN
+from millstream.log.reader import LogReader
+from millstream.views.running import runs_alive
+from millstream.views.store_reading import StoreReading
+
+_SAMPLES = 300
+_START = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class Books:
+    """The ledger of an app, added up batch by batch as it grows."""
+
+    total: dict[str, Counter[str]] = field(default_factory=dict)
+    last: dict[str, Counter[str]] = field(default_factory=dict)
+    next_batch_id: int = 0
+
+    def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Take in the lines of further batches, in their order."""
+        for line in lines:
+            if line["batch_id"] >= self.next_batch_id:
+                self.next_batch_id, self.last = line["batch_id"] + 1, {}
+            counts = {name: line[name] for name in LEDGER_COUNTS}
+            self.total.setdefault(line["step"], Counter()).update(counts)
+            self.last.setdefault(line["step"], Counter()).update(counts)
+
+    def sum(self, count: str, steps: Sequence[str] | None = None) -> int:
+        """Add up one count over all steps, or over some."""
+        named = self.total if steps is None else steps
+        return sum(self.total[step][count] for step in named if step in self.total)
+
+
+class AppStatus:
+    """Puts the status of one app together. Thread-safe."""
+
+    def __init__(self, app: str, log: Path, folder: Path) -> None:
+        self._app = app
+        self._folder = folder
+        self._log = LogReader(log)
+        self._lock = threading.Lock()
+        self._store: StoreReading | None = None
+        self._books = Books()
+        self._samples: deque[tuple[str, int]] = deque(maxlen=_SAMPLES)  # when, read in all
+
+    def read(self, store: StoreReading) -> dict[str, Any]:
+        """Return the status as it is now; the store may be another one than the last time."""
+        with self._lock:
+            if store is not self._store:
+                self._store, self._books = store, Books()
+                self._samples.clear()
+            told = store.status(self._app)
+            self._books.add(store.ledger(self._app, since=self._books.next_batch_id))
+            return self._put_together(told, store)
+
+    def _put_together(self, told: Mapping[str, Any], store: StoreReading) -> dict[str, Any]:
+        graph = store.description(self._app, "graph") or {"nodes": []}
+        sources = [node["step"] for node in graph["nodes"] if node["id"].startswith("source-")]
+        read = self._books.sum("read", sources or list(told.get("sources", {})))
+        if told and (not self._samples or self._samples[-1][0] != told["at"]):
+            self._samples.append((told["at"], read))
+        partitions = list(self._partitions(told, store.position(self._app)))
+        runs = runs_alive(self._folder)
+        names = ("late", "dead", "filtered", "duplicate")
+        plain = ("batch_id", "at", "duration_ms", "behind_s", "watermark", "state_bytes")
+        return {
+            "app": self._app,
+            "running": bool(runs),
+            "runs": [{"run": r.run, "pid": r.pid, "since": _text(_moment(r.since))} for r in runs],
+            **{name: told.get(name) for name in plain},
+            "totals": {"read": read, **{name: self._books.sum(name) for name in names}},
+            "unread": sum(partition["unread"] or 0 for partition in partitions),
+            "partitions": partitions,
+            "steps": list(_steps(told)),
+            "facts": told.get("facts", {}),
+            "forgotten_producers": told.get("forgotten_producers", {}),
+            "ledger": {"last": _lines(self._books.last), "total": _lines(self._books.total)},
+            "throughput": list(self._throughput(told)),
+            "views": store.newest_changes(),
+        }
+
+    def _throughput(self, told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Give events per second between the batches that were seen; of a first one, its own."""
+        samples = list(self._samples)
+        if len(samples) == 1 and told.get("duration_ms"):
+            rate = told.get("read", 0) / told["duration_ms"] * 1000
+            yield {"at": samples[0][0], "per_second": rate}
+        for (before, read_before), (at, read) in pairwise(samples):
+            seconds = (_time(at) - _time(before)).total_seconds()
+            yield {"at": at, "per_second": (read - read_before) / max(seconds, 1e-3)}
+
+    def _partitions(
+        self, told: Mapping[str, Any], position: Mapping[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        topics = [source["topic"] for source in told.get("sources", {}).values()]
+        for topic in dict.fromkeys([*topics, *position]):
+            reached, idle = _clock_of(told, topic)
+            ends = self._ends(topic, told)
+            for number in sorted({*ends, *map(int, position.get(topic, {}))}):
+                read = int(position.get(topic, {}).get(str(number), 0))
+                end = ends.get(number)
+                yield {
+                    "topic": topic,
+                    "partition": number,
+                    "position": read,
+                    "end": end,
+                    "unread": None if end is None else max(0, end - read),
+                    "watermark": _watermark(reached.get(str(number), UNSEEN)),
+                    "idle": number in idle,
+                }
+
+    def _ends(self, topic: str, told: Mapping[str, Any]) -> dict[int, int | None]:
+        """Return where each partition ends in the log; None where the log does not say."""
+        with suppress(MillstreamError, OSError):
+            return dict(enumerate(end for _, end in self._log.offsets(topic)))
+        names = [name.rpartition("/") for name in told.get("lag", {})]
+        return {int(number): None for of, _, number in names if of == topic}
+
+
+def _clock_of(told: Mapping[str, Any], topic: str) -> tuple[Mapping[str, int], Sequence[int]]:
+    """Return how far each partition of a topic is in event time, and which are idle."""
+    names = [name for name, source in told.get("sources", {}).items() if source["topic"] == topic]
+    for operator in told.get("time", {}).values():
+        for name in names:
+            clock = operator["clocks"].get(name)
+            if clock is not None:
+                return clock["partitions"], clock["idle"]
+    return {}, ()
+
+
+def _steps(told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give where each operator stands in time, and what came too late for each step."""
+    late, times = told.get("late", {}), told.get("time", {})
+    for step in dict.fromkeys([*times, *late]):
+        time, missed = times.get(step), late.get(step, {})
+        yield {
+            "step": step,
+            "watermark": _watermark(time["watermark_us"]) if time else None,
+            "since": time["since"] if time else None,
+            "late": missed.get("events", 0),
+            "late_by_us_max": missed.get("late_by_us_max", 0),
+        }
+
+
+def _lines(books: Mapping[str, Counter[str]]) -> list[dict[str, Any]]:
+    return [
+        {"step": step, **{name: counts[name] for name in LEDGER_COUNTS}}
+        for step, counts in books.items()
+    ]
+
+
+def _watermark(at_us: int) -> str | None:
+    return None if at_us <= UNSEEN else _text(_START + timedelta(microseconds=at_us))
+
+
+def _moment(seconds: float) -> datetime:
+    return _START + timedelta(seconds=seconds)
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _text(moment: datetime) -> str:
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

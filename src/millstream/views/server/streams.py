@@ -1,0 +1,138 @@
+"""Server-sent events: the changes of a view from any number on, and what an app is doing, live.
+
+Each event with an ``id`` can be gone on from: a browser sends it by itself, as ``Last-Event-ID``, when
+it connects again. A line without meaning goes out now and then, so that either end notices when
+the other is gone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from millstream.errors import MillstreamError, OffsetOutOfRangeError
+from millstream.views.panels import from_plain
+from millstream.views.server.catalogue import Catalogue, Place
+from millstream.views.server.json_rows import objects
+from millstream.views.server.panel_data import panel_data
+from millstream.views.server.status import AppStatus
+from millstream.views.server.watch import Reading, Watch
+
+HEARTBEAT_S = 15.0
+_CHANGES_AT_ONCE = 1000
+_LIVE_EVERY_S = 0.5
+_LIVE_AT_LEAST_EVERY_S = 2.0  # lag and freshness move without a commit
+_BEGIN = b"retry: 1000\n\n"
+_HEARTBEAT = b": still here\n\n"
+
+
+def event(data: str, *, kind: str | None = None, number: int | None = None) -> bytes:
+    """Return one server-sent event; the data must be on one line."""
+    head = ("" if kind is None else f"event: {kind}\n") + (
+        "" if number is None else f"id: {number}\n"
+    )
+    return f"{head}data: {data}\n\n".encode()
+
+
+class Streams:
+    """Makes the streams. What several subscribers need at the same time is read once."""
+
+    def __init__(self, catalogue: Catalogue, reading: Reading, watch: Watch) -> None:
+        self._catalogue = catalogue
+        self._reading = reading
+        self._watch = watch
+        self._statuses: dict[str, AppStatus] = {}
+
+    async def changes(self, place: Place, since: int) -> AsyncIterator[bytes]:
+        """Give the changes of a view after ``since``, and go on as they are committed.
+
+        Ends with the event ``gone`` when some of them are no longer kept.
+        """
+        yield _BEGIN
+        seen: tuple[int, ...] = ()
+        while not self._watch.closing.is_set():
+            try:
+                text, last = await self._chunk(place, since)
+            except OffsetOutOfRangeError as error:
+                told = {"message": str(error), "start": error.start, "end": error.end}
+                yield event(json.dumps(told, ensure_ascii=False), kind="gone")
+                return
+            except MillstreamError as error:
+                yield event(json.dumps({"message": str(error)}, ensure_ascii=False), kind="failed")
+                return
+            if text:
+                yield text
+                since = last
+                continue
+            version = await self._watch.newer(place.store_name, seen, HEARTBEAT_S)
+            if version == seen:
+                yield _HEARTBEAT
+            seen = version
+
+    async def _chunk(self, place: Place, since: int) -> tuple[bytes, int]:
+        """Return the next changes as events, and the number of the last of them."""
+        store = self._catalogue.store(place.store_name)
+        version = await self._watch.version(place.store_name)
+
+        def read() -> tuple[bytes, int]:
+            frame = store.changes(place.schema.name, since=since, limit=_CHANGES_AT_ONCE)
+            numbers = frame["_seq"].to_list()
+            lines = zip(objects(frame, place.schema), numbers, strict=True)
+            events = b"".join(event(text, number=number) for text, number in lines)
+            return events, numbers[-1] if numbers else since
+
+        key = ("changes", id(store), place.schema.name, since, version)
+        return await self._reading.shared(key, read)
+
+    async def status(self, app: str) -> dict[str, Any]:
+        """Return what an app is doing now; see :class:`AppStatus`."""
+        catalogue = self._catalogue
+        known = self._statuses.get(app)
+        if known is None:
+            catalogue.home(app)  # there is such an app
+            known = self._statuses[app] = AppStatus(app, catalogue.log, catalogue.folder(app))
+        chosen = known
+        return await self._reading.run(lambda: chosen.read(catalogue.home(app)))
+
+    async def panels(self, app: str) -> list[dict[str, Any]]:
+        """Return the panels of an app's dashboard, each with what it shows now."""
+        store = self._catalogue.home(app)
+        declared = await self._reading.run(lambda: store.description(app, "dashboard") or [])
+        changes = await self._reading.run(store.newest_changes)
+        return [await self._panel(app, plain, changes.get(plain["view"], 0)) for plain in declared]
+
+    async def _panel(self, app: str, plain: dict[str, Any], change: int) -> dict[str, Any]:
+        store = self._catalogue.home(app)
+
+        def read() -> dict[str, Any]:
+            try:
+                return {**plain, **panel_data(store, from_plain(plain)), "change": change}
+            except MillstreamError as error:  # one that cannot be drawn must not hide the others
+                return {**plain, "labels": [], "units": [], "rows": [], "failed": str(error)}
+
+        key = ("panel", id(store), json.dumps(plain, sort_keys=True), change)
+        return await self._reading.shared(key, read)
+
+    async def live(self, app: str, *, panels: bool = True) -> AsyncIterator[bytes]:
+        """Give the status of an app whenever it changes, at most twice a second.
+
+        With ``panels``, those of its dashboard whose views have changed come before it.
+        """
+        yield _BEGIN
+        seen: tuple[int, ...] = ()
+        shown: dict[int, bytes] = {}
+        while True:
+            try:
+                for number, panel in enumerate(await self.panels(app) if panels else ()):
+                    drawn = event(json.dumps({"number": number, **panel}), kind="panel")
+                    if shown.get(number) != drawn:
+                        shown[number] = drawn
+                        yield drawn
+                told = json.dumps(await self.status(app), ensure_ascii=False)
+                yield event(told, kind="status")
+            except MillstreamError as error:  # its folder is being made anew, as a demo does
+                yield event(json.dumps({"message": str(error)}, ensure_ascii=False), kind="failed")
+            if not await self._watch.pause(_LIVE_EVERY_S):
+                return
+            seen = await self._watch.newer(f"app:{app}", seen, _LIVE_AT_LEAST_EVERY_S)

@@ -1,0 +1,142 @@
+"""One look at a store for all who wait for it, and one computation for all who ask for the same.
+
+However many subscribers there are, each store is asked once per turn whether anything was committed.
+Nothing is queued for a subscriber: each reads on from where it is, at its own pace, so a slow one
+holds up nobody and costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+
+from millstream.errors import MillstreamError
+from millstream.views.server.catalogue import Catalogue
+
+POLL_S = 0.2
+_THREADS = 8  # of readers; each may have a connection to each store
+_RESULTS_KEPT = 256
+
+T = TypeVar("T")
+Version = tuple[int, ...]
+
+
+class Reading:
+    """Runs what reads in threads, few at a time, and what several ask for at once only once."""
+
+    def __init__(self) -> None:
+        self._limiter = CapacityLimiter(_THREADS)
+        self._results: OrderedDict[Hashable, asyncio.Future[Any]] = OrderedDict()
+
+    async def run(self, read: Callable[[], T]) -> T:
+        """Call a function in a thread."""
+        return await to_thread.run_sync(read, limiter=self._limiter)
+
+    async def shared(self, key: Hashable, read: Callable[[], T]) -> T:
+        """Return what ``read`` gives; who asks with the same key gets the same result."""
+        known = self._results.get(key)
+        if known is None:
+            # A task of its own: that who asked first goes away must not end it for the others.
+            known = asyncio.ensure_future(self.run(read))
+            known.add_done_callback(lambda done: self._settle(key, done))
+            self._results[key] = known
+            while len(self._results) > _RESULTS_KEPT:
+                self._results.popitem(last=False)
+        result: T = await asyncio.shield(known)
+        return result
+
+    def _settle(self, key: Hashable, done: asyncio.Future[Any]) -> None:
+        """Forget what failed: the next who asks tries again."""
+        failed = done.cancelled() or done.exception() is not None
+        if failed and self._results.get(key) is done:
+            del self._results[key]
+
+
+@dataclass
+class _Watched:
+    version: Version = ()
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0
+
+
+class Watch:
+    """Wakes those who wait for a store when something was committed to it."""
+
+    def __init__(self, catalogue: Catalogue, reading: Reading, poll_s: float = POLL_S) -> None:
+        self._catalogue = catalogue
+        self._reading = reading
+        self._poll_s = poll_s
+        self._stores: dict[str, _Watched] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.closing = asyncio.Event()
+
+    def close(self) -> None:
+        """Let all who wait go, from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.closing.set)
+
+    async def run(self) -> None:
+        """Look at the stores that somebody waits for, until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        while True:
+            for name, watched in list(self._stores.items()):
+                if watched.waiting:
+                    self._note(watched, await self.version(name))
+            await asyncio.sleep(self._poll_s)
+
+    async def version(self, store_name: str) -> Version:
+        """Return the version of a store as it is now; () if it cannot be read."""
+
+        def look() -> Version:
+            return self._catalogue.store(store_name).version()
+
+        try:
+            return await self._reading.run(look)
+        except MillstreamError:
+            return ()
+
+    def _note(self, watched: _Watched, version: Version) -> None:
+        if version != watched.version:
+            watched.version = version
+            watched.changed.set()
+            watched.changed = asyncio.Event()
+
+    async def newer(self, store_name: str, than: Version, timeout_s: float) -> Version:
+        """Wait until a store's version is another than ``than``; return it as it is after that.
+
+        Returns sooner when time is up or the server closes.
+        """
+        watched = self._stores.setdefault(store_name, _Watched())
+        end = time.monotonic() + timeout_s
+        watched.waiting += 1
+        try:
+            while watched.version == than or not watched.version:
+                left = end - time.monotonic()
+                if left <= 0 or self.closing.is_set():
+                    break
+                await self._either(watched.changed, left)
+        finally:
+            watched.waiting -= 1
+        return watched.version
+
+    async def pause(self, seconds: float) -> bool:
+        """Let time pass; return False, at once, when the server closes."""
+        try:
+            await asyncio.wait_for(self.closing.wait(), seconds)
+        except TimeoutError:
+            return True
+        return False
+
+    async def _either(self, event: asyncio.Event, timeout_s: float) -> None:
+        waits = [asyncio.ensure_future(each.wait()) for each in (event, self.closing)]
+        try:
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()

@@ -1,0 +1,241 @@
+"""The page in a real browser: its numbers are those of the views, on a desk and on a phone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from decimal import Decimal
+
+import pytest
+
+from millstream.views.server.serving import serve
+from millstream.views.store import ViewStore
+
+pytestmark = pytest.mark.thorough
+WAIT_MS = 60_000
+DESK = {"width": 1280, "height": 900}
+PHONE = {"width": 360, "height": 740}
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """The system's Chromium, without a screen."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip("no Chromium is installed")
+    # As root it runs without its sandbox, or not at all; it sees nothing but our own page.
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=found, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def show(ads, chromium):
+    """Return a function that opens the page; nothing may fail in it, and nothing come from afar."""
+    with serve(ads.log, listen="127.0.0.1:0") as serving:
+        faults, contexts = [], []
+
+        def opened(viewport=DESK, scheme="light"):
+            context = chromium.new_context(viewport=viewport, color_scheme=scheme)
+            context.set_default_timeout(WAIT_MS)
+            contexts.append(context)
+            page = context.new_page()
+            page.on("pageerror", lambda error: faults.append(str(error)))
+            page.on(
+                "console",
+                lambda said: faults.append(said.text) if said.type == "error" else None,
+            )
+            page.on(
+                "request",
+                lambda request: (
+                    faults.append(request.url) if not request.url.startswith(serving.url) else None
+                ),
+            )
+            page.goto(serving.url)
+            return page
+
+        yield opened
+        for context in contexts:
+            context.close()
+    assert faults == []
+
+
+def given(ads):
+    ads.commit(
+        *(
+            (minute, ad, 10 * ad + minute, ad % 3, f"0.{ad}5")
+            for minute in range(9)
+            for ad in (7, 8)
+        ),
+        spent={"acme": "80.00", "duff": "120.50"},
+        stopped=8,
+    )
+    ads.commit((9, 7, 40, 2, "1.25"), late=3, unread=11)
+
+
+def text_of(page, selector):
+    page.wait_for_selector(f"{selector}:not(:empty)")
+    return page.locator(selector).first.inner_text()
+
+
+def table_of(page, selector):
+    """Return the texts of a table's cells, row by row."""
+    page.wait_for_selector(f"{selector} tbody td")
+    rows = page.locator(f"{selector} tbody tr").all()
+    return [row.locator("td").all_inner_texts() for row in rows]
+
+
+def expect_text(page, selector, text):
+    page.wait_for_function(
+        "([selector, text]) => document.querySelector(selector)?.textContent === text",
+        arg=[selector, text],
+    )
+
+
+def test_the_numbers_on_the_page_are_those_of_the_views(ads, show):
+    given(ads)
+    page = show()
+    rates = ads.home.scan("ad_ctr")
+    status = ads.home.status("ads")
+    expect_text(page, "[data-count=read]", f"{ads.read:,}")
+    assert text_of(page, "[data-count=late]") == "3"
+    assert text_of(page, "[data-count=unread]") == "11"
+    assert text_of(page, "[data-count=watermark]") == "31 Jan 12:09"
+    assert text_of(page, "[data-counter=Impressions]") == f"{rates['shown'].sum():,}"
+    assert text_of(page, "[data-counter=Spend]") == f"{rates['cost'].sum():.2f} €"
+    newest = rates.row(-1, named=True)
+    rate = text_of(page, "[data-panel='Click rate per minute'] [data-newest]")
+    assert rate == f"{newest['clicked'] / newest['shown'] * 100:.2f} %"
+    assert text_of(page, "[data-limit=duff]") == "120.50 € of 100.00 €"
+    top = table_of(page, "[data-panel='Top ads']")
+    spent = {ad: Decimal(0) for ad in rates["ad_id"]}
+    for row in rates.iter_rows(named=True):
+        spent[row["ad_id"]] += row["cost"]
+    ranked = sorted(spent.items(), key=lambda item: -item[1])
+    assert [row[:2] for row in top] == [[str(ad), f"{cost:.2f} €"] for ad, cost in ranked]
+    assert table_of(page, "[data-panel='Stopped ads']") == [["2026-01-31 12:08:00", "8", "acme"]]
+    assert status["batch_id"] == 1
+    page.wait_for_function(
+        "() => document.querySelector('#state-text').textContent.startsWith('Stopped')"
+    )
+
+
+def test_a_chart_has_its_numbers_as_a_table(ads, show):
+    given(ads)
+    page = show()
+    panel = "[data-panel='Spend per minute']"
+    page.wait_for_selector(f"{panel} path.line")
+    page.locator(f"{panel} summary").click()
+    shown = table_of(page, panel)
+    by_minute = ads.home.scan("ad_ctr").group_by("window_start").sum().sort("window_start")
+    wanted = [
+        [f"{at:%Y-%m-%d %H:%M:%S}", f"{cost:.2f} €"]
+        for at, cost in by_minute.select("window_start", "cost").rows()
+    ]
+    assert shown == wanted[::-1]
+
+
+def test_the_ledger_the_partitions_and_the_pipeline_are_drawn(ads, show):
+    given(ads)
+    page = show()
+    ledger = {row[0]: row[1:] for row in table_of(page, "#ledger")}
+    windows = "tumbling(1 minute) by ad_id"
+    held = f"{ads.read - 3:,}"
+    assert ledger[windows] == [f"{ads.read:,}", "0", held, "3", "0", "0", "0", "19"]
+    page.locator("#ledger-last").click()
+    page.wait_for_function(
+        "() => document.querySelector('#ledger tbody').textContent.includes('45')"
+    )
+    assert {row[0]: row[1] for row in table_of(page, "#ledger")}[windows] == "45"
+    first = table_of(page, "#partitions")[0]
+    assert first[:3] == ["ad-events/0", f"{ads.read:,}", "11"]
+    names = page.locator("#graph g > title").all_text_contents()
+    assert set(names) == {node["name"] for node in ads.home.description("ads", "graph")["nodes"]}
+    counts = page.locator(f"#graph [data-step='{windows}']")
+    assert counts.text_content() == f"{ads.read:,} in · 19 out"
+    assert page.locator("#graph .edge").count() == 8
+
+
+def test_what_is_committed_shows_without_loading_the_page_again(ads, show):
+    given(ads)
+    page = show()
+    text_of(page, "[data-counter=Impressions]")
+    page.wait_for_selector("#rows tbody td")
+    page.evaluate("window.loadedOnce = true")
+    ads.commit((10, 9, 1000, 10, "7.50"))
+    shown = int(ads.home.scan("ad_ctr")["shown"].sum())
+    expect_text(page, "[data-counter=Impressions]", f"{shown:,}")
+    expect_text(page, "[data-count=read]", f"{ads.read:,}")
+    expect_text(page, "[data-count=unread]", "11")
+    expect_text(page, "#rows tbody td:nth-child(4)", "1,000")  # the newest row comes first
+    assert page.evaluate("window.loadedOnce")
+
+
+def test_rows_are_found_and_sorted(ads, show):
+    given(ads)
+    page = show()
+    page.wait_for_selector("#rows tbody td")
+    assert page.locator("#view").input_value() == "ad_ctr"
+    page.locator("#find-value").fill("8")
+    page.locator("#find button[type=submit]").click()
+    page.wait_for_function("() => document.querySelectorAll('#rows tbody tr').length === 9")
+    page.locator("#rows th button", has_text="shown").click()
+    page.wait_for_selector("#rows th[aria-sort=ascending]")
+    numbers = [int(row[3]) for row in table_of(page, "#rows")]
+    assert numbers == sorted(numbers)
+    page.locator("#find-value").fill("eight")
+    page.locator("#find button[type=submit]").click()
+    page.wait_for_selector("#view-notice:not([hidden])")
+    assert "'eight' is not a whole number" in page.locator("#view-notice").inner_text()
+    page.select_option("#view", "budgets")
+    page.wait_for_function("() => document.querySelectorAll('#rows tbody tr').length === 2")
+    assert table_of(page, "#rows")[0] == ["acme", "80.00", "100.00"]
+
+
+def test_on_a_phone_the_page_is_as_wide_as_the_screen(ads, show):
+    given(ads)
+    page = show(PHONE)
+    text_of(page, "[data-counter=Impressions]")
+    page.wait_for_selector("#rows tbody td")
+    page.wait_for_selector("#graph svg")
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    wide = page.evaluate(
+        """() => [...document.querySelectorAll('.card, .tile, header')]
+            .filter((each) => each.getBoundingClientRect().right > innerWidth)
+            .map((each) => each.outerHTML.slice(0, 80))"""
+    )
+    assert wide == []
+
+
+def brightness(page, selector, name):
+    """Return the mean of the three colours of an element, 0 to 255."""
+    colour = page.eval_on_selector(selector, f"(each) => getComputedStyle(each).{name}")
+    numbers = [float(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    return sum(numbers) / 3
+
+
+@pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
+def test_the_page_is_as_dark_as_the_system(ads, show, scheme, dark):
+    given(ads)
+    page = show(scheme=scheme)
+    page.wait_for_selector(".tile")
+    for selector in ("body", ".tile"):
+        ground = brightness(page, selector, "backgroundColor")
+        ink = brightness(page, selector, "color")
+        assert (ground < 60) == dark
+        assert abs(ground - ink) > 150
+
+
+def test_a_log_without_apps_says_what_to_do_and_shows_the_first_that_comes(tmp_path, chromium):
+    with serve(tmp_path, listen="127.0.0.1:0") as serving:
+        page = chromium.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.goto(serving.url)
+        page.wait_for_selector("#empty:not([hidden])")
+        ViewStore(tmp_path / "apps" / "first" / "views.db").close()
+        expect_text(page, "#app-name", "first")
+        page.close()

@@ -1,0 +1,88 @@
+"""What an app is doing, as the page and programs are told."""
+
+from __future__ import annotations
+
+from millstream.views.running import marked
+
+TOPIC = "ad-events"
+WINDOWS = "tumbling(1 minute) by ad_id"
+
+
+def test_the_status_adds_up_the_books_and_knows_every_partition(ads, server):
+    ads.commit((0, 7, 10, 1, "1.50"))
+    ads.commit((1, 7, 20, 2, "1.50"), late=3, unread=5)
+    told = server.json("/apps/ads/status")
+    assert told["totals"] == {"read": 36, "late": 3, "dead": 0, "filtered": 0, "duplicate": 0}
+    assert told["unread"] == 5
+    assert told["batch_id"] == 1
+    first, second = told["partitions"]
+    assert first == {
+        "topic": TOPIC,
+        "partition": 0,
+        "position": 36,
+        "end": 41,
+        "unread": 5,
+        "watermark": "2026-01-31T12:01:00.000000Z",
+        "idle": False,
+    }
+    assert (second["partition"], second["watermark"], second["idle"]) == (1, None, True)
+    (step,) = told["steps"]
+    assert (step["step"], step["late"], step["late_by_us_max"]) == (WINDOWS, 3, 90_000_000)
+    total = {line["step"]: line for line in told["ledger"]["total"]}
+    last = {line["step"]: line for line in told["ledger"]["last"]}
+    assert (total[WINDOWS]["held"], total[WINDOWS]["late"]) == (33, 3)
+    assert (last[WINDOWS]["read"], last[TOPIC]["read"]) == (25, 25)
+    assert told["views"]["ad_ctr"] == 2
+
+
+def test_the_books_go_on_from_one_look_to_the_next(ads, server):
+    for number in range(1, 6):
+        ads.commit((number, 7, number, 0, "0.00"))
+        assert server.json("/apps/ads/status")["totals"]["read"] == sum(range(number + 1))
+    rates = server.json("/apps/ads/status")["throughput"]
+    assert len(rates) == 4
+    assert all(sample["per_second"] > 0 for sample in rates)
+
+
+def test_an_app_runs_while_its_process_says_so(ads, server):
+    assert not server.json("/apps/ads/status")["running"]
+    with marked(ads.log / "apps" / "ads", 3):
+        told = server.json("/apps/ads/status")
+        assert told["running"]
+        assert told["runs"][0]["run"] == 3
+    assert not server.json("/apps/ads/status")["running"]
+
+
+def test_before_the_first_batch_there_is_nothing_to_tell(ads, server):
+    told = server.json("/apps/ads/status")
+    assert (told["batch_id"], told["at"], told["totals"]["read"]) == (None, None, 0)
+    assert told["throughput"] == told["partitions"] == told["steps"] == []
+
+
+def test_the_graph_leads_from_topics_to_views(ads, server):
+    graph = server.json("/apps/ads/graph")
+    nodes = {node["id"]: node for node in graph["nodes"]}
+    kinds = {node["name"]: node["kind"] for node in nodes.values()}
+    assert kinds == {
+        TOPIC: "topic",
+        "filter(kind)": "step",
+        WINDOWS: "operator",
+        "ad_ctr": "view",
+        "with_columns(budget)": "step",
+        "select(client, spent, budget)": "step",
+        "budgets": "view",
+        "select(ad_id, stopped_at, client)": "step",
+        "stopped_ads": "view",
+    }
+    names = [(nodes[e["from"]]["name"], nodes[e["to"]]["name"]) for e in graph["edges"]]
+    assert set(names) == {
+        (TOPIC, "filter(kind)"),
+        ("filter(kind)", WINDOWS),
+        (WINDOWS, "ad_ctr"),
+        ("filter(kind)", "with_columns(budget)"),
+        ("with_columns(budget)", "select(client, spent, budget)"),
+        ("select(client, spent, budget)", "budgets"),
+        ("with_columns(budget)", "select(ad_id, stopped_at, client)"),
+        ("select(ad_id, stopped_at, client)", "stopped_ads"),
+    }
+    assert len(names) == len(set(names))
