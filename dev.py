@@ -71,10 +71,11 @@ class Needs:
         )
 
 
-DEMO = Needs(extras=("spark",))
-TEST = Needs(extras=("spark",), groups=("clients", "test"))
+DEMO = Needs(extras=("spark", "ui"))
+TEST = Needs(extras=("spark", "ui"), groups=("clients", "test"))
 EVERYTHING = Needs(
-    extras=("kafka", "mysql", "postgres", "spark", "ui"), groups=("check", "clients", "test")
+    extras=("kafka", "mysql", "postgres", "spark", "ui"),
+    groups=("browser", "check", "clients", "test"),
 )
 
 
@@ -489,13 +490,15 @@ def test_all(arguments: Sequence[str]) -> int:
     env = prepare(EVERYTHING)
     again = "--again" in arguments
     given = [argument for argument in arguments if argument != "--again"]
-    without_postgres = why_no_postgres()
+    without_postgres, without_chromium = why_no_postgres(), why_no_chromium()
     if not given and not again and TESTED.is_file() and TESTED.read_text() == tree_key():
         everything = the_rest(env)
     else:
         everything = pytest([*given, "tests"], env)
     if without_postgres:
         say(f"skipped: the tests on PostgreSQL: {without_postgres}")
+    if without_chromium:
+        say(f"skipped: the tests of the page in a browser: {without_chromium}")
     if not there("tests/smoke"):
         say(f"skipped: the smoke run on {SPARK_OLDEST}: there is no folder tests/smoke")
         return everything
@@ -525,26 +528,41 @@ def postgres_is_there() -> bool:
     return any(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or bool(shutil.which("initdb"))
 
 
+def chromium_is_there() -> bool:
+    """Say whether there is a browser, where the tests of the page look for it."""
+    return any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
+
+
 def why_no_postgres() -> str:
     """Install PostgreSQL's programs if root may; say why the tests must do without, "" if not.
 
     The tests start a server of their own, in a temporary folder; the package's own is not used.
     """
-    if postgres_is_there():
+    return why_not_installed("postgresql", postgres_is_there, "the tests that need a server")
+
+
+def why_no_chromium() -> str:
+    """Install a browser if root may; say why the tests must do without, "" if not."""
+    return why_not_installed("chromium", chromium_is_there, "the tests of the page")
+
+
+def why_not_installed(package: str, is_there: Callable[[], bool], what_for: str) -> str:
+    """Install a package of Debian's if root may; say why not, "" if it is there."""
+    if is_there():
         return ""
-    by_hand = "install it, with: sudo apt-get install postgresql"
+    by_hand = f"install it, with: sudo apt-get install {package}"
     if os.name != "posix" or os.geteuid() != 0:
         return f"it is not installed, and only root can install it; {by_hand}"
     if not shutil.which("apt-get"):
         return "it is not installed, and there is no apt-get here to install it with"
-    say("installing PostgreSQL, for the tests that need a server")
+    say(f"installing {package}, for {what_for}")
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install_it = ["apt-get", "install", "--yes", "--no-install-recommends", "postgresql"]
+    install_it = ["apt-get", "install", "--yes", "--no-install-recommends", package]
     code, text = run_shown(install_it, env)
     if code:  # most often since the lists of packages are missing or old
         run_shown(["apt-get", "update"], env)
         code, text = run_shown(install_it, env)
-    if code or not postgres_is_there():
+    if code or not is_there():
         last = (text.strip().splitlines() or ["nothing"])[-1]
         return f"apt-get could not install it and said: {last}"
     return ""
