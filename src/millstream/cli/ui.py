@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from millstream.cli.tables import log_option
+from millstream.views.reading import apps_with_views
 from millstream.views.server.serving import LISTEN, serve
 
 
@@ -52,6 +53,8 @@ def ui(folder: Path, listen: str, stores: tuple[str, ...], *, insecure: bool, op
     """
     with serve(folder, listen=listen, insecure=insecure, databases=stores) as serving:
         click.echo(f"Serving {folder} at {serving.url} (Ctrl-C ends it)")
+        if not apps_with_views(folder):
+            click.echo(f"No app has run in {folder} yet; the page shows one as soon as it runs.")
         if opens:
             webbrowser.open(serving.url)
         _wait_for_the_end()

@@ -56,6 +56,7 @@ class AppStatus:
     def __init__(self, app: str, log: Path, folder: Path) -> None:
         self._app = app
         self._folder = folder
+        self._log_folder = log
         self._log = LogReader(log)
         self._lock = threading.Lock()
         self._store: StoreReading | None = None
@@ -68,6 +69,8 @@ class AppStatus:
             if store is not self._store:
                 self._store, self._books = store, Books()
                 self._samples.clear()
+                self._log.close()  # the log may be another one, too
+                self._log = LogReader(self._log_folder)
             told = store.status(self._app)
             self._books.add(store.ledger(self._app, since=self._books.next_batch_id))
             return self._put_together(told, store)

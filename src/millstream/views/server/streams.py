@@ -8,7 +8,9 @@ the other is gone.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 from millstream.errors import MillstreamError, OffsetOutOfRangeError
@@ -23,6 +25,9 @@ HEARTBEAT_S = 15.0
 _CHANGES_AT_ONCE = 1000
 _LIVE_EVERY_S = 0.5
 _LIVE_AT_LEAST_EVERY_S = 2.0  # lag and freshness move without a commit
+_AWAY_S = 10.0  # how long a store may be away: one that is made anew is, for a moment
+_PANEL_KEPT_S = 60.0
+_RESTS = 10.0
 _BEGIN = b"retry: 1000\n\n"
 _HEARTBEAT = b": still here\n\n"
 
@@ -35,6 +40,14 @@ def event(data: str, *, kind: str | None = None, number: int | None = None) -> b
     return f"{head}data: {data}\n\n".encode()
 
 
+@dataclass(frozen=True)
+class _Drawn:
+    """A panel as it was drawn last, and until when that will do."""
+
+    panel: dict[str, Any]
+    rests_until: float
+
+
 class Streams:
     """Makes the streams. What several subscribers need at the same time is read once."""
 
@@ -43,22 +56,28 @@ class Streams:
         self._reading = reading
         self._watch = watch
         self._statuses: dict[str, AppStatus] = {}
+        self._drawn: dict[Hashable, _Drawn] = {}
 
     async def changes(self, place: Place, since: int) -> AsyncIterator[bytes]:
         """Give the changes of a view after ``since``, and go on as they are committed.
 
-        Ends with the event ``gone`` when some of them are no longer kept.
+        Ends with the event ``gone`` when some of them are no longer kept, and with ``failed`` when
+        the store cannot be read for a while.
         """
         yield _BEGIN
         seen: tuple[int, ...] = ()
+        read_at = time.monotonic()
         while not self._watch.closing.is_set():
             try:
                 text, last = await self._chunk(place, since)
+                read_at = time.monotonic()
             except OffsetOutOfRangeError as error:
                 told = {"message": str(error), "start": error.start, "end": error.end}
                 yield event(json.dumps(told, ensure_ascii=False), kind="gone")
                 return
             except MillstreamError as error:
+                if time.monotonic() < read_at + _AWAY_S and await self._watch.pause(_LIVE_EVERY_S):
+                    continue
                 yield event(json.dumps({"message": str(error)}, ensure_ascii=False), kind="failed")
                 return
             if text:
@@ -82,18 +101,27 @@ class Streams:
             events = b"".join(event(text, number=number) for text, number in lines)
             return events, numbers[-1] if numbers else since
 
-        key = ("changes", id(store), place.schema.name, since, version)
+        key = ("changes", store, place.schema.name, since, version)
         return await self._reading.shared(key, read)
 
-    async def status(self, app: str) -> dict[str, Any]:
-        """Return what an app is doing now; see :class:`AppStatus`."""
+    async def status(self, app: str, stamp: Hashable = None) -> dict[str, Any]:
+        """Return what an app is doing now; see :class:`AppStatus`.
+
+        Those who ask with the same ``stamp`` get the same.
+        """
         catalogue = self._catalogue
         known = self._statuses.get(app)
         if known is None:
             catalogue.home(app)  # there is such an app
             known = self._statuses[app] = AppStatus(app, catalogue.log, catalogue.folder(app))
         chosen = known
-        return await self._reading.run(lambda: chosen.read(catalogue.home(app)))
+
+        def read() -> dict[str, Any]:
+            return chosen.read(catalogue.home(app))
+
+        if stamp is None:
+            return await self._reading.run(read)
+        return await self._reading.shared(("status", app, stamp), read)
 
     async def panels(self, app: str) -> list[dict[str, Any]]:
         """Return the panels of an app's dashboard, each with what it shows now."""
@@ -103,7 +131,12 @@ class Streams:
         return [await self._panel(app, plain, changes.get(plain["view"], 0)) for plain in declared]
 
     async def _panel(self, app: str, plain: dict[str, Any], change: int) -> dict[str, Any]:
+        """Return a panel; one that takes long is drawn anew only after ten times as long."""
         store = self._catalogue.home(app)
+        key = ("panel", store, json.dumps(plain, sort_keys=True))
+        drawn = self._drawn.get(key)
+        if drawn is not None and time.monotonic() < drawn.rests_until:
+            return drawn.panel
 
         def read() -> dict[str, Any]:
             try:
@@ -111,8 +144,11 @@ class Streams:
             except MillstreamError as error:  # one that cannot be drawn must not hide the others
                 return {**plain, "labels": [], "units": [], "rows": [], "failed": str(error)}
 
-        key = ("panel", id(store), json.dumps(plain, sort_keys=True), change)
-        return await self._reading.shared(key, read)
+        began = time.monotonic()
+        panel = await self._reading.shared((*key, change), read, _PANEL_KEPT_S)
+        took = time.monotonic() - began
+        self._drawn[key] = _Drawn(panel, began + took * _RESTS)
+        return panel
 
     async def live(self, app: str, *, panels: bool = True) -> AsyncIterator[bytes]:
         """Give the status of an app whenever it changes, at most twice a second.
@@ -129,7 +165,8 @@ class Streams:
                     if shown.get(number) != drawn:
                         shown[number] = drawn
                         yield drawn
-                told = json.dumps(await self.status(app), ensure_ascii=False)
+                stamp = (seen, int(time.monotonic() / _LIVE_EVERY_S))
+                told = json.dumps(await self.status(app, stamp), ensure_ascii=False)
                 yield event(told, kind="status")
             except MillstreamError as error:  # its folder is being made anew, as a demo does
                 yield event(json.dumps({"message": str(error)}, ensure_ascii=False), kind="failed")

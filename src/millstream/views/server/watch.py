@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -21,7 +20,7 @@ from millstream.views.server.catalogue import Catalogue
 
 POLL_S = 0.2
 _THREADS = 8  # of readers; each may have a connection to each store
-_RESULTS_KEPT = 256
+_KEPT_S = 2.0  # those who follow the same view are at the same place for so long
 
 T = TypeVar("T")
 Version = tuple[int, ...]
@@ -32,30 +31,31 @@ class Reading:
 
     def __init__(self) -> None:
         self._limiter = CapacityLimiter(_THREADS)
-        self._results: OrderedDict[Hashable, asyncio.Future[Any]] = OrderedDict()
+        self._results: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}
 
     async def run(self, read: Callable[[], T]) -> T:
         """Call a function in a thread."""
         return await to_thread.run_sync(read, limiter=self._limiter)
 
-    async def shared(self, key: Hashable, read: Callable[[], T]) -> T:
-        """Return what ``read`` gives; who asks with the same key gets the same result."""
-        known = self._results.get(key)
-        if known is None:
+    async def shared(self, key: Hashable, read: Callable[[], T], keep_s: float = _KEPT_S) -> T:
+        """Return what ``read`` gives; who asks with the same key soon after gets the same result."""
+        self.forget()
+        if key in self._results:
+            reading = self._results[key][1]
+        else:
             # A task of its own: that who asked first goes away must not end it for the others.
-            known = asyncio.ensure_future(self.run(read))
-            known.add_done_callback(lambda done: self._settle(key, done))
-            self._results[key] = known
-            while len(self._results) > _RESULTS_KEPT:
-                self._results.popitem(last=False)
-        result: T = await asyncio.shield(known)
+            reading = asyncio.ensure_future(self.run(read))
+            self._results[key] = (time.monotonic() + keep_s, reading)
+        result: T = await asyncio.shield(reading)
         return result
 
-    def _settle(self, key: Hashable, done: asyncio.Future[Any]) -> None:
-        """Forget what failed: the next who asks tries again."""
-        failed = done.cancelled() or done.exception() is not None
-        if failed and self._results.get(key) is done:
-            del self._results[key]
+    def forget(self) -> None:
+        """Let go of what is old, and of what failed: the next who asks tries again."""
+        now = time.monotonic()
+        for key, (until, reading) in list(self._results.items()):
+            failed = reading.done() and (reading.cancelled() or reading.exception() is not None)
+            if failed or (until < now and reading.done()):
+                del self._results[key]
 
 
 @dataclass
@@ -85,6 +85,7 @@ class Watch:
         """Look at the stores that somebody waits for, until cancelled."""
         self._loop = asyncio.get_running_loop()
         while True:
+            self._reading.forget()
             for name, watched in list(self._stores.items()):
                 if watched.waiting:
                     self._note(watched, await self.version(name))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -246,22 +245,11 @@ def _next_event(answer):
 
 
 @pytest.fixture
-def server(ads):
-    with serve(ads.log, listen="127.0.0.1:0") as serving:
-        yield Client(serving.url)
+def client_of():
+    return Client
 
 
 @pytest.fixture
-def eventually():
-    """Return a function that asks until a condition holds, and gives what it was."""
-
-    def wait(ask, holds, within_s=60.0):
-        end = time.monotonic() + within_s
-        while True:
-            found = ask()
-            if holds(found) or time.monotonic() > end:
-                assert holds(found), found
-                return found
-            time.sleep(0.02)
-
-    return wait
+def server(ads):
+    with serve(ads.log, listen="127.0.0.1:0") as serving:
+        yield Client(serving.url)

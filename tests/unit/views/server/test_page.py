@@ -58,6 +58,7 @@ def show(ads, chromium):
             page.goto(serving.url)
             return page
 
+        opened.faults = faults
         yield opened
         for context in contexts:
             context.close()
@@ -191,6 +192,7 @@ def test_rows_are_found_and_sorted(ads, show):
     page.locator("#find button[type=submit]").click()
     page.wait_for_selector("#view-notice:not([hidden])")
     assert "'eight' is not a whole number" in page.locator("#view-notice").inner_text()
+    assert "400 (Bad Request)" in show.faults.pop()  # the browser's own word for it
     page.select_option("#view", "budgets")
     page.wait_for_function("() => document.querySelectorAll('#rows tbody tr').length === 2")
     assert table_of(page, "#rows")[0] == ["acme", "80.00", "100.00"]

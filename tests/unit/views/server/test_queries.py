@@ -7,15 +7,26 @@ import datetime as dt
 import io
 import json
 import threading
+from dataclasses import dataclass
 from decimal import Decimal
 
 import polars as pl
 import pytest
 
 import millstream as ms
+from millstream.views.commit import BatchOutcome
+from millstream.views.outputs import open_targets
 from millstream.views.reading import store_path
 from millstream.views.schema import Fence, ViewChange, ViewSchema
+from millstream.views.server.serving import serve
 from millstream.views.store import ViewStore
+
+
+@dataclass
+class AdEvent:
+    ad_id: int
+    cost: Decimal
+    at: dt.datetime
 
 
 def of(answer, *names):
@@ -208,3 +219,27 @@ def test_waiting_ends_with_where_the_view_is(ads, server):
     assert answer.headers["Retry-After"] == "1"
     assert 'has not reached {"ad-events": {"0": 9}}' in answer.text.replace("\\", "")
     assert 'it is at {"ad-events": {"0": 1, "1": 0}}' in answer.text.replace("\\", "")
+
+
+def test_views_of_a_database_are_served_beside_those_of_the_folder(ads, database, client_of):
+    """They are asked for in the same way, waiting and changes included."""
+    app = ms.App("elsewhere", log=ads.log, views=database)
+    events = app.topic("ad-events", AdEvent).stream(time="at")
+    events.select("ad_id", "cost").view("costs", key="ad_id")
+    home = app.folder / "views.db"
+    rows = pl.DataFrame({"ad_id": [7, 8], "cost": [Decimal("9.50"), Decimal("10.00")]})
+    with open_targets(app.plan(), home, ads.log) as targets:
+        targets.begin_run("main", "one")
+        position = {"ad-events": {"0": 5}}
+        targets.commit(0, BatchOutcome(rows={"costs": rows}, position=position), {})
+        with serve(ads.log, listen="127.0.0.1:0", databases=[database]) as serving:
+            server = client_of(serving.url)
+            costs = {"cost.from": "9.75", "at_least": "ad-events/0/5", "timeout": "1 minute"}
+            found = server.json("/views/costs", **costs)
+            assert of(found, "ad_id", "cost") == [(8, "10.000000000")]
+            assert (found["app"], found["position"]) == ("elsewhere", position)
+            with server.events("/views/costs/changes?since=1") as following:
+                assert following()[2]["ad_id"] == 8
+                newer = rows.head(1).with_columns(cost=pl.lit(Decimal("1.00")))
+                targets.commit(1, BatchOutcome(rows={"costs": newer}, position=position), {})
+                assert following()[0] == 3

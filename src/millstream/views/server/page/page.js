@@ -89,7 +89,7 @@ function lost() {
 }
 
 byId("app").addEventListener("change", () => { location.hash = encodeURIComponent(byId("app").value); });
-addEventListener("hashchange", () => choose(decodeURIComponent(location.hash.slice(1))));
+addEventListener("hashchange", () => choose(decodeURIComponent(location.hash.slice(1))).catch(lost));
 // A page that nobody sees asks for nothing.
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) stream?.close();

@@ -22,7 +22,7 @@ class LinesPanel extends Frame {
     const units = [...new Set(panel.units.slice(1))];
     // What is measured in different units has different axes: a chart for each.
     this.charts = units.map((unit) => ({ unit, chart: new LineChart(panel.title) }));
-    this.numbers = h("div", { class: "scroll", tabindex: "0" });
+    this.numbers = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Numbers of ${panel.title}` });
     this.table = new Table(this.numbers, (row) => row[0], panel.title);
     this.details = h("details", { ontoggle: () => this.list() }, h("summary", {}, "Numbers"), this.numbers);
     this.newest = h("span", { class: "legend" });
@@ -59,7 +59,7 @@ class TablePanel extends Frame {
   constructor(panel) {
     super(panel);
     this.measures = panel.kind === "top";
-    const holder = h("div", { class: "scroll", tabindex: "0", "aria-label": panel.title });
+    const holder = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": panel.title });
     this.table = new Table(holder, (row) => (panel.kind === "top" ? String(row[0]) : JSON.stringify(row)), panel.title);
     this.body.append(holder);
   }
