@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from millstream.views.dataset import Dataset, dataset
     from millstream.views.foreach import ForeachContext
     from millstream.views.reading import View, view
+    from millstream.views.server.serving import serve
 
 __version__ = "0.1.0"
 
@@ -118,6 +119,7 @@ __all__ = [
     "processing_time",
     "quantile",
     "quantiles",
+    "serve",
     "session",
     "set",
     "sliding",
@@ -170,6 +172,7 @@ _HOMES = {
     "set": "millstream.pipeline",
     "stddev": "millstream.pipeline",
     "count_window": "millstream.pipeline",
+    "serve": "millstream.views.server.serving",
     "session": "millstream.pipeline",
     "sliding": "millstream.pipeline",
     "sum": "millstream.pipeline",

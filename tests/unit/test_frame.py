@@ -88,6 +88,7 @@ PUBLIC_NAMES = [
     "processing_time",
     "quantile",
     "quantiles",
+    "serve",
     "session",
     "set",
     "sliding",

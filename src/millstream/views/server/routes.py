@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -303,5 +303,4 @@ class _KnownHosts:
                 )
                 await _error("UnknownHost", message, 421)(scope, receive, send)
                 return
-        with suppress(anyio.ClosedResourceError):
-            await self._app(scope, receive, send)
+        await self._app(scope, receive, send)
