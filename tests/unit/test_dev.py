@@ -250,21 +250,23 @@ def test_a_failed_or_partial_run_counts_for_nothing(
     assert not dev.TESTED.exists()
 
 
-def test_the_tests_do_without_postgresql_only_for_a_reason_that_is_told(
-    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["postgres", "chromium"])
+def test_the_tests_do_without_a_server_or_browser_only_for_a_reason_that_is_told(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(dev, "postgres_is_there", lambda: True)
-    assert dev.why_no_postgres() == ""
-    monkeypatch.setattr(dev, "postgres_is_there", lambda: False)
+    why_not = getattr(dev, f"why_no_{what}")
+    monkeypatch.setattr(dev, f"{what}_is_there", lambda: True)
+    assert why_not() == ""
+    monkeypatch.setattr(dev, f"{what}_is_there", lambda: False)
     monkeypatch.setattr(dev.os, "geteuid", lambda: 1000)
-    assert "only root can install it" in dev.why_no_postgres()
+    assert "only root can install it" in why_not()
     monkeypatch.setattr(dev.os, "geteuid", lambda: 0)
     monkeypatch.setattr(dev.shutil, "which", lambda *_, **__: None)
-    assert "no apt-get" in dev.why_no_postgres()
+    assert "no apt-get" in why_not()
     said = []
     monkeypatch.setattr(dev.shutil, "which", lambda *_, **__: "/usr/bin/apt-get")
     monkeypatch.setattr(
         dev, "run_shown", lambda command, _: (said.append(command[1]), (1, "E: no network\n"))[1]
     )
-    assert dev.why_no_postgres().endswith("said: E: no network")
+    assert why_not().endswith("said: E: no network")
     assert said == ["install", "update", "install"]

@@ -139,13 +139,13 @@ class Streams:
             return drawn.panel
 
         def read() -> dict[str, Any]:
-            try:
-                return {**plain, **panel_data(store, from_plain(plain)), "change": change}
-            except MillstreamError as error:  # one that cannot be drawn must not hide the others
-                return {**plain, "labels": [], "units": [], "rows": [], "failed": str(error)}
+            return {**plain, **panel_data(store, from_plain(plain)), "change": change}
 
         began = time.monotonic()
-        panel = await self._reading.shared((*key, change), read, _PANEL_KEPT_S)
+        try:
+            panel = await self._reading.shared((*key, change), read, _PANEL_KEPT_S)
+        except MillstreamError as error:  # one that cannot be drawn must not hide the others
+            return {**plain, "labels": [], "units": [], "rows": [], "failed": str(error)}
         took = time.monotonic() - began
         self._drawn[key] = _Drawn(panel, began + took * _RESTS)
         return panel

@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import pytest
 
+from millstream.views.running import marked
 from millstream.views.server.serving import serve
 from millstream.views.store import ViewStore
 
@@ -238,6 +239,11 @@ def test_a_log_without_apps_says_what_to_do_and_shows_the_first_that_comes(tmp_p
         page.set_default_timeout(WAIT_MS)
         page.goto(serving.url)
         page.wait_for_selector("#empty:not([hidden])")
-        ViewStore(tmp_path / "apps" / "first" / "views.db").close()
-        expect_text(page, "#app-name", "first")
+        folder = tmp_path / "apps" / "first"
+        ViewStore(folder / "views.db").close()
+        with marked(folder, 1):
+            expect_text(page, "#app-name", "first")
+            expect_text(page, "#state-text", "Running · no batch yet")
+            assert text_of(page, "[data-count=throughput]") == "\u2013"
+            assert text_of(page, "[data-count=read]") == "0"
         page.close()

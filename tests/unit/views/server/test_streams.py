@@ -13,6 +13,7 @@ import pytest
 
 from millstream.kernels.frames import DIFF
 from millstream.views.commit import BatchOutcome
+from millstream.views.schema import ViewSchema
 from millstream.views.server import streams
 from millstream.views.server.serving import serve
 from millstream.views.store import ViewStore
@@ -236,3 +237,6 @@ def test_a_panel_whose_view_is_gone_does_not_hide_the_others(ads, server):
     first, second = server.json("/apps/ads/dashboard")["panels"]
     assert "There is no view 'nope'" in first["failed"]
     assert second["rows"]
+    ads.home.declare(ViewSchema("nope", ads.home.schema("ad_ctr").columns, ("ad_id",)))
+    first, _ = server.json("/apps/ads/dashboard")["panels"]
+    assert first["rows"] == [[0, 0, "0.000000000"]]

@@ -47,7 +47,7 @@ export class Status {
   drawTiles() {
     const { throughput, totals, unread, watermark, state_bytes, duration_ms, batch_id, running, at } = this.told;
     const rates = throughput.map((sample) => sample.per_second);
-    const now = running && age(at) < QUIET_S ? rates.at(-1) : null;
+    const now = running && at && age(at) < QUIET_S ? (rates.at(-1) ?? null) : null;
     const most = rates.length > 1 ? `peak ${measured(Math.round(Math.max(...rates)))}` : "";
     const spark = this.tile("throughput", "Events a second", now === null ? NONE : measured(Math.round(now)), most, { wide: true });
     spark.chart.replaceChildren(sparkline(rates));
