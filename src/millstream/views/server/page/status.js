@@ -1,7 +1,7 @@
 // What an app is doing now: tiles, partitions, operators, ledger.
 
 import { sparkline } from "./chart.js";
-import { byId, h, setText } from "./dom.js";
+import { byId, h } from "./dom.js";
 import { NONE, bytes, count, duration, measured, shortTime, time } from "./format.js";
 import { Table } from "./table.js";
 
@@ -70,7 +70,7 @@ export class Status {
       this.tiles.set(name, tile);
     }
     tile.value.dataset.alarm = alarm;
-    setText(tile.value, value);
+    tile.value.textContent = value;
     tile.under.textContent = under;
     return tile;
   }
