@@ -549,6 +549,19 @@ def test_ranges_and_orders_are_those_of_plain_rows(sorted_store, data):
     assert (found.change, found.batch_id, found.position) == (frame.height, 0, {"t": [3]})
 
 
+def test_decimals_are_ordered_as_numbers(store):
+    types = {"k": pl.Decimal(12, 2), "v": pl.Decimal(12, 2)}
+    numbers = [Decimal(text) for text in ("-30.00", "-3.25", "0.00", "9.50", "10.00", "100.00")]
+    job = store.job(store.view("v", types, "k"))
+    job.commit(v=pl.DataFrame({"k": numbers, "v": numbers[::-1]}, schema=types))
+    read = store.reader()
+    assert read.scan("v")["k"].to_list() == numbers
+    assert read.select("v", Query(order=["v"])).rows["v"].to_list() == numbers
+    assert read.select("v", Query(order=["-k"])).rows["k"].to_list() == numbers[::-1]
+    found = read.select("v", Query(between={"v": (Decimal(-5), Decimal("9.75"))}, order=["v"]))
+    assert found.rows["v"].to_list() == numbers[1:4]
+
+
 @pytest.fixture(params=["sqlite", "postgresql"], scope="module")
 def sorted_store(request, tmp_path_factory):
     """A store with rows of every kind that has an order, some of them in the key."""

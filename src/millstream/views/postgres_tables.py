@@ -242,12 +242,13 @@ class PostgresTable:
         for n, (name, comparison) in enumerate([*((name, "=") for name in where), *bounds]):
             value = from_staged(kinds[name], f"%(p{n})s::{staged_type(kinds[name])}")
             conditions.append(f"{columns[name]} {comparison} {value}")
-        text = f"SELECT {', '.join(given)} FROM {self.name}"  # noqa: S608
+        text = f"SELECT {', '.join(given)} FROM {self.name} AS t"  # noqa: S608
         if conditions:
             text += f" WHERE {' AND '.join(conditions)}"
-        # As PostgreSQL has it by default: null is larger than any value.
-        terms = [f"{columns[name]} {'DESC' if descending else 'ASC'}" for name, descending in order]
-        terms += [columns[name] for name in self.schema.key]
+        # As PostgreSQL has it by default: null is larger than any value. With the table's name, as a
+        # name alone is that of a column given: the text of a decimal, which has another order.
+        terms = [f"t.{columns[n]} {'DESC' if descending else 'ASC'}" for n, descending in order]
+        terms += [f"t.{columns[name]}" for name in self.schema.key]
         return (
             text
             + f" ORDER BY {', '.join(terms or self._keys)}"
