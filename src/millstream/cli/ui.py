@@ -39,7 +39,7 @@ from millstream.views.server.serving import LISTEN, serve
 )
 @click.option("--open", "opens", is_flag=True, help="Open the page in your browser.")
 def ui(folder: Path, listen: str, stores: tuple[str, ...], *, insecure: bool, opens: bool) -> None:
-    r"""Show a page of what the apps of a log do, live; serve their views over HTTP.
+    """Show a page of what the apps of a log do, live; serve their views over HTTP.
 
     It reads only: the pipelines run, or not, beside it. Ctrl-C ends it.
 
