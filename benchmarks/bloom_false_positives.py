@@ -33,7 +33,9 @@ def measure(rate: float, ids: int) -> list[object]:
     step_us = 3 * HOUR_US // ids
     filters = bloom(fpr=rate, rotate="15 minutes", expect=ids // 3)
     rule = filters.rule(HOUR_US, 0, 1)
-    kernel = Dedup("dedup", ("id",), ("Int64",), HOUR_US, 0, bloom=rule)
+    kernel = Dedup(
+        "dedup", ("id",), lateness_us=0, side=False, types=("Int64",), within_us=HOUR_US, bloom=rule
+    )
     state = OperatorState(MemoryRunStore())
     dice = np.random.default_rng(5)
     lost = passed = 0

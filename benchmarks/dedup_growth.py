@@ -60,7 +60,15 @@ def kernels(held: int) -> dict[str, Dedup]:
 
     def one(filters) -> Dedup:
         rule = filters and filters.rule(HOUR_US, 0, 1)
-        return Dedup("dedup", ("id",), ("Int64",), HOUR_US, 0, bloom=rule)
+        return Dedup(
+            "dedup",
+            ("id",),
+            lateness_us=0,
+            side=False,
+            types=("Int64",),
+            within_us=HOUR_US,
+            bloom=rule,
+        )
 
     return {
         "exact": one(None),

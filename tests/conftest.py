@@ -31,3 +31,12 @@ def postgres_server():
 def database(postgres_server):
     """The URL of an empty database."""
     return postgres_server.url(f"test{next(_numbers)}")
+
+
+@pytest.fixture
+def url(request):
+    """A database where there is a server; what needs none is tried in any case."""
+    try:
+        return request.getfixturevalue("database")
+    except pytest.skip.Exception:
+        return None

@@ -16,15 +16,6 @@ SOURCE = Path(testing.__file__).parents[2]
 EVENTS = rows(900)
 
 
-@pytest.fixture
-def url(request):
-    """A database where there is a server; the other outputs are tried in any case."""
-    try:
-        return request.getfixturevalue("database")
-    except pytest.skip.Exception:
-        return None
-
-
 def run(folder, url, points, number):
     """Run the app, dying at the points; give the exit code and what it said."""
     (folder / "marks").mkdir(exist_ok=True)

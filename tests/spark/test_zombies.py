@@ -15,15 +15,6 @@ from millstream.errors import ConfigError
 EVENTS = rows(900)
 
 
-@pytest.fixture
-def url(request):
-    """A database where there is a server; the other outputs are tried in any case."""
-    try:
-        return request.getfixturevalue("database")
-    except pytest.skip.Exception:
-        return None
-
-
 @contextmanager
 def asleep(folder, url, point, *, number=1, topics=False):
     """Start a run in a process of its own, and stop its driver at a point, as SIGSTOP does."""

@@ -15,7 +15,7 @@ too late              ``late``: its lane had passed the end of the day, and the 
 ====================  ==========================================================================
 
 A day ends when it has ended everywhere, twelve hours after its end in UTC, so that lateness depends
-on the date alone. *Arrival* is as in :mod:`millstream.kernels.dedup`: the answer depends on the events
+on the date alone. *Arrival* is as in :mod:`passing`: the answer depends on the events
 alone where a key keeps to one partition.
 
 A key's *standing* is that of its newest day: exhausted while nothing remains. A row that changes it
@@ -34,11 +34,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from millstream.kernels.dedup import LATE_BY, LATE_REASON, in_order
-from millstream.kernels.frames import HASH, REACHED, TIME
+from millstream.kernels.frames import HASH, TIME
 from millstream.kernels.keyed_rows import KeyedRows, distinct
 from millstream.kernels.keyhash import hash_columns
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
+from millstream.kernels.passing import Passing, together
 
 EXPIRED_DAY = "expired_day"
 BUDGET_DAY, DECISION, SPENT, REMAINING, EVENT = (
@@ -85,33 +85,17 @@ class Money:
 
 
 @dataclass(frozen=True)
-class Budget:
+class Budget(Passing):
     """One operator of budgets; the lateness in microseconds.
 
     ``zone`` is a text for each row, the name of the zone that its day is counted in.
     """
 
-    name: str
-    by: tuple[str, ...]
     cost: pl.Expr
     limit: pl.Expr
     zone: pl.Expr
     money: Money
     key_types: tuple[pl.DataType, ...]
-    lateness_us: int
-    side: bool = False
-
-    @property
-    def transparent(self) -> bool:
-        return True
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    @property
-    def ordered(self) -> bool:
-        return True
 
     def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
         read = {root for e in (self.cost, self.limit, self.zone) for root in e.meta.root_names()}
@@ -126,9 +110,6 @@ class Budget:
             "lateness_us": self.lateness_us,
         }
 
-    def holds_back(self, watermark_us: int) -> int:
-        return watermark_us
-
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
@@ -140,9 +121,6 @@ class Budget:
         )
         return Prepared(rows.with_columns(local_days(rows[TIME], rows[_DAY]).alias(_DAY)))
 
-    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
-
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 
     def process(
@@ -153,30 +131,16 @@ class Budget:
         tables = arrived.get(0, ())
         if not tables:
             return outcome
-        together = pl.concat(table.select(tables[0].columns) for table in tables)
-        rows = self._in_time(in_order(together), moment, outcome)
+        arrivals = together(tables)
+        missed_us = moment.reached(arrivals) - self._expiry(arrivals[_DAY])
+        rows = self.in_time(arrivals, missed_us >= 0, missed_us, EXPIRED_DAY, outcome)
+        if outcome.late is not None:
+            outcome.late = outcome.late.drop(_COST, _LIMIT, _DAY)
         if rows.height:
             rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by)))
             outcome.rows = self._decided(state, rows, moment.watermark_us)
         outcome.counts.update(emitted=rows.height)
         return outcome
-
-    def _in_time(self, rows: pl.DataFrame, moment: Moment, outcome: Outcome) -> pl.DataFrame:
-        """Take out the rows whose day is over, count them, and give them out if they are wanted."""
-        reached = moment.reached(rows)
-        if REACHED in rows.columns:
-            reached = np.maximum(reached, rows[REACHED].to_numpy())
-        missed_us = reached - self._expiry(rows[_DAY])
-        late = missed_us >= 0
-        if not late.any():
-            return rows
-        outcome.counts.update(late=int(late.sum()))
-        outcome.late_by_us = int(missed_us.max())
-        if self.side:
-            by = pl.Series(LATE_BY, missed_us).cast(pl.Duration("us"))
-            late_rows = rows.drop(_COST, _LIMIT, _DAY).hstack([by]).filter(pl.Series(late))
-            outcome.late = late_rows.with_columns(pl.lit(EXPIRED_DAY).alias(LATE_REASON))
-        return rows.filter(pl.Series(~late))
 
     def _expiry(self, days: pl.Series) -> Numbers:
         """Give the watermark at which nothing more is charged to a day."""

@@ -130,10 +130,7 @@ class CountAggregate(Aggregating):
         return Timers(state, "timers", max(1, timeout_us // _SLOTS_PER_TIMEOUT))
 
     def _placed(self, rows: pl.DataFrame, moment: Moment) -> pl.DataFrame:
-        reached = moment.reached(rows)
-        if REACHED in rows.columns:
-            reached = np.maximum(reached, rows[REACHED].to_numpy())
-        rows = rows.with_columns(pl.Series(REACHED, reached)).drop(LANE, strict=False)
+        rows = rows.with_columns(pl.Series(REACHED, moment.reached(rows))).drop(LANE, strict=False)
         return rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by)))
 
     # ── windows ─────────────────────────────────────────────────────────────────────────────

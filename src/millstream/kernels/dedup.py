@@ -1,10 +1,8 @@
 """Deduplication: of the events with one id, the first one, and the next that is far enough from it.
 
 An event is kept if and only if there is no kept one before it with the same id and a time that is
-at most ``within`` away, earlier or later. *Before* is the order of arrival: within a partition that
-of offsets. Of two partitions read in one batch the lower goes first, and what an earlier batch read
-goes before all; so the answer depends on the events alone as long as an id keeps to one partition.
-What came without a place in the log (out of a native step) is taken in the order of time.
+at most ``within`` away, earlier or later. *Before* is the order of arrival (:mod:`passing`), so the
+answer depends on the events alone as long as an id keeps to one partition.
 
 ====================  ==========================================================================
 an event               leaves as
@@ -27,22 +25,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import polars as pl
 
 from millstream.kernels.arriving_ids import Arrivals, Mask, Spans, first_of_each
 from millstream.kernels.bloom_generations import BloomGenerations, BloomRule
-from millstream.kernels.frames import LANE, ORDER, REACHED, TIME, visible
+from millstream.kernels.frames import REACHED, TIME
 from millstream.kernels.kept_ids import KeptIds
-from millstream.kernels.keyhash import hash_columns
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
+from millstream.kernels.passing import Passing, together
 
-LATE_BY = "late_by"
-LATE_REASON = "late_reason"
 BELOW_WATERMARK = "below_watermark"
 FALSE_POSITIVE_RATE = "false_positive_rate"
 _KEPT = "kept ids"
-_TIE = "__tie"
 
 
 class Memory(Protocol):
@@ -74,31 +68,15 @@ class CheckedIds:
 
 
 @dataclass(frozen=True)
-class Dedup:
+class Dedup(Passing):
     """One deduplicating operator. Durations in microseconds.
 
-    ``by`` names the columns of the id, ``types`` their types. ``side``: late rows are given out.
+    ``by`` names the columns of the id, ``types`` their types.
     """
 
-    name: str
-    by: tuple[str, ...]
     types: tuple[str, ...]
     within_us: int
-    lateness_us: int
-    side: bool = False
     bloom: BloomRule | None = None
-
-    @property
-    def transparent(self) -> bool:
-        return True
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    @property
-    def ordered(self) -> bool:
-        return True
 
     def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
         return set(self.by)
@@ -112,9 +90,6 @@ class Dedup:
             "bloom": None if self.bloom is None else asdict(self.bloom),
         }
 
-    def holds_back(self, watermark_us: int) -> int:
-        return watermark_us
-
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
@@ -126,9 +101,6 @@ class Dedup:
         late = rows.height - in_time.height
         return Prepared(in_time, late, late_by_us=int(missed_us.max()) if late else 0)  # type: ignore[arg-type]
 
-    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
-
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 
     def process(
@@ -138,8 +110,9 @@ class Dedup:
         outcome = Outcome(counts=Counter())
         memory = self._memory(state)
         if tables := arrived.get(0, ()):
-            together = pl.concat(table.select(tables[0].columns) for table in tables)
-            rows = self._in_time(in_order(together), moment, outcome)
+            arrivals = together(tables)
+            missed_us = moment.reached(arrivals) - self.lateness_us - arrivals[TIME].to_numpy()
+            rows = self.in_time(arrivals, missed_us > 0, missed_us, BELOW_WATERMARK, outcome)
             keep = self._keep(memory, rows, moment.watermark_us)
             outcome.rows = rows.filter(pl.Series(keep))
             emitted = outcome.rows.height
@@ -157,23 +130,6 @@ class Dedup:
         generations = BloomGenerations(self.bloom, state, self.within_us, self.lateness_us)
         return CheckedIds(generations, kept) if self.bloom.exact_check else generations
 
-    def _in_time(self, rows: pl.DataFrame, moment: Moment, outcome: Outcome) -> pl.DataFrame:
-        """Take out the rows that are late, count them, and give them out if they are wanted."""
-        bound_us = moment.reached(rows)
-        if REACHED in rows.columns:
-            bound_us = np.maximum(bound_us, rows[REACHED].to_numpy())
-        missed_us = bound_us - self.lateness_us - rows[TIME].to_numpy()
-        late = missed_us > 0
-        if not late.any():
-            return rows
-        outcome.counts.update(late=int(late.sum()))
-        outcome.late_by_us = int(missed_us.max())
-        if self.side:
-            by = pl.Series(LATE_BY, missed_us).cast(pl.Duration("us"))
-            late_rows = rows.hstack([by]).filter(pl.Series(late))
-            outcome.late = late_rows.with_columns(pl.lit(BELOW_WATERMARK).alias(LATE_REASON))
-        return rows.filter(pl.Series(~late))
-
     def _keep(self, memory: Memory, rows: pl.DataFrame, watermark_us: int) -> Mask:
         """Say which rows, being in the order of arrival, are kept; hold their ids."""
         keep: Mask = (
@@ -187,15 +143,3 @@ class Dedup:
         memory.hold(kept, watermark_us)
         keep[kept.rows] = True
         return keep
-
-
-def in_order(rows: pl.DataFrame) -> pl.DataFrame:
-    """Sort rows by arrival: by source, partition and offset; without these, by time.
-
-    Among rows of one time the content decides, so that a batch that is repeated has the same order.
-    """
-    if LANE in rows.columns and ORDER in rows.columns:
-        return rows.sort(LANE, ORDER)
-    plain = tuple(name for name in visible(rows.columns) if not rows.schema[name].is_nested())
-    tie = pl.Series(_TIE, hash_columns(rows, plain))
-    return rows.hstack([tie]).sort(TIME, _TIE).drop(_TIE)

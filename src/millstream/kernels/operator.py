@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from millstream.kernels.frames import LANE
+from millstream.kernels.frames import LANE, REACHED
 from millstream.kernels.sorted_runs import RunStore, SortedRuns
 
 
@@ -50,15 +50,19 @@ class Moment:
     clock_ms: int = 0
 
     def reached(self, rows: pl.DataFrame) -> npt.NDArray[np.int64]:
-        """Give, for each row, the watermark in force in its lane before this batch read from it.
+        """Give, for each row, the watermark that was in force in its lane before the row.
 
-        Rows without a lane came from another operator: for them it is the operator's own.
+        That is what earlier batches had shown, or what this batch read before it (``__reached``),
+        whichever is later. Rows without a lane came from another operator: for them it is the
+        operator's own.
         """
-        if LANE not in rows.columns:
-            return np.full(rows.height, self.before_us, np.int64)
-        lanes, at = np.unique(rows[LANE].to_numpy(), return_inverse=True)
-        known = [self.baselines.get(int(lane), self.before_us) for lane in lanes]
-        return np.array(known, np.int64)[at]
+        if LANE in rows.columns:
+            lanes, at = np.unique(rows[LANE].to_numpy(), return_inverse=True)
+            known = [self.baselines.get(int(lane), self.before_us) for lane in lanes]
+            earlier = np.array(known, np.int64)[at]
+        else:
+            earlier = np.full(rows.height, self.before_us, np.int64)
+        return np.maximum(earlier, rows[REACHED].to_numpy()) if REACHED in rows.columns else earlier
 
 
 @dataclass

@@ -25,7 +25,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from millstream.kernels.aggregation import Aggregation
@@ -148,9 +147,6 @@ class SessionAggregate:
 
     def _placed(self, rows: pl.DataFrame, moment: Moment) -> pl.DataFrame:
         """Say of each event how far it reaches, and where its key is kept."""
-        reached = moment.reached(rows)
-        if REACHED in rows.columns:
-            reached = np.maximum(reached, rows[REACHED].to_numpy())
-        rows = rows.with_columns(pl.Series(REACHED, reached)).drop(LANE, strict=False)
+        rows = rows.with_columns(pl.Series(REACHED, moment.reached(rows))).drop(LANE, strict=False)
         rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by)))
         return self.session.with_reach(rows, self.lateness_us)

@@ -145,8 +145,6 @@ class SlidingAggregate(Aggregating):
         kept, aside = [], []
         for rows in tables:
             reached = moment.reached(rows)
-            if REACHED in rows.columns:
-                reached = np.maximum(reached, rows[REACHED].to_numpy())
             late = pl.Series(reached > rows[TIME].to_numpy() + self._counts_for_us)
             first = np.maximum(rows[TIME].to_numpy(), reached - self.lateness_us)
             if self.aside and late.any():

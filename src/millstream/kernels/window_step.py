@@ -204,9 +204,7 @@ class WindowStep(Aggregating):
         self, rows: pl.DataFrame, reached: Times, counts: Counter[str]
     ) -> tuple[pl.DataFrame, pl.DataFrame, int]:
         """Part rows that came as they are into those in time and those too late, and by how much."""
-        if REACHED in rows.columns:
-            reached = np.maximum(reached, rows[REACHED].to_numpy())
-            rows = rows.drop(REACHED)
+        rows = rows.drop(REACHED, strict=False)
         rows = rows.with_columns(self.window.pieces(rows[TIME]).alias(PIECE))
         pieces = rows[PIECE].to_numpy()
         too_late = self.window.passed(

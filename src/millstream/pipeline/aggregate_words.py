@@ -312,7 +312,7 @@ def aggregate(own: aggregates.UserAggregate, *values: Column) -> Aggregate:
         )
     expressions = [as_expression(value, what="aggregate's value") for value in values]
     taken = expressions[0] if len(expressions) == 1 else pl.struct(*expressions)
-    return aggregates.UserDefined(own, taken)
+    return aggregates.UserDefined(taken, own)
 
 
 def _is_exact(method: str, other: str, word: str, *, of_sketches: bool) -> bool:

@@ -35,7 +35,6 @@ from millstream.views.dead_letters import relay
 from millstream.views.late_alarm import LateAlarm, check_share
 from millstream.views.panels import Panel, check_panel, to_plain
 from millstream.views.progress import Progress, Report, Until
-from millstream.views.store import ViewStore
 
 if TYPE_CHECKING:
     from millstream.spark.job import DataFrame, Job, SparkSession
@@ -264,7 +263,15 @@ class App:
         from millstream.spark.job import Job  # noqa: PLC0415 - loads pyspark
 
         partitions = {topic.name: topic.partitions for topic in self.topics.values()}
-        return Job(self.name, Path(self.log), self.folder, partitions, self.buckets, compiled)
+        return Job(
+            app=self.name,
+            log=Path(self.log),
+            folder=self.folder,
+            topics=partitions,
+            bucket_count=self.buckets,
+            compile=compiled,
+            dashboard=[to_plain(panel) for panel in self.panels],
+        )
 
     def run(
         self,
@@ -316,8 +323,6 @@ class App:
             rows_per_batch=_at_least_one(rows_per_batch, "run's rows_per_batch"),
             settings=dict(settings or {}),
         )
-        with ViewStore(self.folder / "views.db") as home:
-            home.describe(self.name, "dashboard", [to_plain(panel) for panel in self.panels])
         if show is None:
             show = on_progress is None and sys.stderr.isatty()
         if show:

@@ -12,8 +12,9 @@ import polars as pl
 from millstream.durations import Duration, describe_us, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.bloom_generations import BloomRule
-from millstream.kernels.dedup import LATE_BY, LATE_REASON, Dedup
+from millstream.kernels.dedup import Dedup
 from millstream.kernels.loss import generation_count
+from millstream.kernels.passing import LATE_BY, LATE_REASON
 from millstream.kernels.steps import Filter
 
 if TYPE_CHECKING:

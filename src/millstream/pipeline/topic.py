@@ -17,13 +17,9 @@ from millstream.kernels.emission import LatePolicy
 from millstream.kernels.watermarks import WatermarkRule
 from millstream.log.archive import RECORD_SCHEMA
 from millstream.log.archiving import PartitionArchive
-from millstream.pipeline.checks import (
-    check_time,
-)
+from millstream.pipeline.checks import check_time
 from millstream.pipeline.functions import Column, as_expression
-from millstream.pipeline.graph import (
-    SourceNode,
-)
+from millstream.pipeline.graph import SourceNode
 from millstream.pipeline.schema import columns_of
 from millstream.pipeline.streams import Stream
 from millstream.pipeline.time_words import (

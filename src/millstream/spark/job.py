@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,7 @@ class Job:
     topics: Mapping[str, int]  # name → partitions, for those that do not exist yet
     bucket_count: int
     compile: Callable[[tuple[int, ...]], JobPlan]
+    dashboard: Sequence[Mapping[str, Any]] = ()  # panels, as plain values
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def run_job(job: Job, options: RunOptions) -> Report:
     checkpoint_id = enter(job.folder, birth, plan)
     with open_targets(plan, home, job.log) as targets:
         next_batch_id = targets.begin_run(JOB, checkpoint_id)
+        targets.home.describe(job.app, "dashboard", job.dashboard)
         require_current(job.folder, next_batch_id)
         seen = EventTimesFile(_event_times(job))
         sink = CommitSink(plan, targets, LogReader(job.log), options.on_progress, seen)

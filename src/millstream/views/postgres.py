@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -23,7 +23,7 @@ from millstream.views.position import wait_until
 from millstream.views.postgres_connection import Connection
 from millstream.views.postgres_tables import PostgresTable
 from millstream.views.postgres_values import decoded, parameter
-from millstream.views.rows import Query, Selection, row_of
+from millstream.views.rows import Query, QueryReader, Selection
 from millstream.views.schema import ViewSchema
 from millstream.views.store_reading import encoded_values
 
@@ -34,7 +34,7 @@ FORMAT = 1
 _WAIT_S = 0.05
 
 
-class PostgresStore:
+class PostgresStore(QueryReader):
     """The views of a database, for reading; see ``ViewStore`` for what each method gives.
 
     Guarantees: thread-safe; each call sees the state of one commit, the newest.
@@ -54,12 +54,6 @@ class PostgresStore:
 
     def close(self) -> None:
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def views(self) -> list[ViewSchema]:
         with self._connection.transaction() as session:
@@ -109,14 +103,6 @@ class PostgresStore:
             assert newest is not None, "its schema was there"
             last, position = _reached(session, view)
         return Selection(schema, decoded(rows, schema, schema.names), newest[0], last, position)
-
-    def scan(
-        self, view: str, *, where: Mapping[str, Any] | None = None, limit: int | None = None
-    ) -> pl.DataFrame:
-        return self.select(view, Query(where or {}, limit=limit)).rows
-
-    def get(self, view: str, /, **key: Any) -> dict[str, Any] | None:
-        return row_of(self, view, key)
 
     def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame:
         with self._connection.transaction() as session:

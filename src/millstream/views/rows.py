@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import polars as pl
 
@@ -116,24 +117,57 @@ class ReadableStore(Protocol):
     def close(self) -> None: ...
 
 
-def row_of(store: ReadableStore, view: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the row of a key, or None. Lists and structs come back as Python values.
+class QueryReader(ABC):
+    """What a store gives by its queries alone, and closes at the end of a ``with`` statement."""
 
-    Raises:
-        UnknownViewError: There is no such view.
-        ConfigError: What is given is not exactly the view's key columns.
-    """
-    schema = store.schema(view)
-    if set(key) != set(schema.key):
-        raise ConfigError(
-            f"The key of the view {view!r} is ({', '.join(schema.key)}), and "
-            f"({', '.join(key)}) was given. Give a value for each key column and no other."
-        )
-    frame = store.scan(view, where=key, limit=1)
-    if frame.is_empty():
-        return None
-    row = frame.row(0, named=True)
-    for name, kind in schema.columns:
-        if kind == "json" and row[name] is not None:
-            row[name] = json.loads(row[name])
-    return row
+    @abstractmethod
+    def schema(self, view: str) -> ViewSchema: ...
+
+    @abstractmethod
+    def select(self, view: str, query: Query) -> Selection: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def scan(
+        self, view: str, *, where: Mapping[str, Any] | None = None, limit: int | None = None
+    ) -> pl.DataFrame:
+        """Return the view's rows in key order, typed; all of one commit.
+
+        Args:
+            where: Only rows where these columns equal these values (None finds nulls).
+            limit: At most so many rows.
+
+        Raises:
+            UnknownViewError: There is no such view.
+            ConfigError: ``where`` names no column, or a value that the column cannot hold.
+        """
+        return self.select(view, Query(where or {}, limit=limit)).rows
+
+    def get(self, view: str, /, **key: Any) -> dict[str, Any] | None:
+        """Return the row of a key, or None. Lists and structs come back as Python values.
+
+        Raises:
+            UnknownViewError: There is no such view.
+            ConfigError: The arguments are not exactly the view's key columns.
+        """
+        schema = self.schema(view)
+        if set(key) != set(schema.key):
+            raise ConfigError(
+                f"The key of the view {view!r} is ({', '.join(schema.key)}), and "
+                f"({', '.join(key)}) was given. Give a value for each key column and no other."
+            )
+        frame = self.scan(view, where=key, limit=1)
+        if frame.is_empty():
+            return None
+        row = frame.row(0, named=True)
+        for name, kind in schema.columns:
+            if kind == "json" and row[name] is not None:
+                row[name] = json.loads(row[name])
+        return row

@@ -10,7 +10,7 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import polars as pl
 
@@ -18,7 +18,7 @@ from millstream.errors import ConfigError, CorruptionError, UnknownViewError
 from millstream.views import changelog, columns
 from millstream.views.connections import Readers
 from millstream.views.position import wait_until
-from millstream.views.rows import Query, Selection, row_of
+from millstream.views.rows import Query, QueryReader, Selection
 from millstream.views.schema import ViewSchema
 from millstream.views.tables import ViewTable
 
@@ -27,7 +27,7 @@ APPLICATION_ID = 0x4D494C4C  # "MILL"
 _WAIT_S = 0.01
 
 
-class StoreReading:
+class StoreReading(QueryReader):
     """What can be asked of a view store in a SQLite file. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
@@ -37,12 +37,6 @@ class StoreReading:
     def close(self) -> None:
         """Close every connection. Closing twice is allowed."""
         self._readers.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def check_format(self) -> None:
         """Make sure that the file is a view store that this version reads.
@@ -137,34 +131,6 @@ class StoreReading:
             last = fence_value(db, "batch_id", app, job)
             position = fence_json(db, "position", app, job)
         return Selection(schema, columns.decoded(rows, schema), newest, last, position)
-
-    def scan(
-        self,
-        view: str,
-        *,
-        where: Mapping[str, Any] | None = None,
-        limit: int | None = None,
-    ) -> pl.DataFrame:
-        """Return the view's rows in key order, typed; all of one commit.
-
-        Args:
-            where: Only rows where these columns equal these values (None finds nulls).
-            limit: At most so many rows.
-
-        Raises:
-            UnknownViewError: There is no such view.
-            ConfigError: ``where`` names no column, or a value that the column cannot hold.
-        """
-        return self.select(view, Query(where or {}, limit=limit)).rows
-
-    def get(self, view: str, /, **key: Any) -> dict[str, Any] | None:
-        """Return the row of a key, or None. Lists and structs come back as Python values.
-
-        Raises:
-            UnknownViewError: There is no such view.
-            ConfigError: The arguments are not exactly the view's key columns.
-        """
-        return row_of(self, view, key)
 
     def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame:
         """Return every change after the change number ``since``, oldest first; at most ``limit``.

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from millstream.kernels import arriving_ids as arrivals
 from millstream.kernels.arriving_ids import Arrivals, Spans, first_of_each
-from millstream.kernels.dedup import Dedup, in_order
+from millstream.kernels.dedup import Dedup
 from millstream.kernels.frames import LANE, ORDER, TIME
 from millstream.kernels.kept_ids import KeptIds
 from millstream.kernels.keyhash import hash_columns
 from millstream.kernels.operator import Moment, OperatorState
+from millstream.kernels.passing import together
 from millstream.kernels.sorted_runs import MemoryRunStore
 from millstream.kernels.watermarks import UNSEEN
 
@@ -96,14 +97,16 @@ def test_ids_are_held_while_an_event_in_time_can_repeat_them_and_then_go(within_
 
 def test_rows_are_taken_in_the_order_of_the_log_or_of_time_where_they_have_no_place_in_it():
     rows = pl.DataFrame({"n": [0, 1, 2], TIME: [5, 9, 1], LANE: [1, 0, 1], ORDER: [8, 3, 7]})
-    assert in_order(rows)["n"].to_list() == [1, 2, 0]
+    assert together([rows])["n"].to_list() == [1, 2, 0]
     placeless = pl.DataFrame({"n": [0, 1, 2, 3], "tags": [["x"]] * 4, TIME: [5, 9, 1, 5]})
-    assert in_order(placeless)["n"].to_list() in ([2, 0, 3, 1], [2, 3, 0, 1])
-    assert in_order(placeless).equals(in_order(placeless.reverse()))
+    assert together([placeless])["n"].to_list() in ([2, 0, 3, 1], [2, 3, 0, 1])
+    assert together([placeless]).equals(together([placeless.reverse()]))
 
 
 def test_frames_of_one_batch_may_have_their_columns_in_any_order():
-    kernel = Dedup("dedup", ("id",), ("Int64",), MINUTE_US, 0)
+    kernel = Dedup(
+        "dedup", ("id",), lateness_us=0, side=False, types=("Int64",), within_us=MINUTE_US
+    )
     first = pl.DataFrame({"id": [1, 2], "n": [0, 1], TIME: [0, 0], LANE: [1, 1], ORDER: [10, 11]})
     second = pl.DataFrame({LANE: [0], TIME: [0], "n": [2], ORDER: [5], "id": [2]})
     state, moment = OperatorState(MemoryRunStore()), Moment(UNSEEN, UNSEEN)

@@ -162,7 +162,15 @@ def test_g6_a_million_ids_lose_no_more_than_stated_and_let_no_repeat_pass():
     filters = bloom(fpr=1e-3, rotate="15 minutes", expect=1_000_000)
     rule = filters.rule(HOUR_US, 0, 1)
     assert generation_count(HOUR_US, 900_000_000) == 5
-    kernel = Dedup("dedup", ("id",), ("Int64",), HOUR_US, 0, bloom=rule)
+    kernel = Dedup(
+        name="dedup",
+        by=("id",),
+        lateness_us=0,
+        side=False,
+        types=("Int64",),
+        within_us=HOUR_US,
+        bloom=rule,
+    )
     state = OperatorState(MemoryRunStore())
     ids = np.arange(1_000_000)
     lost, stated, rates = 0, 0.0, []

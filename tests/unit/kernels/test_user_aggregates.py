@@ -66,7 +66,7 @@ rngs = st.integers(0, 2**32).map(random.Random)
 @given(st.lists(st.tuples(st.integers(0, 2), st.none() | st.integers(-9, 9)), max_size=40), rngs)
 def test_the_answer_is_that_of_adding_all_values_to_one_state(aggregate, rows, rng):
     frame = pl.DataFrame(rows, schema={"k": pl.Int64, "v": pl.Int64}, orient="row")
-    found = aggregate(frame, {"a": UserDefined(Range(), V)}, rng)
+    found = aggregate(frame, {"a": UserDefined(V, Range())}, rng)
     for key, answers in found.items():
         values = [v for k, v in rows if k == key and v is not None]
         assert answers["a"] == (max(values) - min(values) if values else None)
@@ -80,7 +80,7 @@ def test_values_taken_back_leave_the_answer_of_the_others(aggregate, votes, rng)
     rng.shuffle(changes)
     schema = {"k": pl.Int64, "v": pl.String, "w": pl.Int64, DIFF: pl.Int8}
     frame = pl.DataFrame(changes, schema=schema, orient="row")
-    one = UserDefined(Votes(), pl.struct("v", "w"))
+    one = UserDefined(pl.struct("v", "w"), Votes())
     assert one.columns_read == {"v", "w"}
     found = aggregate(frame, {"a": one}, rng, changes=True)
     counted = Counter()
@@ -92,12 +92,12 @@ def test_values_taken_back_leave_the_answer_of_the_others(aggregate, votes, rng)
 
 def test_a_class_without_retract_is_refused_over_rows_that_can_be_taken_back():
     with pytest.raises(ConfigError, match=r"Range .* has no retract. Give it one"):
-        UserDefined(Range(), V).for_changes()
+        UserDefined(V, Range()).for_changes()
 
 
 def bound(own):
     rows = pl.DataFrame(schema={"v": pl.Int64})
-    return UserDefined(own, V).bound("a", lambda e: rows.select(e).dtypes[0])
+    return UserDefined(V, own).bound("a", lambda e: rows.select(e).dtypes[0])
 
 
 def test_an_error_in_the_class_names_file_line_and_aggregate():

@@ -160,15 +160,6 @@ def run_to_the_end(world: World, crash_at: int | None) -> Steps:
             steps.crash_at = None
 
 
-@pytest.fixture
-def url(request):
-    """A database where there is a server; the other targets are tried in any case."""
-    try:
-        return request.getfixturevalue("database")
-    except pytest.skip.Exception:
-        return None
-
-
 @pytest.mark.parametrize(
     "kinds",
     [

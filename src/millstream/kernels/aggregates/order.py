@@ -33,6 +33,7 @@ from millstream.kernels.aggregates.groups import (
 from millstream.kernels.aggregates.protocol import (
     PLAIN_TYPES,
     Aggregate,
+    OverValue,
     TypeOf,
     bound_type,
     checked_type,
@@ -144,15 +145,10 @@ class Pick:
 
 
 @dataclass(frozen=True)
-class InOrder:
+class InOrder(OverValue):
     """All values, in order. The state holds every one of them, with its time and place."""
 
-    value: pl.Expr
     dtype: pl.DataType | None = None
-
-    @property
-    def columns_read(self) -> set[str]:
-        return set(self.value.meta.root_names())
 
     @property
     def needs_order(self) -> bool:

@@ -18,7 +18,7 @@ import polars as pl
 
 from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.aggregates.groups import flat, grouped, over_groups, over_rows
-from millstream.kernels.aggregates.protocol import TypeOf, checked_type
+from millstream.kernels.aggregates.protocol import OverValue, TypeOf, checked_type
 from millstream.kernels.frames import DIFF
 
 State = Any
@@ -83,20 +83,11 @@ class UserAggregate(ABC):
 
 
 @dataclass(frozen=True)
-class UserDefined:
+class UserDefined(OverValue):
     """A user's aggregate over values, which are dicts where they come of several columns."""
 
     own: UserAggregate
-    value: pl.Expr
     signed: bool = False
-
-    @property
-    def columns_read(self) -> set[str]:
-        return set(self.value.meta.root_names())
-
-    @property
-    def needs_order(self) -> bool:
-        return False
 
     @property
     def _word(self) -> str:
