@@ -25,7 +25,9 @@ BATCHINGS = [
 @pytest.mark.parametrize("seed", BATCHINGS)
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_case_has_one_answer_whatever_the_batches_and_partitions(group, seed):
-    batches, partitions = 1 + 3 * seed % 7, PARTITIONS
+    # The first two batchings are tried in every number of partitions; the others take turns in them.
+    turn = PARTITIONS[seed % 3 : seed % 3 + 1]
+    batches, partitions = 1 + 3 * seed % 7, PARTITIONS if seed < 2 else turn
     if group == "book":  # its Ticks make many batches already
-        batches, partitions = 1 + seed % 2, PARTITIONS[seed % 3 : seed % 3 + 1]
+        batches, partitions = 1 + seed % 2, turn
     run(trials_of(GROUPS[group], partitions), batches=batches, seed=seed)

@@ -89,7 +89,7 @@ class ViewStore(StoreReading):
             return
         with in_our_words(self._path):
             self._writer = open_writer(self._path)
-            self.check_format()
+            self.check_format(made=False)
             with self._transaction() as db:
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {FORMAT}")

@@ -38,22 +38,29 @@ class StoreReading(QueryReader):
         """Close every connection. Closing twice is allowed."""
         self._readers.close()
 
-    def check_format(self) -> None:
+    def check_format(self, *, made: bool = True) -> None:
         """Make sure that the file is a view store that this version reads.
+
+        Args:
+            made: Whether its tables must be there; a file is there before they are, for a moment,
+                or until the next run when the first one died in it.
 
         Raises:
             ConfigError: it is not there, or of a newer version.
             CorruptionError: it is something else.
         """
+        there_is_none = ConfigError(
+            f"There is no view store at {self._path}. Run the pipeline that fills it, or "
+            "correct the folder or the app's name."
+        )
         if not self._path.exists():
-            raise ConfigError(
-                f"There is no view store at {self._path}. Run the pipeline that fills it, or "
-                "correct the folder or the app's name."
-            )
+            raise there_is_none
         with self._readers.snapshot() as db:
             found = db.execute("PRAGMA user_version").fetchone()[0]
             mark = db.execute("PRAGMA application_id").fetchone()[0]
             tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if made and not tables:
+            raise there_is_none
         if tables and mark != APPLICATION_ID:
             raise CorruptionError(
                 f"{self._path} is a database, but no view store. Move it away, or use another "

@@ -407,6 +407,19 @@ def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path):
     assert path.read_bytes()[100:] == before[100:]
 
 
+def test_a_store_whose_tables_are_not_made_yet_is_none_for_readers(tmp_path):
+    path = tmp_path / "views.db"
+    made = sqlite3.connect(path)
+    made.execute("PRAGMA journal_mode = WAL")  # as far as a first run that died, or has just begun
+    made.close()
+    assert path.stat().st_size > 0
+    with pytest.raises(ConfigError, match="There is no view store"):
+        ViewStore(path, readonly=True)
+    ViewStore(path).close()
+    with ViewStore(path, readonly=True) as store:
+        assert store.views() == []
+
+
 def test_a_reader_cannot_write(tmp_path):
     with ViewStore(tmp_path / "views.db") as writer:
         writer.declare(COUNTS)
