@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal
+
 import click
 from rich.console import Console
 
-from millstream.demo.ads_run import run_ads
-from millstream.demo.feed import SPEED
+from millstream.demo.ads_chaos import run_chaos
+from millstream.demo.ads_input import AdsInput
+from millstream.demo.ads_run import AdsOptions, run_ads
+from millstream.views.server.serving import LISTEN
 
 
 @click.group()
@@ -19,15 +24,36 @@ def demo() -> None:
     "--log",
     default="./demo-data",
     show_default=True,
-    type=click.Path(),
+    type=click.Path(path_type=Path),
     help="The folder to work in. It is made, and emptied when a run begins anew.",
 )
 @click.option(
-    "--speed",
-    default=SPEED,
+    "--input",
+    "source",
+    default="week",
     show_default=True,
+    type=click.Choice(["week", "generated"]),
+    help="A real week of impressions and clicks, or made-up ones around the end of a month.",
+)
+@click.option(
+    "--rate",
+    default=1_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Generated: impressions per second of event time.",
+)
+@click.option(
+    "--minutes",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(min=0.1),
+    help="Generated: how many minutes of event time.",
+)
+@click.option(
+    "--speed",
     type=click.FloatRange(min=0, min_open=True),
-    help="Hours of the week that pass per second.",
+    help="How many times faster than real time. [default: 36000 for the week, which takes about 24 "
+    "seconds then; 1 for generated events]",
 )
 @click.option(
     "--seed",
@@ -36,20 +62,65 @@ def demo() -> None:
     type=int,
     help="Chooses how the events are delayed, mixed up and repeated.",
 )
+@click.option(
+    "--chaos",
+    is_flag=True,
+    help="Kill the pipeline and its workers again and again, and make much more trouble.",
+)
+@click.option("--no-kills", is_flag=True, hidden=True, help="With --chaos: the trouble alone.")
 @click.option("--fresh", is_flag=True, help="Begin anew, even if a run was interrupted.")
+@click.option(
+    "--page",
+    default=LISTEN,
+    show_default=True,
+    metavar="HOST:PORT",
+    help='Where to serve the page; another port if it is taken. "none" for no page.',
+)
+@click.option(
+    "--stay/--no-stay",
+    default=None,
+    help="Keep the page after the end, until Ctrl-C. [default: in a terminal]",
+)
 @click.pass_context
-def ads(context: click.Context, log: str, speed: float, seed: int, *, fresh: bool) -> None:
-    """Click rates of a real week of advertising, kept up to date while events arrive.
+def ads(
+    context: click.Context,
+    *,
+    log: Path,
+    source: Literal["week", "generated"],
+    rate: int,
+    minutes: float,
+    speed: float | None,
+    seed: int,
+    page: str,
+    chaos: bool,
+    no_kills: bool,
+    fresh: bool,
+    stay: bool | None,
+) -> None:
+    """Ads: rates, budgets, and ads to stop, kept up to date while events arrive.
 
-    60,000 impressions and 287 clicks go through the log, late, mixed up and some of them twice.
-    Spark keeps the rates per campaign and hour; at the end they are compared with a plain
-    computation over the whole week. Kill it at any moment and start it again: it goes on, and the
-    answer is the same.
+    A real week of 60,000 impressions and 287 clicks goes through the log, late, mixed up, from
+    devices with wrong clocks, and some of it twice. Spark keeps the rates per minute and ad, what
+    each client has spent of its budget, and the ads that are to be stopped, on a page that is live.
+    At the end all of it is compared with a plain computation over the raw log. Kill it at any moment
+    and start it again: it goes on, and the answer is the same.
 
     \b
     Examples:
       millstream demo ads
-      millstream demo ads --speed 100 --seed 7 --fresh
-      millstream view show ctr_by_hour --log ./demo-data
+      millstream demo ads --chaos
+      millstream demo ads --input generated --rate 5000 --minutes 5 --fresh
+      millstream demo ads --speed 360000 --seed 7 --fresh --page none
+      millstream view show ad_ctr --log ./demo-data
     """
-    context.exit(run_ads(log, seed=seed, speed=speed, fresh=fresh, console=Console()))
+    console = Console()
+    given = AdsInput(source, seed, rate, minutes, chaos=chaos)
+    options = AdsOptions(
+        folder=log,
+        input=given,
+        speed=speed or given.speed,
+        fresh=fresh,
+        page=page,
+        stay=console.is_terminal if stay is None else stay,
+    )
+    context.exit((run_chaos if chaos and not no_kills else run_ads)(options, console))

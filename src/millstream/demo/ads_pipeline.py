@@ -1,72 +1,162 @@
-"""The demo's pipeline: duplicates collapse, then rates per hour and per day are kept up to date.
+"""The demo's pipeline: one reading of the events, and everything that is said of them.
 
-The same text, to read and to copy from, is `examples/ads/app.py`.
+The same, to read and to copy from, is `examples/ads/app.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 
 import polars as pl
 
 import millstream as ms
-from millstream.demo.ads_events import PARTITIONS, TOPIC, AdEvent
+from millstream.demo.ads_events import PARTITIONS, TOPIC, AdEvent, Client
+from millstream.demo.ads_input import StopRule
 
 APP = "ads"
-RATES_BY_HOUR = "ctr_by_hour"
-TOTALS_BY_DAY = "totals_by_day"
+# Views:
+AD_CTR = "ad_ctr"  # per minute and ad
+SPEND_BY_DAY = "spend_by_day"  # per client and day of its zone
+STOPPED_ADS = "stopped_ads"
+LATE_EVENTS = "late_events"
+# Topics, besides the ads that are stopped:
+DECISIONS = "decisions"
+BUDGET_EVENTS = "budget-events"
+AD_STOPS = "ad-stops"
+
+# The smoothed rate of an ad that was seldom shown is near what ads have on average.
+USUAL_RATE, WEIGHT = 0.005, 200
 
 
-def build(log: Path | str) -> ms.App:
+def build(log: Path | str, clients: Mapping[str, Client], stop: StopRule) -> ms.App:
     """Declare the pipeline over a log folder."""
     app = ms.App(APP, log=log)
-    events = app.topic(TOPIC, AdEvent, key="user", partitions=PARTITIONS)
-
-    # Heartbeats move the watermark and are then left out. As every partition has them, none is
-    # ever idle (idle=None), and the answer depends on the events alone.
-    sent = events.stream(
-        time="occurred_at", watermark=ms.watermark("10 minutes", idle=None), lateness="3 hours"
-    ).filter(pl.col("kind") != "heartbeat")
-
-    # Copies of an event carry its id and its time, so they meet in one window and become one row.
-    once = (
-        sent.window(ms.tumbling("1 hour"), by=["event_id", "kind", "campaign", "policy"])
-        .emit("final")
-        .agg(copies=ms.count())
-    )
-
-    shown = ms.count(pl.col("kind") == "impression")
-    clicked = ms.count(pl.col("kind") == "click")
-    copies = ms.sum("copies")
-    rate = pl.col("clicked") / pl.col("shown")
-
-    (
-        once.window(ms.tumbling("1 hour"), by="campaign")
-        .emit("update")
-        .agg(shown=shown, clicked=clicked, copies=copies)
-        .with_columns(rate=rate)
-        .view(RATES_BY_HOUR)
-    )
-    (
-        once.window(ms.tumbling("1 day"), by=["campaign", "policy"])
-        .emit("update")
-        .agg(shown=shown, clicked=clicked, copies=copies)
-        .with_columns(rate=rate)
-        .view(TOTALS_BY_DAY)
-    )
-    _declare_dashboard(app)
+    once = events_once(app)
+    rates(once)
+    spending(once, clients)
+    stopped(once, stop)
+    dashboard(app)
     return app
 
 
-def _declare_dashboard(app: ms.App) -> None:
+def events_once(app: ms.App) -> ms.Stream:
+    """Read the events, each once, at the time when it occurred.
+
+    Here joins will begin: a click is laid to the impression that was on the page up to 30 minutes
+    before it, and an impression that nobody clicked is told of when these have passed.
+    """
+    topic = app.topic(TOPIC, AdEvent, key="client", partitions=PARTITIONS)
+    # Heartbeats move the watermark and are then left out. As every partition has them, none is
+    # ever idle (idle=None), and the answer depends on the events alone.
+    sent = topic.stream(
+        time=ms.device_time("occurred_at", "sent_at", "received_at"),
+        watermark=ms.watermark("1 minute", idle=None),
+        lateness="1 hour",
+        late="side",
+    ).filter(pl.col("kind") != "heartbeat")
+    once = sent.dedup("event_id", within="30 minutes")
+    late = once.late.select("event_id", "kind", "client", "ad", "occurred_at", "late_by")
+    late.view(LATE_EVENTS, key="event_id")
+    return once
+
+
+def smoothed(shown: str, clicked: str) -> pl.Expr:
+    """Return a click rate that a few impressions do not throw about."""
+    return (pl.col(clicked) + USUAL_RATE * WEIGHT) / (pl.col(shown) + WEIGHT)
+
+
+def counted(windows: ms.Windowed) -> ms.Stream:
+    """Count what there is to count of ads."""
+    return windows.agg(
+        shown=ms.count(pl.col("kind") == "impression"),
+        clicked=ms.count(pl.col("kind") == "click"),
+        cost=ms.sum("cost_micros"),
+    ).with_columns(cost=euros("cost"), rate=smoothed("shown", "clicked"))
+
+
+def rates(once: ms.Stream) -> None:
+    """Keep impressions, clicks, cost and rate per minute and ad; corrected for an hour."""
+    minutes = once.window(ms.tumbling("1 minute"), by="ad")
+    counted(minutes.emit("update", early="10 seconds")).view(AD_CTR)
+
+
+def spending(once: ms.Stream, clients: Mapping[str, Client]) -> None:
+    """Decide on each event whether its client can pay for it, and keep what was spent."""
+    client = pl.col("client")
+    budgets = {name: about.budget_micros for name, about in clients.items()}
+    prices = {name: about.click_micros for name, about in clients.items()}
+    zones = {name: about.zone for name, about in clients.items()}
+    decided = once.with_columns(
+        budget_micros=client.replace_strict(budgets, default=0, return_dtype=pl.Int64),
+        click_micros=client.replace_strict(prices, default=0, return_dtype=pl.Int64),
+        zone=client.replace_strict(zones, default="UTC", return_dtype=pl.String),
+    ).budget(
+        "client",
+        cost="cost_micros",
+        limit="budget_micros",
+        least="click_micros",  # who cannot pay for one click is better not shown
+        zone=pl.col("zone"),
+    )
+    decided.filter(pl.col("kind") == "impression").select(
+        "event_id", "client", "ad", decision=served()
+    ).to(DECISIONS, key="client")
+    told = decided.filter(pl.col("budget_event").is_not_null())
+    told.select("client", "budget_day", "budget_event", "event_id").to(BUDGET_EVENTS, key="client")
+    # The newest row of a client's day says all about it.
+    decided.select(
+        "client", "budget_day", spent=euros("spent"), budget=euros("budget_micros")
+    ).view(SPEND_BY_DAY, key=("client", "budget_day"))
+
+
+def euros(micros: str) -> pl.Expr:
+    """Return an amount of millionths of a euro in euros, exactly."""
+    return pl.col(micros) * pl.lit(Decimal("0.000001"))
+
+
+def served() -> pl.Expr:
+    """Say what becomes of an impression that was asked for."""
+    return pl.when(pl.col("decision") == "granted").then(pl.lit("served")).otherwise("decision")
+
+
+def stopped(once: ms.Stream, stop: StopRule) -> None:
+    """Find the ads that are shown often and hardly clicked, window after window; tell it once."""
+    windows = counted(once.window(ms.tumbling(stop.window), by="ad").emit("final"))
+    enough = windows.filter(pl.col("shown") >= stop.shown_min)
+    in_a_row = enough.window(ms.count_window(stop.windows, slide=1), by="ad").agg(
+        rate_max=ms.max("rate"), shown=ms.sum("shown"), clicked=ms.sum("clicked")
+    )
+    low = in_a_row.filter(pl.col("rate_max") < stop.floor)
+    stops = low.dedup("ad", within="30 days").rename({"window_end": "stopped_at"})
+    stops = stops.select("ad", "stopped_at", "rate_max", "shown", "clicked")
+    stops.view(STOPPED_ADS, key="ad")
+    stops.to(AD_STOPS, key="ad")
+
+
+def dashboard(app: ms.App) -> None:
+    """Say what the page shows."""
     shown = ms.panels.Measure("Shown", "shown")
     clicked = ms.panels.Measure("Clicked", "clicked")
     rate = ms.panels.Measure("Click rate", "clicked", per="shown", unit="percent")
+    cost = ms.panels.Measure("Cost", "cost", unit="€")
     app.dashboard(
-        ms.panels.Counters("The week so far", TOTALS_BY_DAY, (shown, clicked, rate)),
-        ms.panels.Lines("Click rate per hour", RATES_BY_HOUR, (rate,), last="7 days"),
-        ms.panels.Lines("Impressions per hour", RATES_BY_HOUR, (shown,), last="7 days"),
+        ms.panels.Lines("Click rate per minute", AD_CTR, (rate,), last="3 hours"),
+        ms.panels.Lines("Cost per minute", AD_CTR, (cost,), last="3 hours"),
         ms.panels.Top(
-            "Campaigns", TOTALS_BY_DAY, by="campaign", measures=(shown, clicked, rate), rows=5
+            "Top ads", AD_CTR, by="ad", measures=(cost, shown, clicked, rate), time="window_start"
         ),
+        ms.panels.Limits(
+            "Clients against their budgets",
+            SPEND_BY_DAY,
+            label="client",
+            value="spent",
+            limit="budget",
+            unit="€",
+            newest="budget_day",
+        ),
+        ms.panels.Newest(
+            "Stopped ads", STOPPED_ADS, by="stopped_at", show=("ad", "shown", "clicked")
+        ),
+        ms.panels.Newest("Too late", LATE_EVENTS, by="occurred_at", show=("client", "late_by")),
     )

@@ -1,98 +1,142 @@
-"""Runs the ads demo from end to end: feed, pipeline, display, and the comparison at the end.
+"""Runs the ads demo from end to end: feed, pipeline, page, display, and the comparison at the end.
 
-The feed is a process of its own, which ends when this one does. What was interrupted goes on: the
-feed from the ends of the log, the pipeline from its checkpoint.
+What was interrupted goes on: the feed from the ends of the log, the pipeline from its checkpoint.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 from rich.console import Console
 from rich.table import Table
 
-from millstream.client import connect
-from millstream.demo import oracle
-from millstream.demo.ads_events import TOPIC, arrivals
-from millstream.demo.ads_pipeline import APP, RATES_BY_HOUR, TOTALS_BY_DAY, build
+from millstream.client import EventLog, connect
+from millstream.demo import ads_answers
+from millstream.demo.ads_events import TOPIC
+from millstream.demo.ads_input import AdsInput
+from millstream.demo.ads_pipeline import AD_CTR, APP, SPEND_BY_DAY, build
+from millstream.demo.ads_travel import Travel
 from millstream.demo.display import Display
-from millstream.demo.feed import create_topic, lengths, remaining
+from millstream.demo.feed import Feeding, create_topic, remaining
 from millstream.demo.folder import DemoRun, complete, prepare
-from millstream.errors import JobFailedError
+from millstream.errors import ConfigError, EnvironmentProblem
 from millstream.log.reader import LogReader
 from millstream.views.progress import Progress
 from millstream.views.reading import store_path
+from millstream.views.server.serving import serve
 from millstream.views.store import ViewStore
 
 EXIT_DIFFERENT = 1
 EXIT_STOPPED = 130
-_FEED_ENDS_S = 10.0
+NO_PAGE = "none"
 
 
-def run_ads(log: Path | str, *, seed: int, speed: float, fresh: bool, console: Console) -> int:
-    """Run the demo to its end; return the exit code: 0 if the views equal the other computation.
+@dataclass(frozen=True)
+class AdsOptions:
+    """What the command line says. ``page``: where to serve it, or ``"none"``."""
+
+    folder: Path
+    input: AdsInput
+    speed: float
+    fresh: bool = False
+    page: str = NO_PAGE
+    stay: bool = False
+
+
+def run_ads(options: AdsOptions, console: Console) -> int:
+    """Run the demo to its end; return the exit code: 0 if all is equal to the other computation.
 
     Raises:
-        ConfigError: The folder is somebody else's, or holds a run with another seed.
+        ConfigError: The folder is somebody else's, or holds a run with other input.
         FolderOwnedError: Another process, perhaps another demo, is at work in the folder.
-        JobFailedError: The feed or the job failed; the message says why.
+        JobFailedError: The job failed; the message says why.
     """
-    folder = Path(log)
-    run = DemoRun("ads", seed)
-    goes_on = prepare(folder, run, fresh=fresh)
-    records = arrivals(seed)
-    with connect(folder) as opened:
-        ends = create_topic(opened)
-    waiting = remaining(records, ends).height
+    options.input.check()
+    run = DemoRun("ads", options.input.options)
+    goes_on = prepare(options.folder, run, fresh=options.fresh)
+    travel = options.input.travel()
+    with connect(options.folder) as log:
+        ends = create_topic(log)
+    waiting = remaining(travel, ends).height
     if goes_on:
-        console.print(
-            f"Going on: {records.height - waiting:,} of {records.height:,} records are in the log."
-        )
-    ended = _Pipeline(folder, lengths(records), console, waits=waiting > 0).run(seed, speed)
-    if not ended:
-        console.print("Stopped. Start it again and it goes on from here.")
-        return EXIT_STOPPED
-    equal = compare(folder, seed, console)
-    complete(folder, run)
-    if equal:
-        console.print(f"Look around: millstream view show {RATES_BY_HOUR} --log {folder}")
+        total = travel.order.height
+        console.print(f"Going on: {total - waiting:,} of {total:,} records are in the log.")
+    with page(options.folder, options.page, console) as url:
+        if not _Pipeline(options, travel, console, waits=waiting > 0).run(url):
+            console.print("Stopped. Start it again and it goes on from here.")
+            return EXIT_STOPPED
+        equal = compare(options.folder, options.input, console)
+        complete(options.folder, run)
+        if equal:
+            console.print(f"Look around: millstream view show {AD_CTR} --log {options.folder}")
+        if options.stay and url:
+            console.print(f"The page stays at {url} until Ctrl-C.")
+            with suppress(KeyboardInterrupt):
+                threading.Event().wait()
     return 0 if equal else EXIT_DIFFERENT
+
+
+@contextmanager
+def page(folder: Path, listen: str, console: Console) -> Iterator[str]:
+    """Serve the page until the block ends; give its address, "" where there is none.
+
+    A port that is taken is no reason to stop: another one is used.
+    """
+    with ExitStack() as opened:
+        url = _served(opened, folder, listen, console)
+        if url:
+            console.print(f"The page: {url}")
+        yield url
+
+
+def _served(opened: ExitStack, folder: Path, listen: str, console: Console) -> str:
+    if listen == NO_PAGE:
+        return ""
+    try:
+        return opened.enter_context(serve(folder, listen=listen)).url
+    except EnvironmentProblem as problem:
+        console.print(f"Without the page: {problem}")
+        return ""
+    except ConfigError:
+        host, _, port = listen.rpartition(":")
+        if port == "0":
+            raise
+        return opened.enter_context(serve(folder, listen=f"{host}:0")).url
 
 
 class _Pipeline:
     """One run of the app beside its feed, shown on a console."""
 
     def __init__(
-        self, folder: Path, lengths_at_end: list[int], console: Console, *, waits: bool
+        self, options: AdsOptions, travel: Travel, console: Console, *, waits: bool
     ) -> None:
-        self._folder = folder
-        self._lengths = lengths_at_end
+        self._options = options
+        self._travel = travel
         self._console = console
         self._waits = waits  # for records that the feed has still to write
-        self._reader = LogReader(folder)
-        self._late = 0
+        self._lengths = travel.lengths
+        self._reader = LogReader(options.folder)
 
-    def run(self, seed: int, speed: float) -> bool:
-        """Run until all records are read; return False if Ctrl-C came first.
-
-        Raises:
-            JobFailedError: The feed failed.
-        """
-        app = build(self._folder)
-        with Display(self._console) as display, _feeding(self._folder, seed, speed) as feed:
-            report = app.run(
-                until=self._all_read if self._waits else "caught-up",
-                on_progress=lambda progress: self._take(display, feed, progress),
-            )
-            feed.check()
+    def run(self, url: str) -> bool:
+        """Run until all records are read; return False if Ctrl-C came first."""
+        chosen = self._options
+        app = build(chosen.folder, chosen.input.clients, chosen.input.stop_rule)
+        with (
+            Display(self._console, url=url) as display,
+            Feeding(chosen.folder, self._travel, chosen.speed) as feeding,
+        ):
+            try:
+                report = app.run(
+                    until=self._all_read if self._waits else "caught-up",
+                    on_progress=lambda progress: self._take(display, feeding, progress),
+                )
+            finally:
+                feeding.check()  # an interrupt may have been its own
         return report.reason != "stopped"
 
     def _ends(self) -> list[int]:
@@ -101,113 +145,60 @@ class _Pipeline:
     def _all_read(self, progress: Progress) -> bool:
         return self._ends() == self._lengths and not any(progress.lag.values())
 
-    def _take(self, display: Display, feed: _Feed, progress: Progress) -> None:
-        feed.go_on()
-        with ViewStore(store_path(self._folder, APP), readonly=True) as store:
-            by_hour = store.scan(RATES_BY_HOUR)
-            late = sum(int(line["late"]) for line in store.ledger(APP))
+    def _take(self, display: Display, feeding: Feeding, progress: Progress) -> None:
+        feeding.go_on()
+        with ViewStore(store_path(self._options.folder, APP), readonly=True) as store:
+            spend = store.scan(SPEND_BY_DAY)
+            ledger = store.ledger(APP)
+        exits = ("late", "duplicate", "dead")
         display.show(
             progress,
-            by_hour,
+            spend,
             records=sum(self._lengths),
             arrived=sum(self._ends()),
-            late=late,
+            left_out={name: sum(int(line[name]) for line in ledger) for name in exits},
         )
 
 
-class _Feed:
-    """The feed's process; it is told what to do on its standard input. See :mod:`feed`."""
-
-    def __init__(self, folder: Path, seed: int, speed: float) -> None:
-        command = [sys.executable, "-m", "millstream.demo.feed", "--log", str(folder)]
-        self._process = subprocess.Popen(  # noqa: S603 - our own module and checked values
-            [*command, "--seed", str(seed), "--speed", str(speed)],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process; the feed follows it
-        )
-        self._said = b""
-        self._ended = False
-        self._going_on = False
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-        self._watcher.start()
-
-    def _watch(self) -> None:
-        assert self._process.stderr is not None
-        self._said = self._process.stderr.read()
-        if self._process.wait() and not self._ended:
-            # The job would wait for records that do not come: end it as Ctrl-C does.
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def go_on(self) -> None:
-        """Tell the feed that somebody reads what it writes."""
-        if not self._going_on:
-            self._going_on = True
-            with suppress(BrokenPipeError):  # it has ended already
-                os.write(self._stdin, b"g")
-
-    @property
-    def _stdin(self) -> int:
-        assert self._process.stdin is not None
-        return self._process.stdin.fileno()
-
-    def check(self) -> None:
-        """Raise if the feed failed.
-
-        Raises:
-            JobFailedError: It did; the message has its last words.
-        """
-        if self._process.poll():
-            self._watcher.join()
-            words = self._said.decode(errors="replace").strip().splitlines()
-            raise JobFailedError(
-                f"The feed of the demo ended with code {self._process.returncode}: "
-                f"{words[-1] if words else 'it said nothing'}. Start the demo again to go on."
-            )
-
-    def end(self) -> None:
-        """Tell the feed to end, and wait until it has."""
-        self._ended = True
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(_FEED_ENDS_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._watcher.join()
-        assert self._process.stderr is not None
-        self._process.stderr.close()
-
-
-@contextmanager
-def _feeding(folder: Path, seed: int, speed: float) -> Iterator[_Feed]:
-    feed = _Feed(folder, seed, speed)
-    try:
-        yield feed
-    except KeyboardInterrupt:
-        feed.check()  # the interrupt may have been its own
-        raise
-    finally:
-        feed.end()
-
-
-def compare(folder: Path, seed: int, console: Console) -> bool:
-    """Compare each view with the independent computation; print the result, True if equal."""
-    expected = {
-        RATES_BY_HOUR: oracle.rates_by_hour(seed),
-        TOTALS_BY_DAY: oracle.totals_by_day(seed),
-    }
-    equal = True
+def compare(folder: Path, given: AdsInput, console: Console) -> bool:
+    """Compare views and topics with the independent computation; print it, True if all are equal."""
+    console.print("Comparing with one batch computation over the raw log:")
+    with connect(folder) as log:
+        answers = ads_answers.answers(log, given.clients, given.stop_rule)
+        found = {name: _records(log, name, rows) for name, rows in answers.topics.items()}
     with ViewStore(store_path(folder, APP), readonly=True) as store:
-        for view, table in expected.items():
-            differing = oracle.difference(store.scan(view), table)
-            if differing.is_empty():
-                console.print(f"{view}: equal: {table.height} rows", highlight=False)
-                continue
-            equal = False
-            console.print(f"{view}: {differing.height} of {table.height} rows differ:")
-            console.print(_as_table(differing))
-    return equal
+        views = {name: store.scan(name) for name in answers.views}
+    kinds = {"view": (views, answers.views), "topic": (found, answers.topics)}
+    equal = [
+        _told(f"{kind} {name}", tables[name], rows, console)
+        for kind, (tables, expected) in kinds.items()
+        for name, rows in expected.items()
+    ]
+    return all(equal)
+
+
+def _records(log: EventLog, topic: str, like: pl.DataFrame) -> pl.DataFrame:
+    """Read the JSON objects of a topic, with the columns and types of a table."""
+    values = [
+        pl.DataFrame(log.read(topic, number))["value"].cast(pl.String)
+        for number in range(log.topics()[topic].partitions)
+    ]
+    times = [name for name, dtype in like.schema.items() if dtype == pl.Datetime("us", "UTC")]
+    texts = {**like.schema, **dict.fromkeys(times, pl.String())}
+    rows = pl.concat(values).str.json_decode(pl.Struct(texts)).struct.unnest()
+    return rows.with_columns(
+        pl.col(times).str.to_datetime("%Y-%m-%dT%H:%M:%S%.fZ", time_unit="us", time_zone="UTC")
+    )
+
+
+def _told(what: str, found: pl.DataFrame, expected: pl.DataFrame, console: Console) -> bool:
+    differing = ads_answers.difference(found, expected)
+    if differing.is_empty():
+        console.print(f"  {what}: equal: {expected.height:,} rows", highlight=False)
+        return True
+    console.print(f"  {what}: {differing.height:,} rows differ from {expected.height:,} expected:")
+    console.print(_as_table(differing))
+    return False
 
 
 def _as_table(rows: pl.DataFrame, rows_max: int = 20) -> Table:

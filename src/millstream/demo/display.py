@@ -23,7 +23,8 @@ from rich.text import Text
 
 from millstream.views.progress import Progress
 
-HOURS_SHOWN = 8
+CLIENTS_SHOWN = 10
+_BAR_WIDTH = 30
 _RATE_OVER_S = 5.0
 _LINE_EVERY_S = 1.0
 
@@ -36,6 +37,8 @@ class Counts:
     arrived: int
     lag: dict[str, int]
     late: int
+    duplicate: int
+    dead: int
     per_s: float
     watermark: datetime | None
 
@@ -62,21 +65,22 @@ class Rates:
         return sum(rows for _, rows in list(self._seen)[1:]) / seconds if seconds else 0.0
 
 
-def duplicates(by_hour: pl.DataFrame) -> int:
-    """Return how many copies were found beside the first of each event."""
-    sums = by_hour.select(pl.col("copies") - pl.col("shown") - pl.col("clicked")).sum()
-    return int(sums.item() or 0)
-
-
 class Display:
     """Shows batches on a console; use it in a ``with`` statement.
 
     In a terminal the picture is redrawn in place; elsewhere a line is printed about once a second,
     so that a log file stays readable.
+
+    Args:
+        url: Where the page is, if there is one.
+
     """
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, console: Console, *, url: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._console = console
+        self._url = url
         self._clock = clock
         self._rates = Rates(clock)
         self._printed = -_LINE_EVERY_S
@@ -98,89 +102,92 @@ class Display:
     def show(
         self,
         progress: Progress,
-        by_hour: pl.DataFrame,
+        spend_by_day: pl.DataFrame,
         *,
         records: int,
         arrived: int,
-        late: int,
+        left_out: dict[str, int],
     ) -> None:
         """Show one committed batch.
 
         Args:
             records: How many records there will be in all.
             arrived: How many the log has now.
-            late: How many events came too late so far.
+            left_out: How many events were late, duplicate and dead so far.
         """
         counts = Counts(
             records=records,
             arrived=arrived,
             lag=dict(progress.lag),
-            late=late,
             per_s=self._rates.add(progress.read),
             watermark=progress.watermark,
+            **left_out,
         )
         if self._live is not None:
-            self._live.update(picture(counts, by_hour))
+            self._live.update(picture(counts, spend_by_day, self._url))
             return
         now = self._clock()
         if now - self._printed >= _LINE_EVERY_S or counts.read == counts.records:
             self._printed = now
-            self._console.print(line(counts, by_hour), highlight=False, soft_wrap=True)
+            self._console.print(line(counts), highlight=False, soft_wrap=True)
 
 
-def line(counts: Counts, by_hour: pl.DataFrame) -> str:
+def line(counts: Counts) -> str:
     """Return the figures in one line."""
     lag = "/".join(str(lag) for lag in counts.lag.values())
     return (
         f"read {counts.read:,} of {counts.records:,} ({counts.per_s:,.0f}/s)  lag {lag}  "
-        f"watermark {_time(counts.watermark)}  late {counts.late}  "
-        f"duplicates {duplicates(by_hour)}  hours {by_hour['window_start'].n_unique()}"
+        f"watermark {_time(counts.watermark)}  duplicates {counts.duplicate:,}  "
+        f"late {counts.late:,}  dead {counts.dead:,}"
     )
 
 
-def picture(counts: Counts, by_hour: pl.DataFrame) -> RenderableType:
-    """Return the figures and the latest hours as a picture."""
+def picture(counts: Counts, spend_by_day: pl.DataFrame, url: str = "") -> RenderableType:
+    """Return the figures and the clients' budgets as a picture."""
     figures = Table.grid(padding=(0, 3))
     figures.add_row(
         _figure("events read", f"{counts.read:,}"),
         _figure("per second", f"{counts.per_s:,.0f}"),
         _figure("watermark", _time(counts.watermark)),
+        _figure("duplicates", f"{counts.duplicate:,}"),
         _figure("late", f"{counts.late:,}"),
-        _figure("duplicates", f"{duplicates(by_hour):,}"),
+        _figure("dead", f"{counts.dead:,}"),
     )
     lag = Text.assemble(("lag  ", "dim"))
     for partition, waiting in counts.lag.items():
         lag.append(f"{partition} ", style="dim")
         lag.append(f"{waiting:,}   ", style="bold" if waiting else "")
     bar = ProgressBar(total=max(counts.records, 1), completed=counts.read, width=60)
-    return Group(bar, Text(), figures, lag, Text(), _hours(by_hour))
+    page = [Text.assemble(("\nthe page: ", "dim"), (url, "underline"))] if url else []
+    return Group(bar, Text(), figures, lag, Text(), budgets(spend_by_day), *page)
 
 
-def _figure(name: str, value: str) -> Text:
-    return Text.assemble((f"{value}\n", "bold"), (name, "dim"))
-
-
-def _hours(by_hour: pl.DataFrame) -> Table:
-    """Return the latest hours with the click rate of each campaign, newest first."""
-    campaigns = by_hour["campaign"].unique().sort().to_list()
+def budgets(spend_by_day: pl.DataFrame) -> Table:
+    """Return the clients whose newest day is nearest to its budget, with what they have spent."""
+    newest = pl.col("budget_day") == pl.col("budget_day").max().over("client")
+    used = pl.col("spent").cast(pl.Float64) / pl.col("budget").cast(pl.Float64)
+    today = spend_by_day.filter(newest).with_columns(used=used)
     table = Table(
-        "hour (UTC)",
-        *map(str, campaigns),
-        title="click rate by campaign",
+        "client",
+        "day",
+        "spent, €",
+        "budget, €",
+        "",
+        title="spent today, in each client's time zone",
         title_justify="left",
         title_style="dim",
         box=box.SIMPLE_HEAD,
     )
-    hours = by_hour["window_start"].unique().sort(descending=True).head(HOURS_SHOWN)
-    cells = {
-        (start, campaign): f"{rate:6.2%}  [dim]{clicked} of {shown}[/dim]"
-        for start, campaign, rate, clicked, shown in by_hour.select(
-            "window_start", "campaign", "rate", "clicked", "shown"
-        ).iter_rows()
-    }
-    for hour in hours:
-        table.add_row(_time(hour), *(cells.get((hour, name), "") for name in campaigns))
+    for client, day, spent, budget, share in (
+        today.sort(["used", "client"], descending=[True, False]).head(CLIENTS_SHOWN).iter_rows()
+    ):
+        bar = ProgressBar(total=1.0, completed=min(max(share, 0.0), 1.0), width=_BAR_WIDTH)
+        table.add_row(client, f"{day:%a %d %b}", f"{spent:,.2f}", f"{budget:,.2f}", bar)
     return table
+
+
+def _figure(name: str, value: str) -> Text:
+    return Text.assemble((f"{value}\n", "bold"), (name, "dim"))
 
 
 def _time(moment: datetime | None) -> str:

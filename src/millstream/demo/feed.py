@@ -1,31 +1,28 @@
 """Writes the demo's events into the log at a chosen speed, and goes on exactly after being killed.
 
-The order of arrival is a pure function of the seed, so a partition's log end offset says which of
+The order of arrival is a pure function of the input, so a partition's log end offset says which of
 its records are there already: the feed writes the rest. Nothing is written twice and nothing is
-left out, wherever it was killed. `python -m millstream.demo.feed` runs it as a process of its own.
+left out, wherever it was killed. It works in a thread beside the pipeline, whose process owns the log.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
+import _thread
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import polars as pl
 
 from millstream.client import EventLog, connect
-from millstream.demo.ads_events import HOUR_US, PARTITIONS, TOPIC, arrivals
-from millstream.errors import ConfigError, FolderOwnedError
+from millstream.demo.ads_events import PARTITIONS, SECOND_US, TOPIC
+from millstream.demo.ads_travel import Travel
+from millstream.errors import ConfigError, FolderOwnedError, MillstreamError
 
 CHUNK_S = 0.1  # how much running time one append covers
-OWNER_WAIT_S = 15.0  # a feed whose parent was killed needs a moment to notice and let go
-SPEED = 10.0
-"""Hours of the week that pass per second, if not said otherwise: the whole in about 24 seconds."""
+OWNER_WAIT_S = 15.0  # the JVM of a demo that was killed needs a moment to notice and let go
 
 _T = TypeVar("_T")
 
@@ -34,7 +31,7 @@ def create_topic(log: EventLog, *, wait_s: float = OWNER_WAIT_S) -> list[int]:
     """Make sure that the topic exists; return how many records each partition has.
 
     Raises:
-        FolderOwnedError: Another process, perhaps another demo's feed, owns the folder and stays.
+        FolderOwnedError: Another process, perhaps another demo, owns the folder and stays.
     """
     with as_owner(log.producer, wait_s=wait_s):
         if TOPIC not in log.topics():
@@ -59,19 +56,13 @@ def as_owner(write: Callable[[], _T], *, wait_s: float = OWNER_WAIT_S) -> _T:
         pause.wait(0.1)
 
 
-def lengths(records: pl.DataFrame) -> list[int]:
-    """Return how many records each partition has once everything has arrived."""
-    counts = dict(records["partition"].value_counts().rows())
-    return [counts.get(partition, 0) for partition in range(PARTITIONS)]
-
-
-def remaining(records: pl.DataFrame, ends: Sequence[int]) -> pl.DataFrame:
+def remaining(travel: Travel, ends: Sequence[int]) -> pl.DataFrame:
     """Return the records that the log does not have yet, still in the order of arrival.
 
     Raises:
         ConfigError: The log has more records than there are: it was filled by something else.
     """
-    for partition, (there, all_there_are) in enumerate(zip(ends, lengths(records), strict=True)):
+    for partition, (there, all_there_are) in enumerate(zip(ends, travel.lengths, strict=True)):
         if there > all_there_are:
             raise ConfigError(
                 f"Partition {partition} of {TOPIC} has {there} records, and the demo has "
@@ -81,7 +72,7 @@ def remaining(records: pl.DataFrame, ends: Sequence[int]) -> pl.DataFrame:
         {"partition": range(len(ends)), "end": ends},
         schema={"partition": pl.Int32, "end": pl.Int64},
     )
-    rest = records.join(end, on="partition", how="left", maintain_order="left")
+    rest = travel.order.join(end, on="partition", how="left", maintain_order="left")
     return rest.filter(pl.col("place") >= pl.col("end")).drop("end")
 
 
@@ -95,7 +86,7 @@ def chunks(
     """Yield the records in the order of arrival, each as soon as its time has come.
 
     Args:
-        speed: Hours of arrival time that pass per second of ``clock``.
+        speed: Seconds of arrival time that pass per second of ``clock``.
         pause: Called with the seconds to let pass when nothing is due.
     """
     if records.is_empty():
@@ -104,7 +95,7 @@ def chunks(
     began_s, began_us = clock(), int(times[0])
     sent, passed_s = 0, 0.0
     while sent < records.height:
-        due_us = began_us + passed_s * speed * HOUR_US
+        due_us = began_us + passed_s * speed * SECOND_US
         due = int(times.search_sorted(int(due_us), side="right"))
         if due > sent:
             yield records[sent:due]
@@ -116,14 +107,14 @@ def chunks(
 
 def feed(
     log: EventLog,
-    seed: int,
+    travel: Travel,
     *,
-    speed: float = SPEED,
+    speed: float,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
     stopped: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Write what the log lacks of the seed's records; return how many were written.
+    """Write what the log lacks of the records; return how many were written.
 
     Each chunk is durable before the next begins, so what a crash leaves in a partition is always a
     beginning of its records.
@@ -131,81 +122,83 @@ def feed(
     create_topic(log)
     written = 0
     with as_owner(log.producer) as producer:
-        # Only as the owner is it sure that nobody, such as an older feed, still adds to these.
-        rest = remaining(arrivals(seed), log.end_offsets(TOPIC))
+        # Only as the owner is it sure that nobody, such as an older demo, still adds to these.
+        rest = remaining(travel, log.end_offsets(TOPIC))
         for chunk in chunks(rest, speed=speed, clock=clock, pause=pause):
             if stopped():
                 break
+            records = travel.records(chunk)
             producer.send_many(
                 TOPIC,
-                keys=chunk["key"].to_arrow(),
-                values=chunk["value"].to_arrow(),
-                timestamps_ms=chunk["timestamp_ms"].to_arrow(),
+                keys=records["key"].to_arrow(),
+                values=records["value"].to_arrow(),
+                timestamps_ms=records["timestamp_ms"].to_arrow(),
             ).result()
             written += chunk.height
     return written
 
 
-class Parent:
-    """The demo that started this process, as heard on standard input.
+class Feeding:
+    """A feed at work in a thread of its own; use it in a ``with`` statement.
 
-    Its first byte means "go on": a reader is at work, so that the events pass before the eyes of
-    whoever watches, not while Spark still starts. The end of the input means that it is gone.
+    It holds after its first records until somebody reads them, so that the events pass before the eyes
+    of whoever watches, not while Spark still starts. When it fails, the main thread is interrupted as
+    by Ctrl-C, because the job would wait for records that do not come; :meth:`check` then says why.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path, travel: Travel, speed: float) -> None:
         self._heard = threading.Condition()
-        self._go = False
-        self._gone = False
+        self._go = self._ended = False
         self._held_s = 0.0
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(folder, travel, speed), name="millstream-demo-feed", daemon=True
+        )
 
-    def _listen(self) -> None:
-        # The file descriptor itself: a thread that waits in a buffered reader blocks the exit.
-        while os.read(sys.stdin.fileno(), 1):
-            self._tell(gone=False)
-        self._tell(gone=True)
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
 
-    def _tell(self, *, gone: bool) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._heard:
-            self._go, self._gone = True, gone
+            self._ended = True
+            self._heard.notify_all()
+        self._thread.join()
+
+    def go_on(self) -> None:
+        """Tell the feed that somebody reads what it writes."""
+        with self._heard:
+            self._go = True
             self._heard.notify_all()
 
-    def gone(self) -> bool:
-        """Whether the demo has ended."""
-        return self._gone
+    def check(self) -> None:
+        """Raise what the feed failed with, if it did."""
+        if self._error is not None:
+            raise self._error
 
-    def clock(self) -> float:
+    def _run(self, folder: Path, travel: Travel, speed: float) -> None:
+        try:
+            with connect(folder) as log:
+                feed(
+                    log,
+                    travel,
+                    speed=speed,
+                    clock=self._clock,
+                    pause=self._pause,
+                    stopped=lambda: self._ended,
+                )
+        except (MillstreamError, OSError) as error:
+            self._error = error
+            _thread.interrupt_main()
+
+    def _clock(self) -> float:
         """Return seconds that pass only after "go on"."""
         return time.monotonic() - self._held_s
 
-    def pause(self, seconds: float) -> None:
+    def _pause(self, seconds: float) -> None:
         """Let seconds pass, unless the demo ends; the first time wait for "go on"."""
         with self._heard:
             began = time.monotonic()
-            self._heard.wait_for(lambda: self._go)
+            self._heard.wait_for(lambda: self._go or self._ended)
             self._held_s += time.monotonic() - began
-            self._heard.wait_for(lambda: self._gone, seconds)
-
-
-def main() -> None:
-    """Feed the log folder that the command line names, as :class:`Parent` says."""
-    parser = argparse.ArgumentParser(description="Write the demo's events into a log.")
-    parser.add_argument("--log", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--speed", type=float, default=SPEED)
-    arguments = parser.parse_args()
-    parent = Parent()
-    with connect(arguments.log) as log:
-        feed(
-            log,
-            arguments.seed,
-            speed=arguments.speed,
-            clock=parent.clock,
-            pause=parent.pause,
-            stopped=parent.gone,
-        )
-
-
-if __name__ == "__main__":
-    main()
+            self._heard.wait_for(lambda: self._ended, seconds)

@@ -1,6 +1,6 @@
 """The folder that a demo works in: its own, so that starting anew can empty it safely.
 
-A small file says that the demo made the folder, with which seed, and whether its run is complete.
+A small file says that the demo made the folder, with which input, and whether its run is complete.
 A folder that holds anything and lacks this file belongs to somebody else and is never touched.
 """
 
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from millstream.errors import ConfigError
 
@@ -19,11 +20,17 @@ _HALF_WRITTEN = f"{MARK}.new"
 
 @dataclass(frozen=True)
 class DemoRun:
-    """What the mark says: which demo, with which seed, and whether it came to its end."""
+    """What the mark says: which demo, with which input, and whether it came to its end."""
 
     demo: str
-    seed: int
+    input: dict[str, Any]
     completed: bool = False
+
+    @property
+    def options(self) -> str:
+        """How the command line asks for the input."""
+        words = [f"--{n}" if v is True else f"--{n} {v}" for n, v in self.input.items() if v]
+        return " ".join(words)
 
 
 def prepare(folder: Path, run: DemoRun, *, fresh: bool = False) -> bool:
@@ -32,7 +39,7 @@ def prepare(folder: Path, run: DemoRun, *, fresh: bool = False) -> bool:
     A completed run, or ``fresh``, begins anew in an emptied folder.
 
     Raises:
-        ConfigError: The folder holds other things, or an unfinished run with another seed.
+        ConfigError: The folder holds other things, or an unfinished run with another input.
     """
     known = _read(folder)
     if known is None:
@@ -55,15 +62,15 @@ def prepare(folder: Path, run: DemoRun, *, fresh: bool = False) -> bool:
         return False
     if known != run:
         raise ConfigError(
-            f"{folder} holds an unfinished run of the demo {known.demo!r} with seed {known.seed}. "
-            f"Go on with --seed {known.seed}, or begin anew with --fresh."
+            f"{folder} holds an unfinished run of the demo {known.demo!r} with other input. Go on "
+            f"with {known.options}, or begin anew with --fresh."
         )
     return True
 
 
 def complete(folder: Path, run: DemoRun) -> None:
     """Note that the run came to its end, so that the next one begins anew."""
-    _write(folder, DemoRun(run.demo, run.seed, completed=True))
+    _write(folder, replace(run, completed=True))
 
 
 def _read(folder: Path) -> DemoRun | None:

@@ -18,8 +18,9 @@ A day ends when it has ended everywhere, twelve hours after its end in UTC, so t
 on the date alone. *Arrival* is as in :mod:`passing`: the answer depends on the events
 alone where a key keeps to one partition.
 
-A key's *standing* is that of its newest day: exhausted while nothing remains. A row that changes it
-says so: ``exhausted``, or ``resumed`` (by a refund, a raised limit, or a new day).
+A key's *standing* is that of its newest day: exhausted while less remains than the least that is of
+use, as the row states it. A row that changes it says so: ``exhausted``, or ``resumed`` (by a refund, a
+raised limit, or a new day).
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ BUDGET_DAY, DECISION, SPENT, REMAINING, EVENT = (
 _DAY_US = 86_400_000_000
 _LAST_ZONE_US = _DAY_US // 2  # a date ends last in the zone twelve hours behind UTC
 _NO_LIMIT = 2**63 - 1
-_COST, _LIMIT, _DAY = "__cost", "__limit", "__day"
+_COST, _LIMIT, _LEAST, _DAY = "__cost", "__limit", "__least", "__day"
 _CHARGED = "__charged"  # Int64: what the day has spent after a row
-_OUT = "__out"  # Boolean: whether nothing remained after a row
+_OUT = "__out"  # Boolean: whether too little remained after a row
 _IS_ROW = "__is_row"  # Boolean: a row that came, and no account
 _AT = "__at"
 
@@ -93,12 +94,14 @@ class Budget(Passing):
 
     cost: pl.Expr
     limit: pl.Expr
+    least: pl.Expr | None  # by default the smallest unit
     zone: pl.Expr
     money: Money
     key_types: tuple[pl.DataType, ...]
 
     def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
-        read = {root for e in (self.cost, self.limit, self.zone) for root in e.meta.root_names()}
+        given = [e for e in (self.cost, self.limit, self.least, self.zone) if e is not None]
+        read = {root for e in given for root in e.meta.root_names()}
         return {*self.by, *read}
 
     def fingerprint(self) -> dict[str, Any]:
@@ -114,8 +117,10 @@ class Budget(Passing):
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
         """Work out the day, cost and limit of each row."""
+        least = pl.lit(1, pl.Int64) if self.least is None else self.money.units(self.least)
         rows = rows.with_columns(
             self.money.units(self.cost).fill_null(0).alias(_COST),
+            least.fill_null(1).clip(1).alias(_LEAST),
             self.money.units(self.limit).fill_null(_NO_LIMIT).alias(_LIMIT),
             self.zone.cast(pl.String).fill_null("UTC").alias(_DAY),
         )
@@ -135,7 +140,7 @@ class Budget(Passing):
         missed_us = moment.reached(arrivals) - self._expiry(arrivals[_DAY])
         rows = self.in_time(arrivals, missed_us >= 0, missed_us, EXPIRED_DAY, outcome)
         if outcome.late is not None:
-            outcome.late = outcome.late.drop(_COST, _LIMIT, _DAY)
+            outcome.late = outcome.late.drop(_COST, _LIMIT, _LEAST, _DAY)
         if rows.height:
             rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by)))
             outcome.rows = self._decided(state, rows, moment.watermark_us)
@@ -178,10 +183,11 @@ class Budget(Passing):
         accounts = known.with_columns(
             pl.col(_CHARGED).alias(_COST),
             pl.lit(_NO_LIMIT, pl.Int64).alias(_LIMIT),
+            pl.lit(1, pl.Int64).alias(_LEAST),
             pl.lit(value=False).alias(_IS_ROW),
             pl.lit(-1, pl.Int64).alias(_AT),
         )
-        came = rows.select(HASH, *self.by, _DAY, _COST, _LIMIT).with_columns(
+        came = rows.select(HASH, *self.by, _DAY, _COST, _LIMIT, _LEAST).with_columns(
             pl.lit(0, pl.Int64).alias(_CHARGED),
             pl.lit(value=False).alias(_OUT),
             pl.lit(value=True).alias(_IS_ROW),
@@ -191,7 +197,8 @@ class Budget(Passing):
         days = both.select(pl.struct(HASH, *self.by, _DAY).rle_id()).to_series().to_numpy()
         costs, limits = both[_COST].to_numpy(), both[_LIMIT].to_numpy()
         granted, charged = grants(days, costs, limits)
-        out = np.where(both[_IS_ROW].to_numpy(), charged >= limits, both[_OUT].to_numpy())
+        too_little = charged > limits - both[_LEAST].to_numpy()
+        out = np.where(both[_IS_ROW].to_numpy(), too_little, both[_OUT].to_numpy())
         return both.with_columns(
             pl.Series(_CHARGED, charged), pl.Series(_OUT, out), pl.Series(DECISION, granted)
         )
@@ -211,7 +218,7 @@ class Budget(Passing):
         remaining = pl.select(
             pl.when(limits != _NO_LIMIT).then(limits - told[_CHARGED])
         ).to_series()
-        return rows.drop(HASH, _COST, _LIMIT, _DAY).with_columns(
+        return rows.drop(HASH, _COST, _LIMIT, _LEAST, _DAY).with_columns(
             told[_DAY].alias(BUDGET_DAY),
             pl.select(pl.when(told[DECISION]).then(pl.lit("granted")).otherwise(pl.lit("refused")))
             .to_series()

@@ -35,7 +35,8 @@ class Edge:
     as its input ``number``; None when the taker is a sink or a native step. ``columns`` are those
     that go on, in their order; None stands for all, in the order of their names. ``ordered``: the
     rows keep their place in the partition. ``code`` says what rows lead to that the operator fails
-    on.
+    on. ``latest_by``: of rows with a place the last one for each value of these columns is enough,
+    because it would replace the others.
     """
 
     step: str
@@ -45,6 +46,7 @@ class Edge:
     columns: tuple[str, ...] | None
     ordered: bool
     code: UserCode
+    latest_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

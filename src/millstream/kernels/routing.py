@@ -17,6 +17,7 @@ import polars as pl
 
 from millstream.errors import UserCodeError
 from millstream.kernels.frames import (
+    DIFF,
     HIDDEN_PREFIX,
     LANE,
     ORDER,
@@ -197,6 +198,15 @@ class EdgeRoute:
         if table.height:
             self.tables.append(table)
 
+    def _latest(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Leave out the rows that later ones of the table would replace in the view anyway."""
+        if not self.edge.latest_by or ORDER not in table.columns or DIFF in table.columns:
+            return table
+        table = table.sort(LANE, ORDER)
+        # Numbers for names: polars takes a name such as "^a.*$" for a pattern.
+        keys = pl.DataFrame({str(n): table[key] for n, key in enumerate(self.edge.latest_by)})
+        return table.filter(keys.to_struct("key").is_last_distinct())
+
     def frames(self, home_bucket: int) -> Iterator[FrameRow]:
         """Give the edge's frames: by bucket for an operator, all to ``home_bucket`` for a sink."""
         if not self.tables:
@@ -206,7 +216,7 @@ class EdgeRoute:
             table = pl.concat(self.tables).drop(REACHED, strict=False)
             if LANE in table.columns:
                 # The sink sorts by it: within a split, the log's order stands.
-                table = table.with_columns(pl.col(LANE) // STAYS * STAYS)
+                table = self._latest(table.with_columns(pl.col(LANE) // STAYS * STAYS))
             yield FrameRow(self.edge.port, home_bucket, encode_frame(table))
             return
         table = operator.pack(self.tables, self.edge.number)

@@ -37,12 +37,14 @@ from millstream.pipeline.streams import Stream
 from millstream.pipeline.time_words import processing_time, watermark
 from millstream.pipeline.topic import Topic
 from millstream.pipeline.window_words import after_count, calendar, hopping, tumbling
+from millstream.pipeline.windowed import Windowed
 
 __all__ = [
     "App",
     "Stream",
     "Topic",
     "UserAggregate",
+    "Windowed",
     "after_count",
     "aggregate",
     "bloom",

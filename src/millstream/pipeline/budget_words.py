@@ -34,6 +34,7 @@ def budgeted(
     *,
     cost: Column,
     limit: Column,
+    least: Column | None,
     zone: Zone,
     name: str | None,
 ) -> tuple[Budget, Columns]:
@@ -45,7 +46,8 @@ def budgeted(
         )
     step = stream.app.unique_name(name or f"budget({', '.join(by)})")
     spending, ceiling = (as_expression(e, what=w) for e, w in ((cost, "cost"), (limit, "limit")))
-    money = _money(stream.columns, spending, ceiling, step)
+    useful = None if least is None else as_expression(least, what="least")
+    money = _money(stream.columns, spending, ceiling, useful, step)
     added: Columns = {
         BUDGET_DAY: pl.Date(),
         DECISION: pl.String(),
@@ -59,6 +61,7 @@ def budgeted(
         by=by,
         cost=spending,
         limit=ceiling,
+        least=useful,
         zone=_zone(zone, stream.columns, step),
         money=money,
         key_types=tuple(stream.columns[column] for column in by),
@@ -68,10 +71,14 @@ def budgeted(
     return kernel, {**stream.columns, **added}
 
 
-def _money(columns: Columns, cost: pl.Expr, limit: pl.Expr, step: str) -> Money:
-    """Find what amounts are counted in: whole numbers, or the smallest unit of either Decimal."""
+def _money(
+    columns: Columns, cost: pl.Expr, limit: pl.Expr, least: pl.Expr | None, step: str
+) -> Money:
+    """Find what amounts are counted in: whole numbers, or the smallest unit of any Decimal."""
     scales: list[int] = []
-    for what, amount in (("cost", cost), ("limit", limit)):
+    for what, amount in (("cost", cost), ("limit", limit), ("least", least)):
+        if amount is None:
+            continue
         dtype = type_of(amount, columns, f"the {what} of {step!r}")
         if isinstance(dtype, pl.Decimal):
             scales.append(dtype.scale)

@@ -157,6 +157,7 @@ class _Compiler:
             columns=columns,
             ordered=self._needs_order(taker),
             code=UserCode(name, on_error=self.on_error),
+            latest_by=taker.key if isinstance(taker, Output) else (),
         )
 
     def _time_ports(self, node: Node) -> tuple[int, ...]:

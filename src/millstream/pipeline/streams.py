@@ -317,6 +317,7 @@ class Stream:
         *,
         cost: Column,
         limit: Column,
+        least: Column | None = None,
         zone: Zone = "UTC",
         name: str | None = None,
     ) -> Stream:
@@ -333,8 +334,8 @@ class Stream:
         Every row goes on as it came, with five more columns: ``budget_day`` (the date of its event
         time in its zone), ``decision`` (``"granted"`` or ``"refused"``), ``spent`` and ``remaining``
         (of that day, after the row) and ``budget_event``: ``"exhausted"`` on the row after which
-        nothing remains of the key's newest day, ``"resumed"`` on the one that changes that, null on
-        all others.
+        less than ``least`` remains of the key's newest day, ``"resumed"`` on the one that changes
+        that, null on all others.
 
         Args:
             by: The column, or columns, that have a budget each. For the answer to depend on the
@@ -343,6 +344,8 @@ class Stream:
                 if the day's spending would exceed the limit, and nothing is charged then. Below
                 zero it is a refund; null costs nothing.
             limit: What may be spent on the row's day, as the row states it; null: no limit.
+            least: The least that is of any use, such as what a click costs; by default the smallest
+                unit, so that a budget is exhausted when nothing remains.
             zone: The time zone in which days are counted: its name, or an expression that gives one.
             name: The step's name; by default ``budget(…)`` with the columns.
 
@@ -352,7 +355,13 @@ class Stream:
             comes is charged. It keeps a row of state for each key, and one for each open day.
         """
         kernel, columns = budgeted(
-            self, self._key_columns(by, "budget"), cost=cost, limit=limit, zone=zone, name=name
+            self,
+            self._key_columns(by, "budget"),
+            cost=cost,
+            limit=limit,
+            least=least,
+            zone=zone,
+            name=name,
         )
         told = ("late_by", "late_reason")
         late_columns = {**self.columns, **{name: LATE_COLUMNS[name] for name in told}}

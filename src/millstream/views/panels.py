@@ -80,7 +80,11 @@ class Top:
 
 @dataclass(frozen=True)
 class Limits:
-    """Bars of a value against its limit, one for each row, those nearest to their limit first."""
+    """Bars of a value against its limit, one for each row, those nearest to their limit first.
+
+    Where ``newest`` names a column, such as a day, only the row that is largest by it counts of each
+    label.
+    """
 
     title: str
     view: str
@@ -89,10 +93,11 @@ class Limits:
     limit: str
     unit: str = ""
     rows: int = 20
+    newest: str | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (self.label, self.value, self.limit)
+        return (self.label, self.value, self.limit, *((self.newest,) if self.newest else ()))
 
 
 @dataclass(frozen=True)

@@ -1,63 +1,120 @@
-"""The demo's pipeline, run without a JVM over the whole week, against the independent answer."""
+"""The demo's pipeline, run without a JVM, against the independent answers."""
 
 from __future__ import annotations
 
-import random
 import runpy
+import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from millstream.demo.ads_events import PARTITIONS, TOPIC, arrivals
-from millstream.demo.ads_pipeline import RATES_BY_HOUR, TOTALS_BY_DAY, build
-from millstream.demo.oracle import difference, rates_by_hour, totals_by_day
-from millstream.pipeline import App
-from millstream.testing.inputs import Record
-from millstream.testing.kernel_engine import KernelEngine
-from millstream.views.store import ViewStore
+import millstream as ms
+from millstream import testing
+from millstream.demo.ads_answers import answers, difference
+from millstream.demo.ads_events import PARTITIONS, TOPIC
+from millstream.demo.ads_input import AdsInput, StopRule
+from millstream.demo.ads_pipeline import build
 
-SEED = 1
-
-
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "ads" / "app.py"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "ads"
+SMALL = AdsInput("generated", seed=3, rate=60, minutes=4)
+RULE = StopRule("1 minute", shown_min=20, windows=2, floor=0.006)
 
 
-def _run(app: App, views: Path, records: pl.DataFrame, batches: int) -> None:
-    rows = [Record(*row) for row in records.select("partition", "value").iter_rows()]
-    engine = KernelEngine(app.plan(), views, {TOPIC: PARTITIONS}, random.Random(7))
-    engine.run({TOPIC: rows}, batches)
+def rows_of(given: AdsInput) -> list[testing.Row]:
+    travel = given.travel()
+    values = travel.records(travel.order)["value"]
+    return [
+        testing.Row(value, partition=partition)
+        for value, partition in zip(values, travel.order["partition"], strict=True)
+    ]
 
 
-@pytest.mark.parametrize("batches", [1, 13])
-def test_the_views_equal_the_independent_answer(tmp_path, batches):
-    app = build(tmp_path)
-    views = tmp_path / "views.db"
-    records = arrivals(SEED)
-    _run(app, views, records, batches)
-    with ViewStore(views, readonly=True) as store:
-        by_hour, by_day = store.scan(RATES_BY_HOUR), store.scan(TOTALS_BY_DAY)
-        late = sum(line["late"] for line in store.ledger(app.name))
-    assert difference(by_hour, rates_by_hour(SEED)).is_empty()
-    assert difference(by_day, totals_by_day(SEED)).is_empty()
-    copies = dict(records["sent"].value_counts().rows())
-    assert late == copies["late"]
-    assert by_hour["copies"].sum() == by_day["copies"].sum() == copies["once"] + copies["retried"]
-    assert (
-        by_hour.select(pl.col("copies") - pl.col("shown") - pl.col("clicked")).sum().item()
-        == (copies["retried"])
+@pytest.fixture
+def logged(tmp_path):
+    """Return a function that writes an input to a log and gives the independent answers."""
+
+    def write(given: AdsInput, rule: StopRule):
+        travel = given.travel()
+        records = travel.records(travel.order)
+        with ms.connect(tmp_path / "log") as log:
+            log.create_topic(TOPIC, partitions=PARTITIONS)
+            with log.producer() as producer:
+                producer.send_many(
+                    TOPIC, keys=records["key"].to_arrow(), values=records["value"].to_arrow()
+                ).result()
+            return answers(log, given.clients, rule)
+
+    return write
+
+
+def assert_equal(run, expected):
+    for name, rows in expected.views.items():
+        assert difference(run[name], rows).is_empty(), name
+    for name, rows in expected.topics.items():
+        records = run.topic(name).with_columns(
+            pl.col(column).str.to_datetime("%Y-%m-%dT%H:%M:%S%.fZ", time_unit="us", time_zone="UTC")
+            for column, dtype in rows.schema.items()
+            if dtype == pl.Datetime("us", "UTC")
+        )
+        assert difference(records, rows).is_empty(), name
+
+
+@pytest.mark.parametrize("chaos", [False, True])
+@pytest.mark.parametrize("batches", [1, 7])
+def test_views_and_topics_equal_the_independent_answers(logged, batches, chaos):
+    given = AdsInput("generated", 3, SMALL.rate, SMALL.minutes, chaos=chaos)
+    expected = logged(given, RULE)
+    app = build("unused", given.clients, RULE)
+    run = testing.run(app, {TOPIC: rows_of(given)}, batches=batches, seed=batches)
+    assert_equal(run, expected)
+    # All that the pipeline is there for did happen.
+    assert min(rows.height for rows in (*expected.views.values(), *expected.topics.values())) > 0
+    assert set(expected.topics["decisions"]["decision"]) == {"served", "refused"}
+    assert set(expected.topics["budget-events"]["budget_event"]) == {"exhausted", "resumed"}
+    assert run.dead.height > 0
+
+
+def test_the_real_week_equals_the_independent_answers(logged):
+    week = AdsInput()
+    expected = logged(week, week.stop_rule)
+    run = testing.run(
+        build("unused", week.clients, week.stop_rule), {TOPIC: rows_of(week)}, batches=2
     )
+    assert_equal(run, expected)
+    spent = expected.views["spend_by_day"]
+    assert (spent["spent"] <= spent["budget"]).all()
+    assert expected.views["stopped_ads"].height == 10
+    assert expected.views["ad_ctr"]["shown"].sum() > 59_000
 
 
-def test_the_example_to_read_is_the_pipeline_that_the_demo_runs(tmp_path):
-    example = runpy.run_path(str(EXAMPLE))["app"]
-    views = {}
-    for name, app in (("demo", build(tmp_path)), ("example", example)):
-        path = tmp_path / name / "views.db"
-        _run(app, path, arrivals(SEED).head(20_000), 3)
-        with ViewStore(path, readonly=True) as store:
-            views[name] = {schema: store.scan(schema.name) for schema in store.views()}
-    assert views["demo"].keys() == views["example"].keys()
-    for schema, rows in views["demo"].items():
-        assert rows.equals(views["example"][schema])
-    assert any(rows.height for rows in views["demo"].values())
+def test_the_example_to_read_is_the_pipeline_that_the_demo_runs():
+    example = runpy.run_path(str(EXAMPLES / "app.py"))["app"]
+    week = AdsInput()
+    demo = build("./demo-data", week.clients, week.stop_rule)
+    runs = {
+        name: testing.run(app, {TOPIC: rows_of(week)[:20_000]}, batches=3)
+        for name, app in (("example", example), ("demo", demo))
+    }
+    assert example.plan().steps == demo.plan().steps
+    for view in ("ad_ctr", "spend_by_day", "stopped_ads", "late_events"):
+        assert runs["example"][view].equals(runs["demo"][view])
+    assert runs["demo"]["ad_ctr"].height > 10_000
+
+
+def test_the_second_version_rates_otherwise_and_counts_the_same(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    rows = {TOPIC: rows_of(AdsInput())[:20_000]}
+    first = runpy.run_path(str(EXAMPLES / "app.py"))["app"]
+    second = runpy.run_path(str(EXAMPLES / "second.py"))["app"]
+    sys.modules.pop("app")
+    views = [testing.run(app, rows, batches=2)["ad_ctr"] for app in (first, second)]
+    counts = ("window_start", "ad", "shown", "clicked", "cost")
+    assert views[0].select(counts).equals(views[1].select(counts))
+    rates = views[1].filter(pl.col("shown") > 0)
+    assert rates["rate"].is_between(0, 1).all()
+    none = rates.filter(pl.col("clicked") == 0)["rate"]
+    assert none.abs().max() < 1e-12
+    clicked = rates.filter(pl.col("clicked") == 1, pl.col("shown") == 1)
+    # Wilson's interval for 1 of 1 begins at 1 / (1 + z²).
+    assert clicked["rate"].to_list() == pytest.approx([1 / (1 + 1.96**2)] * clicked.height)

@@ -1,64 +1,104 @@
-"""The comparison at the end of the demo, and a feed that fails."""
+"""The comparison at the end of the demo, and its page."""
 
 from __future__ import annotations
 
 import io
-import threading
+import json
+from urllib.request import urlopen
 
 import polars as pl
 import pytest
 from rich.console import Console
 
-from millstream.demo import oracle
-from millstream.demo.ads_pipeline import APP, RATES_BY_HOUR, TOTALS_BY_DAY
-from millstream.demo.ads_run import _feeding, compare
-from millstream.errors import JobFailedError
+import millstream as ms
+from millstream.demo import ads_answers
+from millstream.demo.ads_events import PARTITIONS, TOPIC
+from millstream.demo.ads_input import AdsInput
+from millstream.demo.ads_pipeline import APP
+from millstream.demo.ads_run import compare, page
 from millstream.views.reading import store_path
 from millstream.views.store import Fence, ViewChange, ViewSchema, ViewStore
 
-SEED = 1
+GIVEN = AdsInput("generated", seed=1, rate=20, minutes=1)
+KEYS = {
+    "ad_ctr": ("window_start", "ad"),
+    "spend_by_day": ("client", "budget_day"),
+    "stopped_ads": ("ad",),
+    "late_events": ("event_id",),
+}
 
 
-def _store(folder, by_hour: pl.DataFrame) -> None:
-    tables = {
-        RATES_BY_HOUR: (by_hour, ("window_start", "campaign")),
-        TOTALS_BY_DAY: (oracle.totals_by_day(SEED), ("window_start", "campaign", "policy")),
-    }
-    with ViewStore(store_path(folder, APP)) as store:
-        for name, (table, key) in tables.items():
-            store.declare(ViewSchema.of(name, table, key))
-        run, batch_id = store.begin_run(APP, "main", "c")
-        changes = [ViewChange(name, table) for name, (table, _) in tables.items()]
-        store.commit(Fence(APP, "main", run, batch_id), changes, position={}, status={})
+@pytest.fixture
+def console():
+    return Console(file=io.StringIO(), width=200)
 
 
-def test_equal_views_are_reported_with_their_number_of_rows(tmp_path):
-    expected = oracle.rates_by_hour(SEED)
-    _store(tmp_path, expected)
-    console = Console(file=io.StringIO(), width=200)
-    assert compare(tmp_path, SEED, console) is True
-    assert console.file.getvalue().splitlines() == [
-        f"ctr_by_hour: equal: {expected.height} rows",
-        "totals_by_day: equal: 42 rows",
+@pytest.fixture
+def expected(tmp_path):
+    """A log with events, and what views and topics must hold; the topics do."""
+    travel = GIVEN.travel()
+    records = travel.records(travel.order)
+    with ms.connect(tmp_path) as log:
+        log.create_topic(TOPIC, partitions=PARTITIONS)
+        with log.producer() as producer:
+            producer.send_many(
+                TOPIC, keys=records["key"].to_arrow(), values=records["value"].to_arrow()
+            ).result()
+            found = ads_answers.answers(log, GIVEN.clients, GIVEN.stop_rule)
+            for topic, rows in found.topics.items():
+                log.create_topic(topic, partitions=2)
+                for row in rows.to_dicts():
+                    producer.send(topic, json.loads(json.dumps(row, default=_stamp)))
+    return found
+
+
+def _stamp(at):
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def store(folder, views):
+    with ViewStore(store_path(folder, APP)) as kept:
+        for name, rows in views.items():
+            kept.declare(ViewSchema.of(name, rows, KEYS[name]))
+        run, batch_id = kept.begin_run(APP, "main", "c")
+        changes = [ViewChange(name, rows) for name, rows in views.items()]
+        kept.commit(Fence(APP, "main", run, batch_id), changes, position={}, status={})
+
+
+def test_what_is_equal_is_told_with_its_number_of_rows(tmp_path, expected, console):
+    store(tmp_path, expected.views)
+    assert compare(tmp_path, GIVEN, console) is True
+    said = console.file.getvalue().splitlines()
+    assert said[1:] == [
+        *(f"  view {name}: equal: {rows.height:,} rows" for name, rows in expected.views.items()),
+        *(f"  topic {name}: equal: {rows.height:,} rows" for name, rows in expected.topics.items()),
     ]
 
 
-def test_a_view_that_differs_is_shown_row_by_row(tmp_path):
-    _store(tmp_path, oracle.rates_by_hour(SEED).tail(-2))
-    console = Console(file=io.StringIO(), width=200)
-    assert compare(tmp_path, SEED, console) is False
+def test_what_differs_is_shown_row_by_row(tmp_path, expected, console):
+    rates = expected.views["ad_ctr"]
+    wrong = rates.tail(-2).with_columns(
+        clicked=pl.when(pl.row_index() == 0).then(9).otherwise("clicked")
+    )
+    store(tmp_path, {**expected.views, "ad_ctr": wrong})
+    assert compare(tmp_path, GIVEN, console) is False
     said = console.file.getvalue()
-    assert "ctr_by_hour: 2 of 504 rows differ" in said
-    assert "totals_by_day: equal: 42 rows" in said
+    assert f"view ad_ctr: 4 rows differ from {rates.height:,} expected" in said
+    assert said.count(" expected ") == 3
+    assert "view spend_by_day: equal" in said
 
 
-def test_a_feed_that_fails_ends_the_run_with_its_last_words(tmp_path):
-    not_a_folder = tmp_path / "file"
-    not_a_folder.write_text("")
+def test_the_page_takes_another_port_if_its_own_is_taken(tmp_path, console):
+    with page(tmp_path, "127.0.0.1:0", console) as first:
+        taken = first.removeprefix("http://").rstrip("/")
+        with page(tmp_path, taken, console) as second:
+            assert second != first
+            with urlopen(f"{second}apps") as answer:
+                assert answer.status == 200
+    assert console.file.getvalue().splitlines() == [f"The page: {first}", f"The page: {second}"]
 
-    def run_until_interrupted() -> None:
-        with _feeding(not_a_folder, SEED, 1.0):
-            threading.Event().wait(60)
 
-    with pytest.raises(JobFailedError, match=r"ended with code 1: .*is not a folder"):
-        run_until_interrupted()
+def test_without_a_page_nothing_is_served(tmp_path, console):
+    with page(tmp_path, "none", console) as url:
+        assert url == ""
+    assert console.file.getvalue() == ""

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import io
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime
+from decimal import Decimal
 
 import polars as pl
 import pytest
 from rich.console import Console
 
-from millstream.demo.display import Counts, Display, Rates, duplicates, picture
+from millstream.demo.display import Counts, Display, Rates, picture
 from millstream.views.progress import Progress
 
 HOUR = datetime(2019, 11, 24, 5, tzinfo=UTC)
-BY_HOUR = pl.DataFrame(
+SPEND = pl.DataFrame(
     {
-        "window_start": [HOUR, HOUR, HOUR + timedelta(hours=1)],
-        "campaign": ["men", "women", "men"],
-        "shown": [100, 50, 10],
-        "clicked": [1, 0, 5],
-        "copies": [104, 50, 15],
-        "rate": [0.01, 0.0, 0.5],
+        "client": ["men", "men", "women"],
+        "budget_day": [date(2019, 11, 23), date(2019, 11, 24), date(2019, 11, 24)],
+        "spent": [Decimal("9.90"), Decimal("0.10"), Decimal("-1.00")],
+        "budget": [Decimal("10.00")] * 3,
     }
 )
+LEFT_OUT = {"late": 2, "duplicate": 3, "dead": 1}
 
 
 def _progress(read: int = 10, lag: int = 5) -> Progress:
@@ -51,18 +51,24 @@ def _text(renderable) -> str:
     return console.file.getvalue()
 
 
-def test_duplicates_are_copies_beyond_the_first_of_each_event():
-    assert duplicates(BY_HOUR) == 3
-    assert duplicates(BY_HOUR.clear()) == 0
-
-
-def test_the_picture_has_the_latest_hours_first_and_the_lag_of_each_partition():
-    counts = Counts(100, 90, {"ad-events/0": 7, "ad-events/1": 0}, 2, 1234.0, HOUR)
-    shown = _text(picture(counts, BY_HOUR))
-    for part in ("83", "1,234", "Sun 24 Nov 05:00", "ad-events/0 7", "50.00%  5 of 10"):
+def test_the_picture_has_each_clients_newest_day_and_the_lag_of_each_partition():
+    lag = {"ad-events/0": 7, "ad-events/1": 0}
+    counts = Counts(100, 90, lag, per_s=1234.0, watermark=HOUR, **LEFT_OUT)
+    shown = _text(picture(counts, SPEND, "http://here"))
+    for part in (
+        "83",
+        "1,234",
+        "Sun 24 Nov 05:00",
+        "ad-events/0 7",
+        "http://here",
+        "-1.00",
+        "0.10",
+    ):
         assert part in shown
-    assert shown.index("Sun 24 Nov 06:00") < shown.rindex("Sun 24 Nov 05:00")
-    assert _text(picture(Counts(0, 0, {}, 0, 0.0, None), BY_HOUR.clear()))
+    assert "9.90" not in shown
+    assert shown.index("men") < shown.index("women")  # the nearest to its budget stands first
+    nothing = Counts(0, 0, {}, per_s=0.0, watermark=None, late=0, duplicate=0, dead=0)
+    assert _text(picture(nothing, SPEND.clear()))
 
 
 def test_lines_come_about_once_a_second_and_always_at_the_end():
@@ -70,18 +76,18 @@ def test_lines_come_about_once_a_second_and_always_at_the_end():
     console = Console(file=io.StringIO(), width=200)
     with Display(console, clock=lambda: now) as display:
         for lag in (9, 8, 7, 6, 0):
-            display.show(_progress(lag=lag), BY_HOUR, records=20, arrived=20, late=1)
+            display.show(_progress(lag=lag), SPEND, records=20, arrived=20, left_out=LEFT_OUT)
             now += 0.3
     lines = console.file.getvalue().splitlines()
     assert [line.split(" (")[0] for line in lines[1:]] == ["read 11 of 20", "read 20 of 20"]
-    assert "late 1  duplicates 3  hours 2" in lines[1]
+    assert "duplicates 3  late 2  dead 1" in lines[1]
 
 
 def test_a_terminal_gets_a_picture_that_is_redrawn():
     console = Console(file=io.StringIO(), width=120, force_terminal=True)
     with Display(console) as display:
-        display.show(_progress(), BY_HOUR, records=20, arrived=20, late=1)
-    assert "click rate by campaign" in console.file.getvalue()
+        display.show(_progress(), SPEND, records=20, arrived=20, left_out=LEFT_OUT)
+    assert "spent today" in console.file.getvalue()
 
 
 def test_the_rate_is_over_the_last_seconds():

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import polars as pl
@@ -14,11 +15,28 @@ import pytest
 
 from millstream.client import connect
 from millstream.demo import feed
-from millstream.demo.ads_events import HOUR_US, PARTITIONS, TOPIC, arrivals
+from millstream.demo.ads_events import PARTITIONS, TOPIC
+from millstream.demo.ads_input import AdsInput
 from millstream.errors import ConfigError, FolderOwnedError
 from millstream.log.reader import LogReader
 
-SEED = 1
+GIVEN = AdsInput("generated", seed=1, rate=100, minutes=1)
+MINUTES = 2.0  # with what comes after the last impression
+SOURCE = Path(__file__).resolve().parents[3] / "src"
+PROGRAM = """
+import sys, time
+from millstream.client import connect
+from millstream.demo import feed
+from millstream.demo.ads_input import AdsInput
+with connect(sys.argv[1]) as log:
+    given = AdsInput("generated", seed=1, rate=100, minutes=1)
+    feed.feed(log, given.travel(), speed=float(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="module")
+def travel():
+    return GIVEN.travel()
 
 
 class Clock:
@@ -34,125 +52,102 @@ class Clock:
         self.now += seconds
 
 
-def _assert_whole(folder: Path) -> None:
-    records = arrivals(SEED)
+def assert_whole(folder: Path, travel) -> None:
+    records = travel.records(travel.order)
     with connect(folder) as log:
-        assert log.end_offsets(TOPIC) == feed.lengths(records)
+        assert log.end_offsets(TOPIC) == travel.lengths
         for partition in range(PARTITIONS):
             found = pl.from_arrow(log.read(TOPIC, partition))
-            expected = records.filter(pl.col("partition") == partition)
+            expected = records.filter(travel.order["partition"] == partition)
             assert found["key"].equals(expected["key"])
             assert found["value"].equals(expected["value"])
             assert found["timestamp"].to_physical().to_list() == expected["timestamp_ms"].to_list()
 
 
-def test_chunks_come_when_their_time_has_come():
-    records = arrivals(SEED)
+def test_chunks_come_when_their_time_has_come(travel):
     clock = Clock()
     sizes, spans = [], []
-    for chunk in feed.chunks(records, speed=10.0, clock=clock, pause=clock.pause):
+    for chunk in feed.chunks(travel.order, speed=10.0, clock=clock, pause=clock.pause):
         sizes.append(chunk.height)
         spans.append(chunk["arrival_us"][-1] - chunk["arrival_us"][0])
-        assert chunk["arrival_us"][-1] <= records["arrival_us"][0] + clock.now * 10 * HOUR_US
-    assert sum(sizes) == records.height
-    assert max(spans) <= HOUR_US  # a tenth of a second at ten hours a second
-    assert 23 < clock.now < 25
-    assert list(feed.chunks(records.clear(), speed=1, clock=clock, pause=clock.pause)) == []
+        assert chunk["arrival_us"][-1] <= travel.order["arrival_us"][0] + clock.now * 10e6 + 1
+    assert sum(sizes) == travel.order.height
+    assert max(spans) <= 1_000_001  # a tenth of a second, ten times as fast
+    assert MINUTES * 6 <= clock.now < MINUTES * 6 + 0.3
+    assert list(feed.chunks(travel.order.clear(), speed=1, clock=clock, pause=clock.pause)) == []
 
 
-def test_the_log_holds_the_sequence_in_every_partition(tmp_path):
+def test_the_log_holds_the_sequence_in_every_partition(tmp_path, travel):
     clock = Clock()
+    given = {"speed": 10.0, "clock": clock, "pause": clock.pause}
     with connect(tmp_path) as log:
-        written = feed.feed(log, SEED, clock=clock, pause=clock.pause)
-        assert written == arrivals(SEED).height
-        assert feed.feed(log, SEED, clock=clock, pause=clock.pause) == 0
-    _assert_whole(tmp_path)
+        assert feed.feed(log, travel, **given) == travel.order.height
+        assert feed.feed(log, travel, **given) == 0
+    assert_whole(tmp_path, travel)
 
 
-def test_a_stopped_feed_goes_on_where_it_was(tmp_path):
+def test_a_stopped_feed_goes_on_where_it_was(tmp_path, travel):
     clock = Clock()
+    given = {"speed": 10.0, "clock": clock, "pause": clock.pause}
     with connect(tmp_path) as log:
-        first = feed.feed(log, SEED, clock=clock, pause=clock.pause, stopped=lambda: clock.now > 5)
-        assert 0 < first < arrivals(SEED).height
-        second = feed.feed(log, SEED, clock=clock, pause=clock.pause)
-    assert first + second == arrivals(SEED).height
-    _assert_whole(tmp_path)
+        first = feed.feed(log, travel, stopped=lambda: clock.now > 5, **given)
+        assert 0 < first < travel.order.height
+        assert first + feed.feed(log, travel, **given) == travel.order.height
+    assert_whole(tmp_path, travel)
 
 
-def test_any_beginning_of_each_partition_can_be_gone_on_from():
-    records = arrivals(SEED)
+def test_any_beginning_of_each_partition_can_be_gone_on_from(travel):
     rng = random.Random(1)
-    ends = [rng.randrange(length) for length in feed.lengths(records)]
-    rest = feed.remaining(records, ends)
+    ends = [rng.randrange(length) for length in travel.lengths]
+    rest = feed.remaining(travel, ends)
     assert rest["arrival_us"].is_sorted()
     for partition, part in rest.partition_by("partition", as_dict=True).items():
         assert part["place"][0] == ends[partition[0]]
-    assert rest.height == records.height - sum(ends)
+    assert rest.height == travel.order.height - sum(ends)
 
 
-def test_a_topic_with_more_records_than_the_demo_has_is_refused():
-    records = arrivals(SEED)
-    ends = feed.lengths(records)
-    assert feed.remaining(records, ends).is_empty()
+def test_a_topic_with_more_records_than_the_demo_has_is_refused(travel):
+    ends = travel.lengths
+    assert feed.remaining(travel, ends).is_empty()
     ends[2] += 1
     with pytest.raises(ConfigError, match=r"Partition 2 .*Another program"):
-        feed.remaining(records, ends)
+        feed.remaining(travel, ends)
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Return a function that starts a feed process; whatever still runs at the end is killed."""
-    source = Path(__file__).resolve().parents[3] / "src"
-    command = [sys.executable, "-m", "millstream.demo.feed", "--log", str(tmp_path)]
+    """Return a function that starts a feed in a process; whatever still runs at the end is killed."""
     processes = []
 
-    def begin(speed: float, *, go_on: bool = True) -> subprocess.Popen[bytes]:
+    def begin(speed: float) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [*command, "--speed", str(speed)],
-            stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(source)},
+            [sys.executable, "-c", PROGRAM, str(tmp_path), str(speed)],
+            env={**os.environ, "PYTHONPATH": str(SOURCE)},
         )
         processes.append(process)
-        if go_on:
-            os.write(process.stdin.fileno(), b"g")
         return process
 
     yield begin
     for process in processes:
         process.kill()
         process.wait()
-        process.stdin.close()
 
 
-def test_a_killed_feed_goes_on_exactly(tmp_path, start):
+def test_a_killed_feed_goes_on_exactly(tmp_path, travel, start):
     with connect(tmp_path) as log:
         feed.create_topic(log)
     reader = LogReader(tmp_path)
     seen = [0] * PARTITIONS
     for _ in range(2):
-        process = start(speed=4)
+        process = start(speed=20)
         assert reader.wait(TOPIC, [end + 100 for end in seen], 60)
         process.send_signal(signal.SIGKILL)
         process.wait()
         seen = [end for _, end in reader.offsets(TOPIC)]
-    assert sum(seen) < arrivals(SEED).height
+    assert sum(seen) < travel.order.height
     process = start(speed=1e6)
     assert process.wait(60) == 0
-    _assert_whole(tmp_path)
-
-
-def test_the_feed_begins_and_then_waits_until_somebody_reads(tmp_path, start):
-    with connect(tmp_path) as log:
-        feed.create_topic(log)
-    process = start(speed=1e6, go_on=False)
-    reader = LogReader(tmp_path)
-    seen = [0] * PARTITIONS
-    while seen != [1] * PARTITIONS:
-        assert reader.wait(TOPIC, seen, 60)
-        seen = [end for _, end in reader.offsets(TOPIC)]
-    os.write(process.stdin.fileno(), b"g")
-    assert process.wait(60) == 0
-    _assert_whole(tmp_path)
+    assert_whole(tmp_path, travel)
 
 
 def test_a_folder_in_which_another_feed_is_at_work_is_refused(tmp_path, start):
@@ -164,7 +159,41 @@ def test_a_folder_in_which_another_feed_is_at_work_is_refused(tmp_path, start):
         feed.create_topic(log, wait_s=0.2)
 
 
-def test_the_feed_ends_when_its_parent_is_gone(start):
-    process = start(speed=0.001)
-    process.stdin.close()
-    assert process.wait(60) == 0
+def test_feeding_begins_and_then_waits_until_somebody_reads(tmp_path, travel):
+    with connect(tmp_path) as log:
+        feed.create_topic(log)
+    reader = LogReader(tmp_path)
+    with feed.Feeding(tmp_path, travel, speed=1e6) as feeding:
+        assert reader.wait(TOPIC, [0] * PARTITIONS, 60)
+        held = sum(end for _, end in reader.offsets(TOPIC))
+        assert held < travel.order.height
+        feeding.go_on()
+        while (ends := [end for _, end in reader.offsets(TOPIC)]) != travel.lengths:
+            assert reader.wait(TOPIC, ends, 60)
+        feeding.check()
+    assert_whole(tmp_path, travel)
+
+
+def test_feeding_ends_with_the_block(tmp_path, travel):
+    with connect(tmp_path) as log:
+        feed.create_topic(log)
+    with feed.Feeding(tmp_path, travel, speed=0.001):
+        assert LogReader(tmp_path).wait(TOPIC, [0] * PARTITIONS, 60)
+    with connect(tmp_path) as log:  # it owns the folder no longer
+        feed.create_topic(log, wait_s=0.0)
+    assert "millstream-demo-feed" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_feeding_that_fails_interrupts_the_program_and_says_why(tmp_path, travel):
+    not_a_folder = tmp_path / "file"
+    not_a_folder.write_text("")
+
+    def until_interrupted() -> None:
+        with feed.Feeding(not_a_folder, travel, speed=1.0) as feeding:
+            try:
+                threading.Event().wait(60)
+            finally:
+                feeding.check()
+
+    with pytest.raises(ConfigError, match="is not a folder"):
+        until_interrupted()

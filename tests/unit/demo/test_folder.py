@@ -7,7 +7,8 @@ import pytest
 from millstream.demo.folder import MARK, DemoRun, complete, prepare
 from millstream.errors import ConfigError
 
-RUN = DemoRun("ads", 1)
+RUN = DemoRun("ads", {"input": "week", "seed": 1, "chaos": False})
+OTHER = DemoRun("ads", {"input": "generated", "seed": 2, "rate": 10, "chaos": True})
 
 
 def test_an_interrupted_run_goes_on_and_a_completed_one_begins_anew(tmp_path):
@@ -22,13 +23,15 @@ def test_an_interrupted_run_goes_on_and_a_completed_one_begins_anew(tmp_path):
     assert prepare(folder, RUN) is True
 
 
-def test_another_seed_is_refused_unless_it_begins_anew(tmp_path):
+def test_another_input_is_refused_unless_it_begins_anew(tmp_path):
     prepare(tmp_path, RUN)
     (tmp_path / "data").write_text("x")
-    with pytest.raises(ConfigError, match=r"--seed 1, or .* --fresh"):
-        prepare(tmp_path, DemoRun("ads", 2))
-    assert prepare(tmp_path, DemoRun("ads", 2), fresh=True) is False
+    with pytest.raises(ConfigError, match=r"with --input week --seed 1, or .* --fresh"):
+        prepare(tmp_path, OTHER)
+    assert prepare(tmp_path, OTHER, fresh=True) is False
     assert not (tmp_path / "data").exists()
+    with pytest.raises(ConfigError, match=r"--input generated --seed 2 --rate 10 --chaos, or"):
+        prepare(tmp_path, RUN)
 
 
 def test_a_folder_of_somebody_else_is_never_touched(tmp_path):

@@ -28,13 +28,13 @@ class Shown:
     zone: str = "UTC"
 
 
-def app_with(*, lateness="1 day", late="drop", zone=None):
+def app_with(*, lateness="1 day", late="drop", zone=None, least=None):
     app = ms.App("budgets", log="unused")
     stream = app.topic("shown", Shown, key="client").stream(
         time="at", watermark=ms.watermark("0 seconds", idle=None), lateness=lateness, late=late
     )
     zone = pl.col("zone") if zone is None else zone
-    decided = stream.budget("client", cost="cost", limit="limit", zone=zone)
+    decided = stream.budget("client", cost="cost", limit="limit", least=least, zone=zone)
     decided.view("decided", key="number")
     if late == "side":
         decided.late.view("late", key="number")
@@ -111,6 +111,20 @@ def test_q5_a_late_event_charges_yesterday_and_a_new_day_resumes(rows_given, bat
     ]
 
 
+def test_a_budget_is_exhausted_while_less_remains_than_is_of_use(rows_given):
+    for batches in (1, 5):
+        rows = rows_of(4, 3, 1, -2, 1, 1)
+        run = rows_given(app_with(least=pl.lit(3)), {"shown": rows}, batches=batches)
+        assert decided(run) == [
+            ("granted", 4, 6, None),
+            ("granted", 7, 3, None),
+            ("granted", 8, 2, "exhausted"),
+            ("granted", 6, 4, "resumed"),
+            ("granted", 7, 3, None),
+            ("granted", 8, 2, "exhausted"),
+        ]
+
+
 def test_a_day_is_that_of_the_rows_own_zone(rows_given):
     at = datetime(2026, 3, 10, 23, 30, tzinfo=UTC)
     zones = ["UTC", "Asia/Tokyo", "America/New_York"]
@@ -161,7 +175,7 @@ def test_amounts_may_be_decimals(rows_given):
     assert found["spent"].to_list() == [Decimal("0.3333"), Decimal("1.0000"), Decimal("1.0000")]
 
 
-def model(rows):
+def model(rows, least=1):
     """Decide one by one, in the order of arrival."""
     spent, standing, told = defaultdict(int), {}, {}
     for row in rows:
@@ -171,7 +185,7 @@ def model(rows):
         spent[row.client, day] += cost if fits else 0
         total = spent[row.client, day]
         newest, was_out = standing.get(row.client, (day, False))
-        event, out = None, row.limit is not None and total >= row.limit
+        event, out = None, row.limit is not None and row.limit - total < least
         if day >= newest:
             event = None if out == was_out else ("exhausted" if out else "resumed")
             standing[row.client] = (day, out)
@@ -201,20 +215,23 @@ drawn_rows = st.lists(
     partitions=st.sampled_from([1, 4, 7]),
     batches=st.integers(1, 6),
     seed=st.integers(0, 99),
+    least=st.integers(1, 4),
 )
-def test_every_row_is_decided_as_the_model_does(drawn, partitions, batches, seed, rows_given):
+def test_every_row_is_decided_as_the_model_does(
+    drawn, partitions, batches, seed, least, rows_given
+):
     for number, row in enumerate(drawn):
         row.number = number
         if partitions > 1 and row.client is None:  # without a key, a row may be in any partition
             row.client = "c"
     run = rows_given(
-        app_with(lateness="9 days"),
+        app_with(lateness="9 days", least=pl.lit(least)),
         {"shown": drawn},
         batches=batches,
         partitions=partitions,
         seed=seed,
     )
-    assert decided(run) == model(drawn)
+    assert decided(run) == model(drawn, least)
 
 
 def test_what_cannot_be_a_budget_is_refused():

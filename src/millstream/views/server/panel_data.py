@@ -66,6 +66,9 @@ def _top(store: ReadableStore, panel: Top) -> dict[str, Any]:
 
 def _limits(store: ReadableStore, panel: Limits) -> dict[str, Any]:
     frame = store.select(panel.view, Query()).rows
+    if panel.newest is not None:
+        newest = pl.DataFrame({"label": frame[panel.label], "by": frame[panel.newest]})
+        frame = frame.filter(newest.select(pl.col("by") == pl.col("by").max().over("label"))["by"])
     used = pl.col(panel.value).cast(pl.Float64) / pl.col(panel.limit).cast(pl.Float64)
     chosen = (
         frame.with_columns(used.alias("__used"))
