@@ -1,7 +1,8 @@
 """The demo under attack: the pipeline and its workers are killed again and again while the page runs.
 
 The pipeline is a process of its own here, the demo as one would start it by hand, which goes on where
-the one before it was killed. Nothing is waited for before a kill: it comes when it comes.
+the one before it was killed. The first kill may come while it starts; before each other one it has
+committed something, so that there is something to lose.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from millstream.demo.folder import MARK
 
 DRIVER_KILLS = 3
 WORKER_KILLS = 4
-BETWEEN_S = (3.0, 12.0)
-_WORKER = b"millstream.spark.daemon"
+AFTER_S = (0.0, 6.0)
+STARTS_S = 300.0
+_WORKER = b"-m\0millstream.spark.daemon"  # the JVM's options hold the name, too
 
 
 def run_chaos(options: AdsOptions, console: Console) -> int:
@@ -55,6 +57,7 @@ class Attack:
     kills: dict[str, int] = field(default_factory=lambda: {"driver": 0, "worker": 0})
     _running: subprocess.Popen[bytes] | None = None
     _relays: list[threading.Thread] = field(default_factory=list)
+    _committed: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> int:
         """Start the demo, kill what the dice say, start it again; let the last run come to its end."""
@@ -62,9 +65,11 @@ class Attack:
         self.dice.shuffle(victims)
         try:
             running = self._start(fresh=self.options.fresh)
-            for victim in victims:
+            for number, victim in enumerate(victims):
+                if number:
+                    self._committed.wait(STARTS_S)
                 with suppress(subprocess.TimeoutExpired):
-                    return self._ended(running.wait(self.dice.uniform(*BETWEEN_S)))
+                    return self._ended(running.wait(self.dice.uniform(*AFTER_S)))
                 running = self._kill(victim, running)
             return self._ended(running.wait())
         except KeyboardInterrupt:
@@ -82,17 +87,22 @@ class Attack:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for this process, which passes it on
         )
-        relay = threading.Thread(target=self._relay, args=(self._running,), daemon=True)
+        self._committed = threading.Event()
+        given_to = (self._running, self._committed)
+        relay = threading.Thread(target=self._relay, args=given_to, daemon=True)
         relay.start()
         self._relays.append(relay)
         return self._running
 
-    def _relay(self, process: subprocess.Popen[bytes]) -> None:
+    def _relay(self, process: subprocess.Popen[bytes], committed: threading.Event) -> None:
         assert process.stdout is not None
         with process.stdout as said:
             for line in said:
+                if line.startswith(b"read "):
+                    committed.set()
                 text = line.decode(errors="replace").rstrip("\n")
                 self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        committed.set()  # it has ended: nothing is to be waited for
 
     def _kill(self, victim: str, running: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
         """Kill the driver, or one of its workers if there are any; return what runs then."""

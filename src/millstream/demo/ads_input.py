@@ -93,4 +93,5 @@ class AdsInput:
     @property
     def speed(self) -> float:
         """How many times faster than it was the input is replayed, if not said otherwise."""
-        return 36_000.0 if self.source == "week" else 1.0
+        times = 36_000.0 if self.source == "week" else 1.0
+        return times / 2 if self.chaos and self.source == "week" else times

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -18,7 +19,8 @@ def process(proc, pid, parent, *command, name="python3"):
 def test_workers_are_found_however_deep_and_only_below_the_driver(tmp_path):
     worker = ("python3", "-m", "millstream.spark.daemon", "pyspark.worker")
     process(tmp_path, 10, 1, "python3", "-m", "millstream", "demo")
-    process(tmp_path, 11, 10, "java", "-cp", "x", name="java) S 99 (")
+    daemon = "-Dspark.python.daemon.module=millstream.spark.daemon"
+    process(tmp_path, 11, 10, "java", daemon, name="java) S 99 (")
     process(tmp_path, 12, 11, *worker)
     process(tmp_path, 13, 12, *worker)
     process(tmp_path, 14, 11, "python3", "-m", "other")
@@ -32,9 +34,7 @@ def test_workers_are_found_however_deep_and_only_below_the_driver(tmp_path):
 def test_of_real_processes_those_are_found_that_are_there():
     program = "import sys; sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-c", program, "millstream.spark.daemon"], stdin=subprocess.PIPE
+        [sys.executable, "-c", program, "-m", "millstream.spark.daemon"], stdin=subprocess.PIPE
     ) as running:
-        import os
-
         assert running.pid in workers_of(os.getpid())
         running.stdin.close()
