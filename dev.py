@@ -71,7 +71,7 @@ class Needs:
         )
 
 
-DEMO = Needs(extras=("spark",))
+DEMO = Needs(extras=("spark", "ui"))
 TEST = Needs(extras=("spark", "ui"), groups=("clients", "test"))
 EVERYTHING = Needs(
     extras=("kafka", "mysql", "postgres", "spark", "ui"),

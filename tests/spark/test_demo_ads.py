@@ -1,45 +1,96 @@
-"""The demo as a user meets it: a command, killed at bad moments, started again, and right."""
+"""The demo as a user meets it: a command, under attack, on a page, and right at the end."""
 
 from __future__ import annotations
 
+import json
 import os
-import random
+import re
 import subprocess
 import sys
-from contextlib import suppress
+import threading
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
-KILLS = 6  # the named points of a batch have tests of their own
-LATEST_S = 30.0  # a start takes some 20 s to its first batch, the week at this speed as long again
-SPEED = "20"
+COMPARED = (
+    "view ad_ctr",
+    "view spend_by_day",
+    "view stopped_ads",
+    "view late_events",
+    "topic decisions",
+    "topic budget-events",
+    "topic ad-stops",
+)
 
 
-@pytest.mark.timeout(1500)
-def test_a_demo_killed_at_half_a_dozen_random_moments_goes_on_to_the_same_answer(tmp_path):
-    folder = tmp_path / "demo"
+def start(folder, *options):
     command = [sys.executable, "-m", "millstream", "demo", "ads", "--log", str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    seed = random.SystemRandom().randrange(1 << 32)
-    dice = random.Random(seed)
-    print(f"kill moments by seed {seed}")
-    finished = 0
-    for _ in range(KILLS):
-        with subprocess.Popen(
-            [*command, "--speed", SPEED], stdout=subprocess.DEVNULL, env=environment
-        ) as process:
-            # Nothing is waited for: the moment is what the test is about.
-            with suppress(subprocess.TimeoutExpired):
-                finished += process.wait(dice.uniform(0.5, LATEST_S)) == 0
-            process.kill()
-    last = subprocess.run(
-        [*command, "--speed", "500"], capture_output=True, env=environment, text=True, check=False
+    return subprocess.Popen(
+        [*command, "--page", "127.0.0.1:0", "--no-stay", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )
-    assert last.returncode == 0, last.stdout + last.stderr
-    # A run that was complete before the last kill makes the next one begin anew.
-    assert finished or "Going on: " in last.stdout
-    assert "ctr_by_hour: equal: 504 rows" in last.stdout
-    assert "totals_by_day: equal: 42 rows" in last.stdout
-    assert "late 122  duplicates 1816" in last.stdout
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """Return a function that runs the demo and gives its exit code and lines; it looks at the page."""
+    running = []
+
+    def run(*options, look=lambda url: None):
+        process = start(tmp_path / "demo", *options)
+        running.append(process)
+        lines = []
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if line.startswith("The page: "):
+                url = line.split()[-1]
+            if line.startswith("read ") and look(url):
+                look = bool  # it has seen what it was to see
+        return process.wait(), lines
+
+    yield run
+    for process in running:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.timeout(900)
+def test_under_attack_the_answers_are_those_of_one_batch_over_the_raw_log(demo):
+    seen = threading.Event()
+
+    def look(url):
+        with urlopen(f"{url}views/ad_ctr?order=-window_start&limit=1") as answer:
+            rows = json.load(answer)["rows"]
+        with urlopen(f"{url}apps/ads/dashboard") as answer:
+            panels = json.load(answer)
+        if rows and panels:
+            seen.set()
+        return seen.is_set()
+
+    code, lines = demo(
+        "--chaos", "--input", "generated", "--rate", "200", "--minutes", "1", look=look
+    )
+    said = "\n".join(lines)
+    assert code == 0, said
+    assert seen.is_set(), said
+    for what in COMPARED:
+        assert re.search(rf"{what}: equal: [\d,]+ rows", said), said
+    killed = re.search(r"Killed: the driver (\d+) times, workers (\d+) times", said)
+    assert killed is not None, said
+    assert int(killed[1]) >= 2, said
+    assert "Going on: " in said
+
+
+@pytest.mark.timeout(600)
+def test_the_week_equals_one_batch_over_the_raw_log(demo):
+    code, lines = demo("--speed", "1000000")
+    said = "\n".join(lines)
+    assert code == 0, said
+    counts = [int(n.replace(",", "")) for n in re.findall(r"equal: ([\d,]+) rows", said)]
+    assert counts == [54_118, 48, 10, 239, 59_888, 44, 10]

@@ -145,7 +145,7 @@ def test_what_one_command_needed_is_kept_for_the_next(
 ) -> None:
     dev.prepare(dev.Needs(groups=("check",)))
     dev.prepare(dev.DEMO)
-    assert installed[-1] == dev.Needs(extras=("spark",), groups=("check",))
+    assert installed[-1] == dev.Needs(extras=("spark", "ui"), groups=("check",))
 
 
 def test_a_changed_lock_or_a_lost_python_means_setting_up_again(
@@ -180,7 +180,7 @@ def test_a_machine_without_java_is_given_one(
 ) -> None:
     monkeypatch.setattr(dev, "java_is_there", lambda _: False)
     dev.prepare(dev.DEMO)
-    assert installed == [dev.Needs(extras=("jre", "spark"))]
+    assert installed == [dev.Needs(extras=("jre", "spark", "ui"))]
 
 
 def test_one_requirement_can_take_the_place_of_a_locked_one(

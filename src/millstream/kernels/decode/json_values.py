@@ -53,12 +53,16 @@ class JsonDecoder:
         """Decode a batch of values (binary). Rows come in the order of the values."""
         if self._block_schema is None:
             return decode_rows(values, np.arange(len(values)), self.fields, self._read)
-        blocks, refused = self._read_blocks(values, self._block_schema)
+        in_braces = _in_braces(values)
+        # A value that is cut short is one for the rows; its block need not be divided to find it.
+        at = np.flatnonzero(in_braces)
+        objects = values if len(at) == len(values) else values.take(pa.array(at))
+        blocks, refused = self._read_blocks(objects, self._block_schema)
         parts: list[tuple[pa.Table, Positions]] = []
-        doubtful: list[Positions] = [np.empty(0, np.int64), *refused]
+        doubtful: list[Positions] = [np.flatnonzero(~in_braces), *(at[part] for part in refused)]
         for table, start in blocks:
-            positions = np.arange(start, start + table.num_rows)
-            plain, bad = self._plain(table, values, start)
+            positions = at[start : start + table.num_rows]
+            plain, bad = self._plain(table, objects, start)
             if bad is not None and bad.any():
                 doubtful.append(positions[bad])
                 plain, positions = plain.filter(pa.array(~bad)), positions[~bad]
@@ -89,6 +93,8 @@ class JsonDecoder:
         if self._block_schema is None:
             return None
         values = pa.array([value], pa.binary())
+        if not _in_braces(values).all():
+            return None
         try:
             table, doubtful = self._plain(_parse(values, self._block_schema), values, 0)
         except (pa.ArrowInvalid, ValueError):
@@ -190,15 +196,12 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 def _parse(values: pa.Array, schema: pa.Schema) -> pa.Table:
     """Parse all values, or raise because of at least one of them.
 
-    Each value must begin with ``{`` and end with ``}``. Then no object can span two lines (in
+    Each value begins with ``{`` and ends with ``}``. So no object can span two lines (in
     JSON nothing may follow ``}`` that begins with ``{``, and no string holds a raw line
     break), each value gives at least one row, and as many rows as values means one each.
     """
     if not len(values):
         return schema.empty_table()
-    if values.null_count:
-        raise ValueError("the value is null")
-    _check_braces(values)
     lines = pc.binary_join_element_wise(values, pa.scalar(b"\n"), pa.scalar(b""))
     offsets = np.frombuffer(lines.buffers()[1], np.int32)[lines.offset :]
     start, end = int(offsets[0]), int(offsets[len(lines)])
@@ -215,10 +218,15 @@ def _parse(values: pa.Array, schema: pa.Schema) -> pa.Table:
     return table
 
 
-def _check_braces(values: pa.Array) -> None:
+def _in_braces(values: pa.Array) -> Mask:
+    """Say which values begin with ``{`` and end with ``}``."""
     offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset :][: len(values) + 1]
-    if np.diff(offsets).min() < len("{}"):
-        raise ValueError("the value is no JSON object")
-    data = np.frombuffer(values.buffers()[2], np.uint8)
-    if (data[offsets[:-1]] != _OPEN).any() or (data[offsets[1:] - 1] != _CLOSE).any():
-        raise ValueError("the value is no JSON object, or has space around it")
+    data = np.frombuffer(values.buffers()[2] or b"", np.uint8)
+    if not len(data):
+        return np.zeros(len(values), np.bool_)
+    begins = np.minimum(offsets[:-1], len(data) - 1)  # what is empty may stand at the very end
+    found: Mask = (data[begins] == _OPEN) & (data[offsets[1:] - 1] == _CLOSE)
+    found &= np.diff(offsets) >= len("{}")
+    if values.null_count:
+        found &= values.is_valid().to_numpy(zero_copy_only=False)
+    return found
