@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import webbrowser
 from pathlib import Path
 
 import click
 
+from millstream.cli.ending import until_told
 from millstream.cli.tables import log_option
 from millstream.views.reading import apps_with_views
 from millstream.views.server.serving import LISTEN, serve
@@ -51,24 +50,13 @@ def ui(folder: Path, listen: str, stores: tuple[str, ...], *, insecure: bool, op
       curl 'http://127.0.0.1:8400/views/ad_ctr?ad_id=7&order=-window_start&limit=5'
       curl -N 'http://127.0.0.1:8400/views/ad_ctr/changes?since=0'
     """
-    with serve(folder, listen=listen, insecure=insecure, databases=stores) as serving:
+    with (
+        until_told() as wait,
+        serve(folder, listen=listen, insecure=insecure, databases=stores) as serving,
+    ):
         click.echo(f"Serving {folder} at {serving.url} (Ctrl-C ends it)")
         if not apps_with_views(folder):
             click.echo(f"No app has run in {folder} yet; the page shows one as soon as it runs.")
         if opens:
             webbrowser.open(serving.url)
-        _wait_for_the_end()
-
-
-def _wait_for_the_end() -> None:
-    """Wait for Ctrl-C, or for SIGTERM, which a service manager sends."""
-    ended = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: ended.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        ended.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        wait()

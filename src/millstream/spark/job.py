@@ -215,7 +215,7 @@ class _Query:
                     ended = self._ended_by_batch()
                     if ended is not None:
                         return self._drain(query, interrupts, ended)
-                interrupts.event.wait(_POLL_S)
+                time.sleep(_POLL_S)
         return "caught-up"
 
     def _ended_by_batch(self) -> str | None:
@@ -244,18 +244,20 @@ class _Query:
 
 @dataclass
 class _Interrupts:
-    count: int
-    event: threading.Event
+    count: int = 0
 
 
 @contextmanager
 def _interrupts() -> Iterator[_Interrupts]:
-    """Count Ctrl-C and SIGTERM instead of dying by them; outside the main thread, count nothing."""
-    seen = _Interrupts(0, threading.Event())
+    """Count Ctrl-C and SIGTERM instead of dying by them; outside the main thread, count nothing.
+
+    No event is set: the handler runs in the thread that would wait for it, perhaps while that holds the
+    event's lock.
+    """
+    seen = _Interrupts()
 
     def note(_number: int, _frame: Any) -> None:
         seen.count += 1
-        seen.event.set()
 
     if threading.current_thread() is not threading.main_thread():
         yield seen
