@@ -139,7 +139,7 @@ def dashboard(app: ms.App) -> None:
     shown = ms.panels.Measure("Shown", "shown")
     clicked = ms.panels.Measure("Clicked", "clicked")
     rate = ms.panels.Measure("Click rate", "clicked", per="shown", unit="percent")
-    cost = ms.panels.Measure("Cost", "cost", unit="€")
+    cost = ms.panels.Measure("Cost", "cost", unit="€", places=2)
     app.dashboard(
         ms.panels.Lines("Click rate per minute", AD_CTR, (rate,), last="3 hours"),
         ms.panels.Lines("Cost per minute", AD_CTR, (cost,), last="3 hours"),
@@ -154,6 +154,7 @@ def dashboard(app: ms.App) -> None:
             limit="budget",
             unit="€",
             newest="budget_day",
+            places=2,
         ),
         ms.panels.Newest(
             "Stopped ads", STOPPED_ADS, by="stopped_at", show=("ad", "shown", "clicked")

@@ -15,6 +15,7 @@ from millstream.durations import to_us
 from millstream.errors import ConfigError
 
 _ROWS_MAX = 100
+_PLACES_MAX = 12
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Measure:
         per: The column whose sum it is divided by, as clicks are by impressions.
         unit: ``"percent"`` for a share of one, otherwise what stands behind the number, such as
             ``"€"``; by default nothing.
+        places: To how many decimal places it is rounded; by default not at all.
 
     """
 
@@ -34,6 +36,7 @@ class Measure:
     column: str | None = None
     per: str | None = None
     unit: str = ""
+    places: int | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -83,7 +86,7 @@ class Limits:
     """Bars of a value against its limit, one for each row, those nearest to their limit first.
 
     Where ``newest`` names a column, such as a day, only the row that is largest by it counts of each
-    label.
+    label. Value and limit are rounded to ``places`` decimal places, by default not at all.
     """
 
     title: str
@@ -94,6 +97,7 @@ class Limits:
     unit: str = ""
     rows: int = 20
     newest: str | None = None
+    places: int | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -182,5 +186,9 @@ def check_panel(panel: Panel, views: Mapping[str, Sequence[str]]) -> None:
         to_us(panel.last, what=f"{what}: last")
     if isinstance(panel, Lines | Top | Counters) and not panel.measures:
         raise ConfigError(f"{what} has no measures. Give at least one.")
+    rounded = panel.measures if isinstance(panel, Lines | Top | Counters) else [panel]
+    for places in (getattr(each, "places", None) for each in rounded):
+        if places is not None and not 0 <= places <= _PLACES_MAX:
+            raise ConfigError(f"{what} has places={places}. Allowed are 0 to {_PLACES_MAX}.")
     if isinstance(panel, Top | Limits | Newest) and not 1 <= panel.rows <= _ROWS_MAX:
         raise ConfigError(f"{what} has rows={panel.rows}. Allowed are 1 to {_ROWS_MAX}.")

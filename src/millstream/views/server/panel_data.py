@@ -75,6 +75,9 @@ def _limits(store: ReadableStore, panel: Limits) -> dict[str, Any]:
         .sort(["__used", panel.label], descending=[True, False], nulls_last=True)
         .head(panel.rows)
     )
+    chosen = chosen.with_columns(
+        _rounded(pl.col(name), panel.places) for name in {panel.value, panel.limit}
+    )
     columns = [(panel.label, ""), (panel.value, panel.unit), (panel.limit, panel.unit)]
     return _columns(chosen, columns)
 
@@ -108,8 +111,12 @@ def _measured(measures: Sequence[Measure]) -> list[pl.Expr]:
             below = pl.col(measure.per).sum().cast(pl.Float64)
             share = pl.col(measure.column).sum().cast(pl.Float64) / below
             value = pl.when(below != 0).then(share)
-        out.append(value.alias(_MEASURE.format(number)))
+        out.append(_rounded(value, measure.places).alias(_MEASURE.format(number)))
     return out
+
+
+def _rounded(value: pl.Expr, places: int | None) -> pl.Expr:
+    return value if places is None else value.round(places)
 
 
 def _told(
