@@ -141,6 +141,20 @@ def test_a_chart_has_its_numbers_as_a_table(ads, show):
     assert shown == wanted[::-1]
 
 
+def test_what_is_below_zero_stays_within_its_picture(ads, show):
+    """A refund may be all that a minute has, or a client's day."""
+    ads.commit((0, 7, 10, 1, "0.40"), (1, 7, 0, 0, "-0.90"), spent={"acme": "-4.50"})
+    page = show()
+    panel = "[data-panel='Spend per minute'] svg"
+    page.wait_for_selector(f"{panel} path.line")
+    svg, line = (page.locator(each).bounding_box() for each in (panel, f"{panel} path.line"))
+    assert svg["y"] <= line["y"] <= line["y"] + line["height"] <= svg["y"] + svg["height"]
+    axis = page.locator(f"{panel} .axis text").all_text_contents()
+    assert {"-1", "0"} <= set(axis)
+    assert text_of(page, "[data-limit=acme]") == "-4.50 € of 100.00 €"
+    assert page.eval_on_selector("[data-panel=Budgets] .fill", "(fill) => fill.clientWidth") == 0
+
+
 def test_the_ledger_the_partitions_and_the_pipeline_are_drawn(ads, show):
     given(ads)
     page = show()

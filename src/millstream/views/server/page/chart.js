@@ -7,13 +7,13 @@ const HEIGHT = 190;
 const LEFT = 46, RIGHT = 10, TOP = 10, BOTTOM = 24;
 const STEPS_MS = [1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10080, 43200].map((m) => m * 60_000);
 
-/** Round steps for an axis from 0 to `most`. */
-function steps(most, wanted) {
-  const rough = most / wanted || 1;
+/** Round steps for an axis from `least`, which is 0 or below, to `most`; one of them is 0. */
+function steps(least, most, wanted) {
+  const rough = (most - least) / wanted || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   const size = [1, 2, 2.5, 5, 10].map((f) => f * power).find((step) => step >= rough);
   const out = [];
-  for (let n = 0; n * size <= most * 1.0001; n += 1) out.push(n * size);
+  for (let n = Math.floor(least / size); n * size <= most * 1.0001; n += 1) out.push(n * size);
   return out;
 }
 
@@ -51,12 +51,15 @@ export class LineChart {
       return;
     }
     const numbers = this.rows.flatMap((row) => row.values).filter((v) => v !== null).map(Number);
-    const top = Math.max(...numbers, 0) || 1;
-    const ticks = steps(top * 1.05, 4);
+    const bottom = Math.min(...numbers, 0);
+    const top = Math.max(...numbers, 0) || (bottom ? 0 : 1);
+    const ticks = steps(bottom, top * 1.05, 4);
+    this.least = ticks[0];
     this.most = Math.max(ticks.at(-1), top * 1.05);
     const [first, last] = [this.rows[0].ms, this.rows.at(-1).ms];
     this.x = (ms) => LEFT + ((ms - first) / (last - first || 1)) * (width - LEFT - RIGHT);
-    this.y = (value) => HEIGHT - BOTTOM - (Number(value) / this.most) * (HEIGHT - TOP - BOTTOM);
+    const height = (HEIGHT - TOP - BOTTOM) / (this.most - this.least);
+    this.y = (value) => HEIGHT - BOTTOM - (Number(value) - this.least) * height;
     this.svg.append(this.axes(ticks, first, last));
     this.labels.slice(1).forEach((_, series) => this.svg.append(...this.line(series)));
     this.cursor = s("g");
@@ -90,16 +93,17 @@ export class LineChart {
 
   line(series) {
     const colour = `var(--s${series % 4})`;
+    const ground = this.y(0).toFixed(1);
     let path = "", area = "", begun = null, before = null;
     for (const row of this.rows) {
       const value = row.values[series];
       if (value === null) { begun = null; continue; }
       const at = `${this.x(row.ms).toFixed(1)} ${this.y(value).toFixed(1)}`;
-      if (begun === null) { path += `M${at}`; area += `${before ? `L${before} ${HEIGHT - BOTTOM}Z` : ""}M${at.split(" ")[0]} ${HEIGHT - BOTTOM}L${at}`; begun = at; }
+      if (begun === null) { path += `M${at}`; area += `${before ? `L${before} ${ground}Z` : ""}M${at.split(" ")[0]} ${ground}L${at}`; begun = at; }
       else { path += `L${at}`; area += `L${at}`; }
       before = at.split(" ")[0];
     }
-    if (before) area += `L${before} ${HEIGHT - BOTTOM}Z`;
+    if (before) area += `L${before} ${ground}Z`;
     const out = [s("path", { class: "line", d: path, stroke: colour })];
     if (this.labels.length === 2) out.unshift(s("path", { class: "area", d: area, fill: colour }));
     const lone = this.rows.length === 1 && this.rows[0].values[series] !== null;

@@ -96,7 +96,7 @@ class LimitsPanel extends Frame {
       const share = Number(limit) ? Number(value) / Number(limit) : 0;
       item.node.dataset.near = share >= 0.8 && share < 1;
       item.node.dataset.full = share >= 1;
-      item.fill.style.width = `${Math.min(100, share * 100)}%`;
+      item.fill.style.width = `${Math.min(100, Math.max(0, share * 100))}%`;
       item.track.setAttribute("aria-valuenow", Math.round(share * 100));
       setText(item.value, `${measured(value, units[1])} of ${measured(limit, units[2])}`);
       return item.node;
