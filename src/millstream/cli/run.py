@@ -30,6 +30,14 @@ if TYPE_CHECKING:
 )
 @click.option("--timeout", help='Stop after this long, such as "10 minutes".')
 @click.option("--count", type=click.IntRange(min=1), help="Stop after reading so many records.")
+@click.option(
+    "--master", metavar="URL", help="Run on this Spark cluster, such as spark://host:7077."
+)
+@click.option(
+    "--cores",
+    type=click.IntRange(min=1),
+    help="Cores to use; by default as many as there are here.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print progress and report as JSON lines.")
 def run(
     file: Path,
@@ -38,6 +46,8 @@ def run(
     timeout: str | None,
     count: int | None,
     *,
+    master: str | None,
+    cores: int | None,
     as_json: bool,
 ) -> None:
     """Run the pipeline that FILE declares, going on where it was.
@@ -57,6 +67,8 @@ def run(
             until="caught-up" if until == "caught-up" else "stopped",
             timeout=timeout,
             count=count,
+            master=master,
+            cores=cores,
             on_progress=_show_json if as_json else live.show,
         )
     click.echo(json.dumps(report.to_dict()) if as_json else str(report))

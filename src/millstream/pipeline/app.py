@@ -150,16 +150,22 @@ class App:
         return self.topics[name]
 
     def spark_session(
-        self, *, cores: int | None = None, settings: Mapping[str, str] | None = None
+        self,
+        *,
+        cores: int | None = None,
+        master: str | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> SparkSession:
         """Start Spark as the app needs it, and give the session: DataFrames that the app is to take
-        in are made with it. ``cores`` and ``settings`` are as for :meth:`run`.
+        in are made with it. ``cores``, ``master`` and ``settings`` are as for :meth:`run`.
 
         Spark stays up until the process ends.
         """
         from millstream.spark.session import start_session  # noqa: PLC0415 - loads pyspark
 
-        return start_session(self.name, folder=self.folder, cores=cores, settings=settings)
+        return start_session(
+            self.name, folder=self.folder, cores=cores, master=master, settings=settings
+        )
 
     def from_spark(
         self,
@@ -283,6 +289,7 @@ class App:
         on_alarm: Callable[[str], None] | None = None,
         show: bool | None = None,
         cores: int | None = None,
+        master: str | None = None,
         rows_per_batch: int = 1_000_000,
         settings: Mapping[str, str] | None = None,
     ) -> Report:
@@ -298,7 +305,9 @@ class App:
             on_alarm: Called with what the alarm over late events says; see ``late_alarm``.
             show: Show progress on standard error: a table in a terminal, else lines. By default
                 in a terminal only, and not with ``on_progress``.
-            cores: Cores to use on this machine; by default all.
+            cores: Cores to use; by default as many as this machine has.
+            master: The address of a Spark cluster, such as ``"spark://host:7077"``; by default
+                Spark runs on this machine, as a part of the run. Read docs/cluster.md first.
             rows_per_batch: The most records that one batch reads.
             settings: Spark settings that win over ours.
 
@@ -320,6 +329,7 @@ class App:
             count=None if count is None else _at_least_one(count, "run's count"),
             on_progress=on_progress if alarm is None else alarm.beside(on_progress),
             cores=cores,
+            master=master,
             rows_per_batch=_at_least_one(rows_per_batch, "run's rows_per_batch"),
             settings=dict(settings or {}),
         )

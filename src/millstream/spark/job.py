@@ -23,7 +23,6 @@ from millstream.spark.failures import as_ours
 from millstream.spark.log_source import SOURCE_NAME, LogSource
 from millstream.spark.native import add_frame, add_native, rows_of
 from millstream.spark.rescale import settle_rescale
-from millstream.spark.run_store import copies_folder
 from millstream.spark.session import cores_available, start_session, stop_session
 from millstream.spark.shuffle import bucket_labels
 from millstream.spark.sink import JOB, CommitSink
@@ -67,6 +66,7 @@ class RunOptions:
     cores: int | None
     rows_per_batch: int
     settings: Mapping[str, str]
+    master: str | None = None
 
 
 def run_job(job: Job, options: RunOptions) -> Report:
@@ -138,7 +138,7 @@ def build_frames(
         frames = add_native(frames, native, plan.bucket_labels)
     for source in plan.frames:
         frames = add_frame(frames, source, plan.bucket_labels)
-    copies = copies_folder(job.folder.absolute() / "copies")
+    copies = job.folder.absolute() / "copies"
     for stage in plan.stages:
         frames = add_stage(frames, StageRunner(stage, plan.bucket_labels, copies, run), partitions)
     return frames
@@ -273,7 +273,11 @@ def _interrupts() -> Iterator[_Interrupts]:
 @contextmanager
 def _session(job: Job, options: RunOptions) -> Iterator[SparkSession]:
     spark = start_session(
-        job.app, folder=job.folder, cores=options.cores, settings=options.settings
+        job.app,
+        folder=job.folder,
+        cores=options.cores,
+        master=options.master,
+        settings=options.settings,
     )
     try:
         yield spark

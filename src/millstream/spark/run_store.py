@@ -111,14 +111,18 @@ def _is_whole(path: Path, size_bytes: int) -> bool:
         return False
 
 
-def copies_folder(folder: Path) -> Path:
+def copies_folder(folder: Path, run: str) -> Path:
     """Name the folder for copies on this machine, as it has run since it was started.
 
     Copies are not synced to disk: after a power failure one may have its length and not its
-    content. So each start of the machine has a folder of its own.
+    content. So each start of the machine has a folder of its own, and so has each machine, where
+    several share a disk. Call it where the copies are made: on a cluster that is not the driver.
+
+    Args:
+        run: Names this run of the app.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        boot = f"process-{os.getpid()}"  # no way to tell: copies serve one run of the app only
+        boot = f"run-{run}"  # no way to tell: copies serve one run of the app only
     return folder / boot

@@ -12,14 +12,14 @@ from millstream.kernels.frames import FrameRow
 from millstream.kernels.operator import run_names
 from millstream.kernels.plan import StagePlan
 from millstream.kernels.stage import run_stage
-from millstream.spark.run_store import SparkRunStore
+from millstream.spark.run_store import SparkRunStore, copies_folder
 
 _swept: set[tuple[Path, int, str]] = set()  # what this worker process has swept already
 
 
 @dataclass(frozen=True)
 class StageRunner:
-    """A stage's plan, and where copies of its runs lie. ``run_name`` names this run of the app."""
+    """A stage's plan, and where machines keep copies of its runs. ``run_name`` names this run of the app."""
 
     stage: StagePlan
     bucket_labels: tuple[int, ...]
@@ -30,7 +30,8 @@ class StageRunner:
         self, bucket: int, rows: Iterable[Any], manifest: Any, parts: Any
     ) -> Iterator[FrameRow]:
         """Run one batch of one bucket; the states are Spark's handles."""
-        state = _SparkBucketState(manifest, parts, self.copies, bucket)
+        copies = copies_folder(self.copies, self.run_name)
+        state = _SparkBucketState(manifest, parts, copies, bucket)
         state.sweep(self.run_name, self.stage)
         frames = (FrameRow(row[0], row[1], bytes(row[2])) for row in rows)
         yield from run_stage(self.stage, bucket, self.bucket_labels, frames, state)

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from millstream.spark import run_store
-from millstream.spark.run_store import COPY_BYTES_MIN, PART_BYTES, SparkRunStore
+from millstream.spark.run_store import COPY_BYTES_MIN, PART_BYTES, SparkRunStore, copies_folder
 
 
 class Parts:
@@ -88,3 +88,20 @@ def test_a_sweep_removes_what_no_manifest_names_and_leaves_other_buckets_alone(s
     store.sweep({kept.name})
     assert {path.stem for path in store._copies.iterdir()} == {kept.name, other.name}
     assert store.load(left).equals(table(LARGE))  # its parts are not for the sweep to judge
+
+
+def test_each_start_of_each_machine_keeps_its_copies_apart(tmp_path, monkeypatch):
+    """They are not synced, and machines of a cluster may share the folder."""
+    here = copies_folder(tmp_path, "app-1")
+    assert here == copies_folder(tmp_path, "app-2")
+    monkeypatch.setattr(run_store.Path, "read_text", lambda _: "another\n")
+    assert copies_folder(tmp_path, "app-2") == tmp_path / "another" != here
+
+
+def test_where_starts_cannot_be_told_apart_copies_serve_one_run(tmp_path, monkeypatch):
+    def fail(_):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(run_store.Path, "read_text", fail)
+    assert copies_folder(tmp_path, "app-1") == copies_folder(tmp_path, "app-1")
+    assert copies_folder(tmp_path, "app-1") != copies_folder(tmp_path, "app-2")
