@@ -450,7 +450,8 @@ def test(arguments: Sequence[str]) -> int:
 
 def tree_key() -> str:
     """Return a hash of all that the tests depend on in this folder."""
-    files = [ROOT / name for name in ("pyproject.toml", "uv.lock", "dev.py", "README.md")]
+    names = ("pyproject.toml", "uv.lock", "dev.py", "Makefile", "README.md")
+    files = [ROOT / name for name in (*names, "Dockerfile", "compose.yaml")]
     for folder in there("src", "tests", "examples", "docs", "benchmarks"):
         files += [path for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts]
     sums = [
@@ -462,7 +463,7 @@ def tree_key() -> str:
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Check style, format, types, layers, house rules and the snippets in the documents."""
+    """Check style, format, types, layers, container files, house rules, and the documents' snippets."""
     del arguments
     env = prepare(EVERYTHING)
     tools = python_of(ENVIRONMENT).parent
@@ -471,6 +472,11 @@ def check(arguments: Sequence[str]) -> int:
         "format": [tools / "ruff", "format", "--check"],
         "types": [tools / "mypy"],
         "layers": [tools / "lint-imports", "--no-logo"],
+        "Dockerfile": [tools / "hadolint", "Dockerfile"],
+        "compose file": [
+            tools / "check-jsonschema",
+            *("--builtin-schema", "vendor.compose-spec", "compose.yaml"),
+        ],
         "house rules and snippets": [*PYTEST, "tests/unit/test_frame.py", *SIDE_BY_SIDE],
     }
     failed = []

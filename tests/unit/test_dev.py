@@ -183,6 +183,19 @@ def test_a_machine_without_java_is_given_one(
     assert installed == [dev.Needs(extras=("jre", "spark", "ui"))]
 
 
+def test_the_demo_is_the_ads_with_their_page_unless_told_otherwise(
+    dev: ModuleType, installed: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(dev, "run", lambda command, _env: ran.append(command[1:]) or 0)
+    assert dev.main(["demo"]) == 0
+    assert dev.main(["demo", "ads", "--chaos"]) == 0
+    assert installed == [dev.Needs(extras=("spark", "ui"))]
+    words = ["-m", "millstream", "demo", "ads"]
+    programs = [command for command in ran if command[0] == "-m"]
+    assert programs == [words, [*words, "--chaos"]]
+
+
 def test_one_requirement_can_take_the_place_of_a_locked_one(
     dev: ModuleType, tmp_path: Path
 ) -> None:
