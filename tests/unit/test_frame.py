@@ -24,12 +24,19 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 PROGRAMS = [
     *SOURCES,
     ROOT / "dev.py",
-    *(path for name in ("tests", "examples", "benchmarks") for path in (ROOT / name).rglob("*.py")),
+    *(
+        path
+        for name in ("tests", "examples", "benchmarks", "docs")
+        for path in (ROOT / name).rglob("*.py")
+    ),
 ]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PROGRAMS_WITHIN = (  # documents whose snippets are programs
     "README.md",
     "docs/archive.md",
+    "docs/cluster.md",
+    "docs/log.md",
+    "docs/results.md",
     "docs/schemas.md",
     "docs/testing.md",
 )
@@ -60,6 +67,7 @@ PUBLIC_NAMES = [
     "UserAggregate",
     "UserCodeError",
     "View",
+    "Windowed",
     "__version__",
     "after_count",
     "aggregate",

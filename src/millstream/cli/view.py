@@ -140,9 +140,9 @@ def show(
 
     \b
     Examples:
-      millstream view show ctr_by_hour --limit 10
-      millstream view show ctr_by_hour --where campaign=men
-      millstream view show ctr_by_hour --where window_start=2019-11-24T05:00:00Z --json
+      millstream view show ad_ctr --limit 10
+      millstream view show ad_ctr --where ad=7
+      millstream view show ad_ctr --where window_start=2019-11-24T05:00:00Z --json
     """
     with open_view(name, log=log, app=app, store=store) as opened:
         schema = opened.schema
@@ -171,7 +171,7 @@ def changes(
 
     \b
     Example:
-      millstream view changes ctr_by_hour --since 1200 --json
+      millstream view changes ad_ctr --since 1200 --json
     """
     with open_view(name, log=log, app=app, store=store) as opened:
         kinds = opened.schema.kinds
