@@ -19,9 +19,9 @@ from pathlib import Path
 import polars as pl
 from _nexmark_events import EVENTS_PER_S, MADE_BY, START_MS, as_json
 
-# What Millstream reads: --input → the folder of a log with the same records. Another form of the log
-# is another folder here, and a function beside _fill_log that makes it.
-LOGS = {"json": "log"}
+# What Millstream reads: --input → the folder of a log with the same records, as JSON; in the columnar
+# one its segments are closed and have their archives beside them (Parquet, see docs/archive.md).
+LOGS = {"json": "log", "columnar": "log-columnar"}
 PARTITIONS = 4
 READERS = 2
 _CHUNK = 5_000  # events that go to one place before it is the next one's turn
@@ -56,8 +56,8 @@ class Input:
         return pl.scan_parquet(self.folder / "rows" / kind / "*.parquet")
 
 
-def prepared(cache: Path, events: int, batches: int) -> Input:
-    """Make the input, unless the cache has it."""
+def prepared(cache: Path, events: int, batches: int, form: str) -> Input:
+    """Make the input, unless the cache has it, and the form of the log."""
     made = Input(cache / f"events-{events}-{batches}-v{_VERSION}", events, batches)
     if not (made.folder / "about.json").exists():
         shutil.rmtree(made.folder, ignore_errors=True)
@@ -71,6 +71,8 @@ def prepared(cache: Path, events: int, batches: int) -> Input:
             "fill_cpu_s": round(fill_cpu_s, 2),
         }
         (made.folder / "about.json").write_text(json.dumps(about))
+    if form == "columnar" and not (made.folder / LOGS[form]).exists():
+        _archive_log(made)
     return made
 
 
@@ -108,6 +110,25 @@ def _write_files(made: Input) -> tuple[str, dict[str, int]]:
         for end in ends:
             end.close()
     return digest.hexdigest(), records
+
+
+def _archive_log(made: Input) -> None:
+    """Copy the log, close its segments, and have them archived; tell what that took."""
+    import _nexmark_millstream as queries
+
+    import millstream as ms
+
+    half_made = made.folder / "log-half-made"
+    shutil.rmtree(half_made, ignore_errors=True)
+    shutil.copytree(
+        made.folder / LOGS["json"], half_made, ignore=shutil.ignore_patterns("apps", "*.sock")
+    )
+    used = time.process_time()
+    schemas = {"bids": queries.Bid, "auctions": queries.Auction, "persons": queries.Person}
+    for topic, schema in schemas.items():
+        ms.App("archive", log=half_made).topic(topic, schema).archive(roll=True)
+    print(f"archives were made with {time.process_time() - used:.1f} CPU-s", flush=True)
+    half_made.rename(made.folder / LOGS["columnar"])
 
 
 def _fill_log(made: Input) -> tuple[float, float]:

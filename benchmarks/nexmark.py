@@ -2,7 +2,7 @@
 
     python benchmarks/nexmark.py [--events 1000000] [--rounds 3] [--peers flink,spark]
         [--queries q0,q1,q2,q5,q7,q8,q11,q12,q17,q18] [--batches 20] [--discard q0,q1,q2,q18]
-        [--input json] [--cache FOLDER] [--flink-python PATH] [--no-check]
+        [--input json|columnar] [--cache FOLDER] [--flink-python PATH] [--no-check]
 
 The queries are Nexmark's q0 (all bids as they are), q1 (prices in another currency), q2 (filter), q5
 (auctions with most bids, per hop of 10 s every 2 s), q7 (highest bid per 10 s), q8 (persons who opened
@@ -12,7 +12,9 @@ auction). q8 is written without a join: persons and sellers are counted together
 which gives the same rows.
 
 Input. Bids, auctions and persons are three streams, as JSON: for us in a log of four partitions, for
-the others in files. What filling the log takes is told apart. Millstream and plain Spark read in
+the others in files. With `--input columnar`, the segments of our log have been archived as columns
+beforehand, which we read instead of the JSON; the others read JSON as ever. What filling the log takes is
+told apart. Millstream and plain Spark read in
 `--batches` batches of the same size; Flink reads on and on, with a checkpoint every 10 s.
 
 Output. All throw away what comes out: Flink into `blackhole`, Spark into `noop`, ours into a function
@@ -235,7 +237,7 @@ def main() -> None:
         pythons["flink"] = flink_python(options)
     if "spark" in options.peers:
         pythons["spark"] = sys.executable
-    made = prepared(options.cache.absolute(), options.events, options.batches)
+    made = prepared(options.cache.absolute(), options.events, options.batches, options.input)
     print(f"input: {made.folder}: {made.about}", flush=True)
     bench = Bench(options, made, pythons)
     bench.measure()

@@ -60,7 +60,8 @@ public class LocalFilesWithoutFork extends LocalFileSystem {
 # A stateful Python task has its state served by a thread of its own, which makes the converters of
 # state's rows anew in every task. To generate their code, which is there already, took a sixth of the
 # JVM's CPU in small batches; interpreted ones are made at once, and state is few rows. The
-# thread has no session, so Spark has no setting for it: this gives all such threads one.
+# thread has no session of its own, so Spark has no setting for it: this gives all such threads one. It
+# may have inherited a session from whoever made its parent, so it is known by its name.
 _CONF_WITHOUT_SESSION = """
 import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.internal.SQLConf;
@@ -73,6 +74,9 @@ public class ConfWithoutSession extends scala.runtime.AbstractFunction0 {
   }
 
   public Object apply() {
+    if ("stateConnectionListenerThread".equals(Thread.currentThread().getName())) {
+      return conf;
+    }
     scala.Option active = SparkSession.getActiveSession();
     if (active.isDefined()) {
       SparkSession session = (SparkSession) active.get();

@@ -40,7 +40,8 @@ LOCAL_CHECKPOINT_MANAGER = (
 )
 
 _START_WAIT_S = 120.0
-_END_WAIT_S = 15.0
+# Ending takes a moment, and ten to twenty seconds where classes are archived: see class_archive.py.
+_END_WAIT_S = 60.0
 
 
 # ── the life of the JVM ─────────────────────────────────────────────────────────

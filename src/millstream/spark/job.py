@@ -20,6 +20,7 @@ from millstream.log.reader import LogReader
 from millstream.spark.birth import Birth, born, enter, require_current
 from millstream.spark.event_times import EventTimesFile
 from millstream.spark.failures import as_ours
+from millstream.spark.frame_files import FrameFiles
 from millstream.spark.log_source import SOURCE_NAME, LogSource
 from millstream.spark.native import add_frame, add_native, rows_of
 from millstream.spark.rescale import settle_rescale
@@ -85,7 +86,9 @@ def run_job(job: Job, options: RunOptions) -> Report:
         targets.home.describe(job.app, "dashboard", job.dashboard)
         require_current(job.folder, next_batch_id)
         seen = EventTimesFile(_event_times(job))
-        sink = CommitSink(plan, targets, LogReader(job.log), options.on_progress, seen)
+        frame_files = _frame_files(job, plan, targets.run)
+        frame_files.begin()
+        sink = CommitSink(plan, targets, LogReader(job.log), options.on_progress, seen, frame_files)
         with marked(job.folder, targets.run), _session(job, options) as spark:
             reason = _Query(job, options, plan, birth, sink, spark).run()
     return _report(job.app, reason, sink, time.monotonic() - began)
@@ -102,7 +105,13 @@ def stream_to_spark(job: Job) -> DataFrame:
     plan = job.compile(bucket_labels(birth.bucket_count, birth.label_partitions))
     spark = start_session(job.app, folder=job.folder)
     frames = build_frames(
-        spark, job, plan, rows_max=1_000_000, run="to_spark", tasks=cores_available()
+        spark,
+        job,
+        plan,
+        rows_max=1_000_000,
+        run=None,
+        tasks=cores_available(),
+        frame_files=FrameFiles(None),  # nobody tells when a batch of the user's query is over
     )
     return rows_of(frames, plan.sinks[0].port, plain_schema(dict(plan.sinks[0].schema)))
 
@@ -113,12 +122,26 @@ def _birth(job: Job, cores: int) -> Birth:
     return born(job.folder, Birth(job.bucket_count, partitions, partitions))
 
 
+def _frame_files(job: Job, plan: JobPlan, run: int) -> FrameFiles:
+    if plan.frames or plan.natives:  # Spark has rows there, not frames
+        return FrameFiles(None)
+    return FrameFiles(job.folder.absolute() / "frames" / str(run))
+
+
 def build_frames(
-    spark: SparkSession, job: Job, plan: JobPlan, *, rows_max: int, run: str, tasks: int
+    spark: SparkSession,
+    job: Job,
+    plan: JobPlan,
+    *,
+    rows_max: int,
+    run: int | None,
+    tasks: int,
+    frame_files: FrameFiles,
 ) -> DataFrame:
     """Lay the plan out as a streaming DataFrame of frames: source, native steps, stages.
 
-    The state is in as many Spark partitions as the session makes in a shuffle.
+    The state is in as many Spark partitions as the session makes in a shuffle. ``run`` numbers the run
+    of the app; it is None for a stream that is given to Spark.
     """
     partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 0)
     spec = SourceSpec(
@@ -131,6 +154,7 @@ def build_frames(
         stop_seen=stop_seen(job.folder.absolute()),
         event_times=_event_times(job),
         heartbeat_ms=plan.heartbeat_ms,
+        frame_files=frame_files,
     )
     spark.dataSource.register(LogSource)
     frames = spark.readStream.format(SOURCE_NAME).option("spec", spec.to_option()).load()
@@ -138,9 +162,11 @@ def build_frames(
         frames = add_native(frames, native, plan.bucket_labels)
     for source in plan.frames:
         frames = add_frame(frames, source, plan.bucket_labels)
-    copies = job.folder.absolute() / "copies"
+    folder = job.folder.absolute()
+    runs = folder / "copies" if run is None else folder / "checkpoint" / "runs"
     for stage in plan.stages:
-        frames = add_stage(frames, StageRunner(stage, plan.bucket_labels, copies, run), partitions)
+        runner = StageRunner(stage, plan.bucket_labels, runs, run, frame_files)
+        frames = add_stage(frames, runner, partitions)
     return frames
 
 
@@ -185,8 +211,9 @@ class _Query:
             self.job,
             self.plan,
             rows_max=self.options.rows_per_batch,
-            run=f"{self.job.app}-{self.sink.targets.run}",
+            run=self.sink.targets.run,
             tasks=self.options.cores or cores_available(),
+            frame_files=self.sink.frame_files,
         )
         writer = (
             frames.writeStream.queryName(self.job.app)

@@ -6,9 +6,22 @@ schema. This module is all that those load: what plans and reads is imported whe
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    SupportsTriggerAvailableNow,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from millstream.spark.source import LogPlanner
 
 SOURCE_NAME = "millstream"
 FRAME_SCHEMA = "port int, bucket int, frame binary"
@@ -25,6 +38,49 @@ class LogSource(DataSource):
         return FRAME_SCHEMA
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's
+        return LogSourceReader(self.options["spec"])
+
+
+class LogSourceReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
+    """What Spark asks: hands all questions to a :class:`~millstream.spark.source.LogPlanner`.
+
+    That is made, and what it needs is imported, at the first question: one of the processes only
+    takes the reader and sends it on. Spark asks for the frames of small batches (``getCache``)
+    what is a simple reader to it, by a private name.
+    """
+
+    def __init__(self, spec: str) -> None:
+        super().__init__(self)  # type: ignore[arg-type]  # of it only prepareFor… is called
+        self._spec = spec
+
+    @cached_property
+    def _planner(self) -> LogPlanner:
         from millstream.spark.source import LogPlanner, SourceSpec  # noqa: PLC0415 - see above
 
-        return LogPlanner(SourceSpec.from_option(self.options["spec"]))
+        return LogPlanner(SourceSpec.from_option(self._spec))
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
+        return self._planner.initial_offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
+        return ReadAllAvailable()  # we bound a batch ourselves, fairly between partitions
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
+        self._planner.pin()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802
+        return self._planner.next_offset(start)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return self._planner.partitions(start, end)
+
+    def getCache(  # noqa: N802 - Spark's
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> Iterator[pa.RecordBatch] | None:
+        return self._planner.read_small(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._planner.read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: the position is committed with the views."""

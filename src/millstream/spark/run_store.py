@@ -1,5 +1,8 @@
 """Sorted runs in Spark's state store, with memory-mapped copies on the executor's disk.
 
+For streams that are given to Spark: the checkpoint is then the user's, wherever it lies. A job that
+is run by us has its runs in files of its checkpoint (`run_files.py`).
+
 The state store is the truth: a run's bytes lie there in parts, and are committed with the batch. A
 run is fetched from it once per machine and kept as a file beside, which never changes, so the copy
 needs no invalidation: its name is unique to the attempt that wrote the run. Small runs are not worth
@@ -66,13 +69,16 @@ class SparkRunStore:
         The state store commits with the batch; the copy is there at once. A crash before that
         commit leaves a copy whose name no manifest holds: it is never read, and is swept away.
         """
+        return self.save_encoded(slot, table.num_rows, encode_run(table))
+
+    def save_encoded(self, slot: int, rows: int, encoded: bytes) -> Run:
+        """As :meth:`save`, for a table that is encoded already."""
         name = f"{self._prefix}{uuid.uuid4().hex[:20]}"
-        encoded = encode_run(table)
         for part, start in enumerate(range(0, len(encoded), PART_BYTES)):
             self._parts.updateValue((name, part), (encoded[start : start + PART_BYTES],))
         if len(encoded) >= COPY_BYTES_MIN:
             self._keep_copy(name, encoded)
-        return Run(name, slot, table.num_rows, len(encoded))
+        return Run(name, slot, rows, len(encoded))
 
     def drop(self, run: Run) -> None:
         """Forget a run. A retry that still needs its copy fetches it again."""
@@ -111,18 +117,15 @@ def _is_whole(path: Path, size_bytes: int) -> bool:
         return False
 
 
-def copies_folder(folder: Path, run: str) -> Path:
+def copies_folder(folder: Path) -> Path:
     """Name the folder for copies on this machine, as it has run since it was started.
 
     Copies are not synced to disk: after a power failure one may have its length and not its
     content. So each start of the machine has a folder of its own, and so has each machine, where
     several share a disk. Call it where the copies are made: on a cluster that is not the driver.
-
-    Args:
-        run: Names this run of the app.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        boot = f"run-{run}"  # no way to tell: copies serve one run of the app only
+        boot = f"process-{os.getpid()}"  # no way to tell: copies serve one process only
     return folder / boot

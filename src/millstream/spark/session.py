@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import ConfigError, EnvironmentProblem
-from millstream.spark.java import find_java
+from millstream.spark.java import Java, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from millstream.spark.class_archive import ClassArchive
 
 _MIB = 1 << 20
 _JVM_OPTIONS = "spark.driver.extraJavaOptions"
@@ -44,6 +46,13 @@ _WORKER_THREADS = {
     "POLARS_MAX_THREADS": "1",
     "OMP_NUM_THREADS": "1",  # numpy's BLAS, and Arrow's computing threads
     "ARROW_IO_THREADS": "2",
+}
+# A worker takes and gives back blocks of megabytes, again and again. By default glibc asks the kernel
+# for each, who fills it with zeros, page by page: a fifth of the time of reading and decoding. The
+# numbers are the largest that it takes for a block, and what it keeps before it gives memory back.
+_WORKER_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 * _MIB),
+    "MALLOC_TRIM_THRESHOLD_": str(256 * _MIB),
 }
 
 
@@ -82,6 +91,8 @@ class _Running:
         finally:
             internals.end_jvm(self.gateway)
             if self.scratch is not None:
+                if self.scratch.archive is not None:
+                    self.scratch.archive.keep(whole=self.gateway.proc.returncode >= 0)
                 self.scratch.delete()
 
 
@@ -166,6 +177,7 @@ def _start(name: str, folder: Path, asked: _Asked) -> _Running:
     """Start the JVM and a session in it; on any failure leave nothing behind."""
     internals = _pyspark_internals()
     from millstream.spark import compiled  # noqa: PLC0415 - see the module
+    from millstream.spark.class_archive import class_archive  # noqa: PLC0415 - imports pyspark
 
     if internals.running_context() is not None:
         raise ConfigError(
@@ -176,10 +188,13 @@ def _start(name: str, folder: Path, asked: _Asked) -> _Running:
     scratch = _Scratch(folder / "spark-scratch") if asked.master is None else None
     gateway = None
     try:
+        java = find_java(os.environ)
+        if scratch is not None:
+            scratch.archive = class_archive(os.environ, java)
         settings = _settings(name, asked, scratch)
         gateway = internals.launch_jvm(
             settings,
-            env=_environment(os.environ, scratch),
+            env=_environment(os.environ, scratch, java),
             log=_open_log(folder),
             held=() if scratch is None else (scratch.lock,),
         )
@@ -264,7 +279,10 @@ def _anywhere(partitions: int) -> dict[str, str]:
         # A state value may be megabytes: what an iterator over state fetches at once is bounded.
         "spark.sql.execution.arrow.transformWithStateInPySpark.maxStateRecordsPerBatch": "32",
         "spark.ui.showConsoleProgress": "false",
-        **{f"spark.executorEnv.{name}": value for name, value in _WORKER_THREADS.items()},
+        **{
+            f"spark.executorEnv.{name}": value
+            for name, value in (_WORKER_THREADS | _WORKER_MEMORY).items()
+        },
     }
 
 
@@ -279,7 +297,8 @@ def _on_this_machine(cores: int, scratch: _Scratch) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         # The JVM moves frames and computes little: the quick compiler alone takes a third of the
         # CPU off a start, and nothing is slower once warm.
-        _JVM_OPTIONS: f"-Djava.io.tmpdir={scratch.path} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        _JVM_OPTIONS: f"-Djava.io.tmpdir={scratch.path} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        + ("" if scratch.archive is None else f" {scratch.archive.option}"),
         "spark.local.dir": str(scratch.path),
         "spark.ui.enabled": "false",
         # The history that the UI would show is kept on the heap even without it.
@@ -298,13 +317,13 @@ def _on_this_machine(cores: int, scratch: _Scratch) -> dict[str, str]:
     return settings
 
 
-def _environment(env: Mapping[str, str], scratch: _Scratch | None) -> dict[str, str]:
+def _environment(env: Mapping[str, str], scratch: _Scratch | None, java: Java) -> dict[str, str]:
     """Return the environment of the JVM, which its Python workers inherit on this machine."""
     from millstream.spark import internals  # noqa: PLC0415 - imports pyspark
 
     made = {
         **env,
-        "JAVA_HOME": str(find_java(env).home),
+        "JAVA_HOME": str(java.home),
         "PYSPARK_PYTHON": _worker_python(local=scratch is not None),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }
@@ -314,7 +333,9 @@ def _environment(env: Mapping[str, str], scratch: _Scratch | None) -> dict[str, 
         # Workers must find the modules that this program was started with, wherever it lies.
         made["PYTHONPATH"] = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
         # Not the user's: a Spark of another version would not understand this PySpark.
-        made["SPARK_HOME"] = str(internals.lean_home(scratch.path / "spark-home"))
+        archive = scratch.archive
+        home = internals.lean_home(scratch.path / "spark-home") if archive is None else archive.home
+        made["SPARK_HOME"] = str(home)
     return made
 
 
@@ -388,6 +409,7 @@ class _Scratch:
                 shutil.rmtree(left, ignore_errors=True)
         self.path = Path(tempfile.mkdtemp(dir=folder)).absolute()
         self.sockets = Path(tempfile.mkdtemp(prefix="ms-"))
+        self.archive: ClassArchive | None = None
         self.lock = os.open(self.path, os.O_RDONLY)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
 

@@ -13,6 +13,7 @@ from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
 from millstream.log.reader import LogReader
 from millstream.spark.event_times import EventTimesFile
+from millstream.spark.frame_files import FrameFiles
 from millstream.views.commit import BatchOutcome, Targets, gather
 from millstream.views.progress import Progress
 from millstream.views.time_status import time_status
@@ -58,6 +59,7 @@ class CommitSink:
     log: LogReader
     on_progress: Callable[[Progress], None] | None
     event_times: EventTimesFile
+    frame_files: FrameFiles
     totals: Totals = field(default_factory=Totals)
     error: BaseException | None = None
     _ended: float = field(default_factory=time.monotonic)
@@ -72,7 +74,7 @@ class CommitSink:
             raise
 
     def _take(self, frames: DataFrame, batch_id: int) -> None:
-        rows = collect(frames)
+        rows = [self.frame_files.get(row) for row in collect(frames)]
         outcome = gather(self.plan, rows)
         progress = self._progress(outcome, batch_id)
         if self._time is None:
@@ -86,6 +88,7 @@ class CommitSink:
         }
         committed = self.targets.commit(batch_id, outcome, status)
         self.event_times.add(rows)
+        self.frame_files.clear()
         if committed:  # else the batch was counted in what the status told already
             self._time = told
             self.totals.add(progress)

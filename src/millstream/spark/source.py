@@ -20,12 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import cloudpickle
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    SupportsTriggerAvailableNow,
-)
 
 from millstream.kernels.decode.archived import ArchivedRecords
 from millstream.kernels.frames import FrameRow
@@ -35,6 +29,7 @@ from millstream.kernels.watermarks import PartitionProgress, SourceTime
 from millstream.log.reader import LogReader
 from millstream.spark.archived import LaneReader
 from millstream.spark.event_times import EventTimesFile
+from millstream.spark.frame_files import FrameFiles
 from millstream.spark.pacing import Paces
 from millstream.spark.source_offsets import Ends, Look, SourceOffset, Split, divide, next_offset
 
@@ -52,6 +47,7 @@ _OWN_BYTES_MAX = 8 << 20
 class SourceSpec:
     """What the source is told. ``stop_request``, ``stop_seen`` and ``event_times`` are files: see
     the planner. ``heartbeat_ms``: how often operators want a batch in which only time moves.
+    ``frame_files`` takes large frames.
     """
 
     log: Path
@@ -63,6 +59,7 @@ class SourceSpec:
     stop_seen: Path
     event_times: Path
     heartbeat_ms: int | None
+    frame_files: FrameFiles
 
     def to_option(self) -> str:
         """Pack the spec into the text that a source's option can be."""
@@ -85,13 +82,12 @@ class Task(InputPartition):
     planned: tuple[SourceTime, ...]
 
 
-class LogPlanner(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
+class LogPlanner:
     """Says where batches begin and end. Lives as long as the query, in one process.
 
     A small batch it reads as well, and gives its frames to Spark together with the plan, so that no
-    worker has to be called for it. Spark asks for this (``getCache``) what is a simple reader to
-    it, by a private name; a batch that is not given then is read by workers. They run the same code
-    over the same offsets, so it does not matter who reads.
+    worker has to be called for it; a batch that is not given then is read by workers. They run the
+    same code over the same offsets, so it does not matter who reads.
 
     A request to stop is a file, seen here between batches: from then on there is nothing new, and
     the file ``stop_seen`` says so. As batches follow one another, the one before is complete then,
@@ -101,7 +97,6 @@ class LogPlanner(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, spec: SourceSpec) -> None:
-        super().__init__(self)  # type: ignore[arg-type]  # of it only prepareFor… is called
         self._spec = spec
         self._log = LogReader(spec.log)
         self._event_times = EventTimesFile(spec.event_times)
@@ -109,7 +104,8 @@ class LogPlanner(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
         self._pinned: tuple[int, Ends] | None = None  # the wall clock, then how far the log went
         self._clock: tuple[int, float] | None = None  # clock_ms at our start, and when that was
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
+    def initial_offset(self) -> dict[str, Any]:
+        """Give the offset before all that is in the log."""
         topics = {
             source.topic: tuple(
                 PartitionProgress(start, 0) for start, _ in self._log.offsets(source.topic)
@@ -118,13 +114,12 @@ class LogPlanner(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
         }
         return SourceOffset(0, topics, {}).to_json()
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
-        return ReadAllAvailable()  # we bound a batch ourselves, fairly between partitions
+    def pin(self) -> None:
+        """Read no further than the log goes now, and have no batch for time alone."""
+        self._pinned = self._ends()
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        self._pinned = self._ends()  # and from now on nothing waits for time alone
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802
+    def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
+        """Say where the batch ends that begins at ``start``; there, if none is due."""
         if self._spec.stop_request.exists():
             self._spec.stop_seen.touch()
             return start
@@ -144,6 +139,7 @@ class LogPlanner(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
         return self._with_arrivals(at, offset).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Divide a batch into tasks."""
         before, after = SourceOffset.from_json(start), SourceOffset.from_json(end)
         sources = self._spec.sources
         return [
@@ -153,7 +149,7 @@ class LogPlanner(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
             )
         ]
 
-    def getCache(  # noqa: N802 - Spark's
+    def read_small(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Iterator[pa.RecordBatch] | None:
         """Give a small batch's frames, read here; None lets workers read it.
@@ -174,11 +170,9 @@ class LogPlanner(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
             return None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a task's records, in a worker."""
         assert isinstance(partition, Task)
         yield from record_batches(_run_task(self._spec, partition))
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: the position is committed with the views."""
 
     def _ends(self) -> tuple[int, dict[str, list[int]]]:
         """Give the wall clock, and then how far the log goes."""
@@ -242,7 +236,7 @@ def _run_task(spec: SourceSpec, task: Task, bytes_max: int | None = None) -> Ite
             if split.source == index
         )
         ingest = Ingest(source, spec.bucket_labels)
-        yield from ingest.run(lanes, task.planned[index])
+        yield from map(spec.frame_files.put, ingest.run(lanes, task.planned[index]))
 
 
 @dataclass

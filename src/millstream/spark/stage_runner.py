@@ -12,56 +12,79 @@ from millstream.kernels.frames import FrameRow
 from millstream.kernels.operator import run_names
 from millstream.kernels.plan import StagePlan
 from millstream.kernels.stage import run_stage
+from millstream.spark.frame_files import FrameFiles
+from millstream.spark.run_files import FileRunStore, RunFiles
 from millstream.spark.run_store import SparkRunStore, copies_folder
 
-_swept: set[tuple[Path, int, str]] = set()  # what this worker process has swept already
+_swept: set[tuple[Path, int, int]] = set()  # what this worker process has swept already
 
 
 @dataclass(frozen=True)
 class StageRunner:
-    """A stage's plan, and where machines keep copies of its runs. ``run_name`` names this run of the app."""
+    """A stage's plan, where its runs lie, and where large frames do.
+
+    ``run`` numbers this run of the app. It is None for a stream that is given to Spark, whose runs lie
+    in the state store; in ``runs`` each machine then has a folder for its copies.
+    """
 
     stage: StagePlan
     bucket_labels: tuple[int, ...]
-    copies: Path
-    run_name: str
+    runs: Path
+    run: int | None
+    frame_files: FrameFiles
 
-    def run(
+    def __call__(
         self, bucket: int, rows: Iterable[Any], manifest: Any, parts: Any
     ) -> Iterator[FrameRow]:
         """Run one batch of one bucket; the states are Spark's handles."""
-        copies = copies_folder(self.copies, self.run_name)
-        state = _SparkBucketState(manifest, parts, copies, bucket)
-        state.sweep(self.run_name, self.stage)
-        frames = (FrameRow(row[0], row[1], bytes(row[2])) for row in rows)
-        yield from run_stage(self.stage, bucket, self.bucket_labels, frames, state)
+        folder = copies_folder(self.runs) if self.run is None else self.runs
+        state = _SparkBucketState(manifest, parts, folder, bucket, self.run)
+        state.sweep(self.stage)
+        frames = self._frames(FrameRow(row[0], row[1], bytes(row[2])) for row in rows)
+        made = run_stage(self.stage, bucket, self.bucket_labels, frames, state)
+        yield from map(self.frame_files.put, made)
+
+    def _frames(self, rows: Iterable[FrameRow]) -> Iterator[FrameRow]:
+        """Open the frames that this stage takes; others pass as they came."""
+        taken = {port for operator in self.stage.operators for port in operator.ports}
+        for row in rows:
+            yield self.frame_files.get(row) if row.port in taken else row
 
 
 class _SparkBucketState:
-    def __init__(self, manifest: Any, parts: Any, copies: Path, bucket: int) -> None:
-        self._manifest = manifest
+    """A bucket's manifest in a value state of Spark's, with what is to be known of files behind it."""
+
+    def __init__(self, manifest: Any, parts: Any, runs: Path, bucket: int, run: int | None) -> None:
+        self._state = manifest
         self._parts = parts
-        self._copies = copies
+        self._folder = runs
         self._bucket = bucket
+        stored = manifest.get()
+        self._manifest, _, left = (b"" if stored is None else bytes(stored[0])).partition(b"\n")
+        self._files = None if run is None else RunFiles(runs, run, json.loads(left or b"{}"))
 
     def manifest(self) -> bytes | None:
-        stored = self._manifest.get()
-        return None if stored is None else bytes(stored[0])
+        return self._manifest or None
 
     def put_manifest(self, manifest: bytes) -> None:
-        self._manifest.update((manifest,))
+        if self._files is not None:
+            self._files.settle()
+            left = json.dumps(self._files.left, separators=(",", ":"))
+            manifest = manifest + b"\n" + left.encode()
+        self._state.update((manifest,))
 
-    def runs(self, port: int) -> SparkRunStore:
-        return SparkRunStore(self._parts, self._copies, f"{port}-{self._bucket}-")
+    def runs(self, port: int) -> FileRunStore | SparkRunStore:
+        prefix = f"{port}-{self._bucket}-"
+        if self._files is None:
+            return SparkRunStore(self._parts, self._folder, prefix)
+        return FileRunStore(self._parts, self._files, prefix)
 
-    def sweep(self, run: str, stage: StagePlan) -> None:
+    def sweep(self, stage: StagePlan) -> None:
         """Once per worker, bucket and run of the app: remove what failed attempts left on disk."""
-        mark = (self._copies, self._bucket, run)
-        if mark in _swept or not self._copies.exists():
+        mark = (self._folder, self._bucket, -1 if self._files is None else self._files.run)
+        if mark in _swept or not self._folder.exists():
             return
         _swept.add(mark)
-        stored = self.manifest()
-        manifest = json.loads(stored) if stored else {}
+        manifest = json.loads(self._manifest) if self._manifest else {}
         for operator in stage.operators:
-            retained = run_names(manifest.get(str(operator.port)))
-            self.runs(operator.port).sweep(retained)
+            self.runs(operator.port).sweep(run_names(manifest.get(str(operator.port))))

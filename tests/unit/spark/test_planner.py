@@ -18,6 +18,7 @@ from millstream.kernels.frames import (
 )
 from millstream.spark import source
 from millstream.spark.event_times import EventTimesFile
+from millstream.spark.frame_files import FrameFiles
 from millstream.spark.source import LogPlanner, SourceSpec
 
 
@@ -56,6 +57,7 @@ def planner(log, tmp_path, *, time=None, **changes):
         stop_seen=tmp_path / "stop-seen",
         event_times=tmp_path / "event-times.json",
         heartbeat_ms=plan.heartbeat_ms,
+        frame_files=FrameFiles(None),
     )
     return LogPlanner(replace(spec, **changes))
 
@@ -74,18 +76,18 @@ def told(planner, start, end):
 
 def test_the_wall_clock_and_the_latest_arrivals_are_part_of_the_offset(log, tmp_path):
     made = planner(log, tmp_path)
-    start = made.initialOffset()
+    start = made.initial_offset()
     send(log, 5_000, 3_000)
     send(log, 4_000, partition=1)
     before_ms = int(datetime.now(UTC).timestamp() * 1000)
-    end = made.latestOffset(start, None)
+    end = made.next_offset(start)
     assert before_ms <= end["wall_ms"] <= datetime.now(UTC).timestamp() * 1000
     assert [at[2] for at in end["topics"]["events"]] == [5_000, 4_000]
     message = told(made, start, end)
     assert message["wall_us"] == end["wall_ms"] * 1000
     assert [lane[2] for lane in message["lanes"]] == [5_000_000, 4_000_000]
     send(log, 1_000)
-    later = made.latestOffset(end, None)
+    later = made.next_offset(end)
     assert [at[2] for at in later["topics"]["events"]] == [5_000, 4_000]
     # The record is from before: it counts as having come with the latest before it.
     assert [lane[2] for lane in told(made, end, later)["lanes"]] == [5_000_000]
@@ -94,33 +96,33 @@ def test_the_wall_clock_and_the_latest_arrivals_are_part_of_the_offset(log, tmp_
 def test_when_time_has_passed_there_is_a_batch_without_records(log, tmp_path):
     made = planner(log, tmp_path, heartbeat_ms=0)
     send(log, 5_000)
-    end = made.latestOffset(made.initialOffset(), None)
-    beat = made.latestOffset(end, None)
+    end = made.next_offset(made.initial_offset())
+    beat = made.next_offset(end)
     assert beat["topics"] == end["topics"]
     assert beat["wall_ms"] >= end["wall_ms"]
     assert told(made, end, beat)["lanes"] == []
     quiet = planner(log, tmp_path)  # a second has not passed, even on a slow machine's clock
     quiet._clock_ms = lambda at: at.clock_ms + 999
-    assert quiet.latestOffset(end, None) == end
+    assert quiet.next_offset(end) == end
     quiet._clock_ms = lambda at: at.clock_ms + 1_000
-    assert quiet.latestOffset(end, None) != end
+    assert quiet.next_offset(end) != end
 
 
 def test_a_run_to_the_end_of_the_log_waits_for_no_time(log, tmp_path):
     made = planner(log, tmp_path, heartbeat_ms=0)
     send(log, 5_000)
-    made.prepareForTriggerAvailableNow()
-    end = made.latestOffset(made.initialOffset(), None)
+    made.pin()
+    end = made.next_offset(made.initial_offset())
     send(log, 6_000)  # comes after the run began: it is left for the next
-    assert made.latestOffset(end, None) == end
+    assert made.next_offset(end) == end
     assert end["behind"] == {"events": []}
 
 
 def test_a_stop_comes_before_everything_else(log, tmp_path):
     made = planner(log, tmp_path, heartbeat_ms=0)
-    start = made.initialOffset()
+    start = made.initial_offset()
     (tmp_path / "stop-request").touch()
-    assert made.latestOffset(start, None) == start
+    assert made.next_offset(start) == start
     assert (tmp_path / "stop-seen").exists()
 
 
@@ -128,8 +130,8 @@ def test_partitions_that_are_ahead_wait_as_the_sinks_file_tells(log, tmp_path):
     made = planner(log, tmp_path, rows_max=10)
     send(log, *[1_000] * 40)
     send(log, *[1_000] * 40, partition=1)
-    start = made.initialOffset()
-    first = made.latestOffset(start, None)
+    start = made.initial_offset()
+    first = made.next_offset(start)
     assert [at[0] for at in first["topics"]["events"]] == [5, 5]
     written = EventTimesFile(tmp_path / "event-times.json")
 
@@ -138,10 +140,10 @@ def test_partitions_that_are_ahead_wait_as_the_sinks_file_tells(log, tmp_path):
         written.add([FrameRow(PORT_LEDGER, 0, encode_message(report))])
 
     read_up_to({"0": 10_000_000_000, "1": 5})
-    second = made.latestOffset(first, None)
+    second = made.next_offset(first)
     assert [at[0] for at in second["topics"]["events"]] == [10, 10]  # no pace is known yet
     read_up_to({"0": 20_000_000_000, "1": 10})
-    third = made.latestOffset(second, None)
+    third = made.next_offset(second)
     assert [at[0] for at in third["topics"]["events"]] == [11, 19]
 
 
@@ -170,26 +172,26 @@ def test_what_the_planner_reads_itself_is_what_a_worker_reads(log, tmp_path):
     made = planner(log, tmp_path)
     send(log, 5_000, 3_000)
     send(log, 4_000, partition=1)
-    start = made.initialOffset()
-    end = made.latestOffset(start, None)
+    start = made.initial_offset()
+    end = made.next_offset(start)
     (task,) = made.partitions(start, end)
-    read_here = rows_of(made.getCache(start, end))
+    read_here = rows_of(made.read_small(start, end))
     assert read_here == rows_of(made.read(task))
     assert read_here[-1][2]["position"] == {"events": {"0": 2, "1": 1}}
 
 
 def test_the_planner_leaves_to_workers_what_is_not_small(log, tmp_path, monkeypatch):
     made = planner(log, tmp_path, rows_max=1_000_000)
-    start = made.initialOffset()
-    assert made.getCache(start, start) is None  # Spark asks so as a query begins
+    start = made.initial_offset()
+    assert made.read_small(start, start) is None  # Spark asks so as a query begins
     send(log, *[1_000] * 30)
-    end = made.latestOffset(start, None)
+    end = made.next_offset(start)
     for limit, just_enough in (("_OWN_ROWS_MAX", 30), ("_OWN_BYTES_MAX", 10_000)):
         with monkeypatch.context() as patched:
             patched.setattr(source, limit, just_enough)
-            assert made.getCache(start, end) is not None
+            assert made.read_small(start, end) is not None
             patched.setattr(source, limit, just_enough // 30)
-            assert made.getCache(start, end) is None
+            assert made.read_small(start, end) is None
 
 
 def test_a_batch_that_fails_in_the_planner_is_told_of_by_a_worker(log, tmp_path):
@@ -203,9 +205,9 @@ def test_a_batch_that_fails_in_the_planner_is_told_of_by_a_worker(log, tmp_path)
     stream.map_frames(stops).window(ms.tumbling("1 minute"), by=()).agg(n=ms.count()).view("out")
     made = planner(log, tmp_path, sources=app.plan().sources)
     send(log, 1_000)
-    start = made.initialOffset()
-    end = made.latestOffset(start, None)
-    assert made.getCache(start, end) is None
+    start = made.initial_offset()
+    end = made.next_offset(start)
+    assert made.read_small(start, end) is None
     (task,) = made.partitions(start, end)
     with pytest.raises(UserCodeError, match="no"):
         list(made.read(task))

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from millstream.spark import session
+from millstream.spark.java import Java
+
+JAVA = Java(Path("/java"), Path("/java/bin/java"), "17.0.1", "JAVA_HOME")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_the_environment_of_the_jvm_names_this_python(
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/cluster/python")
     scratch = session._Scratch(tmp_path) if local else None
-    made = session._environment({**os.environ, "SPARK_HOME": "/old/spark"}, scratch)
+    made = session._environment({**os.environ, "SPARK_HOME": "/old/spark"}, scratch, JAVA)
     assert made["PYSPARK_DRIVER_PYTHON"] == sys.executable
     assert made["PYSPARK_PYTHON"] == (sys.executable if local else "/cluster/python")
     assert (made["SPARK_HOME"] == "/old/spark") is not local

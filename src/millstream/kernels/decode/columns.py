@@ -27,10 +27,9 @@ from millstream.kernels.decode.fields import (
     StructOf,
 )
 
-_AFTER_LAST_YEAR = pa.scalar(
-    253_402_300_800_000_000, pa.int64()
-)  # the year 10000, in µs since 1970
-_FIRST_YEAR = pa.scalar(-62_135_596_800_000_000, pa.int64())  # the year 1
+# Microseconds since 1970. Plain numbers: to make one of Arrow's loads pandas, in every process anew.
+_AFTER_LAST_YEAR = 253_402_300_800_000_000  # the year 10000
+_FIRST_YEAR = -62_135_596_800_000_000  # the year 1
 
 _UUID = r"^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 _TIME = r"^([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,6}))?)?$"
