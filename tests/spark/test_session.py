@@ -189,6 +189,8 @@ def test_files_are_written_without_starting_processes_and_with_their_permissions
 
 
 def test_threads_without_a_session_convert_rows_without_compiling(spark: SparkSession) -> None:
+    spark.newSession()  # as each query has one, with which Spark's own answer is in force again
+    compiled.interpret_rows_of_state(spark)
     conf = cast("Any", spark._jvm).org.apache.spark.sql.internal.SQLConf
     with ThreadPoolExecutor(1) as pool:  # whose thread has one of its own in the JVM
         mode = pool.submit(lambda: conf.get().codegenFactoryMode().toString()).result()

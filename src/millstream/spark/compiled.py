@@ -61,7 +61,8 @@ public class LocalFilesWithoutFork extends LocalFileSystem {
 # state's rows anew in every task. To generate their code, which is there already, took a sixth of the
 # JVM's CPU in small batches; interpreted ones are made at once, and state is few rows. The
 # thread has no session of its own, so Spark has no setting for it: this gives all such threads one. It
-# may have inherited a session from whoever made its parent, so it is known by its name.
+# may have inherited a session from whoever made its parent, so it is known by its name. Every new session,
+# and each query has one, makes Spark's own answer the one in force, so this comes after a query's start.
 _CONF_WITHOUT_SESSION = """
 import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.internal.SQLConf;
@@ -106,7 +107,10 @@ def install_local_files(spark: SparkSession) -> None:
 
 
 def interpret_rows_of_state(spark: SparkSession) -> None:
-    """Have the JVM of a local session convert the rows of Python's state without compiling code."""
+    """Have the JVM of a local session convert the rows of Python's state without compiling code.
+
+    To be called once a query has started.
+    """
     _install(spark.sparkContext, "ConfWithoutSession", _CONF_WITHOUT_SESSION, {})
 
 

@@ -18,6 +18,7 @@ from millstream.kernels.frames import plain_schema
 from millstream.kernels.plan import JobPlan
 from millstream.log.reader import LogReader
 from millstream.spark.birth import Birth, born, enter, require_current
+from millstream.spark.compiled import interpret_rows_of_state
 from millstream.spark.event_times import EventTimesFile
 from millstream.spark.failures import as_ours
 from millstream.spark.frame_files import FrameFiles
@@ -222,8 +223,13 @@ class _Query:
             .option("checkpointLocation", str(self.job.folder.absolute() / "checkpoint"))
         )
         if self.options.until == "caught-up":
-            return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime="0 seconds").start()
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime="0 seconds")
+        query = writer.start()
+        if self.spark.sparkContext.master.startswith("local"):
+            interpret_rows_of_state(self.spark)
+        return query
 
     def _wait(self, query: StreamingQuery) -> str:
         """Wait for the end: the query's own, a time, a condition, a request, or Ctrl-C."""

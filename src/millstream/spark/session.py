@@ -202,7 +202,6 @@ def _start(name: str, folder: Path, asked: _Asked) -> _Running:
             spark = internals.open_session(settings, gateway)
         if scratch is not None:
             compiled.install_local_files(spark)
-            compiled.interpret_rows_of_state(spark)
             internals.delete_with_jvm(spark, scratch.path)
             internals.delete_with_jvm(spark, scratch.sockets)
     except BaseException:

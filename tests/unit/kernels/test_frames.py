@@ -1,0 +1,56 @@
+"""Frames: what goes in comes out, of every type, and no more than that goes."""
+
+import datetime as dt
+from decimal import Decimal
+
+import polars as pl
+import pytest
+
+from millstream.kernels.frames import decode_frame, encode_frame
+
+KINDS = {
+    "int": pl.Series([1, None]),
+    "small": pl.Series([-1, 1], dtype=pl.Int8),
+    "wide": pl.Series([1 << 100, None], dtype=pl.Int128),
+    "float": pl.Series([1.5, float("nan")], dtype=pl.Float32),
+    "bool": pl.Series([True, None]),
+    "text": pl.Series(["é" * 40, None]),
+    "bytes": pl.Series([b"\0x", None]),
+    "decimal": pl.Series([Decimal("1.23"), None], dtype=pl.Decimal(23, 3)),
+    "date": pl.Series([dt.date(2020, 1, 1), None]),
+    "time": pl.Series([dt.time(1, 2, 3, 4), None]),
+    "duration": pl.Series([dt.timedelta(1), None], dtype=pl.Duration("ms")),
+    "instant": pl.Series(
+        [dt.datetime(2020, 1, 1, tzinfo=dt.UTC), None], dtype=pl.Datetime("us", "UTC")
+    ),
+    "list": pl.Series([[{"a": "x"}], []]),
+    "array": pl.Series([[1, 2], [3, 4]], dtype=pl.Array(pl.Int8, 2)),
+    "struct": pl.Series([{"a": 1, "b": "x"}, None]),
+    "category": pl.Series(["a", None], dtype=pl.Categorical),
+    "enum": pl.Series(["a", None], dtype=pl.Enum(["b", "a"])),
+    "nothing": pl.Series([None, None]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_comes_out_as_it_went_in(kind):
+    table = pl.DataFrame({"n": [1, 2], kind: KINDS[kind]})
+    for each in (table, table.clear(), pl.concat([table, table], rechunk=False)):
+        found = decode_frame(encode_frame(each))
+        assert found.schema == each.schema
+        assert found.equals(each)
+
+
+def test_a_table_without_columns_has_none():
+    assert decode_frame(encode_frame(pl.DataFrame())).schema == {}
+
+
+def test_a_few_rows_of_a_large_table_are_a_small_frame():
+    table = pl.DataFrame(
+        {"k": range(10_000), "s": [f"text that is long {n}" for n in range(10_000)]}
+    )
+    few = table[[5, 9_000]]
+    assert len(encode_frame(few)) < 2_000
+    assert decode_frame(encode_frame(few)).equals(few)
+    parts = [table.filter(pl.col("k") % 4 == rest) for rest in range(4)]
+    assert sum(len(encode_frame(part)) for part in parts) < 1.2 * len(encode_frame(table))
