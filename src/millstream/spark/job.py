@@ -227,7 +227,7 @@ class _Query:
         else:
             writer = writer.trigger(processingTime="0 seconds")
         query = writer.start()
-        if self.spark.sparkContext.master.startswith("local"):
+        if (self.spark.sparkContext.master or "").startswith("local"):
             interpret_rows_of_state(self.spark)
         return query
 

@@ -44,7 +44,7 @@ class StageProcessor(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803
         if self._runner is None:
             self._runner = pickle.loads(self._packed)  # noqa: S301 - made by add_stage, in this job
-        for row in self._runner(int(key[0]), rows, self._manifest, self._parts):
+        for row in self._runner.run(int(key[0]), rows, self._manifest, self._parts):
             yield _FrameOut(*row)
 
     def close(self) -> None:

@@ -23,22 +23,22 @@ _swept: set[tuple[Path, int, int]] = set()  # what this worker process has swept
 class StageRunner:
     """A stage's plan, where its runs lie, and where large frames do.
 
-    ``run`` numbers this run of the app. It is None for a stream that is given to Spark, whose runs lie
-    in the state store; in ``runs`` each machine then has a folder for its copies.
+    ``number`` is that of this run of the app. It is None for a stream that is given to Spark, whose runs
+    lie in the state store; in ``runs`` each machine then has a folder for its copies.
     """
 
     stage: StagePlan
     bucket_labels: tuple[int, ...]
     runs: Path
-    run: int | None
+    number: int | None
     frame_files: FrameFiles
 
-    def __call__(
+    def run(
         self, bucket: int, rows: Iterable[Any], manifest: Any, parts: Any
     ) -> Iterator[FrameRow]:
         """Run one batch of one bucket; the states are Spark's handles."""
-        folder = copies_folder(self.runs) if self.run is None else self.runs
-        state = _SparkBucketState(manifest, parts, folder, bucket, self.run)
+        folder = copies_folder(self.runs) if self.number is None else self.runs
+        state = _SparkBucketState(manifest, parts, folder, bucket, self.number)
         state.sweep(self.stage)
         frames = self._frames(FrameRow(row[0], row[1], bytes(row[2])) for row in rows)
         made = run_stage(self.stage, bucket, self.bucket_labels, frames, state)
