@@ -92,16 +92,17 @@ def test_a_sweep_removes_what_no_manifest_names_and_leaves_other_buckets_alone(s
 
 def test_each_start_of_each_machine_keeps_its_copies_apart(tmp_path, monkeypatch):
     """They are not synced, and machines of a cluster may share the folder."""
-    here = copies_folder(tmp_path, "app-1")
-    assert here == copies_folder(tmp_path, "app-2")
+    here = copies_folder(tmp_path)
+    assert here == copies_folder(tmp_path)
     monkeypatch.setattr(run_store.Path, "read_text", lambda _: "another\n")
-    assert copies_folder(tmp_path, "app-2") == tmp_path / "another" != here
+    assert copies_folder(tmp_path) == tmp_path / "another" != here
 
 
-def test_where_starts_cannot_be_told_apart_copies_serve_one_run(tmp_path, monkeypatch):
+def test_where_starts_cannot_be_told_apart_copies_serve_one_process(tmp_path, monkeypatch):
     def fail(_):
         raise FileNotFoundError
 
     monkeypatch.setattr(run_store.Path, "read_text", fail)
-    assert copies_folder(tmp_path, "app-1") == copies_folder(tmp_path, "app-1")
-    assert copies_folder(tmp_path, "app-1") != copies_folder(tmp_path, "app-2")
+    here = copies_folder(tmp_path)
+    monkeypatch.setattr(run_store.os, "getpid", lambda: 1)
+    assert copies_folder(tmp_path) != here
