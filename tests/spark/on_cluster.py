@@ -1,7 +1,6 @@
 """A program as a user would write it for a cluster: events, a pipeline, and where it ran.
 
-``python on_cluster.py MASTER`` runs it from the program, ``millstream run on_cluster.py --master MASTER`` from
-outside. The log is where the environment says.
+``python on_cluster.py MASTER`` runs it until it has caught up. The log is where the environment says.
 """
 
 import os

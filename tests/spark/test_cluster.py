@@ -168,6 +168,5 @@ def test_an_app_runs_on_both_workers_of_a_cluster_and_goes_on_when_one_has_died(
     cluster.worker("three")
     cluster.wait_for(2)
     send(log, range(100_000, 200_000))
-    options = ("--master", cluster.master, "--cores", "2", "--until", "caught-up")
-    cluster.run(log, "-m", "millstream", "run", program, *options)
+    cluster.run(log, program, cluster.master)
     assert minutes(log) == counted(200_000)

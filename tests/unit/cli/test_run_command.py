@@ -1,8 +1,9 @@
 """`millstream run` finds the app that a file declares, and says so when there is none."""
 
 import pytest
+from click.testing import CliRunner
 
-from millstream.cli.run import find_app
+from millstream.cli.run import find_app, run
 from millstream.errors import ConfigError
 
 TWO = """
@@ -40,3 +41,13 @@ def test_a_file_without_an_app_is_told_how_to_declare_one(tmp_path):
 def test_running_the_file_does_not_run_its_main_part(tmp_path):
     text = 'import millstream as ms\napp = ms.App("a", log="u")\nif __name__ == "__main__":\n    1 / 0\n'
     assert find_app(write(tmp_path, text), None).name == "a"
+
+
+def test_the_address_of_a_cluster_and_its_cores_reach_the_run(tmp_path):
+    text = (
+        'import millstream as ms\napp = ms.App("a", log="u")\n'
+        "app.run = lambda **given: f\"{given['master']} {given['cores']}\"\n"
+    )
+    options = ["--master", "spark://host:7077", "--cores", "16"]
+    shown = CliRunner().invoke(run, [str(write(tmp_path, text)), *options])
+    assert shown.output == "spark://host:7077 16\n"
