@@ -85,12 +85,3 @@ def test_under_attack_the_answers_are_those_of_one_batch_over_the_raw_log(demo):
     assert killed is not None, said
     assert int(killed[1]) >= 2, said
     assert "Going on: " in said
-
-
-@pytest.mark.timeout(600)
-def test_the_week_equals_one_batch_over_the_raw_log(demo):
-    code, lines = demo("--speed", "1000000")
-    said = "\n".join(lines)
-    assert code == 0, said
-    counts = [int(n.replace(",", "")) for n in re.findall(r"equal: ([\d,]+) rows", said)]
-    assert counts == [54_118, 48, 10, 239, 59_888, 44, 10]
