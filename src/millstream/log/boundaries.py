@@ -31,7 +31,7 @@ _LANE_STEP, _LANE_RECORD = 11.0, 0.03
 _GUESS_BATCH, _GUESS_RECORD, _GUESS_BYTE = 2.0, 0.03, 0.0004
 _GUESS_RECORDS_MIN = 500  # with fewer there is nothing to be won
 
-_LENGTH_BYTES_MAX = 5  # Kafka reads a record's length as a number of 32 bits
+LENGTH_BYTES_MAX = 5  # Kafka reads a record's length as a number of 32 bits
 _RUN_MIN = 12  # equal lengths in a row before the rest is looked at as a run
 _GUESS_BYTES = 256 * 1024  # looked at in one step: small enough for the processor's cache
 _STRAYS_MAX = 3  # wrong guesses between two right ones that can be told from them
@@ -161,7 +161,7 @@ def _follow(bodies: Bodies, hop: float, misfit: Misfit) -> tuple[Int64s, Int64s]
     while side_by_side:
         lengths, begin = read_varints(view, at)
         fits = (lengths >= RECORD_BYTES_MIN - 1) & (lengths <= stop - begin)
-        fits &= begin - at <= _LENGTH_BYTES_MAX
+        fits &= begin - at <= LENGTH_BYTES_MAX
         if not fits.all():
             raise misfit("a record length", int(batch[np.argmin(fits)]))
         at = begin + lengths
@@ -229,7 +229,7 @@ def _hop(data: bytes, view: Bytes, at: int, stop: int, count: int) -> tuple[Int6
 def _long_length(data: bytes, at: int) -> tuple[int, int]:
     """Return the width of a record length, and the size that it gives: 0 if it is no length."""
     folded = 0
-    for width, byte in enumerate(data[at : at + _LENGTH_BYTES_MAX]):
+    for width, byte in enumerate(data[at : at + LENGTH_BYTES_MAX]):
         folded |= (byte & 127) << 7 * width
         if byte < 128:
             return width + 1, width + 1 + (folded >> 1)

@@ -25,8 +25,9 @@ from millstream.log.batch import (
     BatchHeader,
     damaged,
 )
-from millstream.log.boundaries import Bodies, find_records
+from millstream.log.boundaries import LENGTH_BYTES_MAX, Bodies, find_records
 from millstream.log.compression import decompress
+from millstream.log.markers import NO_TIMESTAMP_MS
 from millstream.log.varint import Bytes, Int64s, read_varint, read_varints
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ SCHEMA = pa.schema(
         pa.field("headers", pa.list_(pa.struct(_HEADER_FIELDS)), nullable=False),
     ]
 )
+_FEW_RECORDS = 40  # up to here it is quicker to look at them one by one
 PART_BYTES_MAX = 64 * 1024 * 1024  # decompressed batches are decoded together up to this
 
 
@@ -128,6 +130,33 @@ def decode_parts(
         yield batch
 
 
+class RecordFacts(NamedTuple):
+    """What is known of records that were looked at one and all."""
+
+    unkeyed: bool
+    max_timestamp_ms: int
+
+
+def check_records(block: Block) -> RecordFacts:
+    """Hold every record of ``block`` against its batch, whoever encoded it.
+
+    What passes gives no error when it is decoded, and its n-th record has the n-th offset.
+
+    Raises:
+        CorruptBatchError: a count or a length in a batch cannot be, or its records cannot be
+            decompressed. Not retriable.
+    """
+    facts = []
+    for part in _parts(block):
+        records = _Records(block, part)
+        few = sum(header.record_count for _, header in part.batches) <= _FEW_RECORDS
+        facts.append(records.check_one_by_one() if few else records.check())
+    return RecordFacts(
+        any(one.unkeyed for one in facts),
+        max((one.max_timestamp_ms for one in facts), default=NO_TIMESTAMP_MS),
+    )
+
+
 def _parts(block: Block) -> Iterator[_Part]:
     """Yield the batches that have records for a reader, decompressed."""
     batches = [
@@ -174,6 +203,28 @@ def _body(block: Block, at: int, header: BatchHeader) -> bytes:
     return body
 
 
+def _check_record(data: bytes, at: int, end: int, number: int) -> tuple[bool, int, int]:
+    """Return of the record at ``at``: whether it has no key, its timestamp delta, where it ends.
+
+    Raises:
+        ValueError: it is not record ``number`` of a batch, or does not end before ``end``.
+    """
+    length, begin = read_varint(data, at, min(end, at + LENGTH_BYTES_MAX))
+    stop = begin + length
+    if length < RECORD_BYTES_MIN - 1 or stop > end:
+        raise ValueError
+    delta, at = read_varint(data, begin + 1, stop)
+    offset_delta, at = read_varint(data, at, stop)
+    key, at = read_varint(data, at, stop)
+    value, at = read_varint(data, at + max(key, 0), stop)
+    at += max(value, 0)
+    if offset_delta != number or key < -1 or value < -1 or at >= stop:
+        raise ValueError
+    if data[at] or at + 1 != stop:
+        _read_headers(data, at, stop)
+    return key < 0, delta, stop
+
+
 class _Records:
     """The records of a part as columns of positions into its bytes."""
 
@@ -212,6 +263,37 @@ class _Records:
             out["headers"] = self._headers_column(at + np.maximum(lengths, 0), ends)
         return out
 
+    def check_one_by_one(self) -> RecordFacts:
+        """Do as :meth:`check` does; quicker for few records, which columns are too wide for."""
+        unkeyed, latest = False, NO_TIMESTAMP_MS
+        for number, (start, stop, header) in enumerate(
+            zip(self._part.starts, self._part.stops, self._heads, strict=True)
+        ):
+            at = start
+            try:
+                for record in range(header.record_count):
+                    no_key, delta, at = _check_record(self._part.data, at, stop, record)
+                    unkeyed |= no_key
+                    latest = max(latest, header.base_timestamp_ms + delta)
+            except ValueError:
+                raise self._misfit("a record", number) from None
+            if at != stop:
+                raise self._misfit("the end of the last record", number)
+        return RecordFacts(unkeyed, latest)
+
+    def check(self) -> RecordFacts:
+        """Look at every field of every record, and gather none."""
+        at, ends = self._bounds()
+        time_deltas, at = read_varints(self._bytes, at + 1)
+        offset_deltas, at = read_varints(self._bytes, at)
+        firsts = np.repeat(np.cumsum(self._counts) - self._counts, self._counts)
+        self._check(offset_deltas == np.arange(len(firsts)) - firsts, "an offset delta")
+        keys, at = self._field(at, ends)
+        values, at = self._field(at + np.maximum(keys, 0), ends)
+        self._headers(at + np.maximum(values, 0), ends)
+        times = self._repeat([h.base_timestamp_ms for h in self._heads]) + time_deltas
+        return RecordFacts(bool((keys < 0).any()), max(int(times.max()), NO_TIMESTAMP_MS))
+
     def _bounds(self) -> tuple[Int64s, Int64s]:
         starts, stops = (np.array(x, np.int64) for x in (self._part.starts, self._part.stops))
         bodies = Bodies(self._part.data, self._bytes, starts, stops, self._counts)
@@ -244,6 +326,19 @@ class _Records:
 
     def _headers_column(self, at: Int64s, ends: Int64s) -> pa.Array:
         """Return the headers of every record; only records that have some are looked at one by one."""
+        counts, keys, values = self._headers(at, ends)
+        pairs = pa.StructArray.from_arrays(
+            [_binary_array(keys, pa.string()), _binary_array(values, pa.binary())],
+            fields=_HEADER_FIELDS,
+        )
+        places = pa.py_buffer(np.cumsum(counts, dtype=np.int32))
+        kind = SCHEMA.field("headers").type
+        return pa.Array.from_buffers(kind, len(at), [None, places], children=[pairs])
+
+    def _headers(
+        self, at: Int64s, ends: Int64s
+    ) -> tuple[NDArray[np.int32], list[bytes], list[bytes | None]]:
+        """Return how many headers each record has (behind a 0), and their keys and values."""
         self._check(at < ends, "a number of headers")
         counts = np.zeros(len(at) + 1, np.int32)
         keys: list[bytes] = []
@@ -259,13 +354,7 @@ class _Records:
             counts[row + 1] = len(found)
             keys += [key for key, _ in found]
             values += [value for _, value in found]
-        pairs = pa.StructArray.from_arrays(
-            [_binary_array(keys, pa.string()), _binary_array(values, pa.binary())],
-            fields=_HEADER_FIELDS,
-        )
-        places = pa.py_buffer(np.cumsum(counts, dtype=np.int32))
-        kind = SCHEMA.field("headers").type
-        return pa.Array.from_buffers(kind, len(at), [None, places], children=[pairs])
+        return counts, keys, values
 
     def _check(self, holds: NDArray[np.bool_], what: str) -> None:
         if not holds.all():

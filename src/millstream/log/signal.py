@@ -10,16 +10,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 from weakref import WeakValueDictionary
+
+from millstream.record import TopicPartition
 
 _LOOK_FIRST_S = 0.0002
 _LOOK_LAST_S = 0.002
 _LOOK_GROWTH = 1.1
 _RECHECK_S = 0.5  # the owner may leave this process between two looks
 
+Listener: TypeAlias = Callable[[Sequence[TopicPartition]], None]
 _signals: WeakValueDictionary[str, CommitSignal] = WeakValueDictionary()
 _signals_lock = threading.Lock()
 
@@ -30,11 +34,30 @@ class CommitSignal:
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._owners = 0
+        self._listeners: list[Listener] = []
 
-    def notify(self) -> None:
-        """Wake every waiting reader of this process."""
+    def notify(self, changed: Sequence[TopicPartition] = ()) -> None:
+        """Wake every waiting reader of this process.
+
+        Args:
+            changed: The partitions that were committed to; none if it was the catalog.
+        """
         with self._condition:
             self._condition.notify_all()
+        for listener in self._listeners:
+            listener(changed)
+
+    @contextmanager
+    def listened(self, listener: Listener) -> Iterator[None]:
+        """Call ``listener`` with what changed at every commit of this process, within the context.
+
+        From the thread that commits, which waits for it: it must be quick and raise nothing.
+        """
+        self._listeners = [*self._listeners, listener]
+        try:
+            yield
+        finally:
+            self._listeners = [one for one in self._listeners if one is not listener]
 
     @contextmanager
     def owned(self) -> Iterator[None]:

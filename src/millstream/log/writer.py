@@ -291,6 +291,14 @@ class LogWriter:
         """
         return self.config_of(self._topic(name)).settings()
 
+    def given_settings(self, name: str) -> dict[str, str]:
+        """Return the settings that were given to a topic; its others have their defaults.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        return dict(self._topic(name).settings)
+
     def _show(self, topic: Topic, segments: Sequence[Segment], first: int) -> None:
         """Begin to use partitions from ``first`` on, and let readers see them."""
         for number, segment in enumerate(segments, start=first):
@@ -526,12 +534,14 @@ class LogWriter:
         return self.housekeeper.keep_house(self._clock_ms() if now_ms is None else now_ms)
 
     def _publish(self, partitions: Iterable[Partition]) -> None:
+        published = []
         for partition in partitions:
             topic = self._topics.get(partition.name.topic)
             if topic is not None:
                 slot = topic.slots[partition.name.partition]
                 partition.publish(self._state, slot, topic.topic_id)
-        self._signal.notify()
+                published.append(partition.name)
+        self._signal.notify(published)
 
     def _mark_needs_verify(self, error: MillstreamError) -> None:
         try:

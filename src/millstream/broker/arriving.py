@@ -1,0 +1,132 @@
+"""Record batches as they come from a client: held against everything that readers rely on.
+
+A batch passes through as it is: nothing of it is encoded anew, and its CRC stays the client's. But it
+is looked at before it is taken, record by record, because a batch that lies would be an error for
+every reader from then on. Refused is
+
+===========================================  ==============================
+a batch                                      with
+===========================================  ==============================
+of another format than 2, or more than one   ``INVALID_RECORD``
+whose bytes do not match its CRC-32C         ``CORRUPT_MESSAGE``
+with the marks of a broker (control batch,   ``INVALID_RECORD``
+delete horizon)
+with timestamps of the broker                ``INVALID_TIMESTAMP``
+of an unknown compression                    ``UNSUPPORTED_COMPRESSION_TYPE``
+larger than the topic allows                 ``MESSAGE_TOO_LARGE``
+whose counts or lengths lie                  ``INVALID_RECORD``
+===========================================  ==============================
+
+Source: Kafka ``LogValidator``, ``ProduceRequest``.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import google_crc32c
+
+from millstream.broker.codes import Code, Refused
+from millstream.errors import CorruptBatchError
+from millstream.log.batch import (
+    BATCH_BYTES_MAX,
+    COMPRESSION_MASK,
+    CONTROL,
+    DELETE_HORIZON,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    MAGIC,
+    TRANSACTIONAL,
+    BatchHeader,
+    EncodedBatch,
+    as_encoded,
+    crc_matches,
+    header_fault,
+    read_header,
+)
+from millstream.log.compression import COMPRESSIONS
+from millstream.log.decoding import Block, check_records
+
+_FRAMING_BYTES = 128  # what a batch of one record adds to it, at most
+_MAX_TIMESTAMP_AT = 35 - 17  # in the tail, which begins at byte 17
+
+
+def arriving(data: bytes | None, *, message_bytes_max: int) -> EncodedBatch:
+    """Return the batch that a client sent, ready to be appended.
+
+    Args:
+        message_bytes_max: How large a batch may be, as its topic says.
+
+    Raises:
+        Refused: see the table.
+    """
+    if not data or len(data) < HEADER_BYTES:
+        raise Refused(Code.INVALID_RECORD, f"a batch of {len(data or b'')} bytes; 61 at least")
+    header = read_header(data, 0)
+    _check_header(header, data, message_bytes_max)
+    try:
+        facts = check_records(Block(data, [(0, header)], "the request", 0))
+    except CorruptBatchError as error:
+        raise Refused(Code.INVALID_RECORD, str(error)) from error
+    batch = replace(as_encoded(data, 0, header), unkeyed=facts.unkeyed)
+    if facts.max_timestamp_ms != header.max_timestamp_ms:
+        return _with_max_timestamp(batch, facts.max_timestamp_ms)
+    return batch
+
+
+def _check_header(header: BatchHeader, data: bytes, message_bytes_max: int) -> None:
+    if header.magic != MAGIC:
+        raise Refused(
+            Code.INVALID_RECORD, f"record format {header.magic}; send format {MAGIC}, Kafka 0.11's"
+        )
+    if header.size != len(data):
+        raise Refused(
+            Code.INVALID_RECORD,
+            f"{len(data)} bytes with a batch of {header.size}; send one batch for a partition",
+        )
+    limit = message_bytes_max + _FRAMING_BYTES
+    if header.record_count > 1:
+        limit = min(limit, BATCH_BYTES_MAX)
+    if header.size > limit:
+        raise Refused(
+            Code.MESSAGE_TOO_LARGE, f"a batch of {header.size:,} bytes; at most {limit:,}"
+        )
+    fault = header_fault(header, header.base_offset)
+    if fault is not None:
+        raise Refused(Code.INVALID_RECORD, fault)
+    if not crc_matches(data, 0, header):
+        raise Refused(Code.CORRUPT_MESSAGE, "the bytes of the batch do not match its CRC-32C")
+    _check_attributes(header)
+    if not 0 < header.record_count == header.last_offset_delta + 1:
+        raise Refused(
+            Code.INVALID_RECORD,
+            f"{header.record_count} records in {header.last_offset_delta + 1} offsets",
+        )
+
+
+def _check_attributes(header: BatchHeader) -> None:
+    attributes, stamp = header.attributes, header.producer
+    if attributes & (CONTROL | DELETE_HORIZON):
+        raise Refused(Code.INVALID_RECORD, "only the broker writes control batches and horizons")
+    if attributes & LOG_APPEND_TIME:
+        raise Refused(Code.INVALID_TIMESTAMP, "only the broker stamps times of arrival")
+    if attributes & COMPRESSION_MASK >= len(COMPRESSIONS):
+        code = attributes & COMPRESSION_MASK
+        raise Refused(Code.UNSUPPORTED_COMPRESSION_TYPE, f"there is no compression {code}")
+    if stamp.producer_id >= 0:
+        if stamp.producer_epoch < 0 or stamp.base_sequence < 0:
+            raise Refused(Code.INVALID_RECORD, f"{stamp} lacks its producer epoch or sequence")
+    elif attributes & TRANSACTIONAL:
+        raise Refused(Code.INVALID_RECORD, "a batch of a transaction without a producer id")
+
+
+def _with_max_timestamp(batch: EncodedBatch, max_timestamp_ms: int) -> EncodedBatch:
+    """Return the batch with the largest of its records' timestamps in its header.
+
+    Look-ups by time and retention go by the header; Kafka's broker mends it too.
+    """
+    tail = bytearray(batch.tail)
+    struct.pack_into(">q", tail, _MAX_TIMESTAMP_AT, max_timestamp_ms)
+    tail[:4] = google_crc32c.value(bytes(tail[4:])).to_bytes(4, "big")
+    return replace(batch, tail=bytes(tail), max_timestamp_ms=max_timestamp_ms)

@@ -1,0 +1,114 @@
+"""What the protocol says when something cannot be: a number, and which of our errors means it.
+
+Source: Kafka ``Errors``.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from millstream.errors import (
+    ConfigError,
+    CorruptBatchError,
+    CorruptionError,
+    DiskFullError,
+    FencedError,
+    MillstreamError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+    RecordTooLargeError,
+    RetriableError,
+    TopicExistsError,
+    TransactionAbortedError,
+    UnknownTopicError,
+)
+
+
+class Code(IntEnum):
+    """The error codes that the broker gives, under Kafka's names."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    NOT_LEADER_OR_FOLLOWER = 6
+    MESSAGE_TOO_LARGE = 10
+    OFFSET_METADATA_TOO_LARGE = 12
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    INVALID_TOPIC_EXCEPTION = 17
+    INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22
+    INCONSISTENT_GROUP_PROTOCOL = 23
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
+    REBALANCE_IN_PROGRESS = 27
+    INVALID_COMMIT_OFFSET_SIZE = 28
+    INVALID_TIMESTAMP = 32
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
+    INVALID_REQUEST = 42
+    POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    OPERATION_NOT_ATTEMPTED = 55
+    KAFKA_STORAGE_ERROR = 56
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    MEMBER_ID_REQUIRED = 79
+    GROUP_MAX_SIZE_REACHED = 81
+    FENCED_INSTANCE_ID = 82
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
+    INVALID_RECORD = 87
+    UNSTABLE_OFFSET_COMMIT = 88
+    PRODUCER_FENCED = 90
+    UNKNOWN_TOPIC_ID = 100
+    TRANSACTIONAL_ID_NOT_FOUND = 105
+
+
+class Refused(Exception):
+    """What was asked for is not done; the client is told this code, and why where there is room."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+# The first that fits counts, so a class stands before those that it is derived from.
+_MEANINGS: tuple[tuple[type[MillstreamError], Code], ...] = (
+    (UnknownTopicError, Code.UNKNOWN_TOPIC_OR_PARTITION),
+    (TopicExistsError, Code.TOPIC_ALREADY_EXISTS),
+    (RecordTooLargeError, Code.MESSAGE_TOO_LARGE),
+    (OffsetOutOfRangeError, Code.OFFSET_OUT_OF_RANGE),
+    (OutOfOrderSequenceError, Code.OUT_OF_ORDER_SEQUENCE_NUMBER),
+    (ProducerFencedError, Code.INVALID_PRODUCER_EPOCH),
+    (TransactionAbortedError, Code.INVALID_TXN_STATE),
+    (FencedError, Code.NOT_LEADER_OR_FOLLOWER),
+    (CorruptBatchError, Code.CORRUPT_MESSAGE),
+    (DiskFullError, Code.KAFKA_STORAGE_ERROR),
+    (CorruptionError, Code.KAFKA_STORAGE_ERROR),
+    (RetriableError, Code.COORDINATOR_NOT_AVAILABLE),
+    (ConfigError, Code.INVALID_REQUEST),
+)
+
+
+def code_of(error: Exception) -> Code:
+    """Return what a client is told of an error."""
+    if isinstance(error, Refused):
+        return error.code
+    for kind, code in _MEANINGS:
+        if isinstance(error, kind):
+            return code
+    return Code.UNKNOWN_SERVER_ERROR

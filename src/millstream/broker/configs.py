@@ -1,0 +1,217 @@
+"""DescribeConfigs and the two ways to alter them: the settings of topics, and what the broker says.
+
+A topic's settings are those of ``log.config``. Kafka has more; of those, ``FIXED`` lists the ones that
+tools set or read, with the one value that is true here: it is taken, and any other is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from millstream.broker.codes import Code, Refused, code_of
+from millstream.broker.node import NODE_ID, Call, Node
+from millstream.broker.wire import Message
+from millstream.errors import ConfigError, MillstreamError
+from millstream.log.config import TopicConfig
+
+_TOPIC, _BROKER = 2, 4  # kinds of resources
+_SOURCE_TOPIC, _SOURCE_STATIC, _SOURCE_DEFAULT = 1, 4, 5
+_SET, _DELETE, _APPEND, _SUBTRACT = range(4)
+_STRING, _INT, _LONG, _DOUBLE, _LIST = 2, 3, 5, 6, 7
+_LISTS = frozenset({"cleanup.policy"})
+
+FIXED: Mapping[str, str] = {
+    "compression.type": "producer",
+    "message.timestamp.type": "CreateTime",
+    "min.insync.replicas": "1",
+    "unclean.leader.election.enable": "false",
+    "preallocate": "false",
+}
+
+
+def settings_from(given: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the settings of a topic that a client gave; those that are fixed need not be kept.
+
+    Raises:
+        ConfigError: a setting is not known, not possible, or null.
+    """
+    settings = {}
+    for name, value in given.items():
+        if name in FIXED:
+            if value != FIXED[name]:
+                raise ConfigError(f"{name} is {value!r}; here it is always {FIXED[name]!r}")
+        elif value is None:
+            raise ConfigError(f"{name} has no value; give one, or leave it out")
+        else:
+            settings[name] = value
+    TopicConfig.parse(settings)
+    return settings
+
+
+def described(
+    settings: Mapping[str, str], given: Mapping[str, str], only: Iterable[str] | None = None
+) -> list[Message]:
+    """Return the settings of a topic as the protocol describes them.
+
+    Args:
+        given: Those of ``settings`` that were set, and are not defaults.
+        only: Names to describe; all if not given.
+    """
+    wanted = None if only is None else set(only)
+    every = {**settings, **FIXED}
+    return [
+        _entry(
+            name,
+            value,
+            source=_SOURCE_TOPIC if name in given else _SOURCE_DEFAULT,
+            read_only=name in FIXED,
+        )
+        for name, value in sorted(every.items())
+        if wanted is None or name in wanted
+    ]
+
+
+def _entry(name: str, value: str, *, source: int, read_only: bool) -> Message:
+    return {
+        "name": name,
+        "value": value,
+        "read_only": read_only,
+        "config_source": source,
+        "synonyms": [{"name": name, "value": value, "source": source}],
+        "config_type": _kind(name),
+        "documentation": None,
+    }
+
+
+def _kind(name: str) -> int:
+    if name in _LISTS:
+        return _LIST
+    if name.endswith((".ms", ".bytes")):
+        return _LONG
+    return _DOUBLE if name.endswith(".ratio") else _STRING
+
+
+async def describe_configs(node: Node, call: Call) -> Message:
+    """Answer a DescribeConfigs request."""
+    synonyms = call.request["include_synonyms"]
+
+    def describe(resource: Message) -> Message:
+        configs = _configs(node, resource)
+        for config in [] if synonyms else configs:
+            config["synonyms"] = []
+        return {"configs": configs}
+
+    return {"results": [_outcome(one, describe) for one in call.request["resources"]]}
+
+
+def _configs(node: Node, resource: Message) -> list[Message]:
+    kind, name, only = (
+        resource["resource_type"],
+        resource["resource_name"],
+        resource["configuration_keys"],
+    )
+    if kind == _TOPIC:
+        return described(node.writer.settings(name), node.writer.given_settings(name), only)
+    if kind == _BROKER and name in (str(NODE_ID), ""):
+        return [
+            _entry(key, value, source=_SOURCE_STATIC, read_only=True)
+            for key, value in sorted(_of_broker(node).items())
+            if only is None or key in only
+        ]
+    raise Refused(
+        Code.INVALID_REQUEST,
+        f"resource {name!r} of kind {kind}; there are topics (2) and broker {NODE_ID} (4)",
+    )
+
+
+def _of_broker(node: Node) -> dict[str, str]:
+    settings = node.settings
+    retention_ms = settings.offsets_retention_ms
+    return {
+        "auto.create.topics.enable": str(settings.auto_create).lower(),
+        "broker.id": str(NODE_ID),
+        "default.replication.factor": "1",
+        "group.max.session.timeout.ms": str(settings.session_timeout_ms_max),
+        "group.min.session.timeout.ms": str(settings.session_timeout_ms_min),
+        "log.cleanup.policy": "delete",
+        "message.max.bytes": str(TopicConfig().max_message_bytes),
+        "num.partitions": str(settings.default_partitions),
+        "offsets.retention.minutes": str(-1 if retention_ms is None else retention_ms // 60_000),
+        "socket.request.max.bytes": str(settings.request_bytes_max),
+    }
+
+
+def _outcome(resource: Message, do: object) -> Message:
+    about = {key: resource[key] for key in ("resource_type", "resource_name")}
+    try:
+        return {**about, "error_message": None, **do(resource)}  # type: ignore[operator]
+    except (MillstreamError, Refused) as error:
+        code = code_of(error)
+        if type(error) is ConfigError:
+            code = Code.INVALID_CONFIG
+        return {**about, "error_code": code, "error_message": str(error)}
+
+
+async def alter_configs(node: Node, call: Call) -> Message:
+    """Answer an AlterConfigs request: what is not named goes back to its default."""
+
+    def alter(resource: Message) -> Message:
+        name = _topic_of(resource)
+        wanted = settings_from({one["name"]: one["value"] for one in resource["configs"]})
+        gone = dict.fromkeys(set(node.writer.given_settings(name)) - set(wanted))
+        return _alter(node, name, {**gone, **wanted}, call)
+
+    resources = call.request["resources"]
+    return {"responses": await node.run(lambda: [_outcome(one, alter) for one in resources])}
+
+
+async def incremental_alter_configs(node: Node, call: Call) -> Message:
+    """Answer an IncrementalAlterConfigs request: what is not named stays."""
+
+    def alter(resource: Message) -> Message:
+        name = _topic_of(resource)
+        now = node.writer.settings(name)
+        changes: dict[str, str | None] = {}
+        for one in resource["configs"]:
+            changes |= _change(one, now)
+        return _alter(node, name, changes, call)
+
+    resources = call.request["resources"]
+    return {"responses": await node.run(lambda: [_outcome(one, alter) for one in resources])}
+
+
+def _change(one: Message, now: Mapping[str, str]) -> dict[str, str | None]:
+    """Return what one operation makes of a setting; None takes it back to its default."""
+    name, value, operation = one["name"], one["value"], one["config_operation"]
+    if operation == _DELETE:
+        return {name: None}
+    if operation == _SET:
+        return {**settings_from({name: value})}
+    if operation not in (_APPEND, _SUBTRACT) or name not in _LISTS:
+        raise Refused(
+            Code.INVALID_CONFIG, f"operation {operation} on {name}; it is no list: set or delete it"
+        )
+    items = now[name].split(",")
+    given = (value or "").split(",")
+    if operation == _APPEND:
+        items += [item for item in given if item not in items]
+    else:
+        items = [item for item in items if item not in given]
+    return {**settings_from({name: ",".join(items)})}
+
+
+def _topic_of(resource: Message) -> str:
+    if resource["resource_type"] != _TOPIC:
+        raise Refused(
+            Code.INVALID_REQUEST, "only settings of topics can be altered; the broker's are options"
+        )
+    return str(resource["resource_name"])
+
+
+def _alter(node: Node, name: str, changes: Mapping[str, str | None], call: Call) -> Message:
+    if call.request["validate_only"]:
+        kept = {**node.writer.given_settings(name), **changes}
+        TopicConfig.parse({key: value for key, value in kept.items() if value is not None})
+    else:
+        node.writer.alter_topic(name, settings=changes)
+    return {}

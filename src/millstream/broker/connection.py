@@ -1,0 +1,188 @@
+"""One connection: requests in, answers out, in the order of the requests.
+
+One task reads, another answers. Requests are answered one after the other, but for Produce requests:
+those that follow each other are all taken up, so that one sync serves them. A client that sends faster
+than it is answered, or does not take its answers, is no longer read from: TCP slows it down, and nobody
+else. What all connections hold together is bounded by ``memory``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from contextlib import suppress
+
+from millstream.broker import messages
+from millstream.broker.dispatch import Peer, UnknownRequestError, answer, read_call
+from millstream.broker.memory import RequestMemory
+from millstream.broker.node import Call, Node
+from millstream.broker.wire import MalformedError
+
+READ_AHEAD_BYTES = 64 * 1024  # of a connection, before there is room for its next request
+_SIZE_BYTES = 4
+_FRAME_BYTES_MIN = 8  # key, version, correlation id
+_REQUESTS_MAX = 64  # read and not yet taken up, of one connection
+_PRODUCES_MAX = 64  # taken up and not yet answered
+_log = logging.getLogger(__name__)
+
+
+class Connection:
+    """Reads requests and writes answers until one side has had enough."""
+
+    def __init__(
+        self,
+        node: Node,
+        memory: RequestMemory,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        advertised: tuple[str, int] | None,
+    ) -> None:
+        self._node = node
+        self._memory = memory
+        self._reader = reader
+        self._writer = writer
+        host, port = advertised or writer.get_extra_info("sockname")[:2]
+        self._peer = Peer(host, port, writer.get_extra_info("peername")[0])
+        self._frames: asyncio.Queue[bytes | None] = asyncio.Queue(_REQUESTS_MAX)
+        self._produces: deque[tuple[int, asyncio.Task[bytes | None]]] = deque()
+        self._answers_other = False  # than Produce
+        self._held = 0  # of the memory for requests
+
+    async def run(self) -> None:
+        """Serve until the connection ends."""
+        serving = asyncio.create_task(self._serve())
+        reading = asyncio.create_task(self._read())
+        try:
+            await asyncio.wait({serving, reading}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._answers_other:
+                # What was sent before the client went is still appended.
+                await asyncio.wait({serving}, timeout=self._node.settings.stalled_s)
+        finally:
+            for task in (reading, serving, *(task for _, task in self._produces)):
+                task.cancel()
+            self._writer.transport.abort() if self._stuck() else self._writer.close()
+            results = await asyncio.gather(reading, serving, return_exceptions=True)
+            self._memory.release(self._held)
+            for error in results:
+                self._tell(error)
+
+    def _stuck(self) -> bool:
+        """Return whether the client leaves answers lying, so that closing would wait for it."""
+        return self._writer.transport.get_write_buffer_size() > 0
+
+    def _tell(self, error: object) -> None:
+        """Say why a connection ended, if not because the client went."""
+        if isinstance(error, (MalformedError, UnknownRequestError, TimeoutError)):
+            _log.warning("closed the connection of %s: %s", self._peer.client_host, error)
+        elif isinstance(error, Exception) and not isinstance(error, (OSError, EOFError)):
+            _log.error("a request of %s failed", self._peer.client_host, exc_info=error)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        """Read requests until the client closes, is silent for too long, or makes no sense."""
+        try:
+            while (frame := await self._next_frame()) is not None:
+                await self._frames.put(frame)
+        finally:
+            with suppress(asyncio.QueueFull):
+                self._frames.put_nowait(None)
+
+    async def _next_frame(self) -> bytes | None:
+        """Return the next request; None at the end."""
+        head = await self._next_size()
+        if head is None:
+            return None
+        size = int.from_bytes(head, "big", signed=True)
+        settings = self._node.settings
+        if not _FRAME_BYTES_MIN <= size <= settings.request_bytes_max:
+            raise MalformedError(f"a request of {size} bytes; at most {settings.request_bytes_max}")
+        await self._memory.reserve(size)
+        self._held += size
+        try:
+            async with asyncio.timeout(settings.stalled_s):
+                return await self._reader.readexactly(size)
+        except TimeoutError:
+            raise TimeoutError(
+                f"a request of {size} bytes did not come in whole in {settings.stalled_s} s"
+            ) from None
+
+    async def _next_size(self) -> bytes | None:
+        while True:
+            try:
+                async with asyncio.timeout(self._node.settings.idle_s):
+                    return await self._reader.readexactly(_SIZE_BYTES)
+            except TimeoutError:
+                if self._frames.empty() and not self._produces and not self._answers_other:
+                    return None
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return None
+
+    # -- answering ----------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        while (frame := await self._frames.get()) is not None:
+            size = len(frame)
+            call = read_call(frame, self._peer)
+            del frame  # its records are copied out
+            if call.api is messages.PRODUCE:
+                task = asyncio.create_task(answer(self._node, call))
+                self._produces.append((size, task))
+                task.add_done_callback(self._write_produced)
+                while len(self._produces) >= _PRODUCES_MAX:
+                    await asyncio.wait({self._produces[0][1]})
+            else:
+                await self._answer_other(call, size)
+            await self._taken()
+        while self._produces:
+            await asyncio.wait({self._produces[0][1]})
+
+    async def _answer_other(self, call: Call, size: int) -> None:
+        while self._produces:
+            await asyncio.wait({self._produces[0][1]})
+        self._answers_other = True
+        try:
+            data = await answer(self._node, call)
+            self._free(size)
+            if data is not None:
+                self._writer.write(data)
+            if call.held_bytes:
+                del data
+                await self._taken(entirely=True)
+        finally:
+            self._node.responses.release(call.held_bytes)
+            self._answers_other = False
+
+    def _write_produced(self, _: asyncio.Task[bytes | None]) -> None:
+        """Write the answers that are there, up to the first that is not."""
+        while self._produces and self._produces[0][1].done():
+            size, task = self._produces.popleft()
+            self._free(size)
+            if task.cancelled():
+                continue
+            error = task.exception()
+            if error is not None:
+                self._tell(error)
+                self._writer.transport.abort()
+            elif (data := task.result()) is not None:
+                self._writer.write(data)
+
+    def _free(self, size: int) -> None:
+        self._held -= size
+        self._memory.release(size)
+
+    async def _taken(self, *, entirely: bool = False) -> None:
+        """Return when the client has taken enough of what was written, or all of it."""
+        transport = self._writer.transport
+        if entirely and transport.get_write_buffer_size():
+            transport.set_write_buffer_limits(high=0)
+        try:
+            async with asyncio.timeout(self._node.settings.stalled_s):
+                await self._writer.drain()
+        except TimeoutError:
+            raise TimeoutError("the client does not take its answers") from None
+        finally:
+            if entirely:
+                transport.set_write_buffer_limits()

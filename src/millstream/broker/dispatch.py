@@ -1,0 +1,116 @@
+"""From the bytes of a request to the bytes of its answer: which code answers what.
+
+What the broker answers is what is in ``HANDLERS``, and that is what ApiVersions tells. A request of
+another kind or version, and bytes that are no request, cannot be answered, as nobody could say in which
+form: the connection ends, as it does with Kafka. One exception is the protocol's own: a version of
+ApiVersions that is too new is answered in its oldest form.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+from millstream.broker import (
+    configs,
+    fetching,
+    listing,
+    messages,
+    messages_admin,
+    producing,
+    topics,
+)
+from millstream.broker.codes import Code
+from millstream.broker.node import Call, Node
+from millstream.broker.schema import Api
+from millstream.broker.wire import MalformedError, Message, Source
+
+Handler: TypeAlias = Callable[[Node, Call], Awaitable[Message | None]]
+_OPENING = struct.Struct(">hhi")  # key, version and correlation id, in every header
+
+
+class Peer(NamedTuple):
+    """The two ends of a connection: where the client reached the broker, and the client."""
+
+    host: str
+    port: int
+    client_host: str
+
+
+class UnknownRequestError(Exception):
+    """A kind or version of request that is not answered here."""
+
+
+async def api_versions(node: Node, call: Call) -> Message:  # noqa: ARG001 - a handler
+    """Answer an ApiVersions request."""
+    known = call.api.supports(call.version)
+    return {
+        "error_code": Code.NONE if known else Code.UNSUPPORTED_VERSION,
+        "api_keys": [
+            {"api_key": api.key, "min_version": api.versions[0], "max_version": api.versions[1]}
+            for api in sorted(HANDLERS, key=lambda api: api.key)
+        ],
+    }
+
+
+HANDLERS: Mapping[Api, Handler] = {
+    messages.PRODUCE: producing.produce,
+    messages.FETCH: fetching.fetch,
+    messages.LIST_OFFSETS: listing.list_offsets,
+    messages.METADATA: topics.metadata,
+    messages.API_VERSIONS: api_versions,
+    messages_admin.CREATE_TOPICS: topics.create_topics,
+    messages_admin.DELETE_TOPICS: topics.delete_topics,
+    messages_admin.DELETE_RECORDS: listing.delete_records,
+    messages_admin.DESCRIBE_CONFIGS: configs.describe_configs,
+    messages_admin.ALTER_CONFIGS: configs.alter_configs,
+    messages_admin.CREATE_PARTITIONS: topics.create_partitions,
+    messages_admin.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
+    messages_admin.DESCRIBE_CLUSTER: topics.describe_cluster,
+}
+_BY_KEY = {api.key: api for api in HANDLERS}
+
+
+def read_call(frame: bytes, peer: Peer) -> Call:
+    """Return the request in a frame.
+
+    Raises:
+        MalformedError: the bytes are no request.
+        UnknownRequestError: they are one that is not answered here.
+    """
+    if len(frame) < _OPENING.size:
+        raise MalformedError(f"a request of {len(frame)} bytes")
+    key, version, correlation_id = _OPENING.unpack_from(frame)
+    api = _BY_KEY.get(key)
+    if api is messages.API_VERSIONS and not api.supports(version):
+        return Call(api, version, correlation_id, "", {}, *peer)
+    if api is None or not api.supports(version):
+        raise UnknownRequestError(f"version {version} of {api.name if api else f'API {key}'}")
+    source = Source(frame)
+    header = messages.REQUEST_HEADER.read(source)
+    if api.flexible(version):
+        for _ in range(source.uvarint()):
+            source.uvarint()
+            source.take(source.uvarint())
+    request = api.decode_request(source, version)
+    return Call(api, version, correlation_id, header["client_id"] or "", request, *peer)
+
+
+async def answer(node: Node, call: Call) -> bytes | None:
+    """Return the frame that answers a request; None if no answer is wanted."""
+    response = await HANDLERS[call.api](node, call)
+    return None if response is None else frame_of(call, response)
+
+
+def frame_of(call: Call, response: Message) -> bytes:
+    """Return a response as it is sent: its length, the header, the message."""
+    version = call.version if call.api.supports(call.version) else 0
+    out = [b"", call.correlation_id.to_bytes(4, "big", signed=True)]
+    # A client cannot know yet what the broker speaks when it reads the answer to ApiVersions, so
+    # the header of this one is never flexible.
+    if call.api.flexible(version) and call.api is not messages.API_VERSIONS:
+        out.append(b"\0")
+    call.api.encode_response(response, version, out)
+    out[0] = sum(map(len, out)).to_bytes(4, "big")
+    return b"".join(out)

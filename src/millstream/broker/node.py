@@ -1,0 +1,99 @@
+"""What all answers share: the log, the threads that work on it, and who waits for what."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TypeVar
+
+from millstream.broker.appending import Appender
+from millstream.broker.memory import ResponseMemory
+from millstream.broker.schema import Api
+from millstream.broker.settings import Settings
+from millstream.broker.watch import Watch
+from millstream.broker.wire import Message
+from millstream.errors import MillstreamError
+from millstream.log.batches import BatchReader
+from millstream.log.files import DISK
+from millstream.log.owner import read_format
+from millstream.log.signal import signal_of
+from millstream.log.writer import LogWriter
+
+NODE_ID = 1
+THREADS = 4
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Call:
+    """One request, and what is known of who sent it.
+
+    ``host`` and ``port`` are where the client reached the broker, so that it can be told to go on
+    there. ``held_bytes`` is what the answer holds of the memory for responses until it is sent.
+    """
+
+    api: Api
+    version: int
+    correlation_id: int
+    client_id: str
+    request: Message
+    host: str
+    port: int
+    client_host: str
+    held_bytes: int = 0
+
+
+class Node:
+    """The broker as its answers see it. Lives in one event loop.
+
+    Args:
+        on_failure: Called when the log takes nothing any more.
+    """
+
+    def __init__(
+        self,
+        writer: LogWriter,
+        settings: Settings,
+        *,
+        on_failure: Callable[[MillstreamError], None],
+    ) -> None:
+        self.writer = writer
+        self.settings = settings
+        self.loop = asyncio.get_running_loop()
+        self.watch = Watch(self.loop)
+        self.responses = ResponseMemory(settings.responses_bytes_max)
+        self.appender = Appender(writer, self.loop, on_failure=on_failure)
+        directory_id = read_format(writer.folder, DISK)
+        assert directory_id is not None, "a log that is open has a name"
+        self.cluster_id = base64.urlsafe_b64encode(bytes.fromhex(directory_id)).decode().rstrip("=")
+        self._readers = threading.local()
+        self._closing = ExitStack()
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._pool = ThreadPoolExecutor(THREADS, "millstream-broker")
+        self._closing.callback(self._pool.shutdown)
+        self._closing.enter_context(signal_of(self.writer.folder).listened(self.watch.changed))
+        self.appender.start()
+        self._closing.callback(self.appender.stop)
+
+    def close(self) -> None:
+        """End what is at work."""
+        self._closing.close()
+
+    def reader(self) -> BatchReader:
+        """Return the reader of the thread that asks."""
+        found: BatchReader | None = getattr(self._readers, "reader", None)
+        if found is None:
+            found = BatchReader(self.writer.folder, control=self.writer.control)
+            self._readers.reader = found
+        return found
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns, without holding up anybody: it may wait for the disk."""
+        return await self.loop.run_in_executor(self._pool, work)

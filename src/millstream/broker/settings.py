@@ -1,0 +1,43 @@
+"""What can be set of a broker, with the defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a broker behaves towards its clients.
+
+    Attributes:
+        request_bytes_max: A larger request ends its connection.
+        requests_bytes_max: How much all requests together may hold in memory; more of them wait.
+        response_bytes_max: How many bytes of records one response brings, or one batch.
+        responses_bytes_max: How much responses may hold in memory before they get smaller.
+        connections_max: More connections are closed as they come.
+        stalled_s: A request that does not come in whole within this time ends its connection, and
+            so does a response of which nothing is taken for so long.
+        idle_s: A connection without any request for so long is closed.
+        default_partitions: Of topics that are made without saying how many they are to have.
+        auto_create: Whether a topic is made when a client asks for one that is not there.
+        rebalance_delay_ms: How long an empty group waits for more members after the first.
+        session_timeout_ms_min, session_timeout_ms_max: What members of groups may ask for.
+        offsets_retention_ms: For how long the offsets of a group without members are kept after its
+            last commit; None: until they are deleted.
+    """
+
+    request_bytes_max: int = 100 * _MIB
+    requests_bytes_max: int = 256 * _MIB
+    response_bytes_max: int = 16 * _MIB
+    responses_bytes_max: int = 256 * _MIB
+    connections_max: int = 4096
+    stalled_s: float = 60.0
+    idle_s: float = 600.0
+    default_partitions: int = 1
+    auto_create: bool = False
+    rebalance_delay_ms: int = 100
+    session_timeout_ms_min: int = 1000
+    session_timeout_ms_max: int = 30 * 60_000
+    offsets_retention_ms: int | None = None

@@ -1,0 +1,125 @@
+"""``millstream broker``: serve a log folder to Kafka's clients."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from millstream.broker.server import LISTEN, Serving, serve
+from millstream.broker.settings import Settings
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--listen",
+    default=LISTEN,
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where to listen. Port 0 takes one that is free.",
+)
+@click.option(
+    "--advertise",
+    metavar="HOST:PORT",
+    help="The address to tell clients, where something between rewrites addresses.",
+)
+@click.option(
+    "--ready-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the address there once clients can come, and remove it at the end.",
+)
+@click.option(
+    "--auto-create",
+    is_flag=True,
+    help="Make topics that clients ask for and that are not there.",
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    default=Settings().default_partitions,
+    show_default=True,
+    help="Of topics that are made without saying how many they are to have.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Allow an address that other machines reach: there is no authentication.",
+)
+def broker(
+    folder: Path,
+    *,
+    listen: str,
+    advertise: str | None,
+    ready_file: Path | None,
+    auto_create: bool,
+    partitions: int,
+    insecure: bool,
+) -> None:
+    """Serve the log in the folder DIR to Kafka's clients, until Ctrl-C or SIGTERM.
+
+    It owns the folder meanwhile; on this machine, others read it as before.
+
+    \b
+    Examples:
+      millstream broker ./data
+      millstream broker ./data --listen 127.0.0.1:0 --ready-file broker.addr
+      millstream broker ./data --auto-create --partitions 4
+    """
+    settings = Settings(auto_create=auto_create, default_partitions=partitions)
+    asyncio.run(
+        _run(
+            folder,
+            listen=listen,
+            advertise=advertise,
+            insecure=insecure,
+            settings=settings,
+            ready_file=ready_file,
+        )
+    )
+
+
+async def _run(
+    folder: Path,
+    *,
+    listen: str,
+    advertise: str | None,
+    insecure: bool,
+    settings: Settings,
+    ready_file: Path | None,
+) -> None:
+    """Serve until a signal comes, or the disk fails."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    async with serve(
+        folder, listen=listen, advertise=advertise, insecure=insecure, settings=settings
+    ) as serving:
+        with _told_ready(serving, folder, ready_file):
+            serving.failed.add_done_callback(lambda _: ended.set())
+            await ended.wait()
+        if serving.failed.done():
+            raise serving.failed.result()
+
+
+@contextmanager
+def _told_ready(serving: Serving, folder: Path, ready_file: Path | None) -> Iterator[None]:
+    """Say that clients can come, for as long as they can."""
+    click.echo(f"Kafka clients reach {folder} at {serving.address} (Ctrl-C ends it)")
+    if ready_file is None:
+        yield
+        return
+    # Renamed, so that a script that waits for the file finds the address in it.
+    fresh = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
+    fresh.write_text(f"{serving.address}\n")
+    fresh.rename(ready_file)
+    try:
+        yield
+    finally:
+        ready_file.unlink(missing_ok=True)

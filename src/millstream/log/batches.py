@@ -1,0 +1,173 @@
+"""Whole record batches as they lie on disk, for those who decode them themselves: Kafka's clients.
+
+What a ``LogReader`` leaves out (records of aborted transactions, markers) is given here, together
+with what it takes to leave it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from millstream.errors import CorruptBatchError, OffsetOutOfRangeError
+from millstream.log import aborted
+from millstream.log.control import ControlDb
+from millstream.log.decoding import Block, decode
+from millstream.log.files import DISK, Files, numbered
+from millstream.log.producers import AbortedRange
+from millstream.log.reader import Isolation, LogReader
+from millstream.log.segment import segment_name
+from millstream.log.state_file import PartitionState
+from millstream.log.topics import Topic, partition_folder
+
+_BLOCK_BYTES_MIN, _BLOCK_BYTES_MAX = 64 << 10, 1 << 20
+_SEARCH_BYTES = 4 << 20
+
+
+class Batches(NamedTuple):
+    """Batches in the order of offsets; the next ones begin at ``next_offset``.
+
+    ``aborted`` are the transactions taken back that have records among them.
+    """
+
+    parts: list[bytes]
+    size: int
+    next_offset: int
+    aborted: list[AbortedRange]
+
+
+class FoundRecord(NamedTuple):
+    """Where a record lies, and its timestamp."""
+
+    offset: int
+    timestamp_ms: int
+
+
+class BatchReader(LogReader):
+    """Reads batches without decoding them. One thread at a time."""
+
+    def __init__(
+        self, folder: Path | str, *, files: Files = DISK, control: ControlDb | None = None
+    ) -> None:
+        super().__init__(folder, isolation="read_uncommitted", files=files, control=control)
+
+    def state(self, topic: str, partition: int) -> PartitionState:
+        """Return how far a partition may be read.
+
+        Raises:
+            UnknownTopicError, ConfigError: there is no such topic or partition.
+        """
+        return self._partition_state(self._topic(topic), partition)
+
+    def take(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        *,
+        isolation: Isolation,
+        bytes_max: int,
+        first_whole: bool = True,
+    ) -> Batches:
+        """Return the batches from the one that holds ``start``, up to ``bytes_max`` bytes of them.
+
+        Args:
+            isolation: Where the end is. With ``read_committed`` too, batches of transactions that
+                were taken back are among them, and ``aborted`` tells which.
+            first_whole: Return one batch at least, however large.
+
+        Raises:
+            OffsetOutOfRangeError: ``start`` is not between log start and end.
+            CorruptBatchError: the batch that holds ``start`` is damaged. (Damage behind it ends
+                what is returned.)
+            UnknownTopicError, ConfigError: there is no such topic or partition.
+        """
+        found = self._topic(topic)
+        state = self._partition_state(found, partition)
+        end = state.last_stable_offset if isolation == "read_committed" else state.high_watermark
+        if not state.log_start <= start <= state.high_watermark:
+            raise OffsetOutOfRangeError(
+                f"offset {start} of {topic}/{partition} was asked for, which holds "
+                f"[{state.log_start}, {state.high_watermark}); read within these",
+                start=state.log_start,
+                end=state.high_watermark,
+            )
+        if start >= end or bytes_max <= 0:
+            return Batches([], 0, start, [])
+        parts, size, reached = self._gather(found, partition, (start, end), bytes_max, first_whole)
+        ranges: list[AbortedRange] = []
+        if isolation == "read_committed" and parts:
+            ranges = self._taken_back(found, partition, start, reached)
+        return Batches(parts, size, reached, ranges)
+
+    def _gather(
+        self,
+        topic: Topic,
+        partition: int,
+        wanted: tuple[int, int],
+        bytes_max: int,
+        first_whole: bool,  # noqa: FBT001 - private
+    ) -> tuple[list[bytes], int, int]:
+        parts: list[bytes] = []
+        size, reached = 0, wanted[0]
+        block_bytes = min(max(bytes_max, _BLOCK_BYTES_MIN), _BLOCK_BYTES_MAX)
+        try:
+            for block in self._blocks(topic, partition, *wanted, block_bytes):
+                first, last, stop = block.batches[0][0], 0, None
+                for at, header in block.batches:
+                    one_more = size + at + header.size - first
+                    if one_more > bytes_max and not (first_whole and not size and at == first):
+                        break
+                    stop, reached, last = at + header.size, header.next_offset, at
+                if stop is not None:
+                    parts.append(block.data[first:stop])
+                    size += stop - first
+                if stop is None or last != block.batches[-1][0]:
+                    break
+        except CorruptBatchError:
+            if not parts:
+                raise
+        return parts, size, reached
+
+    def _taken_back(self, topic: Topic, partition: int, start: int, end: int) -> list[AbortedRange]:
+        folder = partition_folder(self.folder, topic, partition)
+        bases = numbered(self._files.names(folder), aborted.SUFFIX)
+        return sorted(
+            (
+                one
+                for base in bases
+                for one in aborted.read(self._files, folder / segment_name(base))
+                if one.first_offset < end and one.last_offset >= start
+            ),
+            key=lambda one: one.first_offset,
+        )
+
+    def first_at(self, topic: str, partition: int, timestamp_ms: int) -> FoundRecord | None:
+        """Return the first record whose timestamp is ``timestamp_ms`` or later; None: there is none.
+
+        Raises:
+            UnknownTopicError, ConfigError: there is no such topic or partition.
+        """
+        found = self._topic(topic)
+        state = self._partition_state(found, partition)
+        end = state.high_watermark
+        start = self._segment_for_time(found, partition, timestamp_ms, state.log_start)
+        if start >= end:
+            return None
+        for block in self._blocks(found, partition, start, end, _SEARCH_BYTES):
+            if all(header.max_timestamp_ms < timestamp_ms for _, header in block.batches):
+                continue
+            for offset, time_ms in _offsets_and_times(block, start, end):
+                if time_ms >= timestamp_ms:
+                    return FoundRecord(offset, time_ms)
+        return None
+
+
+def _offsets_and_times(block: Block, start: int, end: int) -> Iterator[tuple[int, int]]:
+    batch = decode(block, start, end, ("offset", "timestamp"))
+    times = np.asarray(batch["timestamp"].cast(pa.int64())).tolist()
+    yield from zip(batch["offset"].to_pylist(), times, strict=True)
