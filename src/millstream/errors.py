@@ -93,7 +93,14 @@ class OutOfOrderSequenceError(ConflictError):
 
 
 class TransactionAbortedError(ConflictError):
-    """The transaction was taken back, by its timeout or a failure. Begin another, send again."""
+    """The transaction was taken back, by its timeout or a failure. Begin another, send again.
+
+    ``timed_out`` says that it was open for longer than its timeout.
+    """
+
+    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
 
 
 class FencePassedError(ConflictError):

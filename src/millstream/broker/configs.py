@@ -162,7 +162,7 @@ async def alter_configs(node: Node, call: Call) -> Message:
         return _alter(node, name, {**gone, **wanted}, call)
 
     resources = call.request["resources"]
-    return {"responses": await node.run(lambda: [_outcome(one, alter) for one in resources])}
+    return {"responses": await node.change(lambda: [_outcome(one, alter) for one in resources])}
 
 
 async def incremental_alter_configs(node: Node, call: Call) -> Message:
@@ -177,7 +177,7 @@ async def incremental_alter_configs(node: Node, call: Call) -> Message:
         return _alter(node, name, changes, call)
 
     resources = call.request["resources"]
-    return {"responses": await node.run(lambda: [_outcome(one, alter) for one in resources])}
+    return {"responses": await node.change(lambda: [_outcome(one, alter) for one in resources])}
 
 
 def _change(one: Message, now: Mapping[str, str]) -> dict[str, str | None]:

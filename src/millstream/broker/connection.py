@@ -49,11 +49,12 @@ class Connection:
         self._produces: deque[tuple[int, asyncio.Task[bytes | None]]] = deque()
         self._answers_other = False  # than Produce
         self._held = 0  # of the memory for requests
+        self._reading: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Serve until the connection ends."""
         serving = asyncio.create_task(self._serve())
-        reading = asyncio.create_task(self._read())
+        self._reading = reading = asyncio.create_task(self._read())
         try:
             await asyncio.wait({serving, reading}, return_when=asyncio.FIRST_COMPLETED)
             if not self._answers_other:
@@ -67,6 +68,11 @@ class Connection:
             self._memory.release(self._held)
             for error in results:
                 self._tell(error)
+
+    def stop(self) -> None:
+        """Read no more requests, and end when those that append something are answered."""
+        if self._reading is not None:
+            self._reading.cancel()
 
     def _stuck(self) -> bool:
         """Return whether the client leaves answers lying, so that closing would wait for it."""

@@ -13,13 +13,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from millstream.broker import (
+    committed,
     configs,
     fetching,
+    groups,
     listing,
     messages,
     messages_admin,
+    messages_groups,
+    messages_transactions,
     producing,
     topics,
+    transactions,
 )
 from millstream.broker.codes import Code
 from millstream.broker.node import Call, Node
@@ -60,6 +65,24 @@ HANDLERS: Mapping[Api, Handler] = {
     messages.LIST_OFFSETS: listing.list_offsets,
     messages.METADATA: topics.metadata,
     messages.API_VERSIONS: api_versions,
+    messages_groups.OFFSET_COMMIT: committed.offset_commit,
+    messages_groups.OFFSET_FETCH: committed.offset_fetch,
+    messages_groups.OFFSET_DELETE: committed.offset_delete,
+    messages_groups.FIND_COORDINATOR: groups.find_coordinator,
+    messages_groups.JOIN_GROUP: groups.join_group,
+    messages_groups.SYNC_GROUP: groups.sync_group,
+    messages_groups.HEARTBEAT: groups.heartbeat,
+    messages_groups.LEAVE_GROUP: groups.leave_group,
+    messages_groups.DESCRIBE_GROUPS: groups.describe_groups,
+    messages_groups.LIST_GROUPS: groups.list_groups,
+    messages_groups.DELETE_GROUPS: groups.delete_groups,
+    messages_transactions.INIT_PRODUCER_ID: transactions.init_producer_id,
+    messages_transactions.ADD_PARTITIONS_TO_TXN: transactions.add_partitions_to_txn,
+    messages_transactions.ADD_OFFSETS_TO_TXN: transactions.add_offsets_to_txn,
+    messages_transactions.TXN_OFFSET_COMMIT: transactions.txn_offset_commit,
+    messages_transactions.END_TXN: transactions.end_txn,
+    messages_transactions.DESCRIBE_TRANSACTIONS: transactions.describe_transactions,
+    messages_transactions.LIST_TRANSACTIONS: transactions.list_transactions,
     messages_admin.CREATE_TOPICS: topics.create_topics,
     messages_admin.DELETE_TOPICS: topics.delete_topics,
     messages_admin.DELETE_RECORDS: listing.delete_records,

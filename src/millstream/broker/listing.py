@@ -88,4 +88,4 @@ async def delete_records(node: Node, call: Call) -> Message:
         except MillstreamError as error:
             return {"error_code": partition_code(error), "low_watermark": -1}
 
-    return {"topics": await node.run(lambda: for_each_partition(call.request["topics"], delete))}
+    return {"topics": await node.change(lambda: for_each_partition(call.request["topics"], delete))}

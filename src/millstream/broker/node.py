@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from millstream.broker.appending import Appender
+from millstream.broker.coordinator import Groups
 from millstream.broker.memory import ResponseMemory
+from millstream.broker.offset_commits import OffsetCommits
 from millstream.broker.schema import Api
 from millstream.broker.settings import Settings
 from millstream.broker.watch import Watch
@@ -22,10 +24,10 @@ from millstream.log.batches import BatchReader
 from millstream.log.files import DISK
 from millstream.log.owner import read_format
 from millstream.log.signal import signal_of
-from millstream.log.writer import LogWriter
+from millstream.log.writer import LogWriter, wall_clock_ms
 
 NODE_ID = 1
-THREADS = 4
+READING_THREADS, CHANGING_THREADS = 4, 2
 T = TypeVar("T")
 
 
@@ -71,13 +73,19 @@ class Node:
         directory_id = read_format(writer.folder, DISK)
         assert directory_id is not None, "a log that is open has a name"
         self.cluster_id = base64.urlsafe_b64encode(bytes.fromhex(directory_id)).decode().rstrip("=")
+        self.groups = Groups(settings)
+        self.commits = OffsetCommits(self.loop, self.change, writer)
+        self.clock_ms = wall_clock_ms
         self._readers = threading.local()
         self._closing = ExitStack()
+        # What waits for the one lock of control.db must not keep reads waiting.
+        self._reading = ThreadPoolExecutor(READING_THREADS, "millstream-broker-reading")
+        self._changing = ThreadPoolExecutor(CHANGING_THREADS, "millstream-broker-changing")
 
     def start(self) -> None:
         """Begin to work."""
-        self._pool = ThreadPoolExecutor(THREADS, "millstream-broker")
-        self._closing.callback(self._pool.shutdown)
+        self._closing.callback(self._reading.shutdown)
+        self._closing.callback(self._changing.shutdown)
         self._closing.enter_context(signal_of(self.writer.folder).listened(self.watch.changed))
         self.appender.start()
         self._closing.callback(self.appender.stop)
@@ -95,5 +103,9 @@ class Node:
         return found
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns, without holding up anybody: it may wait for the disk."""
-        return await self.loop.run_in_executor(self._pool, work)
+        """Return what ``work`` returns, which reads; it may wait for the disk."""
+        return await self.loop.run_in_executor(self._reading, work)
+
+    async def change(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns, which changes something besides records."""
+        return await self.loop.run_in_executor(self._changing, work)

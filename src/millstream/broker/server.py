@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from millstream.log.writer import LogWriter
 LISTEN = "127.0.0.1:9092"
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\s\[\]]+)):(\d{1,5})")
 _BACKLOG = 1024
+_ENDS_S = 5.0  # for the answers that are still to be given at the end
 _log = logging.getLogger(__name__)
 
 
@@ -101,7 +102,7 @@ async def _serving(
 
     node = Node(writer, settings, on_failure=fail)
     memory = RequestMemory(settings.requests_bytes_max)
-    connections: set[asyncio.Task[None]] = set()
+    connections: dict[asyncio.Task[None], Connection] = {}
 
     async def connected(reader: asyncio.StreamReader, stream: asyncio.StreamWriter) -> None:
         if len(connections) >= settings.connections_max:
@@ -110,13 +111,14 @@ async def _serving(
             return
         task = asyncio.current_task()
         assert task is not None, "a connection is served by a task"
-        connections.add(task)
+        connection = Connection(node, memory, reader, stream, advertised=advertised)
+        connections[task] = connection
         try:
-            await Connection(node, memory, reader, stream, advertised=advertised).run()
+            await connection.run()
         except asyncio.CancelledError:
             pass  # the broker ends; asyncio would complain of a task of its own that is cancelled
         finally:
-            connections.discard(task)
+            del connections[task]
 
     node.start()
     try:
@@ -127,11 +129,22 @@ async def _serving(
             yield failed
         finally:
             server.close()
-            for task in connections:
-                task.cancel()
-            await asyncio.gather(*connections, return_exceptions=True)
+            await _end(connections)
+            node.groups.close()
     finally:
         await asyncio.to_thread(node.close)
+
+
+async def _end(connections: Mapping[asyncio.Task[None], Connection]) -> None:
+    """Let connections finish what they append, and close them."""
+    for connection in connections.values():
+        connection.stop()
+    tasks = set(connections)
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=_ENDS_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def address_of(text: str) -> tuple[str, int]:

@@ -47,7 +47,7 @@ async def _asked_for(node: Node, one: Message, *, creates: bool) -> Message:
         return _described(info)
     if name not in topics and creates:
         with suppress(MillstreamError):  # that it is not there is told below
-            await node.run(
+            await node.change(
                 lambda: node.writer.create_topic(name, partitions=node.settings.default_partitions)
             )
             topics = node.writer.topics()
@@ -104,7 +104,7 @@ async def create_topics(node: Node, call: Call) -> Message:
             raise Refused(Code.INVALID_REQUEST, f"topic {topic['name']!r} is named twice")
         return _create(node, topic, validate_only=request["validate_only"])
 
-    return {"topics": await node.run(lambda: _each(request["topics"], create))}
+    return {"topics": await node.change(lambda: _each(request["topics"], create))}
 
 
 def _each(topics: list[Message], do: Callable[[Message], Message]) -> list[Message]:
@@ -199,7 +199,7 @@ async def create_partitions(node: Node, call: Call) -> Message:
             node.writer.alter_topic(name, partitions=count)
         return {}
 
-    return {"results": await node.run(lambda: _each(request["topics"], enlarge))}
+    return {"results": await node.change(lambda: _each(request["topics"], enlarge))}
 
 
 # -- removing ---------------------------------------------------------------------------------
@@ -224,4 +224,4 @@ async def delete_topics(node: Node, call: Call) -> Message:
         node.writer.delete_topic(name)
         return {"name": name, "topic_id": bytes.fromhex(known.topic_id) if known else _NO_ID}
 
-    return {"responses": await node.run(lambda: _each(asked, delete))}
+    return {"responses": await node.change(lambda: _each(asked, delete))}

@@ -44,6 +44,13 @@ CREATE TABLE IF NOT EXISTS decisions (
     producer_id INTEGER NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL,
     first_offset INTEGER NOT NULL, producer_epoch INTEGER NOT NULL, committed INTEGER NOT NULL,
     PRIMARY KEY (producer_id, topic_id, partition)) STRICT;
+CREATE TABLE IF NOT EXISTS remote_transactions (
+    producer_id INTEGER PRIMARY KEY, producer_epoch INTEGER NOT NULL, state TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS pending_offsets (
+    producer_id INTEGER NOT NULL, group_name TEXT NOT NULL,
+    topic_id TEXT NOT NULL REFERENCES topics (topic_id) ON DELETE CASCADE,
+    partition INTEGER NOT NULL, committed_offset INTEGER NOT NULL, metadata TEXT NOT NULL,
+    PRIMARY KEY (producer_id, group_name, topic_id, partition)) STRICT;
 """
 
 

@@ -8,10 +8,10 @@ machine, alone or together with a transaction.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, FencePassedError
 from millstream.log.control import ControlDb
 from millstream.record import TopicPartition
 
@@ -109,6 +109,36 @@ def forget_offsets(control: ControlDb, group: str, topic: str | None = None) -> 
         return cursor.rowcount
 
 
+def forget_places(control: ControlDb, group: str, places: Iterable[TopicPartition]) -> None:
+    """Forget what a group has committed of these partitions."""
+    with control.commit() as connection:
+        connection.executemany(
+            "DELETE FROM group_offsets WHERE group_name = ? AND partition = ? AND topic_id IN "
+            "(SELECT topic_id FROM topics WHERE name = ?)",
+            [(group, place.partition, place.topic) for place in places],
+        )
+
+
+def forget_silent_groups(control: ControlDb, before_ms: int, *, keep: Iterable[str]) -> list[str]:
+    """Forget groups that have committed nothing since ``before_ms``; return which.
+
+    Args:
+        keep: Groups that are in use, whenever they committed.
+    """
+    kept = set(keep)
+    with control.commit() as connection:
+        rows = connection.execute(
+            "SELECT group_name FROM group_offsets GROUP BY group_name "
+            "HAVING max(committed_ms) < ? ORDER BY 1",
+            (before_ms,),
+        ).fetchall()
+        silent = [name for (name,) in rows if name not in kept]
+        connection.executemany(
+            "DELETE FROM group_offsets WHERE group_name = ?", [(name,) for name in silent]
+        )
+    return silent
+
+
 def fences_from(control: ControlDb, prefix: str) -> dict[str, int]:
     """Return the batch ids at which the fences stand of all writers whose names begin so."""
     rows = control.rows(
@@ -121,3 +151,20 @@ def fence_of(control: ControlDb, writer: str) -> int | None:
     """Return the batch id at which the fence of ``writer`` stands; None if it has none."""
     rows = control.rows("SELECT batch_id FROM fences WHERE writer = ?", (writer,))
     return int(rows[0][0]) if rows else None
+
+
+def pass_fence(connection: sqlite3.Connection, writer: str, batch_id: int) -> None:
+    """Move the fence of ``writer`` to ``batch_id`` within a commit of control.db.
+
+    Raises:
+        FencePassedError: it stands there already, or further on.
+    """
+    execute = connection.execute
+    row = execute("SELECT batch_id FROM fences WHERE writer = ?", (writer,)).fetchone()
+    if row is not None and row[0] >= batch_id:
+        raise FencePassedError(
+            f"the fence of {writer!r} stands at batch {row[0]}, so batch {batch_id} is committed "
+            "already; skip it",
+            batch_id=row[0],
+        )
+    execute("INSERT OR REPLACE INTO fences VALUES (?, ?)", (writer, batch_id))

@@ -49,8 +49,15 @@ from millstream.errors import (
 )
 from millstream.log.batch import CONTROL, TRANSACTIONAL, EncodedBatch
 from millstream.log.control import ControlDb
-from millstream.log.groups import Offsets, check_offsets, put_offsets
+from millstream.log.groups import Offsets, check_offsets, pass_fence, put_offsets
 from millstream.log.markers import encode_marker
+from millstream.log.remote import (
+    forget_producers,
+    note_begun,
+    put_pending,
+    remote_transactions,
+    settle,
+)
 from millstream.record import TopicPartition
 
 PRODUCER_EPOCH_MAX = (1 << 15) - 1
@@ -73,6 +80,15 @@ class OpenPartition(NamedTuple):
     topic_id: str
     producer_epoch: int
     first_offset: int
+
+
+class NamedProducer(NamedTuple):
+    """A producer with a transactional id; ``open_since_ms`` is None while no transaction is open."""
+
+    transactional_id: str
+    identity: ProducerIdentity
+    timeout_ms: int
+    open_since_ms: int | None
 
 
 class TransactionLog(Protocol):
@@ -142,13 +158,20 @@ class Transactions:
         *,
         timeout_ms: int = TIMEOUT_MS,
         in_process: bool = True,
+        resumes: ProducerIdentity | None = None,
     ) -> ProducerIdentity:
         """Return an identity that no living producer has; an older one of this name is fenced.
 
         A transaction that the older one left open is aborted.
 
+        Args:
+            in_process: Whether the producer dies with this process.
+            resumes: The identity that the producer had, if it was its last life; so one that was
+                replaced meanwhile does not fence the newer.
+
         Raises:
             ConfigError: the name or the timeout is not possible.
+            ProducerFencedError: ``resumes`` is not the last life of this name.
         """
         if transactional_id is not None and not transactional_id:
             raise ConfigError("transactional_id is empty; give a name, or None")
@@ -159,6 +182,8 @@ class Transactions:
             )
         with self._lock:
             known = self._by_name.get(transactional_id) if transactional_id else None
+            if resumes is not None:
+                _check_last_life(known, resumes)
             if known is None or known.producer_epoch >= PRODUCER_EPOCH_MAX - 1:
                 return self._insert(known, transactional_id, timeout_ms, in_process=in_process)
             self._raise_epoch(known, timeout_ms=timeout_ms, in_process=in_process)
@@ -179,6 +204,7 @@ class Transactions:
             self._abort_open(before)
         with self._control.commit() as connection:
             if before is not None:
+                settle(connection, before.producer_id, commit=False, now_ms=self._clock_ms())
                 connection.execute(
                     "UPDATE producers SET transactional_id = NULL, producer_epoch = ? "
                     "WHERE producer_id = ?",
@@ -204,6 +230,7 @@ class Transactions:
         timeout = producer.timeout_ms if timeout_ms is None else timeout_ms
         local = producer.in_process if in_process is None else in_process
         with self._control.commit() as connection:
+            settle(connection, producer.producer_id, commit=False, now_ms=self._clock_ms())
             connection.execute(
                 "UPDATE producers SET producer_epoch = ?, timeout_ms = ?, in_process = ?, "
                 "used_ms = ? WHERE producer_id = ?",
@@ -220,8 +247,11 @@ class Transactions:
 
     # -- one transaction ----------------------------------------------------------------------
 
-    def begin(self, identity: ProducerIdentity) -> None:
+    def begin(self, identity: ProducerIdentity, *, again: bool = False) -> None:
         """Open a transaction.
+
+        Args:
+            again: One that is open goes on; it, and how it ends, is known to the next owner too.
 
         Raises:
             ProducerFencedError: a newer producer of this name has taken over.
@@ -231,11 +261,34 @@ class Transactions:
         with self._lock:
             producer = self._checked(identity)
             self._write_unmarked()
+            if producer.state == "open" and again:
+                return
             if producer.state != "idle":
                 raise ConfigError(
                     "a transaction of this producer is open already; commit or abort it first"
                 )
+            if again:
+                with self._control.commit() as connection:
+                    note_begun(connection, *identity)
             producer.state, producer.started_ms = "open", self._clock_ms()
+
+    def add_offsets(self, identity: ProducerIdentity, group: str, offsets: Offsets) -> None:
+        """Note offsets that are committed when the open transaction is; durable on return.
+
+        Raises:
+            ProducerFencedError, TransactionAbortedError: as for :meth:`end`.
+            ConfigError: an offset is not possible, or of an unknown topic.
+        """
+        with self._lock:
+            producer = self._checked(identity)
+            if producer.state != "open":
+                raise TransactionAbortedError(
+                    "no transaction of this producer is open; begin one before you add offsets to it"
+                )
+            check_offsets(group, offsets)
+            topic_ids = self._log.topic_ids(sorted({name.topic for name in offsets}))
+            with self._control.commit() as connection:
+                put_pending(connection, producer.producer_id, group, offsets, topic_ids=topic_ids)
 
     def admit(self, batch: EncodedBatch) -> None:
         """Refuse a batch that belongs to no open transaction. Called while appends are locked out.
@@ -360,11 +413,33 @@ class Transactions:
                 connection.executemany(
                     "DELETE FROM producers WHERE producer_id = ?", [(one,) for one in idle]
                 )
+                forget_producers(connection, idle)
             for producer_id in idle:
                 producer = self._producers.pop(producer_id)
                 if producer.transactional_id is not None:
                     self._by_name.pop(producer.transactional_id, None)
         return len(idle)
+
+    def identity_of(self, transactional_id: str) -> ProducerIdentity | None:
+        """Return who has this name now; None if nobody does."""
+        with self._lock:
+            known = self._by_name.get(transactional_id)
+            if known is None:
+                return None
+            return ProducerIdentity(known.producer_id, known.producer_epoch)
+
+    def named(self) -> list[NamedProducer]:
+        """Return the producers that have names, by name."""
+        with self._lock:
+            return [
+                NamedProducer(
+                    name,
+                    ProducerIdentity(one.producer_id, one.producer_epoch),
+                    one.timeout_ms,
+                    one.started_ms if one.state != "idle" else None,
+                )
+                for name, one in sorted(self._by_name.items())
+            ]
 
     def open_count(self) -> int:
         """Return how many transactions are open."""
@@ -382,6 +457,11 @@ class Transactions:
                 )
             }
             now_ms = self._clock_ms()
+            for producer_id, remote in remote_transactions(self._control).items():
+                producer = self._producers.get(producer_id)
+                here = producer is not None and producer.producer_epoch == remote.producer_epoch
+                if producer is not None and here and remote.state == "open":
+                    producer.state, producer.started_ms = "open", now_ms
             for producer_id, places in self._log.open_partitions().items():
                 producer = self._producers.get(producer_id)
                 for place in places:
@@ -405,7 +485,8 @@ class Transactions:
         if identity.producer_epoch == producer.timed_out_epoch:
             raise TransactionAbortedError(
                 f"the transaction was open for more than its timeout of {producer.timeout_ms} ms "
-                "and was aborted; begin another one and send its records again"
+                "and was aborted; begin another one and send its records again",
+                timed_out=True,
             )
         if identity.producer_epoch != producer.producer_epoch:
             raise ProducerFencedError(
@@ -436,7 +517,7 @@ class Transactions:
         next_epoch = producer.producer_epoch + int(raise_epoch)
         with self._control.commit() as connection:
             if fence is not None:
-                _pass_fence(connection, *fence)
+                pass_fence(connection, *fence)
             connection.execute(
                 "DELETE FROM decisions WHERE producer_id = ?", (producer.producer_id,)
             )
@@ -462,6 +543,7 @@ class Transactions:
                     topic_ids=topic_ids or {},
                     now_ms=self._clock_ms(),
                 )
+            settle(connection, producer.producer_id, commit=commit, now_ms=self._clock_ms())
             connection.execute(
                 "UPDATE producers SET producer_epoch = ?, used_ms = ? WHERE producer_id = ?",
                 (next_epoch, self._clock_ms(), producer.producer_id),
@@ -503,13 +585,13 @@ class Transactions:
             _log.warning("markers of ended transactions wait for room on the disk: %s", error)
 
 
-def _pass_fence(connection: object, writer: str, batch_id: int) -> None:
-    execute = connection.execute  # type: ignore[attr-defined]
-    row = execute("SELECT batch_id FROM fences WHERE writer = ?", (writer,)).fetchone()
-    if row is not None and row[0] >= batch_id:
-        raise FencePassedError(
-            f"the fence of {writer!r} stands at batch {row[0]}, so batch {batch_id} is committed "
-            "already; skip it",
-            batch_id=row[0],
+def _check_last_life(known: _Producer | None, identity: ProducerIdentity) -> None:
+    if (
+        known is None
+        or known.producer_id != identity.producer_id
+        or (identity.producer_epoch not in (known.producer_epoch, known.timed_out_epoch))
+    ):
+        raise ProducerFencedError(
+            f"producer {identity.producer_id} in its life {identity.producer_epoch} has been replaced "
+            "by a newer one; close this one"
         )
-    execute("INSERT OR REPLACE INTO fences VALUES (?, ?)", (writer, batch_id))

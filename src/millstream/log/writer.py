@@ -292,11 +292,7 @@ class LogWriter:
         return self.config_of(self._topic(name)).settings()
 
     def given_settings(self, name: str) -> dict[str, str]:
-        """Return the settings that were given to a topic; its others have their defaults.
-
-        Raises:
-            UnknownTopicError: there is no such topic.
-        """
+        """Return those of a topic's :meth:`settings` that were given and are not defaults."""
         return dict(self._topic(name).settings)
 
     def _show(self, topic: Topic, segments: Sequence[Segment], first: int) -> None:
