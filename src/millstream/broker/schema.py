@@ -110,7 +110,7 @@ def _field(found: re.Match[str]) -> Field:
         first = int(low.rstrip("+"))
         last = int(high) if high else _FOR_EVER if low.endswith("+") else first
     kind = found["type"]
-    default: Value = () if kind.startswith("[]") else ZERO[kind]
+    default: Value = [] if kind.startswith("[]") else ZERO[kind]  # nobody changes a message
     if found["default"] is not None:
         default = {"null": None, "true": True}.get(found["default"], found["default"])
         default = int(default) if isinstance(default, str) else default
