@@ -238,6 +238,8 @@ class Group:
         """Gather the members for the next generation."""
         begins = self.state == "Empty"
         for member in self.members.values():
+            if member.syncing is not None:
+                self.touch(member)  # it could say nothing while it waited
             member.refuse_sync(Code.REBALANCE_IN_PROGRESS, "members join anew; join with them")
         self._await_syncs(set())
         self.state = "PreparingRebalance"

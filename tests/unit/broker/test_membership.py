@@ -1,0 +1,380 @@
+"""Groups by the clock of a loop that never waits: who is in, who is out, and who may speak."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from millstream.broker.codes import Code, Refused
+from millstream.broker.coordinator import Groups
+from millstream.broker.members import Identity, Joined, Joining, MemberIdRequired
+from millstream.broker.membership import Group
+from millstream.broker.settings import Settings
+
+SESSION_MS, REBALANCE_MS, DELAY_MS = 10_000, 30_000, 100
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Its time goes on when there is nothing else to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 1000.0
+        look = self._selector.select
+
+        def select(timeout_s: float | None) -> Any:
+            assert timeout_s is not None, "everybody waits, and for nothing"
+            self._now_s += timeout_s
+            return look(0)
+
+        self._selector.select = select
+
+    def time(self) -> float:
+        return self._now_s
+
+
+def by_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def joining(member_id: str = "", *, instance: str | None = None, **given: Any) -> Joining:
+    return Joining(
+        Identity(member_id, instance),
+        "client",
+        "host",
+        **{
+            "session_timeout_ms": SESSION_MS,
+            "rebalance_timeout_ms": REBALANCE_MS,
+            "protocol_type": "consumer",
+            "protocols": {"range": b"topics"},
+            **given,
+        },
+    )
+
+
+def fresh() -> tuple[Group, list[Group]]:
+    emptied: list[Group] = []
+    return Group("g", rebalance_delay_ms=DELAY_MS, on_empty=emptied.append), emptied
+
+
+async def settle(group: Group, *members: Joining) -> list[Joined]:
+    """Let members join, and the leader assign to each its own id."""
+    joins = [asyncio.ensure_future(group.join(one)) for one in members]
+    joined = await asyncio.gather(*joins)
+    everybody = {one.member_id: one.member_id.encode() for one in joined}
+    syncs = [
+        group.sync(
+            Identity(one.member_id, said.who.instance_id),
+            one.generation,
+            everybody if one.member_id == one.leader else {},
+        )
+        for one, said in zip(joined, members, strict=True)
+    ]
+    assert await asyncio.gather(*syncs) == list(everybody.values())
+    return joined
+
+
+async def refused(code: Code, attempt: Coroutine[Any, Any, object]) -> None:
+    with pytest.raises(Refused) as caught:
+        await attempt
+    assert caught.value.code == code
+
+
+def beat(group: Group, joined: Joined, instance: str | None = None) -> Code:
+    try:
+        group.heartbeat(Identity(joined.member_id, instance), joined.generation)
+    except Refused as error:
+        return error.code
+    return Code.NONE
+
+
+async def alive(group: Group, joined: Joined, seconds: float) -> list[Code]:
+    """Say every second that a member is alive."""
+    codes = []
+    for _ in range(int(seconds)):
+        await asyncio.sleep(1)
+        codes.append(beat(group, joined))
+    return codes
+
+
+@by_virtual_time
+async def test_those_who_come_together_share_the_first_generation() -> None:
+    group, _ = fresh()
+    joined = await settle(group, *(joining() for _ in range(3)))
+    assert {one.generation for one in joined} == {1}
+    (leader,) = {one.leader for one in joined}
+    told = [one for one in joined if one.members]
+    assert [one.member_id for one in told] == [leader]
+    assert {who.member_id for who, _ in told[0].members} == {one.member_id for one in joined}
+    assert group.state == "Stable"
+    assert [beat(group, one) for one in joined] == [Code.NONE] * 3
+
+
+@by_virtual_time
+async def test_a_newcomer_makes_the_others_join_anew() -> None:
+    group, _ = fresh()
+    (first,) = await settle(group, joining())
+    second = asyncio.ensure_future(group.join(joining()))
+    await asyncio.sleep(0.5)
+    assert group.state == "PreparingRebalance"
+    assert beat(group, first) == Code.REBALANCE_IN_PROGRESS
+    await refused(
+        Code.REBALANCE_IN_PROGRESS, group.sync(Identity(first.member_id), first.generation, {})
+    )
+    again = await group.join(joining(first.member_id))
+    newcomer = await second
+    assert (again.generation, newcomer.generation) == (2, 2)
+    assert again.leader == first.member_id  # who led goes on leading
+    assert beat(group, first) == Code.ILLEGAL_GENERATION
+    await refused(Code.ILLEGAL_GENERATION, group.sync(Identity(first.member_id), 1, {}))
+
+
+@by_virtual_time
+async def test_who_does_not_join_anew_in_time_is_put_out() -> None:
+    group, _ = fresh()
+    first, second = await settle(group, joining(), joining())
+    begun_s = asyncio.get_running_loop().time()
+    joins = asyncio.ensure_future(group.join(joining(first.member_id, protocols={"range": b"x"})))
+    # It says all the time that it is alive, and yet it does not join.
+    codes = await alive(group, second, REBALANCE_MS / 1000 + 1)
+    joined = await joins
+    assert asyncio.get_running_loop().time() - begun_s >= REBALANCE_MS / 1000
+    assert [who.member_id for who, _ in joined.members] == [first.member_id]
+    assert set(codes[:-2]) == {Code.REBALANCE_IN_PROGRESS}
+    assert codes[-1] == Code.UNKNOWN_MEMBER_ID
+
+
+@by_virtual_time
+async def test_who_is_silent_is_put_out_and_the_rest_goes_on() -> None:
+    group, _ = fresh()
+    first, second = await settle(group, joining(), joining())
+    codes = await alive(group, first, SESSION_MS / 1000 + 1)
+    assert codes[: SESSION_MS // 1000 - 1] == [Code.NONE] * (SESSION_MS // 1000 - 1)
+    assert codes[-1] == Code.REBALANCE_IN_PROGRESS
+    again = await group.join(joining(first.member_id))
+    assert [who.member_id for who, _ in again.members] == [first.member_id]
+    assert beat(group, second) == Code.UNKNOWN_MEMBER_ID
+
+
+@by_virtual_time
+async def test_a_group_whose_members_all_fall_silent_is_empty() -> None:
+    group, emptied = fresh()
+    await settle(group, joining(), joining())
+    await asyncio.sleep(SESSION_MS / 1000 + 1)
+    assert (group.state, group.members, emptied) == ("Empty", {}, [group])
+
+
+@by_virtual_time
+async def test_who_fetches_no_assignment_in_time_is_put_out() -> None:
+    group, _ = fresh()
+    first, second = await asyncio.gather(group.join(joining()), group.join(joining()))
+    leader, other = (first, second) if first.members else (second, first)
+    await group.sync(Identity(leader.member_id), 1, {leader.member_id: b"all"})
+    heard = asyncio.ensure_future(alive(group, leader, REBALANCE_MS / 1000 + 2))
+    codes = await alive(group, other, REBALANCE_MS / 1000 + 2)
+    assert (await heard)[-1] == Code.REBALANCE_IN_PROGRESS
+    assert codes[-1] == Code.UNKNOWN_MEMBER_ID
+
+
+@by_virtual_time
+async def test_a_leader_that_dies_does_not_hold_the_others_up() -> None:
+    group, _ = fresh()
+    first, second = await asyncio.gather(group.join(joining()), group.join(joining()))
+    leader, other = (first, second) if first.members else (second, first)
+    # It is alive as long as it waits, however long that takes; the leader is not.
+    await refused(
+        Code.REBALANCE_IN_PROGRESS, group.sync(Identity(other.member_id), other.generation, {})
+    )
+    again = await group.join(joining(other.member_id))
+    assert again.leader == other.member_id != leader.member_id
+
+
+@by_virtual_time
+async def test_who_leaves_is_gone_at_once() -> None:
+    group, emptied = fresh()
+    first, second = await settle(group, joining(), joining())
+    group.leave(Identity(second.member_id))
+    assert beat(group, first) == Code.REBALANCE_IN_PROGRESS
+    with pytest.raises(Refused, match="not in the group"):
+        group.leave(Identity(second.member_id))
+    assert emptied == []
+    group.leave(Identity(first.member_id))
+    assert emptied == [group]
+
+
+@by_virtual_time
+async def test_a_member_learns_its_id_first() -> None:
+    group, emptied = fresh()
+    with pytest.raises(MemberIdRequired) as caught:
+        await group.join(joining(id_first=True))
+    joined = await group.join(joining(caught.value.member_id))
+    assert joined.member_id == caught.value.member_id
+    with pytest.raises(MemberIdRequired) as caught:
+        await group.join(joining(id_first=True))
+    await asyncio.sleep(SESSION_MS / 1000 + 1)  # it never comes again, and the first is silent
+    await refused(Code.UNKNOWN_MEMBER_ID, group.join(joining(caught.value.member_id)))
+    assert emptied
+
+
+@by_virtual_time
+async def test_an_id_that_was_told_is_waited_for() -> None:
+    group, _ = fresh()
+    (first,) = await settle(group, joining())
+    with pytest.raises(MemberIdRequired) as caught:
+        await group.join(joining(id_first=True))
+    rejoined = asyncio.ensure_future(group.join(joining(first.member_id)))
+    await asyncio.sleep(1)
+    assert not rejoined.done()
+    second = await group.join(joining(caught.value.member_id))
+    assert second.generation == (await rejoined).generation == 2
+
+
+@by_virtual_time
+async def test_protocols_that_have_nothing_in_common_are_refused() -> None:
+    group, _ = fresh()
+    await settle(group, joining(protocols={"range": b"", "sticky": b""}))
+    for wrong in (
+        joining(protocols={"other": b""}),
+        joining(protocol_type="connect"),
+        joining(protocols={}),
+        joining(protocol_type=""),
+    ):
+        await refused(Code.INCONSISTENT_GROUP_PROTOCOL, group.join(wrong))
+    assert group.state == "Stable"
+
+
+@by_virtual_time
+async def test_the_protocol_that_most_prefer_among_the_common_ones_is_taken() -> None:
+    group, _ = fresh()
+    offers = ({"a": b"", "b": b"", "c": b""}, {"c": b"", "b": b""}, {"a": b"", "c": b"", "b": b""})
+    joined = await settle(group, *(joining(protocols=one) for one in offers))
+    assert {one.protocol_name for one in joined} == {"c"}
+
+
+@by_virtual_time
+async def test_a_static_member_comes_back_without_a_rebalance_and_the_old_one_is_fenced() -> None:
+    group, _ = fresh()
+    one, two = await settle(group, joining(instance="a"), joining(instance="b"))
+    follower, name = (one, "a") if one.member_id != one.leader else (two, "b")
+    back = await group.join(joining(instance=name))
+    assert (back.generation, group.state) == (1, "Stable")
+    assert back.member_id != follower.member_id
+    assert await group.sync(Identity(back.member_id, name), 1, {}) == follower.member_id.encode()
+    assert beat(group, follower, name) == Code.FENCED_INSTANCE_ID
+    assert beat(group, back, name) == Code.NONE
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_static_leader_that_comes_back_assigns_nothing(skips: bool) -> None:
+    async def story() -> None:
+        group, _ = fresh()
+        joined = await settle(group, joining(instance="a"), joining(instance="b"))
+        leader = next(one for one in joined if one.members)
+        name = "a" if leader is joined[0] else "b"
+        back = await group.join(joining(instance=name, skips_assignment=skips))
+        assert (back.generation, back.skip_assignment) == (1, skips)
+        assert (back.leader == back.member_id) == skips
+        assert bool(back.members) == skips
+
+    by_virtual_time(story)()
+
+
+@by_virtual_time
+async def test_a_static_member_that_is_silent_goes_when_its_session_ends() -> None:
+    group, _ = fresh()
+    one, _two = await settle(group, joining(instance="a"), joining(instance="b"))
+    codes = []
+    for _ in range(SESSION_MS // 1000 + 1):
+        await asyncio.sleep(1)
+        codes.append(beat(group, one, "a"))
+    assert codes[-1] == Code.REBALANCE_IN_PROGRESS
+    assert set(codes[:-3]) == {Code.NONE}
+
+
+@by_virtual_time
+async def test_a_static_member_may_be_put_out_by_name() -> None:
+    group, emptied = fresh()
+    await settle(group, joining(instance="a"))
+    with pytest.raises(Refused) as caught:
+        group.leave(Identity("another", "a"))
+    assert caught.value.code == Code.FENCED_INSTANCE_ID
+    group.leave(Identity("", "a"))
+    assert emptied == [group]
+
+
+@by_virtual_time
+async def test_an_answer_that_was_lost_is_given_again() -> None:
+    group, _ = fresh()
+    first, second = await settle(group, joining(), joining())
+    follower = first if not first.members else second
+    again = await group.join(joining(follower.member_id))
+    assert (again.generation, group.state) == (1, "Stable")
+    mine = await group.sync(Identity(follower.member_id), 1, {})
+    assert mine == follower.member_id.encode()
+
+
+@by_virtual_time
+async def test_a_client_that_went_while_it_waited_holds_nobody_up_for_ever() -> None:
+    group, _ = fresh()
+    (first,) = await settle(group, joining())
+    gone = asyncio.ensure_future(group.join(joining()))
+    await asyncio.sleep(0.1)
+    gone.cancel()  # its connection ended
+    again = await group.join(joining(first.member_id))
+    assert len(again.members) == 2  # nobody could know yet
+    await refused(
+        Code.REBALANCE_IN_PROGRESS,
+        _sync_and_wait(group, again),
+    )
+    final = await group.join(joining(first.member_id))
+    assert [who.member_id for who, _ in final.members] == [first.member_id]
+
+
+async def _sync_and_wait(group: Group, joined: Joined) -> None:
+    await group.sync(Identity(joined.member_id), joined.generation, {joined.member_id: b"mine"})
+    while True:
+        await asyncio.sleep(1)
+        group.heartbeat(Identity(joined.member_id), joined.generation)
+
+
+@by_virtual_time
+async def test_only_members_of_the_generation_commit() -> None:
+    groups = Groups(Settings())
+    nobody = Identity("")
+
+    def commit(who: Identity, generation: int) -> Code:
+        try:
+            groups.check_commit("g", who, generation)
+        except Refused as error:
+            return error.code
+        return Code.NONE
+
+    assert commit(nobody, -1) == Code.NONE  # a group without members belongs to everybody
+    assert commit(Identity("x"), 3) == Code.ILLEGAL_GENERATION
+    group = groups.make("g")
+    (joined,) = await settle(group, joining(instance="a"))
+    member = Identity(joined.member_id, "a")
+    assert commit(member, 1) == Code.NONE
+    assert commit(nobody, -1) == Code.UNKNOWN_MEMBER_ID
+    assert commit(member, 0) == Code.ILLEGAL_GENERATION
+    assert commit(Identity("x"), 1) == Code.UNKNOWN_MEMBER_ID
+    assert commit(Identity("x", "a"), 1) == Code.FENCED_INSTANCE_ID
+    second = asyncio.ensure_future(group.join(joining()))
+    await asyncio.sleep(1)
+    assert commit(member, 1) == Code.NONE  # before it joins anew it commits what it has read
+    await group.join(joining(*member[:1], instance="a"))
+    await second
+    assert commit(member, 2) == Code.REBALANCE_IN_PROGRESS
+    assert groups.get("g") is group
+    for one in list(group.members.values()):
+        group.leave(one.who)
+    assert groups.get("g") is None
+    assert commit(member, 2) == Code.ILLEGAL_GENERATION
