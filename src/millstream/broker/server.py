@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.broker.connection import READ_AHEAD_BYTES, Connection
+from millstream.broker.housekeeping import keep_house
 from millstream.broker.memory import RequestMemory
 from millstream.broker.node import Node
 from millstream.broker.settings import Settings
@@ -121,6 +122,7 @@ async def _serving(
             del connections[task]
 
     node.start()
+    keeping = asyncio.create_task(keep_house(node))
     try:
         server = await asyncio.start_server(
             connected, sock=listener, limit=READ_AHEAD_BYTES, backlog=_BACKLOG
@@ -132,6 +134,8 @@ async def _serving(
             await _end(connections)
             node.groups.close()
     finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
         await asyncio.to_thread(node.close)
 
 

@@ -13,6 +13,7 @@ import click
 
 from millstream.broker.server import LISTEN, Serving, serve
 from millstream.broker.settings import Settings
+from millstream.durations import to_us
 
 
 @click.command()
@@ -47,6 +48,12 @@ from millstream.broker.settings import Settings
     help="Of topics that are made without saying how many they are to have.",
 )
 @click.option(
+    "--offsets-retention",
+    metavar="DURATION",
+    help="Forget what a group has committed when it has no members and was silent for so long, such "
+    'as "7 days"; kept for ever if not given.',
+)
+@click.option(
     "--insecure",
     is_flag=True,
     help="Allow an address that other machines reach: there is no authentication.",
@@ -59,6 +66,7 @@ def broker(
     ready_file: Path | None,
     auto_create: bool,
     partitions: int,
+    offsets_retention: str | None,
     insecure: bool,
 ) -> None:
     """Serve the log in the folder DIR to Kafka's clients, until Ctrl-C or SIGTERM.
@@ -71,7 +79,12 @@ def broker(
       millstream broker ./data --listen 127.0.0.1:0 --ready-file broker.addr
       millstream broker ./data --auto-create --partitions 4
     """
-    settings = Settings(auto_create=auto_create, default_partitions=partitions)
+    retention_ms = None
+    if offsets_retention is not None:
+        retention_ms = to_us(offsets_retention, what="--offsets-retention") // 1000
+    settings = Settings(
+        auto_create=auto_create, default_partitions=partitions, offsets_retention_ms=retention_ms
+    )
     asyncio.run(
         _run(
             folder,

@@ -1,0 +1,44 @@
+"""What the broker does from time to time, beside what the log does: end what is too slow, or unused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from millstream.broker.node import Node
+from millstream.errors import MillstreamError, RetriableError
+from millstream.log.groups import forget_silent_groups
+
+TIMEOUTS_EVERY_S = 1.0  # a client's transaction timeout is a matter of seconds
+OFFSETS_EVERY_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+async def keep_house(node: Node) -> None:
+    """Abort transactions that are open for too long, and forget the offsets of unused groups."""
+    offsets_due_s = node.loop.time()
+    while True:
+        try:
+            if node.writer.transactions.open_count():
+                await node.change(lambda: node.writer.transactions.expire(node.clock_ms()))
+            if node.loop.time() >= offsets_due_s:
+                offsets_due_s = node.loop.time() + OFFSETS_EVERY_S
+                await _forget_groups(node)
+        except RetriableError as error:
+            _log.warning("housekeeping is tried again: %s", error)
+        except MillstreamError:
+            _log.exception("housekeeping stopped")
+            return
+        await asyncio.sleep(TIMEOUTS_EVERY_S)
+
+
+async def _forget_groups(node: Node) -> None:
+    retention_ms = node.settings.offsets_retention_ms
+    if retention_ms is None:
+        return
+    in_use, before_ms = node.groups.names(), node.clock_ms() - retention_ms
+    gone = await node.change(
+        lambda: forget_silent_groups(node.writer.control, before_ms, keep=in_use)
+    )
+    if gone:
+        _log.info("forgot the offsets of groups that were not used: %s", ", ".join(gone))
