@@ -1,0 +1,164 @@
+"""The broker as its users start it: ready, killed, started again, and ended in order."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+
+import pytest
+from broker.running import MILLSTREAM, WAIT_S, AsProcess
+
+import millstream as ms
+
+pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+SILENT = {"log_level": 0}
+
+
+def make(address: str, *names: str) -> None:
+    client = AdminClient({"bootstrap.servers": address, **SILENT})
+    for made in client.create_topics([NewTopic(name, 1, 1) for name in names]).values():
+        made.result(WAIT_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_when_it_is_ready_and_ends_in_order(folder, number) -> None:
+    with AsProcess(folder) as broker:
+        make(broker.address, "t")
+        Producer({"bootstrap.servers": broker.address, **SILENT}).flush(1)
+        code, out, err = broker.stop(number)
+    assert (code, err) == (0, "")
+    assert out == f"Kafka clients reach {folder} at {broker.address} (Ctrl-C ends it)\n"
+    assert not broker.ready_file.exists()
+    with ms.connect(folder) as log:  # the folder is free, and was closed cleanly
+        assert list(log.topics()) == ["t"]
+        log.create_topic("u")
+
+
+def test_the_folder_has_one_owner(folder) -> None:
+    with AsProcess(folder):
+        done = subprocess.run(
+            [*MILLSTREAM, "broker", str(folder), "--listen", "127.0.0.1:0"],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "owned by process" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--listen", "0.0.0.0:0"], "--insecure"),
+        (["--listen", "nowhere"], "HOST:PORT"),
+        (["--listen", "127.0.0.1:99999"], "HOST:PORT"),
+        (["--offsets-retention", "soon"], "--offsets-retention"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(folder, options, message) -> None:
+    done = subprocess.run(
+        [*MILLSTREAM, "broker", str(folder), *options],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not folder.exists()
+
+
+def test_a_port_that_is_taken_is_named(folder, tmp_path) -> None:
+    with AsProcess(folder) as broker:
+        done = subprocess.run(
+            [*MILLSTREAM, "broker", str(tmp_path / "other"), "--listen", broker.address],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert "taken" in done.stderr
+
+
+def test_nothing_acknowledged_is_lost_when_it_is_killed_in_the_middle(folder) -> None:
+    """Three times, while an idempotent producer sends: each record is there once, in order."""
+    broker = AsProcess(folder)
+    make(broker.address, "t")
+    listen, acknowledged, sent = broker.address, [], 0
+    made = Producer(
+        {
+            "bootstrap.servers": listen,
+            "enable.idempotence": True,
+            "linger.ms": 1,
+            "reconnect.backoff.max.ms": 100,
+            **SILENT,
+        }
+    )
+
+    def told(error, message) -> None:
+        assert error is None, error
+        acknowledged.append(message.value())
+
+    for _ in range(3):
+        goal = len(acknowledged) + 300
+        while len(acknowledged) < goal:
+            made.produce("t", b"%d" % sent, on_delivery=told)
+            sent += 1
+            made.poll(0.0005)
+        broker.kill()
+        for _ in range(50):
+            made.produce("t", b"%d" % sent, on_delivery=told)
+            sent += 1
+        broker = AsProcess(folder, listen=listen)
+    with broker:
+        assert made.flush(WAIT_S) == 0
+        assert len(acknowledged) == sent
+        reader = Consumer({"bootstrap.servers": listen, "group.id": "g", **SILENT})
+        reader.assign([TopicPartition("t", 0, 0)])
+        found: list[bytes] = []
+        deadline_s = time.monotonic() + WAIT_S
+        while len(found) < sent:
+            assert time.monotonic() < deadline_s
+            found += [one.value() for one in reader.consume(1000, 0.2)]
+        reader.close()
+    assert found == [b"%d" % number for number in range(sent)]
+
+
+def test_a_transaction_goes_on_with_the_next_broker(folder) -> None:
+    """Killed between the records, the offsets and the commit; all of it counts, once."""
+    broker = AsProcess(folder)
+    listen = broker.address
+    make(listen, "in", "out")
+    made = Producer(
+        {
+            "bootstrap.servers": listen,
+            "transactional.id": "x",
+            "reconnect.backoff.max.ms": 100,
+            **SILENT,
+        }
+    )
+    made.init_transactions(WAIT_S)
+    group = Consumer({"bootstrap.servers": listen, "group.id": "g", **SILENT})
+    made.begin_transaction()
+    made.produce("out", b"before")
+    assert made.flush(WAIT_S) == 0
+    made.send_offsets_to_transaction(
+        [TopicPartition("in", 0, 7)], group.consumer_group_metadata(), WAIT_S
+    )
+    broker.kill()
+    with AsProcess(folder, listen=listen) as broker:
+        made.produce("out", b"after")
+        assert made.flush(WAIT_S) == 0
+        made.commit_transaction(WAIT_S)
+        (at,) = group.committed([TopicPartition("in", 0)], WAIT_S)
+        group.close()
+        assert at.offset == 7
+        assert broker.stop()[0] == 0
+    with ms.connect(folder) as log, log.consumer("out", follow=False) as found:
+        assert [one.value for one in found] == [b"before", b"after"]
