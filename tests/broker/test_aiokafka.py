@@ -65,6 +65,14 @@ async def take(made: Any, count: int) -> list[Any]:
     return [await made.getone() for _ in range(count)]
 
 
+async def shared(*members: Any) -> None:
+    """Return when each member has a partition; there is no event to wait for."""
+    sizes = [0]
+    while sizes != [1] * len(members):
+        sizes = [len(one.assignment()) for one in members]
+        await asyncio.sleep(0.05)
+
+
 @pytest.mark.parametrize("compression", [None, "gzip", "snappy", "lz4", "zstd"])
 def test_records_come_back_as_they_were_sent(broker, compression) -> None:
     async def story() -> None:
@@ -96,8 +104,7 @@ def test_a_group_shares_a_topic_and_goes_on_where_it_committed(broker) -> None:
             assert len(await take(first, 20)) == 20
             await first.commit()
             async with consumer(broker, "t", **options) as second:
-                while not len(first.assignment()) == len(second.assignment()) == 1:
-                    await asyncio.sleep(0.05)
+                await shared(first, second)
                 async with producer(broker) as made:
                     for partition in (0, 1):
                         await made.send_and_wait("t", b"new", partition=partition)

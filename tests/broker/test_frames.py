@@ -1,0 +1,365 @@
+"""What no client says: malformed, unknown, too much, too slow; and what the protocol answers."""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+import time
+
+import pytest
+from broker.asking import (
+    BY_NAME,
+    Asking,
+    batch,
+    create,
+    fetch,
+    fetched,
+    produce,
+    produced,
+    raw,
+)
+from broker.running import InProcess
+
+from millstream.broker.codes import Code
+from millstream.log.batch import (
+    CONTROL,
+    LOG_APPEND_TIME,
+    TRANSACTIONAL,
+    ProducerStamp,
+    finish,
+    walk,
+)
+from millstream.log.encoding import Row, encode_rows
+
+
+@pytest.fixture
+def asking(broker: InProcess):
+    with Asking(broker.address) as client:
+        client.ask("CreateTopics", 4, create())
+        yield client
+
+
+def is_well(broker: InProcess) -> bool:
+    """Return whether another client is served as ever."""
+    with Asking(broker.address) as other:
+        return [one["name"] for one in other.ask("Metadata", 9, {"topics": None})["topics"]] == [
+            "t"
+        ]
+
+
+# -- frames -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [-1, 0, 7, 100 * 1024 * 1024 + 1, (1 << 31) - 1])
+def test_a_size_that_cannot_be_ends_the_connection(broker, asking, size) -> None:
+    asking.socket.sendall(struct.pack(">i", size) + bytes(100))
+    assert asking.is_closed()
+    assert is_well(broker)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        struct.pack(">hhih", 999, 0, 1, -1),
+        struct.pack(">hhih", 3, 99, 1, -1),
+        struct.pack(">hhih", 3, 1, 1, -1) + struct.pack(">i", 1 << 30),
+        struct.pack(">hhih", 3, 1, 1, 20) + b"short",
+        b"GET / HTTP/1.1\r\n",
+    ],
+)
+def test_what_cannot_be_read_ends_the_connection_and_no_other(broker, asking, frame) -> None:
+    asking.socket.sendall(struct.pack(">i", len(frame)) + frame)
+    assert asking.is_closed()
+    assert is_well(broker)
+
+
+def test_a_newer_apiversions_is_told_what_there_is(asking) -> None:
+    asking.socket.sendall(struct.pack(">ihhih", 10, 18, 77, 1, -1))
+    asking._asked.append((BY_NAME["ApiVersions"], 0))
+    answer = asking.hear()
+    assert answer["error_code"] == Code.UNSUPPORTED_VERSION
+    assert {
+        one["api_key"]: (one["min_version"], one["max_version"]) for one in answer["api_keys"]
+    } == {api.key: api.versions for api in BY_NAME.values()}
+
+
+def test_thousands_of_changed_requests_do_no_harm(broker, asking) -> None:
+    """Real requests with a few bytes changed, each on its way to a handler if it can be read."""
+    chance = random.Random(7)
+    good = [
+        asking.frame("Produce", 7, produce(batch(b"x"))),
+        asking.frame("Fetch", 11, fetch(0)),
+        asking.frame("JoinGroup", 7, {"group_id": "g", "session_timeout_ms": 6000}),
+        asking.frame("OffsetCommit", 8, {"group_id": "g", "topics": []}),
+        asking.frame("OffsetFetch", 8, {"groups": [{"group_id": "g", "topics": []}]}),
+        asking.frame("CreateTopics", 7, {"topics": [], "validate_only": True}),
+        asking.frame("DescribeConfigs", 4, {"resources": []}),
+        asking.frame("InitProducerId", 4, {"transactional_id": "x", "transaction_timeout_ms": 9}),
+        asking.frame("EndTxn", 3, {"transactional_id": "x", "producer_id": 1}),
+        asking.frame("ListOffsets", 6, {"topics": []}),
+    ]
+    for _ in range(1000):
+        frame = bytearray(chance.choice(good))
+        for _ in range(chance.randint(1, 3)):
+            frame[chance.randrange(12, len(frame))] = chance.randrange(256)
+        with Asking(broker.address) as client:
+            client.socket.sendall(frame)
+    with Asking(broker.address) as other:
+        assert "t" in {one["name"] for one in other.ask("Metadata", 1, {"topics": None})["topics"]}
+
+
+def test_a_request_that_never_comes_in_whole_is_given_up(folder) -> None:
+    with InProcess(folder, stalled_s=0.3) as broker, Asking(broker.address) as client:
+        client.socket.sendall(struct.pack(">i", 1000) + bytes(10))
+        assert client.is_closed()
+
+
+def test_a_connection_that_is_silent_for_too_long_is_closed(folder) -> None:
+    with InProcess(folder, idle_s=0.3) as broker, Asking(broker.address) as client:
+        client.ask("CreateTopics", 4, create())
+        client.say("Fetch", 11, fetch(0, max_wait_ms=1000))
+        assert fetched(client.hear())["error_code"] == 0  # who waits for an answer is not silent
+        assert client.is_closed()
+
+
+def test_one_connection_too_many_is_closed(folder) -> None:
+    with InProcess(folder, connections_max=2) as broker:
+        first, second = Asking(broker.address), Asking(broker.address)
+        with first, second:
+            for client in (first, second):
+                client.ask("Metadata", 1, {"topics": []})
+            with Asking(broker.address) as third:
+                assert third.is_closed()
+        deadline_s = time.monotonic() + 30
+        while not is_served(broker):
+            assert time.monotonic() < deadline_s
+
+
+def is_served(broker: InProcess) -> bool:
+    """Return whether a new connection is taken."""
+    with Asking(broker.address) as client:
+        try:
+            return "brokers" in client.ask("Metadata", 1, {"topics": []})
+        except (AssertionError, ConnectionError):
+            return False
+
+
+# -- Produce ----------------------------------------------------------------------------------
+
+
+def test_requests_that_follow_each_other_are_answered_in_order(asking) -> None:
+    frames = []
+    for number in range(200):
+        if number == 100:
+            frames.append(asking.frame("Metadata", 1, {"topics": []}))
+        frames.append(asking.frame("Produce", 7, produce(batch(b"%d" % number))))
+    asking.socket.sendall(b"".join(frames))
+    answers = [asking.hear() for _ in range(201)]
+    del answers[100]
+    assert [produced(one)["base_offset"] for one in answers] == list(range(200))
+
+
+def test_a_batch_sent_again_is_there_once_and_a_gap_is_refused(asking) -> None:
+    for sequence, code, offset in [(0, 0, 0), (2, 0, 2), (0, 0, 0), (2, 0, 2), (9, 45, -1)]:
+        data = batch(b"a", b"b", producer=ProducerStamp(77, 0, sequence))
+        found = produced(asking.ask("Produce", 7, produce(data)))
+        assert (found["error_code"], found["base_offset"]) == (code, offset)
+    assert fetched(asking.ask("Fetch", 11, fetch(0)))["high_watermark"] == 4
+
+
+def changed(data: bytes, at: int, value: int) -> bytes:
+    return data[:at] + bytes([value]) + data[at + 1 :]
+
+
+def with_attributes(attributes: int) -> bytes:
+    made = encode_rows([Row(0, b"k", b"v")])
+    times = (0, 0)
+    return raw(finish(made.tail[44:], records=1, timestamps_ms=times, attributes=attributes))
+
+
+def lying(records: int, taken: int) -> bytes:
+    made = encode_rows([Row(0, b"k", b"v"), Row(0, b"k", b"w")])
+    return raw(finish(made.tail[44:], records=records, count=taken, timestamps_ms=(0, 0)))
+
+
+GOOD = batch(b"one", b"two")
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", Code.INVALID_RECORD),
+        (None, Code.INVALID_RECORD),
+        (GOOD[:60], Code.INVALID_RECORD),
+        (GOOD[:-1], Code.INVALID_RECORD),
+        (GOOD + GOOD, Code.INVALID_RECORD),
+        (changed(GOOD, 16, 1), Code.INVALID_RECORD),  # an older format
+        (changed(GOOD, len(GOOD) - 3, 0), Code.CORRUPT_MESSAGE),
+        (changed(GOOD, 18, GOOD[18] ^ 1), Code.CORRUPT_MESSAGE),
+        (with_attributes(CONTROL | TRANSACTIONAL), Code.INVALID_RECORD),
+        (with_attributes(TRANSACTIONAL), Code.INVALID_RECORD),
+        (with_attributes(LOG_APPEND_TIME), Code.INVALID_TIMESTAMP),
+        (with_attributes(7), Code.UNSUPPORTED_COMPRESSION_TYPE),
+        (with_attributes(2), Code.INVALID_RECORD),  # not what snappy writes
+        (lying(3, 3), Code.INVALID_RECORD),
+        (lying(1, 1), Code.INVALID_RECORD),
+        (lying(2, 5), Code.INVALID_RECORD),
+        (lying(0, 1), Code.INVALID_RECORD),
+    ],
+)
+def test_a_batch_that_lies_is_refused_and_nothing_is_written(asking, data, code) -> None:
+    found = produced(asking.ask("Produce", 8, produce(data)))
+    assert (found["error_code"], found["base_offset"]) == (code, -1)
+    assert found["error_message"]
+    assert produced(asking.ask("Produce", 8, produce(GOOD)))["base_offset"] == 0
+
+
+def test_each_partition_has_an_outcome_of_its_own(asking) -> None:
+    asking.ask("CreateTopics", 4, create("two", 2))
+    answer = asking.ask("Produce", 7, produce(b"bad", GOOD, GOOD, topic="two"))
+    (topic,) = answer["responses"]
+    assert [one["error_code"] for one in topic["partition_responses"]] == [
+        Code.INVALID_RECORD,
+        Code.NONE,
+        Code.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    answer = asking.ask("Produce", 7, produce(GOOD, topic="nope"))
+    assert produced(answer)["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_what_is_asked_for_wrongly_is_refused(asking) -> None:
+    found = produced(asking.ask("Produce", 7, produce(GOOD, acks=2)))
+    assert found["error_code"] == Code.INVALID_REQUIRED_ACKS
+    for version in (0, 1, 2):
+        found = produced(asking.ask("Produce", version, produce(GOOD)))
+        assert found["error_code"] == Code.UNSUPPORTED_VERSION
+
+
+def test_without_an_acknowledgement_nothing_is_answered_and_the_records_are_there(asking) -> None:
+    asking.socket.sendall(asking.frame("Produce", 7, produce(GOOD, acks=0)))
+    asking._asked.pop()
+    assert produced(asking.ask("Produce", 7, produce(GOOD)))["base_offset"] == 2
+
+
+def test_what_was_sent_before_the_client_went_is_appended(broker, asking) -> None:
+    with Asking(broker.address) as client:
+        client.socket.sendall(
+            b"".join(client.frame("Produce", 7, produce(GOOD, acks=0)) for _ in range(20))
+        )
+    deadline_s = time.monotonic() + 30
+    while fetched(asking.ask("Fetch", 11, fetch(0)))["high_watermark"] < 40:
+        assert time.monotonic() < deadline_s
+
+
+def test_the_largest_timestamp_is_put_right(asking) -> None:
+    made = encode_rows([Row(5000, b"k", b"v"), Row(9000, b"k", b"w")])
+    wrong = raw(finish(made.tail[44:], records=2, timestamps_ms=(5000, 1 << 60)))
+    assert produced(asking.ask("Produce", 7, produce(wrong)))["error_code"] == 0
+    found = fetched(asking.ask("Fetch", 11, fetch(0)))["records"]
+    ((_, header),) = walk(found, 0)
+    assert (header.max_timestamp_ms, header.base_timestamp_ms) == (9000, 5000)
+
+
+# -- Fetch ------------------------------------------------------------------------------------
+
+
+def test_a_batch_passes_through_as_it_was_sent(asking) -> None:
+    for _ in range(3):
+        asking.ask("Produce", 7, produce(GOOD))
+    found = fetched(asking.ask("Fetch", 11, fetch(0)))["records"]
+    batches = list(walk(found, 0))
+    assert [header.base_offset for _, header in batches] == [0, 2, 4]
+    for at, header in batches:
+        assert found[at + 16 : at + header.size] == GOOD[16:]
+
+
+def test_a_fetch_ends_with_what_it_asked_for(asking) -> None:
+    for _ in range(10):
+        asking.ask("Produce", 7, produce(GOOD))
+    whole = len(GOOD)
+    for limit, count in [(1, 1), (whole, 1), (3 * whole - 1, 2), (3 * whole, 3), (1 << 20, 10)]:
+        found = fetched(asking.ask("Fetch", 11, fetch(0, max_bytes=limit)))["records"]
+        assert len(list(walk(found, 0))) == count
+    # From the middle of a batch: the batch that holds the offset.
+    found = fetched(asking.ask("Fetch", 11, fetch(5, max_bytes=1)))["records"]
+    assert next(walk(found, 4))[1].base_offset == 4
+
+
+def test_a_fetch_outside_of_what_is_there_is_told_the_start(asking) -> None:
+    asking.ask("Produce", 7, produce(GOOD))
+    for offset in (3, 1 << 40, -1):
+        found = fetched(asking.ask("Fetch", 11, fetch(offset)))
+        assert (found["error_code"], found["log_start_offset"]) == (Code.OFFSET_OUT_OF_RANGE, 0)
+    found = fetched(asking.ask("Fetch", 11, fetch(0, topic="nope")))
+    assert found["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION
+    found = fetched(asking.ask("Fetch", 11, fetch(2)))
+    assert (found["error_code"], found["records"], found["high_watermark"]) == (0, b"", 2)
+
+
+def test_a_fetch_waits_for_as_many_bytes_as_it_wants(broker, asking) -> None:
+    with Asking(broker.address) as waiting:
+        wanted = 3 * len(GOOD)
+        waiting.say("Fetch", 11, fetch(0, max_wait_ms=60_000, min_bytes=wanted))
+        for _ in range(3):
+            asking.ask("Produce", 7, produce(GOOD))
+        assert len(fetched(waiting.hear())["records"]) == wanted
+        waiting.say("Fetch", 11, fetch(6, max_wait_ms=300, min_bytes=1 << 20))
+        asking.ask("Produce", 7, produce(GOOD))
+        assert len(fetched(waiting.hear())["records"]) == len(GOOD)  # the time was over
+
+
+def test_a_fetch_that_waits_is_told_that_its_topic_is_gone(broker, asking) -> None:
+    with Asking(broker.address) as waiting:
+        waiting.say("Fetch", 11, fetch(0, max_wait_ms=60_000))
+        asking.ask("DeleteTopics", 3, {"topic_names": ["t"], "timeout_ms": 1000})
+        assert fetched(waiting.hear())["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_fetch_session_is_refused(asking) -> None:
+    answer = asking.ask("Fetch", 11, fetch(0, session_id=0, session_epoch=0))
+    assert (answer["error_code"], answer["session_id"]) == (0, 0)
+    answer = asking.ask("Fetch", 11, fetch(0, session_id=5, session_epoch=1))
+    assert answer["error_code"] == Code.FETCH_SESSION_ID_NOT_FOUND
+
+
+def test_readers_that_take_nothing_slow_nobody_down_and_hold_little(folder) -> None:
+    """Twenty readers leave 8 MiB each lying; another one reads all of it, and producers go on."""
+    settings = {"responses_bytes_max": 16 << 20, "stalled_s": 30.0}
+    with InProcess(folder, **settings) as broker, Asking(broker.address) as client:
+        client.ask("CreateTopics", 4, create())
+        big = batch(bytes(1 << 20))
+        for _ in range(8):
+            assert produced(client.ask("Produce", 7, produce(big)))["error_code"] == 0
+        stuck = [Asking(broker.address, receive_bytes=4096) for _ in range(20)]
+        for one in stuck:
+            one.say("Fetch", 11, fetch(0))
+        offset = 0
+        while offset < 8:
+            found = fetched(client.ask("Fetch", 11, fetch(offset)))["records"]
+            offset = max(header.next_offset for _, header in walk(found, offset))
+        assert produced(client.ask("Produce", 7, produce(GOOD)))["base_offset"] == 8
+        for one in stuck:
+            with one:  # each gets its answer once it takes it
+                assert fetched(one.hear())["error_code"] == 0
+
+
+def test_large_requests_wait_for_room_and_all_are_taken(folder) -> None:
+    """There is room for three of them at a time."""
+    big = batch(bytes(3 << 20))
+    with InProcess(folder, requests_bytes_max=10 << 20) as broker:
+        with Asking(broker.address) as client:
+            client.ask("CreateTopics", 4, create())
+        offsets: list[int] = []
+
+        def send() -> None:
+            with Asking(broker.address) as one:
+                answers = [one.ask("Produce", 7, produce(big)) for _ in range(3)]
+                offsets.extend(produced(answer)["base_offset"] for answer in answers)
+
+        threads = [threading.Thread(target=send) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(offsets) == list(range(24))
