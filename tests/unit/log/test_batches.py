@@ -1,0 +1,148 @@
+"""Batches as they lie on disk, for clients that decode them themselves."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import (
+    ConfigError,
+    CorruptBatchError,
+    OffsetOutOfRangeError,
+    UnknownTopicError,
+)
+from millstream.log.batch import EncodedBatch, ProducerStamp, stamp, walk
+from millstream.log.batches import Batches, BatchReader
+from millstream.log.encoding import Row, encode_rows
+from millstream.log.producers import AbortedRange
+from millstream.log.signal import signal_of
+from millstream.log.writer import LogWriter
+from millstream.record import TopicPartition
+
+
+def batch(*values: bytes, at_ms: int = 0) -> EncodedBatch:
+    return encode_rows([Row(at_ms + n, b"k", value) for n, value in enumerate(values)])
+
+
+@pytest.fixture
+def writer(tmp_path: Path):
+    with LogWriter(tmp_path, segment_bytes=2000, background=False) as opened:
+        opened.create_topic("t")
+        yield opened
+
+
+def offsets(found: Batches, first: int) -> list[int]:
+    return [header.base_offset for _, header in walk(b"".join(found.parts), first)]
+
+
+def take(tmp_path: Path, start: int, *, committed: bool = False, **options) -> Batches:
+    options = {"bytes_max": 1 << 20, **options}
+    isolation = "read_committed" if committed else "read_uncommitted"
+    return BatchReader(tmp_path).take("t", 0, start, isolation=isolation, **options)
+
+
+def test_batches_are_given_as_they_were_written_over_segments(writer, tmp_path) -> None:
+    sent = [batch(b"x" * 100, b"y") for _ in range(50)]
+    writer.append("t", 0, sent)
+    assert len(list((tmp_path / "t").rglob("*.log"))) > 3
+    found = take(tmp_path, 0)
+    assert offsets(found, 0) == list(range(0, 100, 2))
+    assert found.next_offset == 100
+    data = b"".join(found.parts)
+    assert found.size == len(data)
+    for (at, header), one in zip(walk(data, 0), sent, strict=True):
+        assert data[at + 17 : at + header.size] == one.tail
+    assert offsets(take(tmp_path, 51), 50) == list(range(50, 100, 2))
+    assert take(tmp_path, 100) == Batches([], 0, 100, [])
+
+
+def test_as_much_is_given_as_was_asked_for_and_one_batch_at_least(writer, tmp_path) -> None:
+    writer.append("t", 0, [batch(b"x") for _ in range(9)])
+    size = batch(b"x").size
+    for limit, count in [(1, 1), (size, 1), (2 * size, 2), (2 * size + 1, 2)]:
+        assert offsets(take(tmp_path, 3, bytes_max=limit), 3) == list(range(3, 3 + count))
+    nothing = take(tmp_path, 3, bytes_max=size - 1, first_whole=False)
+    assert (nothing.parts, nothing.next_offset) == ([], 3)
+    assert take(tmp_path, 3, bytes_max=0).parts == []
+
+
+def test_aborted_transactions_are_told_of_and_open_ones_end_the_committed(writer, tmp_path) -> None:
+    transactions = writer.transactions
+    identity = transactions.register("x", in_process=False)
+
+    def append(sequence: int, value: bytes) -> None:
+        data = stamp(batch(value), ProducerStamp(*identity, sequence), transactional=True)
+        writer.append("t", 0, [data])
+
+    transactions.begin(identity)
+    append(0, b"back")
+    writer.append("t", 0, [batch(b"plain")])
+    transactions.end(identity, commit=False, raise_epoch=False)
+    transactions.begin(identity)
+    append(1, b"open")
+    back = AbortedRange(identity.producer_id, 0, 2)
+    assert take(tmp_path, 0).next_offset == 4
+    found = take(tmp_path, 0, committed=True)
+    assert (offsets(found, 0), found.aborted) == ([0, 1, 2], [back])
+    assert take(tmp_path, 1, committed=True).aborted == [back]
+    assert take(tmp_path, 0).aborted == []
+    assert take(tmp_path, 3, committed=True) == Batches([], 0, 3, [])
+    transactions.end(identity, commit=True, raise_epoch=False)
+    found = take(tmp_path, 3, committed=True)
+    assert (offsets(found, 3), found.aborted) == ([3, 4], [])
+
+
+def test_outside_of_what_is_there_the_bounds_are_told(writer, tmp_path) -> None:
+    writer.append("t", 0, [batch(b"x") for _ in range(5)])
+    writer.delete_records(TopicPartition("t", 0), 2)
+    for start in (1, 6, -1):
+        with pytest.raises(OffsetOutOfRangeError) as caught:
+            take(tmp_path, start)
+        assert (caught.value.start, caught.value.end) == (2, 5)
+    with pytest.raises(UnknownTopicError):
+        BatchReader(tmp_path).state("nope", 0)
+    with pytest.raises(ConfigError):
+        BatchReader(tmp_path).state("t", 1)
+
+
+def test_damage_ends_what_is_given_and_is_told_at_its_place(writer, tmp_path) -> None:
+    writer.append("t", 0, [batch(b"x" * 50) for _ in range(6)])
+    path = next((tmp_path / "t").rglob("*.log"))
+    data = bytearray(path.read_bytes())
+    data[3 * batch(b"x" * 50).size + 70] ^= 1
+    path.write_bytes(data)
+    assert offsets(take(tmp_path, 0), 0) == [0, 1, 2]
+    with pytest.raises(CorruptBatchError) as caught:
+        take(tmp_path, 3)
+    assert (caught.value.start, caught.value.end) == (3, 4)
+    assert offsets(take(tmp_path, 4), 4) == [4, 5]
+
+
+def test_a_record_is_found_by_its_time(writer, tmp_path) -> None:
+    for number in range(40):
+        writer.append("t", 0, [batch(b"x" * 100, b"y", at_ms=1000 * number)])
+    reader = BatchReader(tmp_path)
+    assert reader.first_at("t", 0, 0) == (0, 0)
+    assert reader.first_at("t", 0, 7001) == (15, 7001)
+    assert reader.first_at("t", 0, 7002) == (16, 8000)
+    assert reader.first_at("t", 0, 39_002) is None
+
+
+def test_a_listener_is_told_which_partitions_were_committed_to(writer, tmp_path) -> None:
+    told: list[object] = []
+    came = threading.Event()
+
+    def listen(changed) -> None:
+        told.append(list(changed))
+        came.set()
+
+    with signal_of(tmp_path).listened(listen):
+        writer.append("t", 0, [batch(b"x")])
+        assert told == [[TopicPartition("t", 0)]]
+        writer.create_topic("u")
+        assert told[1:] == [[TopicPartition("u", 0)], []]
+    writer.append("t", 0, [batch(b"x")])
+    assert len(told) == 3
+    assert came.is_set()

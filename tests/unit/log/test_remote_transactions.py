@@ -1,0 +1,195 @@
+"""Transactions whose producers outlive the owner: they go on with the next one, or are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import ProducerFencedError, TransactionAbortedError, UnknownTopicError
+from millstream.log.batch import EncodedBatch, ProducerStamp, stamp
+from millstream.log.encoding import Row, encode_rows
+from millstream.log.groups import (
+    committed_offsets,
+    forget_places,
+    forget_silent_groups,
+    group_names,
+)
+from millstream.log.reader import LogReader
+from millstream.log.remote import RemoteTransaction, pending_partitions, remote_transaction
+from millstream.log.transactions import ProducerIdentity
+from millstream.log.writer import LogWriter
+from millstream.record import TopicPartition
+
+IN = TopicPartition("in", 0)
+
+
+def batch(identity: ProducerIdentity, sequence: int, value: bytes) -> EncodedBatch:
+    made = encode_rows([Row(0, b"k", value)])
+    return stamp(made, ProducerStamp(*identity, sequence), transactional=True)
+
+
+def values(folder: Path) -> list[bytes]:
+    reader = LogReader(folder)
+    start, end = reader.offsets("a")[0]
+    return [
+        one
+        for part in reader.read("a", 0, start, end, columns=("value",))
+        for one in part["value"].to_pylist()
+    ]
+
+
+class Clock:
+    now_ms = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def opened(tmp_path: Path, clock: Clock):
+    """Open the folder as the next owner, after the one before has died."""
+    writers: list[LogWriter] = []
+
+    def open_it() -> LogWriter:
+        if writers:
+            writers[-1].close()
+        writers.append(LogWriter(tmp_path, background=False, clock_ms=clock))
+        if len(writers) == 1:
+            for name in ("a", "in"):
+                writers[0].create_topic(name)
+        return writers[-1]
+
+    yield open_it
+    writers[-1].close()
+
+
+def test_records_and_offsets_of_both_owners_are_committed_together(opened, tmp_path) -> None:
+    first = opened()
+    identity = first.transactions.register("x", in_process=False)
+    first.transactions.begin(identity, again=True)
+    first.append("a", 0, [batch(identity, 0, b"one")])
+    first.transactions.add_offsets(identity, "g", {IN: (7, "noted")})
+    second = opened()
+    second.transactions.begin(identity, again=True)  # it goes on with the same
+    second.append("a", 0, [batch(identity, 1, b"two")])
+    assert (values(tmp_path), committed_offsets(second.control, "g")) == ([], {})
+    assert pending_partitions(second.control, "g") == {IN}
+    after = second.transactions.end(identity, commit=True, raise_epoch=False)
+    assert after == identity
+    assert values(tmp_path) == [b"one", b"two"]
+    assert committed_offsets(second.control, "g")[IN][:2] == (7, "noted")
+    assert pending_partitions(second.control, "g") == set()
+
+
+def test_one_without_records_is_still_open_for_the_next_owner(opened) -> None:
+    identity = opened().transactions.register("x", in_process=False)
+    opened().transactions.begin(identity, again=True)
+    third = opened()
+    third.append("a", 0, [batch(identity, 0, b"one")])
+    third.transactions.end(identity, commit=True, raise_epoch=False)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_how_it_ended_is_known_to_the_next_owner(opened, commit) -> None:
+    first = opened()
+    identity = first.transactions.register("x", in_process=False)
+    first.transactions.begin(identity, again=True)
+    assert remote_transaction(first.control, identity.producer_id) == (0, "open")
+    first.transactions.end(identity, commit=commit, raise_epoch=False)
+    second = opened()
+    found = remote_transaction(second.control, identity.producer_id)
+    assert found == RemoteTransaction(0, "committed" if commit else "aborted")
+    with pytest.raises(TransactionAbortedError):
+        second.transactions.end(identity, commit=commit, raise_epoch=False)
+    with pytest.raises(TransactionAbortedError):
+        second.append("a", 0, [batch(identity, 0, b"late")])
+
+
+@pytest.mark.parametrize("way", ["abort", "timeout", "register", "close"])
+def test_offsets_of_one_that_is_not_committed_are_forgotten(opened, clock, way) -> None:
+    writer = opened()
+    transactions = writer.transactions
+    identity = transactions.register("x", in_process=False, timeout_ms=1000)
+    transactions.begin(identity, again=True)
+    transactions.add_offsets(identity, "g", {IN: 7})
+    if way == "abort":
+        transactions.end(identity, commit=False, raise_epoch=False)
+    elif way == "timeout":
+        clock.now_ms += 1001
+        assert transactions.expire(clock.now_ms) == 1
+    elif way == "register":
+        transactions.register("x", in_process=False)
+    else:  # by an owner that dies: the transaction goes on, until its time is over
+        writer = opened()
+        assert pending_partitions(writer.control, "g") == {IN}
+        clock.now_ms += 1001
+        assert writer.transactions.expire(clock.now_ms) == 1
+    assert pending_partitions(writer.control, "g") == set()
+    assert committed_offsets(writer.control, "g") == {}
+    found = remote_transaction(writer.control, identity.producer_id)
+    assert found == RemoteTransaction(0, "aborted")
+
+
+def test_a_producer_resumes_only_its_own_last_life(opened, clock) -> None:
+    transactions = opened().transactions
+    first = transactions.register("x", in_process=False, timeout_ms=1000)
+    second = transactions.register("x", in_process=False, timeout_ms=1000, resumes=first)
+    assert second == first._replace(producer_epoch=1)
+    for stranger in (first, ProducerIdentity(99, 0)):
+        with pytest.raises(ProducerFencedError):
+            transactions.register("x", in_process=False, resumes=stranger)
+    with pytest.raises(ProducerFencedError):
+        transactions.register("unknown", in_process=False, resumes=first)
+    transactions.begin(second, again=True)
+    clock.now_ms += 1001
+    transactions.expire(clock.now_ms)  # its time was over, and that ended this life
+    with pytest.raises(TransactionAbortedError) as caught:
+        transactions.end(second, commit=True, raise_epoch=False)
+    assert caught.value.timed_out
+    third = transactions.register("x", in_process=False, resumes=second)
+    assert third.producer_epoch > second.producer_epoch
+
+
+def test_offsets_are_added_to_an_open_transaction_of_a_known_topic_only(opened) -> None:
+    transactions = opened().transactions
+    identity = transactions.register("x", in_process=False)
+    with pytest.raises(TransactionAbortedError):
+        transactions.add_offsets(identity, "g", {IN: 7})
+    transactions.begin(identity, again=True)
+    with pytest.raises(UnknownTopicError):
+        transactions.add_offsets(identity, "g", {TopicPartition("nope", 0): 7})
+
+
+def test_named_producers_are_described(opened, clock) -> None:
+    transactions = opened().transactions
+    transactions.register(in_process=False)
+    identity = transactions.register("x", in_process=False, timeout_ms=1000)
+    (found,) = transactions.named()
+    assert found == ("x", identity, 1000, None)
+    transactions.begin(identity, again=True)
+    assert transactions.named()[0].open_since_ms == clock.now_ms
+    assert transactions.identity_of("x") == identity
+    assert transactions.identity_of("y") is None
+
+
+def test_a_group_forgets_partitions_and_silent_groups_are_forgotten(opened, clock) -> None:
+    writer = opened()
+    writer.create_topic("two", partitions=2)
+    places = [TopicPartition("two", 0), TopicPartition("two", 1)]
+    writer.commit_offsets("g", {IN: 1, places[0]: 2, places[1]: 3})
+    forget_places(writer.control, "g", [places[1], TopicPartition("nope", 0)])
+    assert set(committed_offsets(writer.control, "g")) == {IN, places[0]}
+    clock.now_ms += 1000
+    writer.commit_offsets("new", {IN: 1})
+    writer.commit_offsets("busy", {IN: 1})
+    clock.now_ms += 1000
+    writer.commit_offsets("new", {IN: 2})
+    gone = forget_silent_groups(writer.control, clock.now_ms, keep=["busy"])
+    assert gone == ["g"]
+    assert group_names(writer.control) == ["busy", "new"]
