@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from confluent_kafka.admin import (
     OffsetSpec,
     ResourceType,
 )
+from confluent_kafka.aio import AIOConsumer, AIOProducer
 
 WAIT_S = 60
 SILENT = {"log_level": 0}
@@ -226,6 +228,29 @@ def test_a_reader_below_the_start_is_told(broker) -> None:
         until(lambda: bool(errors.extend(made.consume(1, 0.2)) or errors))
         assert errors[0].error().code() == KafkaError._AUTO_OFFSET_RESET
     assert [one.value() for one in read(broker, "t", 4)] == [b"6", b"7", b"8", b"9"]
+
+
+def test_the_clients_for_asyncio(broker) -> None:
+    make(broker)
+    config = {"bootstrap.servers": broker.address, **SILENT}
+
+    async def story() -> list[bytes]:
+        made = AIOProducer(config)
+        sent = [await made.produce("t", value=b"%d" % number) for number in range(10)]
+        await made.flush()
+        assert [(await one).offset() for one in sent] == list(range(10))
+        await made.close()
+        reading = AIOConsumer({**config, "group.id": "g", "auto.offset.reset": "earliest"})
+        await reading.subscribe(["t"])
+        found: list[bytes] = []
+        while len(found) < 10:
+            found += [one.value() for one in await reading.consume(10, timeout=1)]
+        await reading.close()
+        return found
+
+    assert asyncio.run(asyncio.wait_for(story(), WAIT_S)) == [
+        b"%d" % number for number in range(10)
+    ]
 
 
 # -- groups -----------------------------------------------------------------------------------

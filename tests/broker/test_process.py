@@ -10,6 +10,7 @@ import pytest
 from broker.running import MILLSTREAM, WAIT_S, AsProcess
 
 import millstream as ms
+from millstream.errors import FolderOwnedError
 
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -84,6 +85,25 @@ def test_a_port_that_is_taken_is_named(folder, tmp_path) -> None:
         )
     assert done.returncode == 2
     assert "taken" in done.stderr
+
+
+def test_this_machine_reads_the_folder_beside_it(folder) -> None:
+    with AsProcess(folder) as broker, ms.connect(folder) as log:
+        make(broker.address, "t")
+        made = Producer({"bootstrap.servers": broker.address, "compression.type": "lz4", **SILENT})
+        for number in range(100):
+            made.produce("t", b"%d" % number, key=b"k", headers=[("a", b"1")])
+        assert made.flush(WAIT_S) == 0
+        with log.consumer("t", group="beside", follow=False) as found:
+            records = list(found)
+        assert [one.value for one in records] == [b"%d" % number for number in range(100)]
+        assert records[0].headers == (("a", b"1"),)
+        reader = Consumer({"bootstrap.servers": broker.address, "group.id": "beside", **SILENT})
+        (at,) = reader.committed([TopicPartition("t", 0)], WAIT_S)
+        reader.close()
+        assert at.offset == 100  # what one side commits, the other goes on with
+        with pytest.raises(FolderOwnedError):
+            log.create_topic("u")
 
 
 def test_nothing_acknowledged_is_lost_when_it_is_killed_in_the_middle(folder) -> None:

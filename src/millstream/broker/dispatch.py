@@ -32,6 +32,7 @@ from millstream.broker.schema import Api
 from millstream.broker.wire import MalformedError, Message, Source
 
 Handler: TypeAlias = Callable[[Node, Call], Awaitable[Message | None]]
+OTHER_BYTES_MAX = 16 * 1024 * 1024  # of a request that brings no records
 _OPENING = struct.Struct(">hhi")  # key, version and correlation id, in every header
 
 
@@ -110,6 +111,10 @@ def read_call(frame: bytes, peer: Peer) -> Call:
         return Call(api, version, correlation_id, "", {}, *peer)
     if api is None or not api.supports(version):
         raise UnknownRequestError(f"version {version} of {api.name if api else f'API {key}'}")
+    if len(frame) > OTHER_BYTES_MAX and api is not messages.PRODUCE:
+        raise MalformedError(
+            f"a {api.name} request of {len(frame)} bytes; at most {OTHER_BYTES_MAX}"
+        )
     source = Source(frame)
     header = messages.REQUEST_HEADER.read(source)
     if api.flexible(version):

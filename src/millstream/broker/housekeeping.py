@@ -19,8 +19,7 @@ async def keep_house(node: Node) -> None:
     offsets_due_s = node.loop.time()
     while True:
         try:
-            if node.writer.transactions.open_count():
-                await node.change(lambda: node.writer.transactions.expire(node.clock_ms()))
+            await node.change(lambda: node.writer.transactions.expire(node.clock_ms()))
             if node.loop.time() >= offsets_due_s:
                 offsets_due_s = node.loop.time() + OFFSETS_EVERY_S
                 await _forget_groups(node)

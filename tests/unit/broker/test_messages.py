@@ -12,7 +12,14 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from kafka.protocol.api_message import ApiMessage
 
-from millstream.broker.dispatch import HANDLERS, Peer, UnknownRequestError, frame_of, read_call
+from millstream.broker.dispatch import (
+    HANDLERS,
+    OTHER_BYTES_MAX,
+    Peer,
+    UnknownRequestError,
+    frame_of,
+    read_call,
+)
 from millstream.broker.messages import API_VERSIONS, APIS
 from millstream.broker.node import Call
 from millstream.broker.schema import Api, Field, parse
@@ -260,6 +267,14 @@ def test_the_header_of_the_answer_to_apiversions_is_never_flexible() -> None:
 def test_what_is_not_answered_is_named(key, version) -> None:
     with pytest.raises(UnknownRequestError, match=f"version {version}"):
         read_call(struct.pack(">hhih", key, version, 1, -1), PEER)
+
+
+def test_only_records_make_a_request_large() -> None:
+    head = struct.pack(">hhih", 11, 5, 1, -1)
+    with pytest.raises(MalformedError, match="JoinGroup"):
+        read_call(head + bytes(OTHER_BYTES_MAX), PEER)
+    records = encoded(APIS[0], "request", {"topic_data": []}, 7)
+    assert read_call(struct.pack(">hhih", 0, 7, 1, -1) + records + bytes(OTHER_BYTES_MAX), PEER)
 
 
 def test_a_line_that_is_none_of_a_table_is_refused() -> None:
