@@ -44,7 +44,8 @@ class Connection:
         self._reader = reader
         self._writer = writer
         host, port = advertised or writer.get_extra_info("sockname")[:2]
-        self._peer = Peer(host, port, writer.get_extra_info("peername")[0])
+        client_host = writer.get_extra_info("peername")[0]
+        self._peer = Peer(host, port, client_host, node.next_connection())
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue(_REQUESTS_MAX)
         self._produces: deque[tuple[int, asyncio.Task[bytes | None]]] = deque()
         self._answers_other = False  # than Produce

@@ -37,11 +37,15 @@ _OPENING = struct.Struct(">hhi")  # key, version and correlation id, in every he
 
 
 class Peer(NamedTuple):
-    """The two ends of a connection: where the client reached the broker, and the client."""
+    """The two ends of a connection: where the client reached the broker, and the client.
+
+    ``connection`` counts connections as they come.
+    """
 
     host: str
     port: int
     client_host: str
+    connection: int = 0
 
 
 class UnknownRequestError(Exception):

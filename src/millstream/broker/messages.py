@@ -91,7 +91,7 @@ FETCH = Api(
 LIST_OFFSETS = Api(
     2,
     "ListOffsets",
-    (1, 7),
+    (1, 6),
     flexible=6,
     request="""
         replica_id            int32

@@ -36,7 +36,7 @@ class Call:
     """One request, and what is known of who sent it.
 
     ``host`` and ``port`` are where the client reached the broker, so that it can be told to go on
-    there. ``held_bytes`` is what the answer holds of the memory for responses until it is sent.
+    there. ``connection`` is greater for one that came later. ``held_bytes`` is what the answer holds of the memory for responses until it is sent.
     """
 
     api: Api
@@ -47,6 +47,7 @@ class Call:
     host: str
     port: int
     client_host: str
+    connection: int = 0
     held_bytes: int = 0
 
 
@@ -76,6 +77,8 @@ class Node:
         self.groups = Groups(settings)
         self.commits = OffsetCommits(self.loop, self.change, writer)
         self.clock_ms = wall_clock_ms
+        self.spoke: dict[int, int] = {}  # by producer id: the last connection to its coordinator
+        self._connections = 0
         self._readers = threading.local()
         self._closing = ExitStack()
         # What waits for the one lock of control.db must not keep reads waiting.
@@ -93,6 +96,11 @@ class Node:
     def close(self) -> None:
         """End what is at work."""
         self._closing.close()
+
+    def next_connection(self) -> int:
+        """Return the number of a connection that has just come."""
+        self._connections += 1
+        return self._connections
 
     def reader(self) -> BatchReader:
         """Return the reader of the thread that asks."""

@@ -12,6 +12,10 @@ one that was replaced, or was too slow     ``PRODUCER_FENCED``         ``PRODUCE
 one of another id than the name has        ``PRODUCER_FENCED``         ``INVALID_PRODUCER_ID_MAPPING``
 =========================================  ==========================  ===========================
 
+The protocol before KIP-890 cannot tell an end that was held up on its way from the end of the next
+transaction. But a client sends again on another connection only after it has given up the one before: so
+what comes on a producer's earlier connection once a later one was used is ``NOT_COORDINATOR``.
+
 Where a version does not know ``PRODUCER_FENCED``, it is told ``INVALID_PRODUCER_EPOCH``. A transaction
 that was too slow was aborted, and its producer may begin its next life.
 
@@ -126,6 +130,13 @@ def _known(node: Node, name: str, producer_id: int, producer_epoch: int) -> Prod
     return ProducerIdentity(producer_id, producer_epoch)
 
 
+def _is_held_up(node: Node, call: Call, producer_id: int) -> bool:
+    """Return whether a request comes on a connection that its producer has given up."""
+    last = node.spoke.get(producer_id, 0)
+    node.spoke[producer_id] = max(last, call.connection)
+    return call.connection < last
+
+
 async def add_partitions_to_txn(node: Node, call: Call) -> Message:
     """Answer an AddPartitionsToTxn request: the transaction is open from here on."""
     request = call.request
@@ -139,7 +150,9 @@ async def add_partitions_to_txn(node: Node, call: Call) -> Message:
             node.writer.partition(place)
         except MillstreamError as error:
             codes[place] = partition_code(error)
-    if any(codes.values()):  # all or none
+    if _is_held_up(node, call, request["v3_and_below_producer_id"]):
+        codes = dict.fromkeys(places, Code.NOT_COORDINATOR)
+    elif any(codes.values()):  # all or none
         codes = {place: code or Code.OPERATION_NOT_ATTEMPTED for place, code in codes.items()}
     else:
         begun = await _done(node, call, lambda: _begin(node, request, "v3_and_below_"))
@@ -175,6 +188,8 @@ async def add_offsets_to_txn(node: Node, call: Call) -> Message:
         check_name(call.request["group_id"])
     except Refused as error:
         return {"error_code": error.code}
+    if _is_held_up(node, call, call.request["producer_id"]):
+        return {"error_code": Code.NOT_COORDINATOR}
     return {"error_code": await _done(node, call, lambda: _begin(node, call.request))}
 
 
@@ -204,6 +219,8 @@ async def txn_offset_commit(node: Node, call: Call) -> Message:
 
 async def end_txn(node: Node, call: Call) -> Message:
     """Answer an EndTxn request: commit or abort."""
+    if _is_held_up(node, call, call.request["producer_id"]):
+        return {"error_code": Code.NOT_COORDINATOR}
     return {"error_code": await _done(node, call, lambda: _end(node, call.request))}
 
 

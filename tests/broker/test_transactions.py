@@ -1,0 +1,201 @@
+"""Transactions request by request: what is sent twice, too late, by the wrong one, or on an old connection."""
+
+from __future__ import annotations
+
+import pytest
+from broker.asking import Asking, create, fetch, fetched, only, produce, produced, raw
+from broker.running import InProcess
+
+from millstream.broker.codes import Code
+from millstream.broker.wire import Message
+from millstream.log.batch import ProducerStamp, stamp
+from millstream.log.encoding import Row, encode_rows
+
+
+@pytest.fixture
+def asking(broker: InProcess):
+    with Asking(broker.address) as client:
+        client.ask("CreateTopics", 4, create())
+        yield client
+
+
+class Producer:
+    """A transactional producer, one request at a time."""
+
+    def __init__(self, asking: Asking, name: str = "x", **resumes: int) -> None:
+        self.asking, self.name, self.sequence = asking, name, 0
+        request = {"transactional_id": name, "transaction_timeout_ms": 60_000, **resumes}
+        answer = asking.ask("InitProducerId", 4, request)
+        self.code = answer["error_code"]
+        self.producer_id, self.producer_epoch = answer["producer_id"], answer["producer_epoch"]
+
+    def who(self, prefix: str = "") -> Message:
+        return {
+            f"{prefix}transactional_id": self.name,
+            f"{prefix}producer_id": self.producer_id,
+            f"{prefix}producer_epoch": self.producer_epoch,
+        }
+
+    def add(self, *partitions: int, topic: str = "t", version: int = 3) -> list[int]:
+        topics = [{"name": topic, "partitions": list(partitions)}]
+        request = {**self.who("v3_and_below_"), "v3_and_below_topics": topics}
+        answer = self.asking.ask("AddPartitionsToTxn", version, request)
+        (found,) = answer["results_by_topic_v3_and_below"]
+        return [one["partition_error_code"] for one in found["results_by_partition"]]
+
+    def send(self, value: bytes) -> int:
+        made = encode_rows([Row(0, b"k", value)])
+        sent = ProducerStamp(self.producer_id, self.producer_epoch, self.sequence)
+        data = raw(stamp(made, sent, transactional=True))
+        code = produced(self.asking.ask("Produce", 7, produce(data)))["error_code"]
+        self.sequence += not code
+        return code
+
+    def end(self, *, commit: bool, version: int = 3, asking: Asking | None = None) -> int:
+        request = {**self.who(), "committed": commit}
+        return (asking or self.asking).ask("EndTxn", version, request)["error_code"]
+
+    def commit_offset(self, offset: int, **member: object) -> int:
+        partitions = [{"partition_index": 0, "committed_offset": offset, "committed_metadata": ""}]
+        topics = [{"name": "t", "partitions": partitions}]
+        request = {**self.who(), "group_id": "g", "topics": topics, "generation_id": -1, **member}
+        answer = self.asking.ask("TxnOffsetCommit", 3, request)
+        return only(answer, "topics", "partitions")["error_code"]
+
+
+def stable_end(asking: Asking) -> int:
+    return fetched(asking.ask("Fetch", 11, fetch(0, isolation_level=1)))["last_stable_offset"]
+
+
+def test_an_end_that_is_asked_for_again_is_answered_as_before(asking) -> None:
+    made = Producer(asking)
+    assert made.end(commit=True) == Code.INVALID_TXN_STATE  # there was none
+    for commit in (True, False):
+        assert made.add(0) == [0]
+        assert made.send(b"v") == 0
+        assert [made.end(commit=commit) for _ in range(2)] == [0, 0]
+        assert made.end(commit=not commit) == Code.INVALID_TXN_STATE
+
+
+def test_an_end_that_was_held_up_does_not_end_the_next_transaction(broker, asking) -> None:
+    """The producer gave its connection up, sent the end again on another, and went on."""
+    made = Producer(asking)
+    with Asking(broker.address) as later:
+        made.add(0)
+        made.send(b"first")
+        assert made.end(commit=True, asking=later) == 0
+        old, made.asking = made.asking, later
+        made.add(0)
+        made.send(b"second")
+        assert made.end(commit=True, asking=old) == Code.NOT_COORDINATOR
+        assert stable_end(later) == 2  # the first and its marker: the second is open
+        assert made.end(commit=False) == 0
+
+
+def test_records_outside_of_a_transaction_are_refused(asking) -> None:
+    made = Producer(asking)
+    assert made.send(b"early") == Code.INVALID_TXN_STATE
+    made.add(0)
+    assert made.send(b"in time") == 0
+    made.end(commit=True)
+    assert made.send(b"late") == Code.INVALID_TXN_STATE
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [(0, Code.INVALID_PRODUCER_EPOCH), (3, Code.PRODUCER_FENCED)]
+)
+def test_who_was_replaced_is_told_so_in_every_answer(asking, version, code) -> None:
+    old = Producer(asking)
+    old.add(0)
+    old.send(b"zombie")
+    new = Producer(asking)
+    assert (new.producer_id, new.producer_epoch) == (old.producer_id, old.producer_epoch + 1)
+    assert old.add(0, version=version) == [code]
+    assert old.end(commit=True, version=version) == code
+    assert old.send(b"zombie") == Code.INVALID_PRODUCER_EPOCH
+    assert old.commit_offset(1) == Code.INVALID_PRODUCER_EPOCH
+    identity = {"producer_id": old.producer_id, "producer_epoch": old.producer_epoch}
+    assert Producer(asking, **identity).code == Code.PRODUCER_FENCED
+    assert stable_end(asking) == 2  # what it left open was taken back
+
+
+def test_a_name_belongs_to_one_producer(asking) -> None:
+    made = Producer(asking)
+    stranger = Producer(asking, "y")
+    stranger.name = "x"
+    assert stranger.add(0) == [Code.INVALID_PRODUCER_ID_MAPPING]
+    assert stranger.end(commit=True) == Code.INVALID_PRODUCER_ID_MAPPING
+    assert stranger.commit_offset(1) == Code.INVALID_PRODUCER_ID_MAPPING
+    made.name = "nobody"
+    assert made.add(0) == [Code.INVALID_PRODUCER_ID_MAPPING]
+
+
+def test_partitions_are_added_all_or_none(asking) -> None:
+    made = Producer(asking)
+    assert made.add(0, 7) == [Code.OPERATION_NOT_ATTEMPTED, Code.UNKNOWN_TOPIC_OR_PARTITION]
+    assert made.send(b"v") == Code.INVALID_TXN_STATE
+    assert made.add(0) == [0]
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1, 15 * 60_000 + 1])
+def test_a_timeout_that_cannot_be_is_refused(asking, timeout_ms) -> None:
+    request = {"transactional_id": "x", "transaction_timeout_ms": timeout_ms}
+    answer = asking.ask("InitProducerId", 4, request)
+    assert (answer["error_code"], answer["producer_id"]) == (
+        Code.INVALID_TRANSACTION_TIMEOUT,
+        -1,
+    )
+
+
+def test_offsets_of_an_open_transaction_are_not_stable(asking) -> None:
+    made = Producer(asking)
+    assert made.commit_offset(3) == Code.INVALID_TXN_STATE
+    request = {**made.who(), "group_id": "g"}
+    assert asking.ask("AddOffsetsToTxn", 3, request)["error_code"] == 0
+    assert made.commit_offset(3) == 0
+    topics = [{"name": "t", "partition_indexes": [0]}]
+
+    def committed(*, stable: bool) -> tuple[int, int]:
+        asked = {"groups": [{"group_id": "g", "topics": topics}], "require_stable": stable}
+        found = only(asking.ask("OffsetFetch", 8, asked), "groups", "topics", "partitions")
+        return found["error_code"], found["committed_offset"]
+
+    assert committed(stable=True) == (Code.UNSTABLE_OFFSET_COMMIT, -1)
+    assert committed(stable=False) == (0, -1)
+    assert made.end(commit=True) == 0
+    assert committed(stable=True) == committed(stable=False) == (0, 3)
+
+
+def test_a_stale_member_commits_nothing_by_a_transaction_either(asking) -> None:
+    made = Producer(asking)
+    made.add(0)
+    stale = {"generation_id": 4, "member_id": "gone", "group_instance_id": None}
+    assert made.commit_offset(3, **stale) == Code.ILLEGAL_GENERATION
+
+
+def test_transactions_are_described_and_listed(asking) -> None:
+    made = Producer(asking)
+    Producer(asking, "idle")
+    made.add(0)
+    made.send(b"v")
+    asked = {"transactional_ids": ["x", "nope"]}
+    found, missing = asking.ask("DescribeTransactions", 0, asked)["transaction_states"]
+    assert missing["error_code"] == Code.TRANSACTIONAL_ID_NOT_FOUND
+    assert (found["transaction_state"], found["producer_id"]) == ("Ongoing", made.producer_id)
+    assert found["topics"] == [{"topic": "t", "partitions": [0]}]
+    assert found["transaction_timeout_ms"] == 60_000
+
+    def listed(**filters: object) -> dict[str, str]:
+        answer = asking.ask("ListTransactions", 1, filters)
+        return {
+            one["transactional_id"]: one["transaction_state"]
+            for one in answer["transaction_states"]
+        }
+
+    assert listed() == {"idle": "Empty", "x": "Ongoing"}
+    assert listed(state_filters=["Ongoing"]) == {"x": "Ongoing"}
+    assert listed(duration_filter=3_600_000) == {}
+    made.end(commit=False)
+    assert listed(producer_id_filters=[made.producer_id]) == {"x": "CompleteAbort"}
+    answer = asking.ask("ListTransactions", 0, {"state_filters": ["Sleeping"]})
+    assert answer["unknown_state_filters"] == ["Sleeping"]
