@@ -228,6 +228,13 @@ def test_each_partition_has_an_outcome_of_its_own(asking) -> None:
     assert produced(answer)["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
+def test_a_partition_that_is_named_twice_gets_both_batches(asking) -> None:
+    request = produce(GOOD, GOOD)
+    request["topic_data"][0]["partition_data"][1]["index"] = 0
+    (topic,) = asking.ask("Produce", 7, request)["responses"]
+    assert [one["base_offset"] for one in topic["partition_responses"]] == [0, 2]
+
+
 def test_what_is_asked_for_wrongly_is_refused(asking) -> None:
     found = produced(asking.ask("Produce", 7, produce(GOOD, acks=2)))
     assert found["error_code"] == Code.INVALID_REQUIRED_ACKS

@@ -36,7 +36,8 @@ class Groups:
         return self._groups[name]
 
     def _forget(self, group: Group) -> None:
-        del self._groups[group.name]
+        if self._groups.get(group.name) is group:
+            del self._groups[group.name]
 
     def of_member(self, name: str) -> Group:
         """Return the group that a member speaks to.

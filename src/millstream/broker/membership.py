@@ -137,6 +137,13 @@ class Group:
         Raises:
             Refused: the member or its protocols do not fit the group.
         """
+        try:
+            return await self._join(joining)
+        finally:
+            if self.state == "Empty" and not self._told:  # it was made for one who is refused
+                self._on_empty(self)
+
+    async def _join(self, joining: Joining) -> Joined:
         member_id, instance_id = joining.who
         if not member_id and instance_id in self._static:
             self._check_protocols(joining, self._static[instance_id or ""])

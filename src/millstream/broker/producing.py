@@ -7,6 +7,8 @@ are synced, whatever was asked for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from millstream.broker.appending import Arrival
 from millstream.broker.codes import Code
 from millstream.broker.node import Call, Node
@@ -19,38 +21,36 @@ _VERSION_MIN = 3  # older ones bring older record formats
 async def produce(node: Node, call: Call) -> Message | None:
     """Answer a Produce request; None if no answer is wanted."""
     request = call.request
-    arrivals = {
-        (topic["name"], one["index"]): Arrival(
-            TopicPartition(topic["name"], one["index"]), one["records"]
+    topics = [
+        (
+            topic["name"],
+            [
+                Arrival(TopicPartition(topic["name"], one["index"]), one["records"])
+                for one in topic["partition_data"]
+            ],
         )
         for topic in request["topic_data"]
-        for one in topic["partition_data"]
-    }
+    ]
+    arrivals = [arrival for _, of_topic in topics for arrival in of_topic]
     acks = request["acks"]
     if call.version < _VERSION_MIN:
-        _refuse(arrivals.values(), Code.UNSUPPORTED_VERSION, "send Produce version 3 or later")
+        _refuse(arrivals, Code.UNSUPPORTED_VERSION, "send Produce version 3 or later")
     elif acks not in (-1, 0, 1):
-        _refuse(arrivals.values(), Code.INVALID_REQUIRED_ACKS, f"acks is {acks}; send -1, 0 or 1")
+        _refuse(arrivals, Code.INVALID_REQUIRED_ACKS, f"acks is {acks}; send -1, 0 or 1")
     else:
-        await node.appender.append(list(arrivals.values()), "synced" if acks == -1 else "written")
+        await node.appender.append(arrivals, "synced" if acks == -1 else "written")
     if acks == 0:
         return None
     return {
         "responses": [
-            {
-                "name": topic["name"],
-                "partition_responses": [
-                    _outcome(arrivals[topic["name"], one["index"]])
-                    for one in topic["partition_data"]
-                ],
-            }
-            for topic in request["topic_data"]
+            {"name": name, "partition_responses": [_outcome(one) for one in of_topic]}
+            for name, of_topic in topics
         ]
     }
 
 
-def _refuse(arrivals: object, code: Code, message: str) -> None:
-    for arrival in arrivals:  # type: ignore[attr-defined]
+def _refuse(arrivals: Sequence[Arrival], code: Code, message: str) -> None:
+    for arrival in arrivals:
         arrival.code, arrival.message = code, message
 
 

@@ -23,6 +23,8 @@ class Watch:
 
     def changed(self, names: Sequence[TopicPartition]) -> None:
         """Note what has changed; none means topics. Called from any thread."""
+        if not self._waiting:  # who begins to wait now looks first, and finds it
+            return
         with self._lock:
             self._changed.update(names)
             self._catalog_changed |= not names

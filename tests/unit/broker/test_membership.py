@@ -346,6 +346,18 @@ async def _sync_and_wait(group: Group, joined: Joined) -> None:
 
 
 @by_virtual_time
+async def test_a_group_that_nobody_could_join_is_not_kept() -> None:
+    groups = Groups(Settings())
+    await refused(Code.INCONSISTENT_GROUP_PROTOCOL, groups.make("g").join(joining(protocols={})))
+    assert groups.names() == []
+    with pytest.raises(MemberIdRequired):
+        await groups.make("g").join(joining(id_first=True))
+    assert groups.names() == ["g"]
+    await asyncio.sleep(SESSION_MS / 1000 + 1)
+    assert groups.names() == []
+
+
+@by_virtual_time
 async def test_only_members_of_the_generation_commit() -> None:
     groups = Groups(Settings())
     nobody = Identity("")
