@@ -295,6 +295,7 @@ def test_a_group_shares_a_topic_and_hands_over(broker, strategy) -> None:
             return len(first.assignment()) == 4
 
         until(whole)
+        first.commit(offsets=[TopicPartition("t", 0, 50)], asynchronous=False)
     left = admin(broker).describe_consumer_groups(["g"])["g"].result(WAIT_S)
     assert (left.state, left.members) == (ConsumerGroupState.EMPTY, [])
 

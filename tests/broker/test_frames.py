@@ -370,3 +370,19 @@ def test_large_requests_wait_for_room_and_all_are_taken(folder) -> None:
         for thread in threads:
             thread.join(60)
         assert sorted(offsets) == list(range(24))
+
+
+def test_a_request_that_there_can_never_be_room_for_is_refused(folder) -> None:
+    with InProcess(folder, requests_bytes_max=1 << 20) as broker, Asking(broker.address) as client:
+        client.socket.sendall(struct.pack(">i", (1 << 20) + 1))
+        assert client.is_closed()
+
+
+def test_all_that_was_sent_before_the_client_went_is_taken_up(broker, asking) -> None:
+    """More than may wait for one connection, and the client is gone before they are read."""
+    with Asking(broker.address) as client:
+        frames = [client.frame("Produce", 7, produce(GOOD, acks=0)) for _ in range(500)]
+        client.socket.sendall(b"".join(frames))
+    deadline_s = time.monotonic() + 60
+    while fetched(asking.ask("Fetch", 11, fetch(0)))["high_watermark"] < 1000:
+        assert time.monotonic() < deadline_s

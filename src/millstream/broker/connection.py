@@ -64,7 +64,10 @@ class Connection:
         finally:
             for task in (reading, serving, *(task for _, task in self._produces)):
                 task.cancel()
-            self._writer.transport.abort() if self._stuck() else self._writer.close()
+            if self._writer.transport.get_write_buffer_size():
+                self._writer.transport.abort()  # closing would wait for a client that takes nothing
+            else:
+                self._writer.close()
             results = await asyncio.gather(reading, serving, return_exceptions=True)
             self._memory.release(self._held)
             for error in results:
@@ -74,10 +77,6 @@ class Connection:
         """Read no more requests, and end when those that append something are answered."""
         if self._reading is not None:
             self._reading.cancel()
-
-    def _stuck(self) -> bool:
-        """Return whether the client leaves answers lying, so that closing would wait for it."""
-        return self._writer.transport.get_write_buffer_size() > 0
 
     def _tell(self, error: object) -> None:
         """Say why a connection ended, if not because the client went."""
@@ -94,7 +93,7 @@ class Connection:
             while (frame := await self._next_frame()) is not None:
                 await self._frames.put(frame)
         finally:
-            with suppress(asyncio.QueueFull):
+            with suppress(asyncio.QueueFull):  # then nobody waits for it to become fuller
                 self._frames.put_nowait(None)
 
     async def _next_frame(self) -> bytes | None:
@@ -104,8 +103,9 @@ class Connection:
             return None
         size = int.from_bytes(head, "big", signed=True)
         settings = self._node.settings
-        if not _FRAME_BYTES_MIN <= size <= settings.request_bytes_max:
-            raise MalformedError(f"a request of {size} bytes; at most {settings.request_bytes_max}")
+        size_max = min(settings.request_bytes_max, settings.requests_bytes_max)
+        if not _FRAME_BYTES_MIN <= size <= size_max:
+            raise MalformedError(f"a request of {size} bytes; at most {size_max}")
         await self._memory.reserve(size)
         self._held += size
         try:
@@ -130,7 +130,7 @@ class Connection:
     # -- answering ----------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        while (frame := await self._frames.get()) is not None:
+        while (frame := await self._next_read()) is not None:
             size = len(frame)
             call = read_call(frame, self._peer)
             del frame  # its records are copied out
@@ -145,6 +145,12 @@ class Connection:
             await self._taken()
         while self._produces:
             await asyncio.wait({self._produces[0][1]})
+
+    async def _next_read(self) -> bytes | None:
+        """Return the next request that was read; None when there will be none."""
+        if self._frames.empty() and self._reading is not None and self._reading.done():
+            return None
+        return await self._frames.get()
 
     async def _answer_other(self, call: Call, size: int) -> None:
         while self._produces:
