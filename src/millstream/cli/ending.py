@@ -12,14 +12,15 @@ from contextlib import contextmanager
 def until_told() -> Iterator[Callable[[], None]]:
     """Take the signals from here on; give a function that waits for the first of them.
 
-    The handler writes to a pipe. It could not set an event: it runs in the thread that waits, at any
-    point, also where that thread holds the event's own lock.
+    Python itself writes a byte to a pipe when a signal comes. A handler could set no event: it runs in
+    the thread that waits, perhaps while that holds the event's lock, and not at all if the signal comes
+    just before the thread falls asleep.
     """
     reader, writer = os.pipe()
-    before = {
-        number: signal.signal(number, lambda *_: os.write(writer, b"."))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    os.set_blocking(writer, False)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    woken_before = signal.set_wakeup_fd(writer)
 
     def wait() -> None:
         os.read(reader, 1)
@@ -27,6 +28,7 @@ def until_told() -> Iterator[Callable[[], None]]:
     try:
         yield wait
     finally:
+        signal.set_wakeup_fd(woken_before)
         for number, handler in before.items():
             signal.signal(number, handler)
         os.close(reader)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from millstream.demo.ads_run import NO_PAGE, AdsOptions, page
+from millstream.demo.ads_run import NO_PAGE, AdsOptions, page, stay
 from millstream.demo.folder import MARK
 
 DRIVER_KILLS = 3
@@ -41,9 +41,7 @@ def run_chaos(options: AdsOptions, console: Console) -> int:
     with page(options.folder, options.page, console) as url:
         code = Attack(options, console, dice).run()
         if options.stay and url and code == 0:
-            console.print(f"The page stays at {url} until Ctrl-C.")
-            with suppress(KeyboardInterrupt):
-                threading.Event().wait()
+            stay(url, console)
     return code
 
 

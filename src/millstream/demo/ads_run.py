@@ -5,7 +5,7 @@ What was interrupted goes on: the feed from the ends of the log, the pipeline fr
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -75,10 +75,16 @@ def run_ads(options: AdsOptions, console: Console) -> int:
         if equal:
             console.print(f"Look around: millstream view show {AD_CTR} --log {options.folder}")
         if options.stay and url:
-            console.print(f"The page stays at {url} until Ctrl-C.")
-            with suppress(KeyboardInterrupt):
-                threading.Event().wait()
+            stay(url, console)
     return 0 if equal else EXIT_DIFFERENT
+
+
+def stay(url: str, console: Console) -> None:
+    """Wait for Ctrl-C, while the page is served."""
+    console.print(f"The page stays at {url} until Ctrl-C.")
+    with suppress(KeyboardInterrupt):
+        while True:  # a wait without an end could miss a signal that comes just before it
+            time.sleep(0.1)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ left out, wherever it was killed. It works in a thread beside the pipeline, whos
 
 from __future__ import annotations
 
-import _thread
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -82,19 +82,21 @@ def chunks(
     speed: float,
     clock: Callable[[], float],
     pause: Callable[[float], object],
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[pl.DataFrame]:
     """Yield the records in the order of arrival, each as soon as its time has come.
 
     Args:
         speed: Seconds of arrival time that pass per second of ``clock``.
         pause: Called with the seconds to let pass when nothing is due.
+        stopped: Whether to end before all are sent; asked after every pause.
     """
     if records.is_empty():
         return
     times = records["arrival_us"]
     began_s, began_us = clock(), int(times[0])
     sent, passed_s = 0, 0.0
-    while sent < records.height:
+    while sent < records.height and not stopped():
         due_us = began_us + passed_s * speed * SECOND_US
         due = int(times.search_sorted(int(due_us), side="right"))
         if due > sent:
@@ -124,9 +126,7 @@ def feed(
     with as_owner(log.producer) as producer:
         # Only as the owner is it sure that nobody, such as an older demo, still adds to these.
         rest = remaining(travel, log.end_offsets(TOPIC))
-        for chunk in chunks(rest, speed=speed, clock=clock, pause=pause):
-            if stopped():
-                break
+        for chunk in chunks(rest, speed=speed, clock=clock, pause=pause, stopped=stopped):
             records = travel.records(chunk)
             producer.send_many(
                 TOPIC,
@@ -142,11 +142,20 @@ class Feeding:
     """A feed at work in a thread of its own; use it in a ``with`` statement.
 
     It holds after its first records until somebody reads them, so that the events pass before the eyes
-    of whoever watches, not while Spark still starts. When it fails, the main thread is interrupted as
-    by Ctrl-C, because the job would wait for records that do not come; :meth:`check` then says why.
+    of whoever watches, not while Spark still starts. When it fails it calls ``interrupt``, which by
+    default is Ctrl-C for the main thread, because the job would wait for records that do not come;
+    :meth:`check` then says why.
     """
 
-    def __init__(self, folder: Path, travel: Travel, speed: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        travel: Travel,
+        speed: float,
+        *,
+        interrupt: Callable[[], object] | None = None,
+    ) -> None:
+        self._interrupt = interrupt or interrupt_main
         self._heard = threading.Condition()
         self._go = self._ended = False
         self._held_s = 0.0
@@ -189,7 +198,7 @@ class Feeding:
                 )
         except (MillstreamError, OSError) as error:
             self._error = error
-            _thread.interrupt_main()
+            self._interrupt()
 
     def _clock(self) -> float:
         """Return seconds that pass only after "go on"."""
@@ -202,3 +211,10 @@ class Feeding:
             self._heard.wait_for(lambda: self._go or self._ended)
             self._held_s += time.monotonic() - began
             self._heard.wait_for(lambda: self._ended, seconds)
+
+
+def interrupt_main() -> None:
+    """Send the main thread what Ctrl-C sends."""
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)

@@ -184,16 +184,36 @@ def test_feeding_ends_with_the_block(tmp_path, travel):
     assert "millstream-demo-feed" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_feeding_that_fails_interrupts_the_program_and_says_why(tmp_path, travel):
+def test_feeding_that_fails_interrupts_and_says_why(tmp_path, travel):
     not_a_folder = tmp_path / "file"
     not_a_folder.write_text("")
+    told = threading.Event()
+    with feed.Feeding(not_a_folder, travel, speed=1.0, interrupt=told.set) as feeding:
+        assert told.wait(60)
+        with pytest.raises(ConfigError, match="is not a folder"):
+            feeding.check()
 
-    def until_interrupted() -> None:
-        with feed.Feeding(not_a_folder, travel, speed=1.0) as feeding:
-            try:
-                threading.Event().wait(60)
-            finally:
-                feeding.check()
 
-    with pytest.raises(ConfigError, match="is not a folder"):
-        until_interrupted()
+def test_a_program_whose_feed_fails_is_interrupted_as_by_ctrl_c(tmp_path):
+    (tmp_path / "file").write_text("")
+    program = """
+import sys, time
+from pathlib import Path
+from millstream.demo.ads_input import AdsInput
+from millstream.demo.feed import Feeding
+travel = AdsInput("generated", seed=1, rate=1, minutes=1).travel()
+try:
+    with Feeding(Path(sys.argv[1]), travel, 1.0):
+        while True:  # as a run of an app waits
+            time.sleep(0.02)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "file")],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "interrupted\n", done.stderr
