@@ -75,7 +75,11 @@ class AsProcess:
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
-        self.address = self._wait()
+        try:
+            self.address = self._wait()
+        except BaseException:
+            self.__exit__()
+            raise
 
     def _wait(self) -> str:
         deadline_s = time.monotonic() + WAIT_S
@@ -89,7 +93,6 @@ class AsProcess:
         """End it as a crash would."""
         self.process.send_signal(signal.SIGKILL)
         self.process.communicate()
-        self.ready_file.unlink()
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
         """End it as a service manager would; return exit code, output and errors."""
@@ -103,4 +106,6 @@ class AsProcess:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate()
+        if not self.process.stdout.closed:
+            self.process.communicate()
+        self.ready_file.unlink(missing_ok=True)

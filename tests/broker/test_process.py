@@ -108,9 +108,11 @@ def test_this_machine_reads_the_folder_beside_it(folder) -> None:
 
 def test_nothing_acknowledged_is_lost_when_it_is_killed_in_the_middle(folder) -> None:
     """Three times, while an idempotent producer sends: each record is there once, in order."""
-    broker = AsProcess(folder)
-    make(broker.address, "t")
-    listen, acknowledged, sent = broker.address, [], 0
+    with AsProcess(folder) as broker:
+        listen = broker.address
+        make(listen, "t")
+    acknowledged: list[bytes] = []
+    sent = 0
     made = Producer(
         {
             "bootstrap.servers": listen,
@@ -126,20 +128,20 @@ def test_nothing_acknowledged_is_lost_when_it_is_killed_in_the_middle(folder) ->
         acknowledged.append(message.value())
 
     for _ in range(3):
-        goal = len(acknowledged) + 300
-        while len(acknowledged) < goal:
-            if sent - len(acknowledged) < 200:
-                made.produce("t", b"%d" % sent, on_delivery=told)
-                sent += 1
-                made.poll(0)
-            else:
-                made.poll(0.05)
-        broker.kill()
+        with AsProcess(folder, listen=listen) as broker:
+            goal = len(acknowledged) + 300
+            while len(acknowledged) < goal:
+                if sent - len(acknowledged) < 200:
+                    made.produce("t", b"%d" % sent, on_delivery=told)
+                    sent += 1
+                    made.poll(0)
+                else:
+                    made.poll(0.05)
+            broker.kill()
         for _ in range(50):
             made.produce("t", b"%d" % sent, on_delivery=told)
             sent += 1
-        broker = AsProcess(folder, listen=listen)
-    with broker:
+    with AsProcess(folder, listen=listen):
         assert made.flush(WAIT_S) == 0
         assert len(acknowledged) == sent
         reader = Consumer({"bootstrap.servers": listen, "group.id": "g", **SILENT})
@@ -155,26 +157,26 @@ def test_nothing_acknowledged_is_lost_when_it_is_killed_in_the_middle(folder) ->
 
 def test_a_transaction_goes_on_with_the_next_broker(folder) -> None:
     """Killed between the records, the offsets and the commit; all of it counts, once."""
-    broker = AsProcess(folder)
-    listen = broker.address
-    make(listen, "in", "out")
-    made = Producer(
-        {
-            "bootstrap.servers": listen,
-            "transactional.id": "x",
-            "reconnect.backoff.max.ms": 100,
-            **SILENT,
-        }
-    )
-    made.init_transactions(WAIT_S)
-    group = Consumer({"bootstrap.servers": listen, "group.id": "g", **SILENT})
-    made.begin_transaction()
-    made.produce("out", b"before")
-    assert made.flush(WAIT_S) == 0
-    made.send_offsets_to_transaction(
-        [TopicPartition("in", 0, 7)], group.consumer_group_metadata(), WAIT_S
-    )
-    broker.kill()
+    with AsProcess(folder) as broker:
+        listen = broker.address
+        make(listen, "in", "out")
+        made = Producer(
+            {
+                "bootstrap.servers": listen,
+                "transactional.id": "x",
+                "reconnect.backoff.max.ms": 100,
+                **SILENT,
+            }
+        )
+        made.init_transactions(WAIT_S)
+        group = Consumer({"bootstrap.servers": listen, "group.id": "g", **SILENT})
+        made.begin_transaction()
+        made.produce("out", b"before")
+        assert made.flush(WAIT_S) == 0
+        made.send_offsets_to_transaction(
+            [TopicPartition("in", 0, 7)], group.consumer_group_metadata(), WAIT_S
+        )
+        broker.kill()
     with AsProcess(folder, listen=listen) as broker:
         made.produce("out", b"after")
         assert made.flush(WAIT_S) == 0
