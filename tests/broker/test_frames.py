@@ -22,6 +22,8 @@ from broker.asking import (
 from broker.running import InProcess
 
 from millstream.broker.codes import Code
+from millstream.broker.schema import Field
+from millstream.broker.wire import Message
 from millstream.log.batch import (
     CONTROL,
     LOG_APPEND_TIME,
@@ -31,6 +33,8 @@ from millstream.log.batch import (
     walk,
 )
 from millstream.log.encoding import Row, encode_rows
+
+GOOD = batch(b"one", b"two")
 
 
 @pytest.fixture
@@ -109,6 +113,56 @@ def test_thousands_of_changed_requests_do_no_harm(broker, asking) -> None:
         assert "t" in {one["name"] for one in other.ask("Metadata", 1, {"topics": None})["topics"]}
 
 
+class Anything:
+    """Requests that can be read and make no sense, from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+
+    def message(self, fields: list[Field], version: int) -> Message:
+        here = [one for one in fields if one.first <= version <= one.last]
+        return {one.name: self.value(one, version) for one in here}
+
+    def value(self, field: Field, version: int) -> object:
+        if version >= field.null and self.chance.random() < 0.15:
+            return None
+        count = self.chance.choice([0, 1, 1, 2])
+        if field.kind == "[]":
+            return [self.message(field.fields, version) for _ in range(count)]
+        if field.kind.startswith("[]"):
+            return [self.scalar(field.kind[2:]) for _ in range(count)]
+        return 10 if field.name == "max_wait_ms" else self.scalar(field.kind)
+
+    def scalar(self, kind: str) -> object:
+        if kind.startswith("int"):
+            end = 1 << int(kind[3:]) - 1
+            common = [0, 1, -1, 2, 3, end - 1, -end, self.chance.randrange(-end, end)]
+            return self.chance.choice(common if kind == "int8" else [*common, 6000])
+        choices = {
+            "bool": [True, False],
+            "uuid": [bytes(16), self.chance.randbytes(16)],
+            "string": ["", "t", "g", "consumer", "range", "a/b", "\u00e9" * 3, "t" * 300, "\0"],
+            "bytes": [b"", self.chance.randbytes(30)],
+            "records": [b"", GOOD, bytes(70), self.chance.randbytes(90)],
+        }
+        return self.chance.choice(choices[kind])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_that_make_no_sense_are_all_answered(broker, asking, caplog, seed) -> None:
+    anything = Anything(seed)
+    apis = [api for api in BY_NAME.values() if api.name != "JoinGroup"]  # which may wait for others
+    for number in range(600):
+        api = apis[number % len(apis)]
+        version = anything.chance.randint(*api.versions)
+        with Asking(broker.address) as client:
+            request = anything.message(api.request, version)
+            client.say(api.name, version, request)
+            if not (api.name == "Produce" and request["acks"] == 0):
+                client.hear()
+    assert [one for one in caplog.records if one.levelname == "ERROR"] == []
+
+
 def test_a_request_that_never_comes_in_whole_is_given_up(folder) -> None:
     with InProcess(folder, stalled_s=0.3) as broker, Asking(broker.address) as client:
         client.socket.sendall(struct.pack(">i", 1000) + bytes(10))
@@ -181,9 +235,6 @@ def with_attributes(attributes: int) -> bytes:
 def lying(records: int, taken: int) -> bytes:
     made = encode_rows([Row(0, b"k", b"v"), Row(0, b"k", b"w")])
     return raw(finish(made.tail[44:], records=records, count=taken, timestamps_ms=(0, 0)))
-
-
-GOOD = batch(b"one", b"two")
 
 
 @pytest.mark.parametrize(
@@ -386,3 +437,17 @@ def test_all_that_was_sent_before_the_client_went_is_taken_up(broker, asking) ->
     deadline_s = time.monotonic() + 60
     while fetched(asking.ask("Fetch", 11, fetch(0)))["high_watermark"] < 1000:
         assert time.monotonic() < deadline_s
+
+
+@pytest.mark.parametrize("version", [10, 11, 12])
+def test_a_topic_is_asked_for_by_its_id(asking, version) -> None:
+    (known,) = asking.ask("Metadata", version, {"topics": None})["topics"]
+    stranger = b"\1" * 16
+    asked = [{"topic_id": one, "name": None} for one in (known["topic_id"], stranger)]
+    found, missing = asking.ask("Metadata", version, {"topics": asked})["topics"]
+    assert found == known
+    assert (missing["error_code"], missing["topic_id"]) == (Code.UNKNOWN_TOPIC_ID, stranger)
+    request = {"topics": [{"topic_id": known["topic_id"], "name": None}], "timeout_ms": 1000}
+    (gone,) = asking.ask("DeleteTopics", 6, request)["responses"]
+    assert (gone["error_code"], gone["name"]) == (Code.NONE, "t")
+    assert asking.ask("Metadata", version, {"topics": None})["topics"] == []

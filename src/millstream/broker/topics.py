@@ -15,9 +15,9 @@ from millstream.log.topics import check_topic_name
 from millstream.record import TopicInfo
 
 _NO_ID = bytes(16)
+_NULL_NAMES_FROM = 12  # the version of Metadata whose topics may have no name
 _COPIES = 1  # of every record: there is one folder
 PARTITIONS_MAX = 8160  # what a folder holds
-_CONFIGS_FROM = 5  # the version of CreateTopics that answers with the settings
 
 
 async def metadata(node: Node, call: Call) -> Message:
@@ -28,7 +28,8 @@ async def metadata(node: Node, call: Call) -> Message:
         topics = [_described(info) for info in node.writer.topics().values()]
     else:
         creates = node.settings.auto_create and request["allow_auto_topic_creation"]
-        topics = [await _asked_for(node, one, creates=creates) for one in asked]
+        nobody = None if call.version >= _NULL_NAMES_FROM else ""
+        topics = [await _asked_for(node, one, creates=creates, nobody=nobody) for one in asked]
     return {
         "brokers": [{"node_id": NODE_ID, "host": call.host, "port": call.port}],
         "cluster_id": node.cluster_id,
@@ -37,13 +38,14 @@ async def metadata(node: Node, call: Call) -> Message:
     }
 
 
-async def _asked_for(node: Node, one: Message, *, creates: bool) -> Message:
+async def _asked_for(node: Node, one: Message, *, creates: bool, nobody: str | None) -> Message:
+    """Return what is known of a topic; ``nobody`` is the name of one whose id is not known."""
     name, topic_id = one["name"], one["topic_id"]
     topics = node.writer.topics()
     if name is None:
         info = _by_id(topics, topic_id)
         if info is None:
-            return {"error_code": Code.UNKNOWN_TOPIC_ID, "name": None, "topic_id": topic_id}
+            return {"error_code": Code.UNKNOWN_TOPIC_ID, "name": nobody, "topic_id": topic_id}
         return _described(info)
     if name not in topics and creates:
         with suppress(MillstreamError):  # that it is not there is told below
