@@ -34,12 +34,14 @@ WAIT_S = 600
 ELSEWHERE = {"make demo", "make test", 'pip install ".[spark,ui]"'}
 BEFORE, AFTER = ("millstream run app.py",), ("millstream stop ads",)
 SERVED = "millstream ui"
+BROKER = "millstream broker ./data"
+NOT_ALONE = {*BEFORE, *AFTER, SERVED, BROKER}
 
 
 def test_nothing_of_the_readme_is_of_a_kind_that_is_not_run():
     assert {kind for kind, _ in BLOCKS} == {"sh", "python", "text"}
     assert {command.split()[0] for command in COMMANDS} == {"make", "pip", "curl", "millstream"}
-    assert set(COMMANDS) >= ELSEWHERE | {*BEFORE, *AFTER, SERVED}
+    assert set(COMMANDS) >= ELSEWHERE | NOT_ALONE
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -128,9 +130,7 @@ def answers(url):
 def test_the_program_prints_what_is_shown_and_every_command_does_what_it_says(folder):
     (shown,) = (block for kind, block in BLOCKS if kind == "text")
     assert run(folder, "python app.py") == shown
-    others = [
-        command for command in COMMANDS if command not in {*ELSEWHERE, *BEFORE, *AFTER, SERVED}
-    ]
+    others = [command for command in COMMANDS if command not in ELSEWHERE | NOT_ALONE]
     alive = folder / "data" / "apps" / "ads"
     address = free_address()
     page = f"http://{address}"
@@ -146,6 +146,11 @@ def test_the_program_prints_what_is_shown_and_every_command_does_what_it_says(fo
     for command in others:
         if not command.startswith("curl"):
             assert run(folder, command), command
+    ready = folder / "ready"
+    words = f"{BROKER} --listen 127.0.0.1:0 --ready-file {ready}"
+    with running(folder, words, ready.exists) as broker:
+        broker.terminate()
+        assert broker.wait(WAIT_S) == 0
 
 
 def follow(folder, command):
