@@ -24,6 +24,7 @@ from millstream.spark.failures import as_ours
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.log_source import SOURCE_NAME, LogSource
 from millstream.spark.native import add_frame, add_native, rows_of
+from millstream.spark.newest_run import announce
 from millstream.spark.rescale import settle_rescale
 from millstream.spark.session import cores_available, start_session, stop_session
 from millstream.spark.shuffle import bucket_labels
@@ -86,6 +87,7 @@ def run_job(job: Job, options: RunOptions) -> Report:
         next_batch_id = targets.begin_run(JOB, checkpoint_id)
         targets.home.describe(job.app, "dashboard", job.dashboard)
         require_current(job.folder, next_batch_id)
+        announce(_runs(job), targets.run)
         seen = EventTimesFile(_event_times(job))
         frame_files = _frame_files(job, plan, targets.run)
         frame_files.begin()
@@ -93,6 +95,10 @@ def run_job(job: Job, options: RunOptions) -> Report:
         with marked(job.folder, targets.run), _session(job, options) as spark:
             reason = _Query(job, options, plan, birth, sink, spark).run()
     return _report(job.app, reason, sink, time.monotonic() - began)
+
+
+def _runs(job: Job) -> Path:
+    return job.folder.absolute() / "checkpoint" / "runs"
 
 
 def _event_times(job: Job) -> Path:
@@ -163,8 +169,7 @@ def build_frames(
         frames = add_native(frames, native, plan.bucket_labels)
     for source in plan.frames:
         frames = add_frame(frames, source, plan.bucket_labels)
-    folder = job.folder.absolute()
-    runs = folder / "copies" if run is None else folder / "checkpoint" / "runs"
+    runs = job.folder.absolute() / "copies" if run is None else _runs(job)
     for stage in plan.stages:
         runner = StageRunner(stage, plan.bucket_labels, runs, run, frame_files)
         frames = add_stage(frames, runner, partitions)

@@ -13,6 +13,7 @@ from millstream.kernels.operator import run_names
 from millstream.kernels.plan import StagePlan
 from millstream.kernels.stage import run_stage
 from millstream.spark.frame_files import FrameFiles
+from millstream.spark.newest_run import require_newest
 from millstream.spark.run_files import FileRunStore, RunFiles
 from millstream.spark.run_store import SparkRunStore, copies_folder
 
@@ -37,6 +38,8 @@ class StageRunner:
         self, bucket: int, rows: Iterable[Any], manifest: Any, parts: Any
     ) -> Iterator[FrameRow]:
         """Run one batch of one bucket; the states are Spark's handles."""
+        if self.number is not None:
+            require_newest(self.runs, self.number)
         folder = copies_folder(self.runs) if self.number is None else self.runs
         state = _SparkBucketState(manifest, parts, folder, bucket, self.number)
         state.sweep(self.stage)
