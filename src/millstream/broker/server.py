@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import ipaddress
 import logging
-import re
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -22,10 +19,10 @@ from millstream.broker.memory import RequestMemory
 from millstream.broker.node import Node
 from millstream.broker.settings import Settings
 from millstream.errors import ConfigError, MillstreamError
+from millstream.listening import address_of, bound, is_loopback
 from millstream.log.writer import LogWriter
 
 LISTEN = "127.0.0.1:9092"
-_ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\s\[\]]+)):(\d{1,5})")
 _BACKLOG = 1024
 _ENDS_S = 5.0  # for the answers that are still to be given at the end
 _log = logging.getLogger(__name__)
@@ -70,15 +67,15 @@ async def serve(
     Guarantees: when the block ends, requests at work are answered, everything that was acknowledged
         is synced, and the folder is free.
     """
-    host, port = address_of(listen)
-    told = None if advertise is None else address_of(advertise)
+    host, port = address_of(listen, LISTEN)
+    told = None if advertise is None else address_of(advertise, LISTEN)
     if not insecure and not is_loopback(host):
         raise ConfigError(
             f"{listen} can be reached from other machines, and there is no authentication: whoever "
             "reaches it reads and writes everything. Listen on 127.0.0.1, or say --insecure "
             "(insecure=True)"
         )
-    with bound(host, port) as listener:
+    with bound(host, port, "broker") as listener:
         writer = await asyncio.to_thread(LogWriter, folder)
         try:
             async with _serving(writer, listener, told, settings or Settings()) as failed:
@@ -149,57 +146,3 @@ async def _end(connections: Mapping[asyncio.Task[None], Connection]) -> None:
         for task in late:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def address_of(text: str) -> tuple[str, int]:
-    """Return host and port.
-
-    Raises:
-        ConfigError: the text is no such address.
-    """
-    found = _ADDRESS.fullmatch(text)
-    if found is None or int(found[3]) > 65535:
-        raise ConfigError(
-            f"the address is {text!r}; give HOST:PORT, such as {LISTEN} or [::1]:9092 (port 0 "
-            "takes one that is free)"
-        )
-    return found[1] or found[2], int(found[3])
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address.
-
-    Raises:
-        ConfigError: it is no address of this machine, or is taken.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"{host!r} is no address of this machine ({error.strerror})") from error
-    try:
-        # One that ended a moment ago does not hold the port; one that listens does.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} of {host} is taken by another program, perhaps another broker; end "
-                "it, or listen on another port (port 0 takes one that is free)"
-            ) from error
-        raise ConfigError(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another address"
-        ) from error
-    return listener

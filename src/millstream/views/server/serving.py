@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import ipaddress
-import re
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import ConfigError, EnvironmentProblem, MillstreamError
+from millstream.listening import address_of, bound, is_loopback
 from millstream.views.server.catalogue import Catalogue
 
 if TYPE_CHECKING:
     from millstream.views.server.watch import Watch
 
 LISTEN = "127.0.0.1:8400"
-_ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\s\[\]]*)):(\d{1,5})")
+_BACKLOG = 128
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _ENDS_S = 3.0  # how long an answer at work may take once the server is to end
 _POLL_S = 0.01
@@ -56,8 +54,8 @@ def serve(
         RetriableError: A database is away.
     Guarantees: reads only; holds up no job. In a thread of its own.
     """
-    host, port = address_of(listen)
-    local = _is_local(host)
+    host, port = address_of(listen, LISTEN)
+    local = is_loopback(host)
     if not local and not insecure:
         raise ConfigError(
             f"{listen} can be reached from other machines, and there is no authentication: whoever "
@@ -67,7 +65,8 @@ def serve(
     uvicorn, application = _libraries()
     with ExitStack() as opened:
         catalogue = opened.enter_context(closing(Catalogue(Path(log), databases)))
-        listener = opened.enter_context(closing(_bound(host, port)))
+        listener = opened.enter_context(closing(bound(host, port, "page")))
+        listener.listen(_BACKLOG)
         names = _LOCAL_NAMES | {host} if local else None
         app, watch = application(catalogue, hosts=names)
         config = uvicorn.Config(
@@ -98,56 +97,6 @@ def _libraries() -> tuple[Any, Any]:
             'with pip install "millstream[ui]".'
         ) from error
     return uvicorn, application
-
-
-def address_of(text: str) -> tuple[str, int]:
-    """Return host and port.
-
-    Raises:
-        ConfigError: the text is no such address.
-    """
-    found = _ADDRESS.fullmatch(text)
-    if found is None or int(found[3]) > 65535:
-        raise ConfigError(
-            f"The address to listen on is {text!r}. Give HOST:PORT, such as {LISTEN} or [::1]:8400; "
-            "port 0 takes one that is free."
-        )
-    return found[1] or found[2] or "127.0.0.1", int(found[3])
-
-
-def _is_local(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"{host!r} is no address of this machine ({error.strerror}).") from error
-    try:
-        # One that ended a moment ago does not hold the port; one that listens does.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"Port {port} of {host} is taken by another program, perhaps another page. End it, "
-                "or listen on another port; port 0 takes one that is free."
-            ) from error
-        raise ConfigError(
-            f"Cannot listen on {host}:{port} ({error.strerror}). Choose another address."
-        ) from error
-    return listener
 
 
 @contextmanager

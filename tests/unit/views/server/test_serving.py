@@ -14,8 +14,9 @@ import pytest
 
 from millstream.cli.main import run
 from millstream.errors import ConfigError, EnvironmentProblem
+from millstream.listening import address_of
 from millstream.views.server import serving
-from millstream.views.server.serving import address_of, serve
+from millstream.views.server.serving import LISTEN, serve
 
 
 @pytest.mark.parametrize(
@@ -28,13 +29,13 @@ from millstream.views.server.serving import address_of, serve
     ],
 )
 def test_an_address_is_host_and_port(text, address):
-    assert address_of(text) == address
+    assert address_of(text, LISTEN) == address
 
 
 @pytest.mark.parametrize("text", ["8400", "host", "h:99999", "::1:80", "h:-1", "a b:1", ""])
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(ConfigError, match="Give HOST:PORT"):
-        address_of(text)
+        address_of(text, LISTEN)
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "192.0.2.1:8400", "example.org:80"])
