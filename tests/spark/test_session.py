@@ -9,13 +9,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import polars as pl
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
@@ -160,6 +163,33 @@ def test_workers_find_the_modules_that_the_driver_finds(spark: SparkSession) -> 
         return importlib.util.find_spec("millstream").origin
 
     assert spark.range(1).select(look("id")).first()[0] == look.func(None)
+
+
+def commands_below(pid: int) -> list[str]:
+    """The command lines of a process's children and theirs."""
+    found = []
+    for child in Path(f"/proc/{pid}/task").glob("*/children"):
+        for each in child.read_text().split():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                said = Path(f"/proc/{each}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found += [said, *commands_below(int(each))]
+    return found
+
+
+def test_workers_are_there_before_a_task_and_nobody_looks_for_data_sources_of_packages(
+    spark: SparkSession,
+) -> None:
+    jvm = spark.sparkContext._gateway.proc.pid
+    for _ in range(GONE_WAIT_S * 10):
+        commands = commands_below(jvm)
+        if any("millstream.spark.daemon pyspark.worker" in each for each in commands):
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError(commands)
+    with pytest.raises(Py4JError, match="nowhere"):
+        spark.read.format("nowhere").load()
+    assert not any("lookup_data_sources" in each for each in commands_below(jvm))
 
 
 def test_a_session_is_shared_and_what_it_cannot_change_is_refused(

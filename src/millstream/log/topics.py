@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from millstream.errors import ConfigError, TopicExistsError, UnknownTopicError
@@ -107,7 +108,7 @@ class Catalog:
             ConfigError: the folder would hold more than 8,160 partitions; use another folder.
         """
         used = {row[0] for row in self._control.rows("SELECT slot FROM partitions")}
-        free = tuple(slot for slot in range(SLOTS_MAX) if slot not in used)[:count]
+        free = tuple(islice((slot for slot in range(SLOTS_MAX) if slot not in used), count))
         if len(free) < count:
             raise ConfigError(
                 f"{count} partitions do not fit: a log folder holds {SLOTS_MAX} and "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pkgutil
 import re
 import shlex
 import signal
@@ -99,8 +100,7 @@ def lean_home(folder: Path) -> Path:
     """Make ``folder`` a Spark home of links to this PySpark, without its zipped Python modules.
 
     With those, every Python process that Spark starts compiles PySpark from the zip anew (0.3 s of
-    CPU each, and a query starts half a dozen), and one more starts to look for data sources that
-    other packages bring. Without them they import the PySpark that is installed.
+    CPU each, and a query starts half a dozen). Without them they import the PySpark that is installed.
     """
     folder.mkdir()
     for name in ("bin", "jars"):
@@ -197,6 +197,38 @@ def open_session(settings: Mapping[str, str], gateway: Any) -> SparkSession:
     if main:
         signal.signal(signal.SIGINT, before)
     return SparkSession(context)
+
+
+def skip_search_for_data_sources(spark: SparkSession) -> None:
+    """Tell Spark that no package brings data sources of its own, if that is so.
+
+    It would start two Python processes to find out: a second, before the first query can begin.
+    """
+    if any(module.name.startswith("pyspark_") for module in pkgutil.iter_modules()):
+        return
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001
+    manager = _scala_object(jvm.org.apache.spark.sql.execution.datasources, "DataSourceManager")
+    none = _scala_object(jvm.scala.collection.immutable, "Map").empty()
+    getattr(manager, "dataSourceBuilders_$eq")(jvm.scala.Option.apply(none))
+
+
+def _scala_object(package: Any, name: str) -> Any:
+    return getattr(getattr(package, f"{name}$"), "MODULE$")
+
+
+def start_workers(spark: SparkSession) -> None:
+    """Have the parent of the Python workers started, beside whatever else is done; return at once.
+
+    It loads for a second what they need. The first task would wait for it, while a core has nothing
+    to do as a query is planned.
+    """
+
+    def one_task() -> None:
+        # Whatever happens, most likely that the session has ended, the first task will tell of it.
+        with contextlib.suppress(Exception):
+            spark.sparkContext.parallelize([0], 1).foreach(int)
+
+    threading.Thread(target=one_task, name="start of the workers", daemon=True).start()
 
 
 def delete_with_jvm(spark: SparkSession, folder: Path) -> None:

@@ -201,6 +201,8 @@ def _start(name: str, folder: Path, asked: _Asked) -> _Running:
         with internals.environment(PYSPARK_PYTHON=_worker_python(local=asked.master is None)):
             spark = internals.open_session(settings, gateway)
         if scratch is not None:
+            internals.start_workers(spark)
+            internals.skip_search_for_data_sources(spark)
             compiled.install_local_files(spark)
             internals.delete_with_jvm(spark, scratch.path)
             internals.delete_with_jvm(spark, scratch.sockets)
