@@ -268,8 +268,14 @@ def python_of(environment: Path) -> Path:
 
 
 def programs_env(environment: Path) -> dict[str, str]:
-    """Return the variables under which the project's programs run."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
+    """Return the variables under which the project's programs run.
+
+    What Python compiles of the packages is kept, in `.dev`: a start without it takes three times as
+    long, and the tests start hundreds of processes.
+    """
+    unwanted = ("PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
+    env = {name: value for name, value in os.environ.items() if name not in unwanted}
+    env.setdefault("PYTHONPYCACHEPREFIX", str(STATE / "compiled"))
     env["VIRTUAL_ENV"] = str(environment)
     env["PATH"] = os.pathsep.join([str(python_of(environment).parent), env.get("PATH", "")])
     return env
@@ -433,10 +439,14 @@ def demo(arguments: Sequence[str]) -> int:
 
 
 def test(arguments: Sequence[str]) -> int:
-    """Run the tests that need no Spark, the simulation, and a few quick tests on Spark."""
+    """Run the tests that need no Spark, the simulation, and a few quick tests on Spark.
+
+    Of random examples it draws a part, others each time; `make test-all ARGS=--again` draws all.
+    """
     env = prepare(TEST)
     if arguments:
         return pytest(arguments, env)
+    env.setdefault("MILLSTREAM_TEST_EXAMPLES_PERCENT", "30")
     TESTED.unlink(missing_ok=True)
     tree = tree_key()
     code = worst(

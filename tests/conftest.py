@@ -4,12 +4,13 @@ import itertools
 
 import hypothesis
 import pytest
+from drawn import some
 
 from millstream.errors import EnvironmentProblem
 from millstream.testing.postgres import PostgresServer
 
 # How long an example takes says something of the machine, and nothing of what is tested.
-hypothesis.settings.register_profile("millstream", deadline=None)
+hypothesis.settings.register_profile("millstream", deadline=None, max_examples=some(100))
 hypothesis.settings.load_profile("millstream")
 
 _numbers = itertools.count()

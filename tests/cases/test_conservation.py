@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ class Event:
 draws = st.lists(st.tuples(st.integers(-30, 90), st.sampled_from("abcdefg")), max_size=50)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=some(60))
 @given(
     drawn=draws,
     mode=st.sampled_from(["final", "update", "retract"]),

@@ -11,6 +11,7 @@ from decimal import Decimal
 
 import polars as pl
 import pytest
+from drawn import some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -441,7 +442,9 @@ _ROWS = st.lists(st.tuples(_KEYS, st.integers(0, 2), st.sampled_from([1, 1, -1])
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=some(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(batches=st.lists(_ROWS, max_size=5))
 def test_rows_and_change_log_agree_with_a_dictionary(store, batches):
@@ -525,7 +528,9 @@ def alike(one, other):
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=some(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 def test_ranges_and_orders_are_those_of_plain_rows(sorted_store, data):

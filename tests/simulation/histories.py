@@ -56,7 +56,7 @@ from millstream.testing.disk import SimulatedCrash, SimulatedDisk
 FOLDER = Path("/log")
 PLAIN, KEYED = "t", "c"
 PARTITIONS = 2
-LIVES = 4
+LIVES = (2, 3, 4)  # how often the log is opened, worked on and left; histories take turns
 IDEMPOTENT = 2
 PLACE = TopicPartition(PLAIN, 0)
 
@@ -94,6 +94,7 @@ class History:
 
     def __init__(self, seed: int, *, tell: bool = False) -> None:
         self.rng = random.Random(seed)
+        self.lives = LIVES[seed % len(LIVES)]
         self.disk = SimulatedDisk(seed)
         # SQLite has its own crash tests; here its commits are simply atomic and durable.
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -128,7 +129,7 @@ class History:
     # -- lives --------------------------------------------------------------------------------
 
     def run(self) -> History:
-        for life in range(LIVES):
+        for life in range(self.lives):
             self.live_once()
             power_lost = self.rng.random() < 0.5
             self.say(f"end of life {life}, power {'lost' if power_lost else 'kept'}")

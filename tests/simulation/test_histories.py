@@ -44,7 +44,7 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize("first", range(0, 100, 25))
 def test_every_promise_holds_in_a_few_histories(first: int) -> None:
     acknowledged, _ = histories.run_many(first, 25)
-    assert acknowledged > 800, "the histories did too little to mean anything"
+    assert acknowledged > 600, "the histories did too little to mean anything"
 
 
 @pytest.mark.thorough

@@ -8,6 +8,7 @@ Python worker that came there. What it changes of the program is only that: wher
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from millstream.errors import FencedError, MillstreamError
@@ -51,7 +52,10 @@ def come_to(point):
     marks, points, number, which, driver = os.environ["CRASH"].split("|")
     if point in points.split(",") and _is_the_time(Path(marks), point, int(number)):
         target = int(driver) if point.startswith("driver") else os.getpid()
-        os.kill(target, getattr(signal, which))
+        if target != os.getpid():
+            os.kill(target, getattr(signal, which))
+        else:  # sent to the process, it may be taken by another thread, and this one goes on meanwhile
+            signal.pthread_kill(threading.get_ident(), getattr(signal, which))
 
 
 def _is_the_time(marks, point, number):

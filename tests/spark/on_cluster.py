@@ -47,10 +47,12 @@ if __name__ == "__main__":
         until="caught-up",
         master=sys.argv[1],
         cores=2,
-        rows_per_batch=50_000,
+        rows_per_batch=5_000,
         settings={
             "spark.driver.host": "127.0.0.1",
             "spark.executor.memory": "1g",
-            "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # it begins with both executors
+            # It begins with both executors.
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
         },
     )

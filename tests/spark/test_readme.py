@@ -48,7 +48,11 @@ def test_nothing_of_the_readme_is_of_a_kind_that_is_not_run():
 @pytest.mark.parametrize("name", ["demo", "test"])
 def test_what_make_is_asked_for_it_hands_to_the_script(name):
     said = subprocess.run(
-        ["make", "--dry-run", name], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "--no-print-directory", "--dry-run", name],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert said.stdout.split()[-2:] == ["dev.py", name]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+from drawn import some
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from kafka.protocol.api_message import ApiMessage
@@ -26,7 +27,7 @@ from millstream.broker.schema import Api, Field, parse
 from millstream.broker.wire import ELEMENTS_MAX, MalformedError, Message, Source, uvarint
 
 # Few of many: each example goes through all versions. What fails is small as it is.
-FEW = settings(max_examples=6, phases=[Phase.generate])
+FEW = settings(max_examples=some(6), phases=[Phase.generate])
 PEER = Peer("127.0.0.1", 9092, "127.0.0.2")
 CASES = [(api, direction) for api in APIS.values() for direction in ("request", "response")]
 NAMES = [f"{api.name}-{direction}" for api, direction in CASES]
@@ -159,7 +160,7 @@ def test_what_is_described_is_answered() -> None:
 
 
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
-@settings(max_examples=25)
+@settings(max_examples=some(25))
 @given(data=st.data())
 def test_a_request_that_was_changed_is_read_or_refused(api, data) -> None:
     version = data.draw(st.sampled_from(versions(api)))

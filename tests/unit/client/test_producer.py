@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from drawn import some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -397,7 +398,7 @@ def test_a_record_larger_than_the_buffer_travels_alone(
 
 
 @settings(
-    max_examples=60,
+    max_examples=some(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

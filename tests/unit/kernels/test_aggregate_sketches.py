@@ -11,6 +11,7 @@ import datasketches
 import numpy as np
 import polars as pl
 import pytest
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,7 +46,7 @@ def answer_of(one, sketch, dtype):
 # HyperLogLog.
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=some(25))
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.none() | st.integers(-600, 600)), max_size=80),
     st.sampled_from([1, 40]),
@@ -153,7 +154,7 @@ def test_the_median_of_a_kll_sketch_is_within_the_stated_rank_for_99_of_100_seed
     assert within >= 99
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=some(20))
 @given(
     st.lists(st.tuples(st.integers(0, 1), st.none() | st.integers(-50, 50)), max_size=60),
     st.integers(0, 2**32).map(random.Random),
@@ -180,7 +181,7 @@ def test_what_is_not_a_number_is_left_out_of_a_kll_sketch():
 # Frequent items.
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=some(20))
 @given(
     st.lists(st.tuples(st.integers(0, 1), st.none() | st.integers(0, 60)), max_size=200),
     st.integers(0, 2**32).map(random.Random),

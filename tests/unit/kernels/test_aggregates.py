@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import polars as pl
 import pytest
+from drawn import some
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -117,7 +118,7 @@ def most(values):
     return sorted(Counter(values).items(), key=lambda item: (-item[1], item[0]))
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=some(15))
 @given(tables(), rngs)
 def test_the_answer_is_the_models_however_rows_are_split_and_partials_merged(aggregate, drawn, rng):
     kind, rows = drawn
@@ -130,7 +131,7 @@ def test_the_answer_is_the_models_however_rows_are_split_and_partials_merged(agg
             assert same(answer, ANY[name][1](values[key])), (name, answer, values[key])
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=some(15))
 @given(tables(), rngs, st.data())
 def test_rows_taken_back_leave_the_answer_of_those_that_stay(aggregate, drawn, rng, data):
     kind, rows = drawn
@@ -152,7 +153,7 @@ def exact(values):
     return sum(map(Fraction, values), Fraction(0))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=some(25))
 @given(tables(NUMBERS), rngs, st.booleans())
 def test_sums_and_means_are_exact_sums_rounded_once(aggregate, drawn, rng, changes):
     kind, rows = drawn
@@ -187,7 +188,7 @@ def half_up(values):
     return Decimal(math.floor(units + Fraction(1, 2))).scaleb(-2)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=some(25))
 @given(st.lists(st.floats(width=64), max_size=30), rngs)
 @example([1e16, 1.0, -1e16], random.Random(1))
 @example([math.inf, -math.inf], random.Random(1))
@@ -212,7 +213,7 @@ def test_a_sum_of_floats_keeps_what_adding_one_by_one_would_lose(aggregate):
     assert aggregate(frame, {"total": Sum(V)}, random.Random(0)) == {0: {"total": 1000.0}}
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=some(25))
 @given(
     st.lists(st.integers(-1000, 1000), max_size=30),
     st.sampled_from([0.0, 1e6, 1e9]),
@@ -243,7 +244,7 @@ def test_the_spread_is_right_even_where_the_mean_is_many_times_larger(
     )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=some(25))
 @given(st.lists(floats, min_size=1, max_size=12), st.lists(floats, max_size=5), rngs)
 @example([1e300, 1.0], [1e-300], random.Random(0))
 @example([1.0, 2.0], [math.inf, math.nan], random.Random(0))

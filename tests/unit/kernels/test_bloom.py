@@ -7,6 +7,7 @@ from datetime import datetime
 import numpy as np
 import polars as pl
 import pytest
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +36,7 @@ def within_four_sigma(wrong, asked, rate):
     return abs(wrong - asked * rate) <= 4 * math.sqrt(asked * rate) + 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=some(60))
 @given(
     st.lists(st.integers(0, 2**64 - 1), max_size=200),
     st.lists(st.integers(0, 2**64 - 1), max_size=200),

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 
 import polars as pl
 import pytest
+from drawn import some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -209,7 +210,7 @@ drawn_rows = st.lists(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=some(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     drawn=drawn_rows,
     partitions=st.sampled_from([1, 4, 7]),

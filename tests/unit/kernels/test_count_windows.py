@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from drawn import some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -72,7 +73,9 @@ draws = st.lists(
     st.tuples(st.integers(-20, 60), st.sampled_from("abc"), st.integers(-5, 5)), max_size=50
 )
 settled = settings(
-    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=some(30),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -221,7 +222,7 @@ def same(left, right):
     return [dict(row) for row in left] == [dict(row) for row in right]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 @given(st.lists(VALUES, max_size=12))
 def test_blocks_give_what_a_naive_reader_gives(values):
     decoded = JsonDecoder(FIELDS).decode(pa.array(values, pa.binary()))
@@ -245,7 +246,7 @@ def spoilt(draw):
     return bytes(value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 @given(st.lists(spoilt(), min_size=2, max_size=8))
 def test_no_neighbour_changes_what_becomes_of_a_record(values):
     decoder = JsonDecoder(FIELDS)
@@ -277,7 +278,7 @@ TEXTS = {
 }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 @given(
     st.sampled_from(sorted(TEXTS)).flatmap(
         lambda kind: st.tuples(st.just(kind), st.lists(TEXTS[kind], min_size=1, max_size=12))
@@ -333,7 +334,7 @@ def test_an_object_with_keys_that_are_data_has_none_of_them_twice():
     assert one(field, b'{"f": {"a": 1, "a": 2}}') == "field 'f' has 'a' twice"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=some(100), deadline=None)
 @given(st.lists(VALUES, max_size=6))
 def test_a_shape_that_arrow_cannot_read_changes_nothing_for_the_others(values):
     slow = (*FIELDS, Field.of("attrs", MapOf(Scalar("int")), required=False))

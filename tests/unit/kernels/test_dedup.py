@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import polars as pl
 import pytest
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,7 +110,7 @@ given_events = given(
 )
 
 
-@settings(deadline=None, max_examples=70)
+@settings(deadline=None, max_examples=some(70))
 @given_events
 def test_answers_are_the_models_whatever_the_batches_and_partitions(
     drawn, within, delay, lateness, partitions, batches, seed
@@ -125,7 +126,7 @@ def test_answers_are_the_models_whatever_the_batches_and_partitions(
     assert out.late == late
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=some(40))
 @given_events
 @pytest.mark.parametrize("exact_check", [False, True])
 def test_filters_without_false_positives_give_the_models_answer(
@@ -150,7 +151,7 @@ def test_filters_without_false_positives_give_the_models_answer(
     assert out.late == late
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=some(40))
 @given_events
 def test_no_repeat_inside_the_horizon_passes_a_filter_however_full(
     drawn, within, delay, lateness, partitions, batches, seed
@@ -171,7 +172,7 @@ def test_no_repeat_inside_the_horizon_passes_a_filter_however_full(
         assert all(b - a > within for a, b in pairwise(times))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=some(30))
 @given(
     st.permutations(range(12)),
     st.sampled_from([0, 5, 20, 60]),

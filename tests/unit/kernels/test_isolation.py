@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,7 +39,7 @@ VALUES = st.lists(st.sampled_from(["1", "-22", "x", "", None, "3.5"]), max_size=
 
 
 @given(values=VALUES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=some(200), deadline=None)
 def test_the_failing_rows_are_those_that_fail_alone(values):
     done = CODE.run(parsed, table_of(values))
     good = [v for v in values if is_good(v)]

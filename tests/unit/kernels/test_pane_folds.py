@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,7 +83,7 @@ draws = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=some(40))
 @given(
     draws,
     st.sampled_from(["update", "discard", "retract"]),
@@ -111,7 +112,7 @@ def test_rows_add_up_to_what_came_in_time(
         assert {k: v for k, v in found.items() if k in ended} == {k: wanted[k] for k in ended}
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=some(30))
 @given(draws, st.sampled_from([1, 4, 7]), st.integers(1, 6), st.integers(0, 99))
 def test_a_window_over_rows_that_are_taken_back_counts_only_what_stands(
     rows_given, drawn, partitions, batches, seed

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -195,7 +196,7 @@ row_draws = st.lists(
 firings = st.sampled_from([None, 1, 2, 3, 5.0, 12.0])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=some(150))
 @given(
     drawn=row_draws,
     mode=st.sampled_from(["update", "discard", "retract"]),
@@ -242,7 +243,7 @@ def test_panes_are_the_models_event_by_event(
     assert line["read"] == sum(books[name] for name in ("held", "late", "filtered"))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=some(50))
 @given(
     drawn=st.lists(st.tuples(st.integers(-30, 70), keys, st.integers(-1, 3)), max_size=40),
     shape=st.sampled_from([(10, 10), (10, 5), (10, 4), (7, 10), (12, 8)]),

@@ -230,7 +230,7 @@ def test_no_row_is_late_for_what_follows(early, late):
     dice = random.Random(4)
     driven = Driven(mode="retract", early=early, late=late, lateness=3)
     watermark = 600
-    for clock in range(200):
+    for clock in range(80):
         before, said = driven.kernel.holds_back(driven.watermark_us), len(driven.every)
         time = dice.randint(watermark - 200, watermark + 80)
         watermark += dice.choice([0, 10, 25, 50])

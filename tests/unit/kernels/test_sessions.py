@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
+from drawn import some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -146,7 +147,7 @@ OPEN_ENDED = ms.session("10 seconds", gap_inclusive=False)
 
 
 @pytest.mark.parametrize("window", [GAP, DYNAMIC, OPEN_ENDED], ids=["static", "dynamic", "exact"])
-@settings(deadline=None, max_examples=25, suppress_health_check=FIXTURES)
+@settings(deadline=None, max_examples=some(25), suppress_health_check=FIXTURES)
 @given(
     drawn=draws,
     partitions=st.sampled_from([1, 4, 7]),
@@ -175,7 +176,7 @@ def test_final_sessions_are_the_models(
     assert out.held == len(rows) - len(late)
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=FIXTURES)
+@settings(deadline=None, max_examples=some(25), suppress_health_check=FIXTURES)
 @given(
     drawn=draws,
     partitions=st.sampled_from([2, 4]),
@@ -226,7 +227,7 @@ def folded(rows):
 
 
 @pytest.mark.parametrize("name", MODES)
-@settings(deadline=None, max_examples=20, suppress_health_check=FIXTURES)
+@settings(deadline=None, max_examples=some(20), suppress_health_check=FIXTURES)
 @given(
     drawn=draws,
     partitions=st.sampled_from([1, 4, 7]),
@@ -275,7 +276,7 @@ def summed(rows):
     return [(key, *both) for key, both in totals.items()]
 
 
-@settings(deadline=None, max_examples=20, suppress_health_check=FIXTURES)
+@settings(deadline=None, max_examples=some(20), suppress_health_check=FIXTURES)
 @given(
     drawn=draws,
     cuts=st.tuples(st.integers(1, 8), st.integers(1, 8)),
@@ -308,7 +309,7 @@ VARIANTS = [
 ]
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=FIXTURES)
+@settings(deadline=None, max_examples=some(40), suppress_health_check=FIXTURES)
 @given(
     drawn=draws,
     cuts=st.tuples(st.integers(1, 8), st.integers(1, 8)),

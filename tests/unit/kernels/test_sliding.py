@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from drawn import some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -78,7 +79,9 @@ draws = st.lists(
 
 @pytest.mark.parametrize("how", ["final", "correct", "update", "retract"])
 @settings(
-    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=some(25),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     drawn=draws,

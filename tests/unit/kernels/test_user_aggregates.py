@@ -5,6 +5,7 @@ from collections import Counter
 
 import polars as pl
 import pytest
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,7 +63,7 @@ class Votes(UserAggregate):
 rngs = st.integers(0, 2**32).map(random.Random)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=some(25))
 @given(st.lists(st.tuples(st.integers(0, 2), st.none() | st.integers(-9, 9)), max_size=40), rngs)
 def test_the_answer_is_that_of_adding_all_values_to_one_state(aggregate, rows, rng):
     frame = pl.DataFrame(rows, schema={"k": pl.Int64, "v": pl.Int64}, orient="row")
@@ -72,7 +73,7 @@ def test_the_answer_is_that_of_adding_all_values_to_one_state(aggregate, rows, r
         assert answers["a"] == (max(values) - min(values) if values else None)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=some(25))
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3)), max_size=30), rngs)
 def test_values_taken_back_leave_the_answer_of_the_others(aggregate, votes, rng):
     gone = votes[::3]

@@ -7,6 +7,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import polars as pl
 import pytest
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,7 +97,7 @@ def local_day_start(day, zone):
     return at
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=some(60))
 @given(
     st.datetimes(datetime(1990, 1, 1), datetime(2030, 1, 1)),  # noqa: DTZ001
     st.sampled_from(ZONES),
@@ -126,7 +127,7 @@ def _months(day, count):
     return date(day.year, first, 1), date(day.year + (after > 12), (after - 1) % 12 + 1, 1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=some(60))
 @given(
     st.datetimes(datetime(2020, 1, 1), datetime(2027, 1, 1)),  # noqa: DTZ001
     st.sampled_from(ZONES),

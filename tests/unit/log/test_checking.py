@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +36,7 @@ def block(batch: EncodedBatch) -> Block:
     return Block(data, [(0, read_header(data, 0))], "x", 0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=some(60))
 @given(rows, st.sampled_from(COMPRESSIONS))
 def test_what_was_encoded_here_passes_and_is_described(rows, compression) -> None:
     facts = check_records(block(compress(encode_rows(rows), compression)))
@@ -43,7 +44,7 @@ def test_what_was_encoded_here_passes_and_is_described(rows, compression) -> Non
     assert facts.max_timestamp_ms == max(row.timestamp_ms for row in rows)
 
 
-@settings(max_examples=300)
+@settings(max_examples=some(300))
 @given(rows, st.data())
 def test_what_passes_is_decoded_without_an_error(rows, data) -> None:
     """Bytes of the records are changed, and the CRC with them: so nothing but this finds it."""

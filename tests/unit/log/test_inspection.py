@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from drawn import some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -561,7 +562,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(data=st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=some(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_changed_byte_of_any_segment_is_found(
     model: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -587,7 +588,7 @@ def test_any_changed_byte_of_any_segment_is_found(
 
 
 @given(garbage=st.binary(min_size=1, max_size=600), data=st.data())
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=some(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_inspection_never_fails_on_any_bytes_in_any_file(
     model: Path, garbage: bytes, data: st.DataObject
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,7 +136,7 @@ class Model:
         return self.end - count
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(300), deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 2), st.integers(0, 2), st.integers(0, 12), st.integers(1, 2)),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from drawn import some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -452,7 +453,7 @@ def _places(content: bytes, part: bytes) -> list[int]:
 
 
 @given(what=st.lists(damages(), min_size=1, max_size=4), crashed=st.booleans())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=some(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_after_any_damage_exactly_what_was_touched_is_given_up(
     model: Path,
     tmp_path_factory: pytest.TempPathFactory,

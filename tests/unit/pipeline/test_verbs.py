@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
+from drawn import some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -192,13 +193,13 @@ def run_chain(names, drawn, *, batches=1, partitions=1, seed=0):
 
 
 @pytest.mark.parametrize("name", VERBS)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=some(8), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=EVENTS, seed=st.integers(0, 99))
 def test_each_verb_gives_what_polars_gives(name, drawn, seed):
     run_chain([name], drawn, batches=3, partitions=2, seed=seed)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=some(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     names=st.lists(st.sampled_from(sorted(VERBS)), min_size=2, max_size=5),
     drawn=EVENTS,

@@ -20,6 +20,7 @@ from uuid import UUID
 import polars as pl
 import pyarrow as pa
 import pytest
+from drawn import some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, field_validator
@@ -203,7 +204,7 @@ def from_segments(source: Any, reader: LogReader, start: int, end: int) -> Any:
     return reader.read(T, 0, start, end, columns=columns, bytes_max=900)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=some(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(values(), min_size=1, max_size=40),
     st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True),

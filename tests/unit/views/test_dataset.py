@@ -9,6 +9,7 @@ from decimal import Decimal
 
 import polars as pl
 import pytest
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -214,7 +215,7 @@ def test_files_that_were_merged_stay_for_readers_for_ten_minutes(tmp_path):
     assert len(parquet(tmp_path / "out")) == len(ms.dataset(tmp_path / "out").files) == 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(60), deadline=None)
 @given(heights=st.lists(st.integers(1, 8**TIERS * 2), max_size=80), parts=st.integers(1, 3))
 def test_merging_ends_keeps_every_row_and_leaves_few_small_files(heights, parts):
     """The rule alone, on files that are only counted; each row's rewrites are counted too."""

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import polars as pl
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ ROW = st.tuples(
 SCHEMA = {"^k$": pl.String, "v": pl.Float64, DIFF: pl.Int8}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=some(200), deadline=None)
 @given(rows=st.lists(ROW, max_size=12), seed=st.randoms())
 def test_what_is_left_is_the_sum_and_no_key_is_both_set_and_deleted(rows, seed):
     frame = pl.DataFrame(rows, schema=SCHEMA, orient="row")

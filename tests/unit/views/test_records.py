@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import polars as pl
 import pytest
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,7 +83,7 @@ ROWS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=some(100), deadline=None)
 @given(rows=st.lists(ROWS, min_size=1, max_size=4))
 def test_every_column_is_the_json_that_is_promised(rows):
     frame = pl.DataFrame(rows, schema=TYPES).with_columns(pl.lit(0, pl.Int64).alias(TIME))

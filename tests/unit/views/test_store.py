@@ -12,6 +12,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -504,7 +505,7 @@ _BATCH = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=some(40), deadline=None)
 @given(batches=st.lists(_BATCH, max_size=6))
 def test_rows_and_change_log_agree_with_a_dictionary(tmp_path_factory, batches):
     model: dict[str | None, int] = {}
