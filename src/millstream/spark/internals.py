@@ -226,7 +226,7 @@ def start_workers(spark: SparkSession) -> None:
     def one_task() -> None:
         # Whatever happens, most likely that the session has ended, the first task will tell of it.
         with contextlib.suppress(Exception):
-            spark.sparkContext.parallelize([0], 1).foreach(int)
+            spark.sparkContext.parallelize([0], 1).foreach(lambda _: None)
 
     threading.Thread(target=one_task, name="start of the workers", daemon=True).start()
 
