@@ -13,6 +13,7 @@ carry the data. A message names the value seen, what is allowed, and the next st
     ├── RetriableError          try again later, unchanged
     │   ├── FolderOwnedError        another process owns the folder; wait, or stop that process
     │   ├── DiskFullError           nothing was appended; make room, then send again
+    │   ├── BrokerAwayError         no broker answers at the address; start it, or mend the address
     │   └── OverloadError           the producer's buffer is full; slow down, or choose what gives way
     ├── FencedError             a newer writer has taken over: close, never retry
     │   └── ProducerFencedError     a newer producer of the same name has taken over
@@ -70,6 +71,10 @@ class FolderOwnedError(RetriableError):
 
 class DiskFullError(RetriableError):
     """The disk did not take the records: none of them was appended. Make room, then send again."""
+
+
+class BrokerAwayError(RetriableError):
+    """No broker answers at the log's address, or not in time. Start it, or mend the address."""
 
 
 class OverloadError(RetriableError):

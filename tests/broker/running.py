@@ -40,6 +40,10 @@ class InProcess:
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
 
+    def keep_house(self) -> None:
+        """Do now what the owner of a folder does every half minute."""
+        self._writer.keep_house()
+
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._serve())
@@ -51,6 +55,7 @@ class InProcess:
                 serve(self._folder, listen=self._listen, settings=self._settings)
             )
             self.address, self.port = serving.address, serving.port
+            self._writer = serving.writer
             self._up.set()
             await self._ended.wait()
 

@@ -1,41 +1,49 @@
-"""The logs that the contract is tested on. A test asks for ``backend`` or, mostly, for ``log``."""
+"""A test of the contract asks for ``backend`` or, mostly, for ``log``. Apache Kafka is in a folder of its own."""
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from broker.running import InProcess
+from contract.logs import DIFFERENCES, Broker, Folder, wipe
 
-from millstream.client import EventLog, connect
+from millstream.client import EventLog
 
 with warnings.catch_warnings():  # kafka-python warns of its own deprecated calls when imported
     warnings.simplefilter("ignore")
     import kafka.partitioner.default  # noqa: F401
 
 
-class Folder:
-    """The embedded log."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def connect(self) -> EventLog:
-        return connect(self._folder)
-
-    def clean(self, log: EventLog, *, times: int = 1) -> None:
-        """Have retention and compaction do what they would do by themselves, later."""
-        for _ in range(times):
-            log.keep_house()
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One for all tests: a client that sends takes half a second to begin, and is kept."""
+    if importlib.util.find_spec("confluent_kafka") is None:
+        pytest.skip("the extra `kafka` is not installed here")
+    with InProcess(tmp_path_factory.mktemp("broker") / "data", rebalance_delay_ms=0) as running:
+        backend = Broker(running)
+        with backend.connect():
+            yield backend
 
 
-@pytest.fixture(params=["folder"])
-def backend(tmp_path: Path) -> Folder:
-    return Folder(tmp_path / "data")
+@pytest.fixture(params=["folder", "broker"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder | Broker]:
+    reason = DIFFERENCES[request.param].get(request.node.originalname)
+    if reason is not None:
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+    if request.param == "folder":
+        yield Folder(tmp_path / "data")
+        return
+    broker = request.getfixturevalue("broker")
+    yield broker
+    with broker.connect() as log:
+        wipe(log)
 
 
 @pytest.fixture
-def log(backend: Folder) -> Iterator[EventLog]:
+def log(backend: Folder | Broker) -> Iterator[EventLog]:
     with backend.connect() as opened:
         yield opened

@@ -30,11 +30,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Serving:
-    """A broker that is up: where, and what makes it end by itself."""
+    """A broker that is up: where, and what makes it end by itself.
+
+    ``writer`` is the log that it serves, for what the broker's own process does with it besides.
+    """
 
     host: str
     port: int
     failed: asyncio.Future[MillstreamError]
+    writer: LogWriter
 
     @property
     def address(self) -> str:
@@ -80,7 +84,7 @@ async def serve(
         try:
             async with _serving(writer, listener, told, settings or Settings()) as failed:
                 name, number = listener.getsockname()[:2]
-                yield Serving(name, number, failed)
+                yield Serving(name, number, failed, writer)
         finally:
             await asyncio.to_thread(writer.close)
 

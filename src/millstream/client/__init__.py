@@ -1,33 +1,49 @@
-"""One call to reach a log: :func:`connect`. What it returns is in ``embedded``."""
+"""One call to reach a log: :func:`connect`. What it returns is in ``event_log``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from millstream.client.embedded import EventLog
+from millstream.client.embedded import FolderLog
+from millstream.client.event_log import EventLog
+from millstream.client.kafka.address import SCHEME, is_kafka, kafka_address
+from millstream.client.kafka.extra import kafka_module
 from millstream.errors import ConfigError
 
 __all__ = ["EventLog", "connect"]
 
 
 def connect(address: Path | str) -> EventLog:
-    """Return the event log in a folder. The folder is made when something is first written to it.
+    """Return the event log at an address: a folder, or ``kafka://host:port[,host:port][?options]``.
 
-    Reading needs no right; the first call that writes makes this process the folder's owner until
-    ``close``. Several connections of one process to a folder share the ownership.
+    A folder is made when something is first written to it. Reading needs no right; the first call that
+    writes makes this process the folder's owner until ``close``. Several connections of one process to
+    a folder share the ownership.
+
+    Behind ``kafka://`` is Millstream's broker, or Apache Kafka: docs/kafka.md tells of the options, and
+    of what differs.
 
     Raises:
-        ConfigError: the address is not a folder. (Writing, later on, raises FolderOwnedError when
-            another process owns the folder.)
+        ConfigError: the address is neither, or has an option that there is not. (Writing, later on,
+            raises FolderOwnedError when another process owns the folder.)
+        EnvironmentProblem: confluent-kafka, the extra ``kafka``, is not installed.
+        BrokerAwayError: no broker answers.
     """
     text = str(address)
+    if is_kafka(text):
+        at = kafka_address(text)
+        log: EventLog = kafka_module("log").KafkaLog(at)
+        return log
     if "://" in text:
         scheme = text.partition("://")[0]
         raise ConfigError(
-            f"the address {text!r} begins with {scheme}://, but connect opens folders in this "
-            "version; give the path of a folder, such as './data'"
+            f"the address begins with {scheme}://; give the path of a folder, such as './data', or "
+            f"{SCHEME}host:port"
         )
     folder = Path(address)
     if not text or (folder.exists() and not folder.is_dir()):
-        raise ConfigError(f"{text!r} is not a folder; give the path of a folder, such as './data'")
-    return EventLog(folder)
+        raise ConfigError(
+            f"{text!r} is not a folder; give the path of a folder, such as './data', or "
+            f"{SCHEME}host:port"
+        )
+    return FolderLog(folder)

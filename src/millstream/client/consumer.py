@@ -15,11 +15,10 @@ from typing import Literal, Self
 
 import pyarrow as pa
 
-from millstream.client.groups import GroupOffsets
+from millstream.client.reading import KeptOffsets, Reader
 from millstream.errors import ConfigError, OffsetOutOfRangeError
 from millstream.log.decoding import ALL_COLUMNS
 from millstream.log.groups import check_offsets
-from millstream.log.reader import LogReader
 from millstream.record import Record, TopicPartition, to_timestamp_ms
 
 Start = Literal["earliest", "latest"] | datetime | Mapping[int, int]
@@ -37,11 +36,11 @@ class Consumer:
 
     def __init__(
         self,
-        reader: LogReader,
+        reader: Reader,
         topic: str,
         *,
         group: str | None,
-        offsets: GroupOffsets,
+        offsets: KeptOffsets,
         start: Start,
         commit: Literal["auto", "manual"],
         follow: bool,
@@ -277,7 +276,7 @@ def _chosen(
 
 
 def _start_offsets(
-    reader: LogReader,
+    reader: Reader,
     topic: str,
     bounds: list[tuple[int, int]],
     start: Start,

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import pyarrow as pa
 
 from millstream.client.consumer import Consumer, Start
+from millstream.client.event_log import EventLog
 from millstream.client.groups import GroupOffsets, Lag, lag_of
 from millstream.client.producer import BUFFER_BYTES_MAX, LINGER_MS, Overload, Producer
 from millstream.client.settings import topic_settings
@@ -27,9 +27,11 @@ from millstream.log.archiving import PartitionArchive, ValueColumns, archive_par
 from millstream.log.archiving import Progress as ArchiveProgress
 from millstream.log.compression import CompressionName
 from millstream.log.decoding import COLUMNS, select_schema
+from millstream.log.files import DISK
 from millstream.log.group_commit import Durability
 from millstream.log.groups import CommittedOffset, Offsets
 from millstream.log.housekeeping import KeepingReport
+from millstream.log.owner import read_format
 from millstream.log.reader import Isolation, LogReader
 from millstream.log.retention import RetentionRisk
 from millstream.log.writer import LogWriter
@@ -39,11 +41,8 @@ _writers: dict[str, tuple[LogWriter, int]] = {}
 _writers_lock = threading.Lock()
 
 
-class EventLog:
-    """A connection to the log in ``folder``; see :func:`millstream.client.connect`.
-
-    Guarantees: thread-safe, but a consumer belongs to one thread. Close it, or use it in ``with``.
-    """
+class FolderLog(EventLog):
+    """The log in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,6 +52,11 @@ class EventLog:
         self._consumers: list[Consumer] = []
         self._groups = GroupOffsets(folder)
         self._closed = False
+
+    @property
+    def identity(self) -> str:
+        self._own()
+        return f"log:{read_format(self.folder, DISK)}"
 
     # -- topics -------------------------------------------------------------------------------
 
@@ -66,20 +70,6 @@ class EventLog:
         cleanup: str = "delete",
         settings: Mapping[str, str] | None = None,
     ) -> TopicInfo:
-        """Make a topic; it is durable and visible when this returns.
-
-        Args:
-            retention: How long records are kept, by their timestamps, such as "7 days"; for ever if
-                not given. They are removed by whole segments.
-            retention_bytes: How many bytes of each partition are kept at least; all if not given.
-            cleanup: "delete", "compact" (the last record of each key is kept) or "compact,delete".
-            settings: Any others, under Kafka's names, such as {"segment.bytes": "1048576"}.
-
-        Raises:
-            TopicExistsError: the name is taken.
-            ConfigError: the name, the number of partitions or a setting is not possible.
-            FolderOwnedError: another process writes to this folder.
-        """
         given = topic_settings(retention, retention_bytes, cleanup, settings)
         return self._own().create_topic(name, partitions=partitions, settings=given)
 
@@ -90,70 +80,24 @@ class EventLog:
         partitions: int | None = None,
         settings: Mapping[str, str | None] | None = None,
     ) -> TopicInfo:
-        """Add partitions to a topic, or change its settings (None: back to the default).
-
-        Records stay where they are: with more partitions, a key may go to another one from now on.
-
-        Raises:
-            UnknownTopicError: there is no such topic.
-            ConfigError: a setting is not possible, or there would be fewer partitions.
-            FolderOwnedError: another process writes to this folder.
-        """
         return self._own().alter_topic(name, partitions=partitions, settings=settings)
 
     def topic_settings(self, name: str) -> dict[str, str]:
-        """Return every setting of a topic, under Kafka's names.
-
-        Raises:
-            UnknownTopicError: there is no such topic.
-        """
         return self._reader().settings(name)
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
-        """Give up the records of a partition below an offset; return where it begins now.
-
-        Raises:
-            OffsetOutOfRangeError: the offset is above the end.
-            UnknownTopicError, ConfigError: there is no such topic or partition.
-            FolderOwnedError: another process writes to this folder.
-        """
         return self._own().delete_records(TopicPartition(topic, partition), before_offset)
 
     def delete_topic(self, name: str) -> None:
-        """Remove a topic and all its records, for good.
-
-        Raises:
-            UnknownTopicError: there is no such topic.
-            FolderOwnedError: another process writes to this folder.
-        """
         self._own().delete_topic(name)
 
     def topics(self) -> dict[str, TopicInfo]:
-        """Return the topics by name; empty for a folder that does not exist yet."""
         return self._reader().topics()
 
     def offsets(self, topic: str) -> list[tuple[int, int]]:
-        """Return for each partition ``[log start, end)``: what can be read now.
-
-        Raises:
-            UnknownTopicError: there is no such topic.
-        """
         return self._reader().offsets(topic)
 
-    def end_offsets(self, topic: str) -> list[int]:
-        """Return for each partition the offset after the last record that can be read.
-
-        Raises:
-            UnknownTopicError: there is no such topic.
-        """
-        return [end for _, end in self.offsets(topic)]
-
     def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Return the first offset with this timestamp or a later one; the end if there is none.
-
-        Raises:
-            UnknownTopicError, ConfigError: there is no such topic or partition.
-        """
         return self._reader().offset_for_time(topic, partition, timestamp_ms)
 
     # -- writing ------------------------------------------------------------------------------
@@ -171,26 +115,6 @@ class EventLog:
         transaction_timeout: Duration = "1 minute",
         name: str | None = None,
     ) -> Producer:
-        """Return a producer: ``send`` one record, ``send_many`` columns; both give futures.
-
-        Args:
-            linger_ms: How long a record may wait for others to share its batch.
-            compression: "none", "gzip", "snappy", "lz4" or "zstd", for whole batches.
-            durability: When a record is acknowledged. "synced": it is on stable storage. "written":
-                it survives the process, not the loss of power. "periodic": the same, with fewer
-                syncs. Readers see records only when they are synced.
-            overload: What gives way when more than ``buffer_bytes`` wait. "block": ``send`` waits,
-                up to ``block_timeout``. "drop_newest", "drop_oldest": records are dropped, counted,
-                and their futures fail. "spill": records wait on disk, in order; needs ``name``.
-            transactional_id: For ``producer.transaction()``. A producer with the same id that is
-                still about is fenced off.
-            transaction_timeout: A transaction that is open for longer is aborted.
-            name: Under which records that were spilled are found again after a restart.
-
-        Raises:
-            ConfigError: a setting is not possible.
-            FolderOwnedError: another process writes to this folder.
-        """
         producer = Producer(
             self._own(),
             linger_ms=linger_ms,
@@ -208,42 +132,20 @@ class EventLog:
         return producer
 
     def fence(self, writer: str) -> int | None:
-        """Return the batch id at which the fence of ``writer`` stands; None if it has none.
-
-        A fence moves with the transaction that commits a batch: see ``Producer.transaction``.
-        """
         self._reader()
         return self._groups.fence(writer)
 
     def fences(self, prefix: str = "") -> dict[str, int]:
-        """Return the batch ids at which fences stand, of the writers whose names begin so."""
         self._reader()
         return self._groups.fences(prefix)
 
     def own(self) -> None:
-        """Become the owner of the folder now, instead of with the first write.
-
-        Raises:
-            FolderOwnedError: another process writes to this folder.
-        """
         self._own()
 
     def keep_house(self) -> KeepingReport:
-        """Do now what the owner does every half minute: retention, compaction, timeouts.
-
-        Raises:
-            FolderOwnedError: another process writes to this folder, and keeps house.
-        """
         return self._own().keep_house()
 
     def on_retention_risk(self, callback: Callable[[RetentionRisk], None]) -> None:
-        """Call ``callback`` when a group is about to lose records that it has not read.
-
-        Once when the risk begins and once when records are lost, from a thread of the owner.
-
-        Raises:
-            FolderOwnedError: another process writes to this folder, and watches over it.
-        """
         self._own().housekeeper.on_risk(callback)
 
     def archive(
@@ -254,16 +156,6 @@ class EventLog:
         roll: bool = False,
         progress: ArchiveProgress | None = None,
     ) -> list[PartitionArchive]:
-        """Lay columnar copies beside the closed segments of a topic, where there are none yet.
-
-        What is to be said of the values' columns only a schema knows: see
-        :meth:`millstream.Topic.archive`, which calls this.
-
-        Raises:
-            UnknownTopicError: there is no such topic.
-            DiskFullError: there is no room; what is archived stays so.
-            FolderOwnedError: another process writes to this folder.
-        """
         count = len(self._reader().offsets(topic))
         writer = self._own()
         partitions = [writer.partition(TopicPartition(topic, number)) for number in range(count)]
@@ -272,39 +164,23 @@ class EventLog:
     # -- groups -------------------------------------------------------------------------------
 
     def commit_offsets(self, group: str, offsets: Offsets) -> None:
-        """Note how far a group has read: the next offset of each partition. Durable on return.
-
-        Any process on the machine may do so.
-
-        Raises:
-            UnknownTopicError, ConfigError: there is no such topic or partition, or an offset is
-                not possible; nothing was noted.
-        """
         self._groups.commit(
             group, offsets, reader=self._reader(), now_ms=time.time_ns() // 1_000_000
         )
 
     def committed_offsets(self, group: str) -> dict[TopicPartition, CommittedOffset]:
-        """Return what a group has committed; empty for a group that has committed nothing."""
         self._reader()
         return self._groups.committed(group)
 
     def groups(self) -> list[str]:
-        """Return the names of all groups that have committed something, sorted."""
         self._reader()
         return self._groups.names()
 
     def forget_group(self, group: str, topic: str | None = None) -> int:
-        """Forget what a group has committed, of one topic or of all; return how many offsets."""
         self._reader()
         return self._groups.forget(group, topic)
 
     def lag(self, group: str | None = None) -> list[Lag]:
-        """Return how far groups are behind, by group, topic and partition.
-
-        Args:
-            group: One group; all of them if not given.
-        """
         reader = self._reader()
         names = self._groups.names() if group is None else [group]
         found = {name: self._groups.committed(name) for name in names}
@@ -323,24 +199,6 @@ class EventLog:
         partitions: Sequence[int] | None = None,
         isolation: Isolation = "read_committed",
     ) -> Consumer:
-        """Return an iterator over the records of a topic, in offset order within each partition.
-
-        Args:
-            group: Go on where this group has committed, and commit for it.
-            start: Where to begin (in a group: where it has committed nothing): the first or next
-                record; a time (the first record at it or later); or offsets by partition (only
-                these partitions are read).
-            commit: "auto": a record counts as read when the next one is asked for, or the consumer
-                is closed; committed every second and when it is closed. "manual": only
-                ``consumer.commit()``.
-            follow: Wait for more at the end; otherwise stop at the end seen by this call.
-            partitions: Read these only.
-            isolation: "read_committed" gives nothing of a transaction that is open or was aborted.
-
-        Raises:
-            UnknownTopicError, ConfigError: there is no such topic, partition or start.
-            OffsetOutOfRangeError: the offset asked for, or committed, is gone or not yet there.
-        """
         reader = self._reader(isolation)
         consumer = Consumer(
             reader,
@@ -366,22 +224,6 @@ class EventLog:
         columns: Sequence[str] = COLUMNS,
         isolation: Isolation = "read_committed",
     ) -> pa.Table:
-        """Return the records with offsets in [start, end) of one partition as an Arrow table.
-
-        Offsets without a record (markers of transactions, aborted records, what compaction removed)
-        are left out.
-
-        Args:
-            start: Where the partition begins if not given.
-            end: Where it ends if not given.
-            columns: Of offset, timestamp, key, value, headers; what is not asked for is not decoded.
-            isolation: "read_committed" gives nothing of a transaction that is open or was aborted.
-
-        Raises:
-            OffsetOutOfRangeError: some of [start, end) is gone or not committed.
-            CorruptBatchError: some of [start, end) is damaged; the error has the offsets.
-            UnknownTopicError, ConfigError: there is no such topic, partition or column.
-        """
         reader = self._reader(isolation)
         low, high = reader.bounds(topic, partition)
         batches = reader.read(
@@ -396,11 +238,6 @@ class EventLog:
     # -- closing ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Send what producers still hold, stop consumers, give up the folder.
-
-        Raises:
-            MillstreamError: records that a producer held could not be sent.
-        """
         with self._lock:
             self._closed = True
             writer, self._writer = self._writer, None
@@ -414,17 +251,6 @@ class EventLog:
                 closing.callback(producer.close)
             for consumer in consumers:
                 closing.callback(consumer.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _reader(self, isolation: Isolation = "read_committed") -> LogReader:
         if self._closed:

@@ -7,22 +7,29 @@ share batches. Those that come as columns bring their own batches, and take turn
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 
 from millstream.client.columns import Columns
 from millstream.errors import ConfigError
 from millstream.log.murmur2 import murmur2, partitions_of
-from millstream.log.writer import LogWriter
 
 _KEYS_KEPT_MAX = 16_384  # a hash costs a microsecond or two, and keys come again
 _KEY_BYTES_MAX = 64
 
 
+class CountsPartitions(Protocol):
+    """A log, as far as partitions are chosen in it."""
+
+    def partition_count(self, topic: str) -> int:
+        """Return how many partitions a topic has."""
+
+
 class Partitioner:
     """Chooses partitions among those that a topic has at the moment. Thread-safe."""
 
-    def __init__(self, writer: LogWriter) -> None:
+    def __init__(self, writer: CountsPartitions) -> None:
         self._partition_count = writer.partition_count
         self._turns: dict[str, int] = {}
         # Counted apart: one bulk would go on twice, once when it is split and once when it is sent,

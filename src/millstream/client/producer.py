@@ -53,7 +53,7 @@ __all__ = ["BLOCK_TIMEOUT_S", "BUFFER_BYTES_MAX", "LINGER_MS", "Overload", "Prod
 LINGER_MS = 2.0
 BUFFER_BYTES_MAX = 64 << 20
 BLOCK_TIMEOUT_S = 60.0
-_BULK_ROWS = 100_000  # rows encoded at a time: bounds what send_many holds beside its input
+BULK_ROWS = 100_000  # rows encoded at a time: bounds what send_many holds beside its input
 _producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
@@ -100,12 +100,12 @@ class Producer:
         files: Files = DISK,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        _check_choice("compression", compression, COMPRESSIONS)
-        _check_choice("durability", durability, DURABILITIES)
-        _check_choice("overload", overload, OVERLOADS)
-        _check_range("linger_ms", linger_ms, 0, "0 or more milliseconds")
-        _check_range("buffer_bytes", buffer_bytes, 1, "1 or more bytes")
-        _check_range("block_timeout_s", block_timeout_s, 0, "0 or more seconds")
+        check_choice("compression", compression, COMPRESSIONS)
+        check_choice("durability", durability, DURABILITIES)
+        check_choice("overload", overload, OVERLOADS)
+        check_least("linger_ms", linger_ms, 0, "0 or more milliseconds")
+        check_least("buffer_bytes", buffer_bytes, 1, "1 or more bytes")
+        check_least("block_timeout_s", block_timeout_s, 0, "0 or more seconds")
         _check_spill(overload, name, spill_folder, transactional_id)
         self._writer = writer
         self._clock_ms = clock_ms
@@ -250,8 +250,8 @@ class Producer:
         if not len(columns.values):
             self._partitioner.choose(topic, None, None)  # the topic is there
             whole.count(0)
-        for start in range(0, len(columns.values), _BULK_ROWS):
-            for number, part in self._partitioner.split(topic, columns.slice(start, _BULK_ROWS)):
+        for start in range(0, len(columns.values), BULK_ROWS):
+            for number, part in self._partitioner.split(topic, columns.slice(start, BULK_ROWS)):
                 for batch in split_columns(*part, bytes_max=self._buffer.part_bytes):
                     self._add(Bulk(TopicPartition(topic, number), batch, whole))
         return whole.future
@@ -371,12 +371,14 @@ def _open_spill(writer: LogWriter, name: str, folder: Path | str | None, files: 
     )
 
 
-def _check_choice(what: str, given: str, allowed: Sequence[str]) -> None:
+def check_choice(what: str, given: str, allowed: Sequence[str]) -> None:
+    """Refuse what is not one of a few words."""
     if given not in allowed:
         raise ConfigError(f"{what} is {given!r}; choose from {', '.join(allowed)}")
 
 
-def _check_range(what: str, given: float, least: float, allowed: str) -> None:
+def check_least(what: str, given: float, least: float, allowed: str) -> None:
+    """Refuse a number that is too small."""
     if not given >= least:
         raise ConfigError(f"{what} is {given!r}; give {allowed}")
 

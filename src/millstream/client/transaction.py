@@ -229,6 +229,25 @@ class TransactionSession:
                 buffer.reported = True
 
 
+def checked_fence(known: tuple[str, int] | None, writer: str, batch_id: int) -> tuple[str, int]:
+    """Return a transaction's fence, where it may have it beside the one that is ``known``.
+
+    Raises:
+        ConfigError: another fence was given, or this one is not possible.
+    """
+    if not writer or batch_id < 0:
+        raise ConfigError(
+            f"a fence of {writer!r} at batch {batch_id} is not possible; give a writer's name "
+            "and a batch id of 0 or more"
+        )
+    if known not in (None, (writer, batch_id)):
+        raise ConfigError(
+            f"the transaction has the fence {known} already, and can have no other; "
+            "commit this one first"
+        )
+    return (writer, batch_id)
+
+
 class Transaction:
     """What is sent in this block of a producer is committed with it, or not at all.
 
@@ -261,17 +280,7 @@ class Transaction:
         Raises:
             ConfigError: another fence was given, or this one is not possible.
         """
-        if not writer or batch_id < 0:
-            raise ConfigError(
-                f"a fence of {writer!r} at batch {batch_id} is not possible; give a writer's name "
-                "and a batch id of 0 or more"
-            )
-        if self._fence not in (None, (writer, batch_id)):
-            raise ConfigError(
-                f"the transaction has the fence {self._fence} already, and can have no other; "
-                "commit this one first"
-            )
-        self._fence = (writer, batch_id)
+        self._fence = checked_fence(self._fence, writer, batch_id)
 
     def __enter__(self) -> Self:
         self._session.begin()

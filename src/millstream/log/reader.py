@@ -48,6 +48,44 @@ Isolation = Literal["read_committed", "read_uncommitted"]
 _log = logging.getLogger(__name__)
 
 
+def check_isolation(isolation: Isolation) -> Isolation:
+    """Return what a reader may see, checked.
+
+    Raises:
+        ConfigError: it is neither of the two.
+    """
+    if isolation not in ("read_committed", "read_uncommitted"):
+        raise ConfigError(
+            f"isolation is {isolation!r}; give 'read_committed' or 'read_uncommitted'"
+        )
+    return isolation
+
+
+def check_range(name: str, bounds: tuple[int, int], start: int, end: int) -> None:
+    """Make sure that a partition holds [start, end), where ``bounds`` are what can be read of it.
+
+    Raises:
+        OffsetOutOfRangeError: some of it is gone or not committed; it has the bounds.
+    """
+    low, high = bounds
+    if low <= start < end <= high:
+        return
+    if start < low:
+        gone = min(low, end)
+        raise OffsetOutOfRangeError(
+            f"offsets [{start}, {gone}) of {name} are gone, {gone - start} in all: they were "
+            f"removed by retention, or on request. It holds [{low}, {high}); read on from {low}",
+            start=low,
+            end=high,
+        )
+    raise OffsetOutOfRangeError(
+        f"offsets [{start}, {end}) were asked for of {name}, which holds [{low}, {high}); read "
+        "within these",
+        start=low,
+        end=high,
+    )
+
+
 class LogReader:
     """Reads a log folder, while its owner appends or without one. One thread at a time.
 
@@ -70,12 +108,8 @@ class LogReader:
         files: Files = DISK,
         control: ControlDb | None = None,
     ) -> None:
-        if isolation not in ("read_committed", "read_uncommitted"):
-            raise ConfigError(
-                f"isolation is {isolation!r}; give 'read_committed' or 'read_uncommitted'"
-            )
         self.folder = Path(folder)
-        self._isolation = isolation
+        self._isolation = check_isolation(isolation)
         self._files = files
         self._given_control = control
         self._state: StateFile | None = None
@@ -141,7 +175,7 @@ class LogReader:
             UnknownTopicError, ConfigError: there is no such topic or partition.
         """
         state = self._partition_state(self._topic(topic), partition)
-        return state.log_start, self._end(state)
+        return self._bounds(state)
 
     def settings(self, topic: str) -> dict[str, str]:
         """Return every setting of a topic, under Kafka's names.
@@ -171,6 +205,9 @@ class LogReader:
             [one for one in seals if one is not None],
             active_bytes,
         )
+
+    def _bounds(self, state: PartitionState) -> tuple[int, int]:
+        return state.log_start, self._end(state)
 
     def _end(self, state: PartitionState) -> int:
         if self._isolation == "read_committed":
@@ -227,7 +264,7 @@ class LogReader:
         state = self._partition_state(found, partition)
         if start == end:
             return
-        self._check_range(f"{topic}/{partition}", state, start, end)
+        check_range(f"{topic}/{partition}", self._bounds(state), start, end)
         for block in self._blocks(found, partition, start, end, bytes_max):
             for batch in decode_parts(block, start, end, columns):
                 if batch.num_rows:
@@ -246,7 +283,7 @@ class LogReader:
         state = self._partition_state(found, partition)
         if start == end or self._isolation != "read_committed":
             return
-        self._check_range(f"{topic}/{partition}", state, start, end)
+        check_range(f"{topic}/{partition}", self._bounds(state), start, end)
         folder = partition_folder(self.folder, found, partition)
         names = self._files.names(folder)
         bases = segment_offsets(names)
@@ -269,25 +306,6 @@ class LogReader:
             if archive is not None:
                 with archive:
                     yield archive
-
-    def _check_range(self, name: str, state: PartitionState, start: int, end: int) -> None:
-        low, high = state.log_start, self._end(state)
-        if low <= start < end <= high:
-            return
-        if start < low:
-            gone = min(low, end)
-            raise OffsetOutOfRangeError(
-                f"offsets [{start}, {gone}) of {name} are gone, {gone - start} in all: they were "
-                f"removed by retention, or on request. It holds [{low}, {high}); read on from {low}",
-                start=low,
-                end=high,
-            )
-        raise OffsetOutOfRangeError(
-            f"offsets [{start}, {end}) were asked for of {name}, which holds [{low}, {high}); read "
-            "within these",
-            start=low,
-            end=high,
-        )
 
     def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return the first offset whose timestamp is ``timestamp_ms`` or later.
@@ -365,7 +383,7 @@ class LogReader:
         self._topic(topic.name)
         state = self._partition_state(topic, partition)
         if start < state.log_start:
-            self._check_range(f"{topic.name}/{partition}", state, start, end)
+            check_range(f"{topic.name}/{partition}", self._bounds(state), start, end)
 
     def _aborted(self, folder: Path, names: Sequence[str], start: int, end: int) -> AbortedRanges:
         """Return the aborted transactions with records in [start, end) that are to be hidden.

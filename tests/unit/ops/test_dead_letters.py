@@ -9,6 +9,7 @@ import pytest
 
 import millstream as ms
 from millstream.cli.main import run
+from millstream.client.embedded import FolderLog
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.kernels.dead_records import headers_from_text, headers_text
 from millstream.kernels.decode.records import columns_read
@@ -171,7 +172,7 @@ def test_a_lost_mark_costs_reading_and_nothing_else(log):
 def test_a_relay_that_is_killed_forwards_the_rest_the_next_time(log, monkeypatch):
     take_in(log)
     monkeypatch.setattr("millstream.views.dead_letters._SLICE_ROWS", 1)
-    began = ms.EventLog.fence
+    began = FolderLog.fence
     calls = []
 
     def dying(self, writer):
@@ -180,7 +181,7 @@ def test_a_relay_that_is_killed_forwards_the_rest_the_next_time(log, monkeypatch
             raise KeyboardInterrupt
         return began(self, writer)
 
-    monkeypatch.setattr(ms.EventLog, "fence", dying)
+    monkeypatch.setattr(FolderLog, "fence", dying)
     with pytest.raises(KeyboardInterrupt):
         relay(log, "ads")
     monkeypatch.undo()

@@ -1,0 +1,441 @@
+"""The brokers behind one address: the clients that talk to them, what topics there are, changing them.
+
+Clients of the library print nothing: what goes wrong on their connections is kept, and said where a
+call fails because of it. Topics are looked up in a way that never makes one, and a change is waited for
+until the broker that answers us shows it.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicCollection,
+)
+from confluent_kafka import (
+    TopicPartition as KafkaPlace,
+)
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from millstream.client.kafka.address import KafkaAddress
+from millstream.client.kafka.failures import AWAY, OUT_OF_RANGE, as_ours, error_of, told
+from millstream.errors import (
+    BrokerAwayError,
+    ConfigError,
+    FencedError,
+    OffsetOutOfRangeError,
+    RetriableError,
+    UnknownTopicError,
+)
+from millstream.log.batch import RECORD_BYTES_MAX
+from millstream.log.reader import Isolation
+from millstream.log.topics import check_topic_name, unknown_topic
+from millstream.record import TopicInfo
+
+FENCES = "__millstream_fences"
+"""A topic without records, to which the committed offsets belong that are fences."""
+
+_KNOWN_S = 5.0  # for how long what was seen of a topic is believed
+_LOOK_AGAIN_S = 0.02
+_SETTINGS_S = 1.0
+_PRODUCER_BYTES = RECORD_BYTES_MAX + (1 << 20)
+_LEVELS = {
+    "read_committed": IsolationLevel.READ_COMMITTED,
+    "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
+}
+_log = logging.getLogger(__name__)
+_log.addHandler(logging.NullHandler())
+_T = TypeVar("_T")
+_clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
+
+
+class Cluster:
+    """What one connection knows of its brokers. Thread-safe.
+
+    Raises:
+        ConfigError: an option is not possible.
+        BrokerAwayError: no broker answers.
+    """
+
+    def __init__(self, address: KafkaAddress) -> None:
+        self.address = address
+        self.shown = address.shown
+        self.timeout_s = address.timeout_s
+        self._said = ""  # what a client said of its connections last
+        self._closed = ""
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[TopicInfo, float]] = {}  # and until when it is believed
+        self._admin = self._made(AdminClient, {})
+        self._keep = self._admin  # a fork's child must not destroy it
+        self.identity = f"kafka:{self._first_contact()}"
+        _clusters.add(self)
+
+    def _first_contact(self) -> str:
+        """Return the cluster's name for itself, once a broker answers."""
+        deadline_s = time.monotonic() + self.timeout_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            try:
+                found = self._admin.describe_cluster(request_timeout=max(left_s, 0.1))
+                return str(found.result(max(left_s, 0.1)).cluster_id)
+            except (KafkaException, TimeoutError) as error:
+                if isinstance(error, KafkaException) and error_of(error).code() not in AWAY:
+                    raise as_ours(error_of(error), f"{self.shown} refused us") from None
+                if time.monotonic() >= deadline_s:
+                    raise self.away() from None
+
+    def away(self) -> BrokerAwayError:
+        """Return the error for brokers that do not answer."""
+        self._admin.poll(0)
+        said = f" ({self._said})" if self._said else ""
+        return BrokerAwayError(
+            f"no broker answered at {self.shown} within {self.timeout_s:g} s{said}; start it, mend the "
+            "address, or wait longer with ?timeout=1+minute"
+        )
+
+    # -- clients ------------------------------------------------------------------------------
+
+    def consumer(self, settings: Mapping[str, object]) -> Consumer:
+        """Return a new consumer with these settings beside the address's."""
+        self._usable()
+        return self._made(Consumer, settings)
+
+    def producer(self, settings: Mapping[str, object]) -> Producer:
+        """Return a new producer with these settings beside the address's."""
+        self._usable()
+        return self._made(Producer, {"message.max.bytes": _PRODUCER_BYTES, **settings})
+
+    def _made(self, kind: Callable[[dict[str, object]], _T], settings: Mapping[str, object]) -> _T:
+        given = {
+            "bootstrap.servers": self.address.servers,
+            "client.id": "millstream",
+            "log_level": 0,  # what matters comes by error_cb ...
+            "logger": _log,  # ... and what is fatal, which it prints whatever the level
+            "error_cb": self._note,
+            "socket.nagle.disable": True,
+            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 1000,
+            **dict(self.address.settings),
+            **settings,
+        }
+        with told(f"no client could be made for {self.shown}"):
+            return kind(given)
+
+    def _note(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._said:
+            self._said = error.str()
+
+    def close(self) -> None:
+        """Refuse what comes after."""
+        self._closed = f"this connection to {self.shown} was closed; connect again"
+
+    def disable_after_fork(self) -> None:
+        """Refuse everything in a forked child: the threads that clients need are the parent's."""
+        self._closed = (
+            f"this connection to {self.shown} was made before a fork; connect again in the child"
+        )
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise FencedError(self._closed)
+
+    def result(self, future: Future[_T], what: str) -> _T:
+        """Return what a request gives. ``what`` begins the error's sentence.
+
+        Raises:
+            MillstreamError: it failed; see ``failures``.
+        """
+        try:
+            return future.result(2 * self.timeout_s)
+        except KafkaException as raised:
+            error = error_of(raised)
+            if error.code() in AWAY:
+                raise self.away() from raised
+            raise as_ours(error, what) from raised
+        except TimeoutError:
+            raise self.away() from None
+
+    def asked(self, what: Callable[..., dict[Any, Future[_T]]], *args: Any, **options: Any) -> Any:
+        """Send a request of administration; return its futures.
+
+        Raises:
+            ConfigError: the library refuses the arguments.
+        """
+        self._usable()
+        try:
+            with told("the request could not be made"):
+                return what(*args, request_timeout=self.timeout_s, **options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the request could not be made: {error}") from error
+
+    @property
+    def admin(self) -> AdminClient:
+        """The client of administration."""
+        self._usable()
+        return self._admin
+
+    # -- topics -------------------------------------------------------------------------------
+
+    def topics(self) -> dict[str, TopicInfo]:
+        """Return the topics of users, by name."""
+        with told("the topics could not be listed"):
+            try:
+                listed = self.admin.list_topics(timeout=self.timeout_s).topics
+            except KafkaException as raised:
+                if error_of(raised).code() in AWAY:
+                    raise self.away() from raised
+                raise
+        names = sorted(name for name in listed if name != FENCES)
+        return {name: info for name, info in self._described(names) if info is not None}
+
+    def _described(self, names: Sequence[str]) -> Iterable[tuple[str, TopicInfo | None]]:
+        """Give what is known of each topic; None where it is internal or gone."""
+        if not names:
+            return
+        futures = self.asked(self._admin.describe_topics, TopicCollection(list(names)))
+        for name in names:
+            try:
+                found = self.result(futures[name], f"the topic {name!r} could not be looked up")
+            except UnknownTopicError:
+                yield name, None
+                continue
+            info = TopicInfo(name, _hexadecimal(str(found.topic_id)), len(found.partitions))
+            self._known[name] = (info, time.monotonic() + _KNOWN_S)
+            yield name, None if found.is_internal else info
+
+    def topic(self, name: str) -> TopicInfo:
+        """Return what is known of one topic, now.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        ((_, info),) = self._described([name])
+        if info is None:
+            self._known.pop(name, None)
+            raise unknown_topic(name, self.topics())
+        return info
+
+    def known(self, topic: str) -> TopicInfo:
+        """Return what is known of a topic, as of a few seconds ago at most.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        info, until_s = self._known.get(topic, (None, 0.0))
+        self._usable()
+        return info if info is not None and time.monotonic() < until_s else self.topic(topic)
+
+    def partition_count(self, topic: str) -> int:
+        """Return how many partitions a topic has; see :meth:`known`."""
+        return self.known(topic).partitions
+
+    def check_partition(self, topic: str, partition: int) -> None:
+        """Make sure that a partition is there.
+
+        Raises:
+            UnknownTopicError, ConfigError: there is no such topic or partition.
+        """
+        if 0 <= partition < self.partition_count(topic):
+            return
+        count = self.topic(topic).partitions  # it may have been added since
+        if not 0 <= partition < count:
+            raise ConfigError(
+                f"topic {topic!r} has no partition {partition}; choose one of 0 to {count - 1}"
+            )
+
+    def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> TopicInfo:
+        """Make a topic, and wait until it shows.
+
+        Raises:
+            TopicExistsError: the name is taken.
+            ConfigError: the name, the number of partitions or a setting is not possible.
+        """
+        check_topic_name(name)
+        if partitions < 1:
+            raise ConfigError(f"topic {name!r} cannot have {partitions} partitions; give 1 or more")
+        kept = {"max.message.bytes": str(RECORD_BYTES_MAX), "retention.ms": "-1", **settings}
+        new = NewTopic(name, partitions, config=kept)
+        futures = self.asked(self.admin.create_topics, [new])
+        self.result(futures[name], f"the topic {name!r} was not made")
+        return self._shows(lambda: self._seen(name, partitions))
+
+    def _seen(self, name: str, partitions: int) -> TopicInfo | None:
+        ((_, info),) = self._described([name])
+        return info if info is not None and info.partitions >= partitions else None
+
+    def _shows(self, look: Callable[[], _T | None]) -> _T:
+        """Return what ``look`` gives, once it gives something."""
+        deadline_s = time.monotonic() + self.timeout_s
+        while (found := look()) is None:
+            if time.monotonic() >= deadline_s:
+                raise RetriableError(
+                    f"{self.shown} has taken the change, and does not show it after "
+                    f"{self.timeout_s:g} s; look again later"
+                )
+            time.sleep(_LOOK_AGAIN_S)
+        return found
+
+    def alter_topic(
+        self, name: str, partitions: int | None, settings: Mapping[str, str | None]
+    ) -> TopicInfo:
+        """Add partitions, or change settings, and wait until that shows.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+            ConfigError: a setting is not possible, or there would be fewer partitions.
+        """
+        info = self.topic(name)
+        wanted = info.partitions if partitions is None else partitions
+        if wanted < info.partitions:
+            raise ConfigError(
+                f"topic {name!r} has {info.partitions} partitions and cannot have {wanted}: they can "
+                "be added, not taken away; make another topic and copy the records"
+            )
+        if settings:
+            self._set(name, settings)
+        if wanted > info.partitions:
+            futures = self.asked(self._admin.create_partitions, [NewPartitions(name, wanted)])
+            self.result(futures[name], f"the topic {name!r} got no more partitions")
+        return self._shows(lambda: self._seen(name, wanted))
+
+    def _set(self, name: str, settings: Mapping[str, str | None]) -> None:
+        entries = [
+            ConfigEntry(
+                setting,
+                value or "",
+                incremental_operation=(
+                    AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET
+                ),
+            )
+            for setting, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+        futures = self.asked(self._admin.incremental_alter_configs, [resource])
+        self.result(futures[resource], f"the settings of {name!r} were not changed")
+        # It shows after a moment. A value that the broker writes in another way is not waited for long.
+        wanted = {setting: value for setting, value in settings.items() if value is not None}
+        deadline_s = time.monotonic() + _SETTINGS_S
+        while not wanted.items() <= self.settings(name).items() and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_AGAIN_S)
+
+    def settings(self, name: str) -> dict[str, str]:
+        """Return every setting of a topic.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        self.topic(name)
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        futures = self.asked(self._admin.describe_configs, [resource])
+        found = self.result(futures[resource], f"the settings of {name!r} could not be read")
+        return {setting: str(entry.value) for setting, entry in found.items()}
+
+    def delete_topic(self, name: str) -> None:
+        """Remove a topic, and wait until it is gone.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        self.topic(name)
+        futures = self.asked(self._admin.delete_topics, [name])
+        self.result(futures[name], f"the topic {name!r} was not removed")
+        self._shows(lambda: self._seen(name, 0) is None or None)
+        self._known.pop(name, None)
+
+    # -- offsets ------------------------------------------------------------------------------
+
+    def offsets(self, topic: str, isolation: Isolation) -> list[tuple[int, int]]:
+        """Return for each partition ``[log start, end)``: what a reader can read now.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        places = [KafkaPlace(topic, number) for number in range(self.topic(topic).partitions)]
+        asked = [self._look_up(places, spec, isolation) for spec in _BOTH_ENDS]
+        low, high = ([found.offset for found in answers()] for answers in asked)
+        return list(zip(low, high, strict=True))
+
+    def _look_up(
+        self, places: Sequence[KafkaPlace], spec: OffsetSpec, isolation: Isolation
+    ) -> Callable[[], list[Any]]:
+        futures = self.asked(
+            self._admin.list_offsets,
+            dict.fromkeys(places, spec),
+            isolation_level=_LEVELS[isolation],
+        )
+        return lambda: [
+            self.result(futures[place], f"the offsets of {place.topic!r} could not be read")
+            for place in places
+        ]
+
+    def offset_for_time(self, topic: str, partition: int, at_ms: int, isolation: Isolation) -> int:
+        """Return the first offset of this time or later; the end if there is none."""
+        self.check_partition(topic, partition)
+        (found,) = self._look_up(
+            [KafkaPlace(topic, partition)], OffsetSpec.for_timestamp(at_ms), isolation
+        )()
+        if found.offset >= 0:
+            return int(found.offset)
+        return self.offsets(topic, isolation)[partition][1]
+
+    def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
+        """Give up the records below an offset; return where the partition begins now.
+
+        Raises:
+            OffsetOutOfRangeError: the offset is above the end.
+            UnknownTopicError, ConfigError: there is no such topic or partition.
+        """
+        self.check_partition(topic, partition)
+        place = KafkaPlace(topic, partition, before_offset)
+        futures = self.asked(self._admin.delete_records, [place])
+        try:
+            return int(futures[place].result(2 * self.timeout_s).low_watermark)
+        except KafkaException as raised:
+            if error_of(raised).code() in OUT_OF_RANGE:
+                low, end = self.offsets(topic, "read_uncommitted")[partition]
+                raise OffsetOutOfRangeError(
+                    f"offset {before_offset} of {topic}/{partition} cannot become its start: it holds "
+                    f"[{low}, {end}); give an offset within",
+                    start=low,
+                    end=end,
+                ) from raised
+            raise as_ours(error_of(raised), f"records of {topic}/{partition} stay") from raised
+
+
+_BOTH_ENDS = (OffsetSpec.earliest(), OffsetSpec.latest())
+
+
+def _hexadecimal(topic_id: str) -> str:
+    """Return Kafka's name for an id, 22 characters of base 64, as our 32 digits."""
+    return base64.urlsafe_b64decode(topic_id + "==").hex()
+
+
+def _disable_in_child() -> None:
+    for cluster in list(_clusters):
+        cluster.disable_after_fork()
+    _clusters.clear()
+
+
+os.register_at_fork(after_in_child=_disable_in_child)

@@ -1,0 +1,120 @@
+"""Reading a topic behind brokers record by record: the consumer of every log, on a client's stream.
+
+Where a group is, what was handed out and when that is committed is decided as for a folder (see
+``client.consumer``). Partitions are not divided among members: a consumer reads those that it is told
+to, and commits for its group without joining it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from millstream.client.consumer import Consumer
+from millstream.client.kafka.reader import KafkaReader
+from millstream.client.kafka.stream import FOLLOW_WAIT_MS, RANGE_WAIT_MS, Patience, Stream, is_end
+from millstream.record import Record
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+_WAIT_S = 0.2  # how often a waiting consumer looks whether it was closed
+_GROWS_EVERY_S = 0.5
+
+
+class KafkaConsumer(Consumer):
+    """An iterator of records; see ``EventLog.consumer``."""
+
+    def __init__(self, reader: KafkaReader, topic: str, **options: Any) -> None:
+        super().__init__(reader, topic, **options)
+        self._cluster = reader.cluster
+        self._patience = Patience(self._cluster)
+        wait_ms = FOLLOW_WAIT_MS if self._stop is None else RANGE_WAIT_MS
+        self._stream = Stream(self._cluster, reader.isolation, wait_ms=wait_ms)
+        self._waiting: list[Message] = []
+        self._left: set[int] = set()  # partitions that are still to be read, where there is a stop
+        self._looks_s = time.monotonic()
+        self._begin()
+
+    def seek(self, positions: Mapping[int, int]) -> None:
+        super().seek(positions)
+        self._begin()
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._stream.close()
+
+    def _begin(self) -> None:
+        """Read on from where the next records are."""
+        stop = self._stop
+        wanted = {n: at for n, at in self._next.items() if stop is None or at < stop[n]}
+        self._left = set(wanted)
+        self._waiting = []
+        self._stream.assign(self._topic, wanted)
+        self._patience.came()
+
+    def _fetch(self) -> bool:
+        """Take what has come; of a consumer that is to stop, wait for what is still to come."""
+        if self._grows and time.monotonic() >= self._looks_s:
+            self._looks_s = time.monotonic() + _GROWS_EVERY_S
+            self._look_for_more()
+        messages, self._waiting = self._waiting, []
+        while not messages and self._left and not self._closed:
+            messages = self._stream.take(0 if self._stop is None else _WAIT_S)
+            if self._stop is None:
+                break
+            if not messages:
+                self._patience.check()
+        if not messages:
+            return False
+        self._patience.came()
+        self._fetched = self._records(messages)
+        return True
+
+    def _wait(self) -> None:
+        self._waiting = self._stream.take(_WAIT_S)
+
+    def _records(self, messages: Sequence[Message]) -> Iterator[Record]:
+        for message in messages:
+            number, offset = message.partition(), message.offset()
+            if number not in self._left:
+                continue
+            stop = None if self._stop is None else self._stop[number]
+            if is_end(message):
+                # Offsets without a record: markers of transactions, or what compaction removed.
+                self._pass(number, offset if stop is None else min(offset, stop))
+            elif stop is None or offset < stop:
+                self._next[number] = offset + 1
+                yield _record(message)
+            else:
+                self._pass(number, stop)
+            if stop is not None and self._next[number] >= stop:
+                self._left.discard(number)
+                self._stream.drop(number)
+
+    def _pass(self, number: int, offset: int) -> None:
+        """Go past offsets below ``offset``, which have no more records."""
+        if offset > self._positions[number]:
+            self._next[number] = self._positions[number] = self._done[number] = offset
+
+    def _look_for_more(self) -> None:
+        """Begin to read partitions that were added to the topic, from their start."""
+        if self._cluster.topic(self._topic).partitions > len(self._next):
+            self._take_in(self._reader.offsets(self._topic))
+            self._begin()
+
+
+def _record(message: Message) -> Record:
+    headers = message.headers()
+    return Record(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        message.timestamp()[1],
+        message.key(),
+        message.value(),
+        tuple(headers) if headers else (),
+    )

@@ -1,0 +1,254 @@
+"""The reader's face of a log behind brokers: what there is, and ranges of records as columns.
+
+It has the calls of the folder's ``LogReader``, so whatever reads a log reads both. Records are taken
+one by one from the client, which is what this costs beside reading files.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from millstream.client.kafka.address import kafka_address
+from millstream.client.kafka.cluster import Cluster
+from millstream.client.kafka.stream import RANGE_WAIT_MS, Patience, Stream, is_end
+from millstream.log.decoding import COLUMNS, SCHEMA, select_schema
+from millstream.log.reader import Isolation, check_isolation, check_range
+from millstream.record import TopicInfo
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from millstream.log.archive import ArchiveFile
+
+_TAKE_S = 0.2
+_LOOK_AGAIN_S = 0.05
+_readers: dict[tuple[int, str, Isolation], KafkaReader] = {}
+_readers_lock = threading.Lock()
+
+
+class KafkaReader:
+    """Reads the topics behind an address; see ``LogReader`` for what each call promises.
+
+    Can be pickled: the copy connects anew when it is first used. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        isolation: Isolation = "read_committed",
+        cluster: Cluster | None = None,
+    ) -> None:
+        self.address = address
+        self.isolation: Isolation = check_isolation(isolation)
+        self._given = cluster
+        self._streams: list[Stream] = []  # not in use
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"address": self.address, "isolation": self.isolation}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @property
+    def cluster(self) -> Cluster:
+        """What is known of the brokers; connects when it is first asked for."""
+        with self._lock:
+            if self._given is None:
+                self._given = Cluster(kafka_address(self.address))
+            return self._given
+
+    def close(self) -> None:
+        """Give the clients back."""
+        with self._lock:
+            streams, self._streams = self._streams, []
+        for stream in streams:
+            stream.close()
+
+    # -- what there is ------------------------------------------------------------------------
+
+    def topics(self) -> dict[str, TopicInfo]:
+        return self.cluster.topics()
+
+    def offsets(self, topic: str) -> list[tuple[int, int]]:
+        return self.cluster.offsets(topic, self.isolation)
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        self.cluster.check_partition(topic, partition)
+        return self.offsets(topic)[partition]
+
+    def end_offset(self, topic: str, partition: int) -> int:
+        return self.bounds(topic, partition)[1]
+
+    def settings(self, topic: str) -> dict[str, str]:
+        return self.cluster.settings(topic)
+
+    def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        return self.cluster.offset_for_time(topic, partition, timestamp_ms, self.isolation)
+
+    def wait(self, topic: str, seen: Sequence[int], timeout_s: float) -> bool:
+        """Return True once an end is past ``seen`` or a partition was added, False after ``timeout_s``.
+
+        Looks again and again; a consumer, which waits for records, is woken by them instead.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            ends = [end for _, end in self.offsets(topic)]
+            if len(ends) > len(seen) or any(
+                end > known for end, known in zip(ends, seen, strict=True)
+            ):
+                return True
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(_LOOK_AGAIN_S)
+
+    def archives(self, topic: str, partition: int, start: int, end: int) -> Iterator[ArchiveFile]:
+        """Yield none: brokers keep no archives beside their segments."""
+        del topic, partition, start, end
+        return iter(())
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        columns: Sequence[str] = COLUMNS,
+        bytes_max: int = 16 << 20,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records with offsets in [start, end), in offset order.
+
+        Args:
+            bytes_max: Soft limit in bytes of keys and values for one Arrow record batch.
+
+        Raises:
+            OffsetOutOfRangeError: some of [start, end) is gone or not committed.
+            BrokerAwayError: nothing came for too long.
+            UnknownTopicError, ConfigError: there is no such topic, partition or column.
+        """
+        select_schema(columns)
+        self.cluster.check_partition(topic, partition)
+        if start == end:
+            return
+        name = f"{topic}/{partition}"
+        if not 0 <= start < end:
+            check_range(name, self.bounds(topic, partition), start, end)
+        with self._stream() as stream:
+            stream.assign(topic, {partition: start})
+            rows = _Rows(columns)
+            for message in self._until(stream, topic, partition, end):
+                if message.offset() < start:
+                    continue
+                rows.add(message)
+                if rows.size_bytes >= bytes_max:
+                    yield rows.taken()
+            if rows.count:
+                yield rows.taken()
+
+    def _until(self, stream: Stream, topic: str, partition: int, end: int) -> Iterator[Message]:
+        """Yield the partition's records until all offsets below ``end`` have been passed."""
+        patience = Patience(self.cluster)
+        while True:
+            for message in stream.take(_TAKE_S):
+                patience.came()
+                if not is_end(message):
+                    if message.offset() >= end:
+                        return
+                    yield message
+                    if message.offset() == end - 1:
+                        return
+                elif message.offset() >= end:
+                    return
+                else:  # the end is before that of the range: by now it may be another one
+                    low, high = self.bounds(topic, partition)
+                    check_range(f"{topic}/{partition}", (low, high), max(low, end - 1), end)
+            patience.check()
+
+    @contextmanager
+    def _stream(self) -> Iterator[Stream]:
+        """Give a stream that nobody else uses meanwhile; the next may have it again."""
+        with self._lock:
+            stream = self._streams.pop() if self._streams else None
+        if stream is None:
+            stream = Stream(self.cluster, self.isolation, wait_ms=RANGE_WAIT_MS)
+        whole = False
+        try:
+            yield stream
+            whole = True
+        finally:
+            if whole or not self._streams:
+                stream.assign("", {})
+                with self._lock:
+                    self._streams.append(stream)
+            else:
+                stream.close()
+
+
+class _Rows:
+    """Records on their way into columns."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._messages: list[Message] = []
+        self.size_bytes = 0
+
+    @property
+    def count(self) -> int:
+        return len(self._messages)
+
+    def add(self, message: Message) -> None:
+        self._messages.append(message)
+        self.size_bytes += len(message)
+
+    def taken(self) -> pa.RecordBatch:
+        """Return the records as a table, and begin anew."""
+        messages, self._messages, self.size_bytes = self._messages, [], 0
+        arrays = [_COLUMN[name](messages) for name in self._columns]
+        return pa.record_batch(arrays, schema=select_schema(self._columns))
+
+
+def _timestamps(messages: Sequence[Message]) -> pa.Array:
+    times = pa.array([message.timestamp()[1] for message in messages], pa.int64())
+    return times.cast(SCHEMA.field("timestamp").type)
+
+
+def _headers(messages: Sequence[Message]) -> pa.Array:
+    rows = [
+        [{"key": name, "value": value} for name, value in message.headers() or ()]
+        for message in messages
+    ]
+    return pa.array(rows, SCHEMA.field("headers").type)
+
+
+_COLUMN = {
+    "offset": lambda found: pa.array([message.offset() for message in found], pa.int64()),
+    "timestamp": _timestamps,
+    "key": lambda found: pa.array([message.key() for message in found], pa.binary()),
+    "value": lambda found: pa.array([message.value() for message in found], pa.binary()),
+    "headers": _headers,
+}
+
+
+def kafka_reader(address: str, isolation: Isolation = "read_committed") -> KafkaReader:
+    """Return this process's reader of an address: one that is kept, as its clients take a moment.
+
+    Raises:
+        ConfigError: the address is not possible.
+    """
+    key = (os.getpid(), address, isolation)
+    with _readers_lock:
+        if key not in _readers:
+            kafka_address(address)
+            _readers[key] = KafkaReader(address, isolation=isolation)
+        return _readers[key]

@@ -1,0 +1,330 @@
+"""Transactions over brokers: records, group offsets and a fence, or nothing.
+
+The coordinator is a broker. The client's protocol has holes where an answer is lost, so here a
+transaction whose end is not known for sure ends its producer as well: whoever makes another one has
+the old transaction ended, one way or the other, before it begins.
+
+====================================  ===========================================================
+at the end of the block               done
+====================================  ===========================================================
+all sends are in                      committed
+a send failed                         aborted; its error is raised
+the block raised                      aborted; raised
+the fence stands at that batch        aborted; ``FencePassedError``
+it was open for too long              aborted; ``TransactionAbortedError``
+a newer producer of the id has begun  ``ProducerFencedError``, now and from every later call
+nobody answers                        the error is raised, now and from every later call
+====================================  ===========================================================
+
+How long a transaction may be open is held here. Brokers get a longer time, after which they take back
+what a producer left open that is no more: they could not tell it from one that was replaced. They look
+every few seconds.
+
+The fence is looked up before the commit, by the one producer of its transactional id: another one with
+another id could pass it meanwhile, so a fence belongs to one id.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from confluent_kafka import KafkaError, KafkaException
+
+from millstream.client.kafka.cluster import FENCES, Cluster
+from millstream.client.kafka.failures import as_ours, error_of
+from millstream.client.kafka.group_offsets import (
+    FENCE_GROUP,
+    KafkaGroups,
+    fence_offsets,
+    places,
+)
+from millstream.client.transaction import checked_fence
+from millstream.errors import (
+    ConfigError,
+    FencePassedError,
+    MillstreamError,
+    ProducerFencedError,
+    TopicExistsError,
+    TransactionAbortedError,
+)
+from millstream.log.groups import Offsets, check_offsets
+from millstream.log.transactions import TIMEOUT_MS_MAX
+from millstream.record import TopicPartition
+
+if TYPE_CHECKING:
+    from millstream.client.kafka.producer import KafkaProducer
+
+_MARGIN_MS = 10_000  # what brokers wait for longer than the producer itself
+_TRIES = 3
+
+
+class KafkaTransactions:
+    """One producer's standing with the coordinator; one transaction at a time.
+
+    Raises:
+        ConfigError: the name or the timeout is not possible.
+        BrokerAwayError: the coordinator did not answer in time.
+    """
+
+    def __init__(
+        self,
+        producer: KafkaProducer,
+        cluster: Cluster,
+        groups: KafkaGroups,
+        transactional_id: str,
+        timeout_s: float,
+    ) -> None:
+        self._producer = producer
+        self._cluster = cluster
+        self._groups = groups
+        self._id = transactional_id
+        self._timeout_s = timeout_s
+        self._state: Literal["none", "open", "ending"] = "none"
+        self._began_s = 0.0
+        self._members: dict[str, Any] = {}  # group → what the library wants to know of it
+        self._call("init_transactions")
+        producer.refusal = self._outside = ConfigError(
+            f"the producer {transactional_id!r} is transactional, and no transaction is open; "
+            "send within `with producer.transaction():`"
+        )
+
+    @staticmethod
+    def settings(transactional_id: str, timeout_ms: int) -> dict[str, object]:
+        """Return what the client is told.
+
+        Raises:
+            ConfigError: the name or the timeout is not possible.
+        """
+        if not transactional_id:
+            raise ConfigError("transactional_id is empty; give a name, or None")
+        if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
+            raise ConfigError(
+                f"a transaction timeout of {timeout_ms} ms is not possible; give 1 to {TIMEOUT_MS_MAX}"
+            )
+        longer_ms = min(timeout_ms + _MARGIN_MS, TIMEOUT_MS_MAX)
+        return {"transactional.id": transactional_id, "transaction.timeout.ms": longer_ms}
+
+    def begin(self) -> None:
+        """Open a transaction.
+
+        Raises:
+            ConfigError: one is open.
+            ProducerFencedError: a newer producer has begun.
+        """
+        refusal = self._producer.refusal
+        if refusal is not None and refusal is not self._outside:
+            raise refusal.with_traceback(None)
+        if self._state != "none":
+            raise ConfigError(
+                f"a transaction of the producer {self._id!r} is open already; end it before you "
+                "begin another"
+            )
+        self._call("begin_transaction", timed=False)
+        self._producer.first_failure = None
+        self._began_s = time.monotonic()
+        self._state = "open"
+        self._producer.refusal = None
+
+    def commit(self, offsets: dict[str, Any], fence: tuple[str, int] | None) -> None:
+        """End the transaction: wait for its sends, then make everything true together.
+
+        Raises:
+            MillstreamError: it was not committed; see the table in the module.
+        """
+        self._shut()
+        try:
+            self._producer.settle()
+            self._judge(fence)
+            for group, given in self._all_offsets(offsets, fence).items():
+                self._call("send_offsets_to_transaction", given, self._member(group))
+            self._call("commit_transaction")
+        except ProducerFencedError as error:
+            self._die(error)
+            raise
+        except MillstreamError:
+            self._abort()
+            raise
+        finally:
+            self._over()
+
+    def _judge(self, fence: tuple[str, int] | None) -> None:
+        """Raise why the transaction is to be taken back, if it is."""
+        if time.monotonic() - self._began_s > self._timeout_s:
+            raise TransactionAbortedError(
+                f"the transaction of {self._id!r} was open for longer than its timeout, {self._timeout_s:g} "
+                "s, and was aborted; begin another, or make the producer with a longer one",
+                timed_out=True,
+            )
+        if self._producer.first_failure is not None:
+            raise self._producer.first_failure.with_traceback(None)
+        if fence is None:
+            return
+        writer, batch_id = fence
+        stands = self._groups.fence(writer)
+        if stands is not None and stands >= batch_id:
+            raise FencePassedError(
+                f"the fence of {writer!r} stands at batch {stands}, so batch {batch_id} is committed "
+                "already; skip it",
+                batch_id=stands,
+            )
+
+    def _all_offsets(
+        self, offsets: dict[str, Any], fence: tuple[str, int] | None
+    ) -> dict[str, Any]:
+        found = {group: places(given) for group, given in offsets.items() if given}
+        if fence is not None:
+            writer, batch_id = fence
+            self._make_fences()
+            found[FENCE_GROUP + writer] = fence_offsets(batch_id)
+        return found
+
+    def _make_fences(self) -> None:
+        """Make sure that the topic is there to which the offsets that are fences belong."""
+        with suppress(TopicExistsError):
+            if (
+                FENCES
+                not in self._cluster.admin.list_topics(timeout=self._cluster.timeout_s).topics
+            ):
+                self._cluster.create_topic(FENCES, 1, {"cleanup.policy": "compact"})
+
+    def _member(self, group: str) -> Any:
+        """Return a group as the library wants it: only a consumer knows how to say it."""
+        if group not in self._members:
+            consumer = self._cluster.consumer({"group.id": group, "enable.auto.commit": False})
+            try:
+                self._members[group] = consumer.consumer_group_metadata()
+            finally:
+                consumer.close()
+        return self._members[group]
+
+    def check_places(self, offsets: Offsets) -> None:
+        """Make sure that all these partitions are there.
+
+        Raises:
+            UnknownTopicError, ConfigError: one is not.
+        """
+        for name in offsets:
+            self._cluster.check_partition(*name)
+
+    def abort(self) -> None:
+        """Take everything back.
+
+        Raises:
+            TransactionAbortedError: it has been ended meanwhile, by ``close``.
+        """
+        self._shut()
+        self._abort()
+        self._over()
+
+    def abort_open(self, error: MillstreamError) -> None:
+        """Take back the transaction that is open, if one is; refuse what comes after."""
+        with suppress(TransactionAbortedError):
+            self.abort()
+        self._producer.refusal = error
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _shut(self) -> None:
+        if self._state != "open":
+            raise TransactionAbortedError(
+                "the transaction was aborted, as its producer was closed; begin it again with a new "
+                "producer"
+            )
+        self._state = "ending"
+        if self._producer.refusal is None:
+            self._producer.refusal = self._outside
+
+    def _over(self) -> None:
+        self._state = "none"
+        self._producer.forget_failure()
+
+    def _abort(self) -> None:
+        """Take back what was sent; where that is not known for sure, this producer ends."""
+        try:
+            self._call("abort_transaction")
+            self._producer.settle()
+        except MillstreamError as error:
+            self._die(error)
+
+    def _die(self, error: MillstreamError) -> None:
+        self._producer.refusal = error
+
+    def _call(self, name: str, *args: Any, timed: bool = True) -> None:
+        """Do a step, again where the client says that it may succeed.
+
+        Raises:
+            MillstreamError: it failed. If it may have happened nevertheless, this producer ends.
+        """
+        what = f"{name.replace('_', ' ')} of {self._id!r} failed"
+        for left in reversed(range(_TRIES)):
+            try:
+                options = (self._cluster.timeout_s,) if timed else ()
+                getattr(self._producer.library, name)(*args, *options)
+            except KafkaException as raised:
+                error = error_of(raised)
+                if error.retriable() and left:
+                    continue
+                ours = _as_ours(error, what)
+                if error.fatal() or (
+                    not error.txn_requires_abort() and name != "begin_transaction"
+                ):
+                    self._die(ours)
+                raise ours from raised
+            else:
+                return
+
+
+def _as_ours(error: KafkaError, what: str) -> MillstreamError:
+    if error.code() == KafkaError.INVALID_TXN_STATE:
+        return TransactionAbortedError(f"{what} ({error.str()}): begin another")
+    return as_ours(error, what)
+
+
+class KafkaTransaction:
+    """What is sent in this block of a producer is committed with it, or not at all.
+
+    Use it in ``with``; see :class:`millstream.client.transaction.Transaction`.
+    """
+
+    def __init__(self, transactions: KafkaTransactions) -> None:
+        self._transactions = transactions
+        self._offsets: dict[str, dict[TopicPartition, int | tuple[int, str]]] = {}
+        self._fence: tuple[str, int] | None = None
+
+    def commit_offsets(self, group: str, offsets: Offsets) -> None:
+        """Note with this transaction how far ``group`` has read: the next offset to read of each.
+
+        Raises:
+            UnknownTopicError, ConfigError: there is no such topic or partition, or an offset is not
+                possible.
+        """
+        check_offsets(group, offsets)
+        self._transactions.check_places(offsets)
+        self._offsets.setdefault(group, {}).update(offsets)
+
+    def fence(self, writer: str, batch_id: int) -> None:
+        """Commit only if ``writer`` has not committed batch ``batch_id`` or a later one.
+
+        Raises:
+            ConfigError: another fence was given, or this one is not possible.
+        """
+        self._fence = checked_fence(self._fence, writer, batch_id)
+
+    def __enter__(self) -> Self:
+        self._transactions.begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._transactions.commit(self._offsets, self._fence)
+        else:
+            with suppress(TransactionAbortedError):  # by ``close``, before us
+                self._transactions.abort()

@@ -1,0 +1,250 @@
+"""An Apache Kafka node for tests: a real one, in a temporary folder, on free ports of this machine.
+
+Its jars are fetched once, by Maven and from wherever Maven is told to fetch, and kept in the user's
+cache; the node needs nothing else but Java. It is broker and controller in one, with one copy of
+everything, small internal topics, and housekeeping every second instead of every five minutes.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from millstream.errors import EnvironmentProblem
+from millstream.spark.java import find_java
+
+VERSION = "4.3.1"
+_FETCH_S = 600.0
+_START_S = 60.0
+_STOP_S = 20.0
+_HEAP = "-Xmx512m"
+_POM = f"""\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>millstream.testing</groupId>
+  <artifactId>kafka</artifactId>
+  <version>1</version>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.kafka</groupId>
+      <artifactId>kafka_2.13</artifactId>
+      <version>{VERSION}</version>
+    </dependency>
+    <dependency>
+      <groupId>org.slf4j</groupId>
+      <artifactId>slf4j-nop</artifactId>
+      <version>1.7.36</version>
+    </dependency>
+  </dependencies>
+</project>
+"""
+_SETTINGS = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+    "auto.create.topics.enable": "false",
+    **{
+        f"{topic}.{number}": "1"
+        for topic in ("offsets.topic", "share.coordinator.state.topic", "transaction.state.log")
+        for number in ("replication.factor", "min.isr")
+        if (topic, number) != ("offsets.topic", "min.isr")
+    },
+    "offsets.topic.num.partitions": "4",
+    "share.coordinator.state.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    "group.initial.rebalance.delay.ms": "0",
+    # What waits for minutes elsewhere.
+    "log.retention.check.interval.ms": "1000",
+    "log.initial.task.delay.ms": "1000",
+    "log.cleaner.backoff.ms": "500",
+    "log.segment.delete.delay.ms": "1000",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+}
+
+
+def why_not(env: Mapping[str, str] = os.environ) -> str:
+    """Say what is missing on this machine for a node; "" if nothing is."""
+    try:
+        find_java(env)
+    except EnvironmentProblem as problem:
+        return str(problem)
+    if _whole(_jars_folder(env)) or shutil.which("mvn", path=env.get("PATH")):
+        return ""
+    return "Maven (mvn), which fetches Apache Kafka, is not installed: on Debian, apt install maven"
+
+
+def jars(env: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of Kafka's jars, fetching them the first time (54 MB).
+
+    Raises:
+        EnvironmentProblem: Maven is not installed, or could not fetch them; the message has what it
+            said.
+    """
+    folder = _jars_folder(env)
+    if _whole(folder):
+        return folder
+    missing = why_not(env)
+    if missing:
+        raise EnvironmentProblem(missing)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # 1. Fetch into a folder of its own. A crash leaves it behind, and nobody reads it.
+    # 2. Rename it. A crash leaves no jars, or all; whoever was quicker has the same.
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix="kafka-"))
+    try:
+        (made / "pom.xml").write_text(_POM)
+        _fetch(made)
+        if not _whole(folder):
+            (made / "libs").rename(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def _fetch(folder: Path) -> None:
+    words = ["mvn", "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies"]
+    words += ["-DincludeScope=runtime", f"-DoutputDirectory={folder / 'libs'}"]
+    try:
+        done = subprocess.run(  # noqa: S603 - Maven, with words of our own
+            words, capture_output=True, check=False, timeout=_FETCH_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentProblem(f"Maven could not fetch Apache Kafka: {error}") from error
+    if done.returncode:
+        said = (done.stdout + done.stderr).decode(errors="replace")[-1000:]
+        raise EnvironmentProblem(f"Maven could not fetch Apache Kafka {VERSION}: {said}")
+
+
+def _jars_folder(env: Mapping[str, str]) -> Path:
+    cache = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME") or "~").expanduser() / ".cache")
+    return Path(cache) / "millstream" / f"kafka-{VERSION}"
+
+
+def _whole(folder: Path) -> bool:
+    return any(folder.glob(f"kafka_2.13-{VERSION}.jar"))
+
+
+class ApacheKafka:
+    """A node of its own; use it in ``with``. ``address`` is where it listens, ``HOST:PORT``.
+
+    Args:
+        settings: Of the node, over those made here.
+
+    Raises:
+        EnvironmentProblem: Java, Maven or Kafka's jars are missing, or the node does not start; the
+            message has what it said.
+    """
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        self._java = find_java(os.environ).executable
+        self._jars = jars()
+        self.folder = Path(tempfile.mkdtemp(prefix="millstream-kafka-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.address = ""
+        try:
+            self._start_somewhere(settings or {})
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_somewhere(self, settings: Mapping[str, str]) -> None:
+        for _ in range(3):  # another program may take a port between the look and the start
+            if self._start(settings):
+                return
+        said = (self.folder / "node.log").read_text(errors="replace")[-2000:]
+        raise EnvironmentProblem(f"Apache Kafka did not start: {said}")
+
+    def _start(self, settings: Mapping[str, str]) -> bool:
+        port, control = _free_ports(2)
+        self.address = f"127.0.0.1:{port}"
+        data = self.folder / f"data-{port}"
+        given = {
+            **_SETTINGS,
+            "controller.quorum.voters": f"1@127.0.0.1:{control}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{control}",
+            "log.dirs": str(data),
+            **settings,
+        }
+        file = self.folder / "server.properties"
+        file.write_text("".join(f"{name}={value}\n" for name, value in given.items()))
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        with (self.folder / "node.log").open("wb") as log:
+            formatting = ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(file)]
+            done = subprocess.run(  # noqa: S603 - the Java that runs Spark, and Kafka's jars
+                self._words(formatting), stdout=log, stderr=log, check=False
+            )
+            if done.returncode:
+                return False
+            self._process = subprocess.Popen(  # noqa: S603 - as above
+                self._words(["kafka.Kafka", str(file)]),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the tests
+            )
+        return self._answers(self._process, port)
+
+    def _words(self, program: list[str]) -> list[str]:
+        options = [_HEAP, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        return [str(self._java), *options, "-cp", f"{self._jars}/*", *program]
+
+    def _answers(self, process: subprocess.Popen[bytes], port: int) -> bool:
+        """Wait until the node takes connections; False if it ended before."""
+        end = time.monotonic() + _START_S
+        while process.poll() is None and time.monotonic() < end:
+            with socket.socket() as probe:
+                probe.settimeout(1)
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return True
+            time.sleep(0.05)
+        return False
+
+    def kill(self) -> None:
+        """End the node as a crash would."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+
+    def close(self) -> None:
+        """Stop the node and remove all that it kept."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

@@ -1,0 +1,83 @@
+"""The logs that the contract is tested on, and what each does not promise."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from broker.running import InProcess
+
+from millstream.client import EventLog, connect
+
+# What a log does not promise, by the name of the test, with the reason; each test must fail there.
+_NO_TIME_BEFORE_1970 = "the client takes time 0 for now: it is refused"
+DIFFERENCES: dict[str, dict[str, str]] = {
+    "folder": {},
+    "broker": {"test_s3_a_time_may_lie_before_1970": _NO_TIME_BEFORE_1970},
+    "kafka": {"test_s3_a_time_may_lie_before_1970": _NO_TIME_BEFORE_1970},
+}
+
+
+class Folder:
+    """The embedded log."""
+
+    unit = 1  # how many times larger segments and records are in the tests of keeping
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def connect(self) -> EventLog:
+        return connect(self._folder)
+
+    def clean(self, log: EventLog, *, times: int = 1) -> None:
+        """Have retention and compaction do what they would do by themselves, later."""
+        for _ in range(times):
+            log.keep_house()
+
+
+class Broker:
+    """The embedded log behind its broker, in a thread of this process."""
+
+    unit = 1
+
+    def __init__(self, running: InProcess) -> None:
+        self._running = running
+
+    def connect(self) -> EventLog:
+        return connect(f"kafka://{self._running.address}")
+
+    def clean(self, log: EventLog, *, times: int = 1) -> None:
+        for _ in range(times):
+            self._running.keep_house()
+
+
+class Kafka:
+    """Apache Kafka, a node that keeps house every second."""
+
+    unit = 2100  # Kafka takes no segments below 1 MiB
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def connect(self) -> EventLog:
+        return connect(f"kafka://{self._address}?timeout=30+seconds")
+
+    def clean(self, log: EventLog, *, times: int = 1) -> None:
+        """Wait until nothing has changed for a while, as it happens by itself here."""
+        seen, since_s = None, time.monotonic()
+        while time.monotonic() - since_s < 2.5:
+            now = [log.offsets(topic) for topic in log.topics()]
+            if now != seen:
+                seen, since_s = now, time.monotonic()
+            time.sleep(0.1)
+
+
+def wipe(log: EventLog) -> None:
+    """Remove every topic, and everything that groups have committed, fences too."""
+    cluster = log._cluster
+    for name in log.topics():
+        log.delete_topic(name)
+    found = cluster.admin.list_consumer_groups().result(30).valid
+    names = [group.group_id for group in found]
+    for future in cluster.admin.delete_consumer_groups(names).values() if names else ():
+        future.result(30)
