@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +11,6 @@ from broker.running import InProcess
 from contract.logs import DIFFERENCES, Broker, Folder, wipe
 
 from millstream.client import EventLog
-
-with warnings.catch_warnings():  # kafka-python warns of its own deprecated calls when imported
-    warnings.simplefilter("ignore")
-    import kafka.partitioner.default  # noqa: F401
 
 
 @pytest.fixture(scope="session")

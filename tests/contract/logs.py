@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+import warnings
 from pathlib import Path
 
 from broker.running import InProcess
 
 from millstream.client import EventLog, connect
+
+with warnings.catch_warnings():  # kafka-python warns of its own deprecated calls when imported
+    warnings.simplefilter("ignore")
+    import kafka.partitioner.default  # noqa: F401
 
 # What a log does not promise, by the name of the test, with the reason; each test must fail there.
 _NO_TIME_BEFORE_1970 = "the client takes time 0 for now: it is refused"

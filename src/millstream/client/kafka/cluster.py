@@ -13,9 +13,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from confluent_kafka import (
     Consumer,
@@ -37,10 +37,11 @@ from confluent_kafka.admin import (
     NewTopic,
     OffsetSpec,
     ResourceType,
+    TopicDescription,
 )
 
 from millstream.client.kafka.address import KafkaAddress
-from millstream.client.kafka.failures import AWAY, OUT_OF_RANGE, as_ours, error_of, told
+from millstream.client.kafka.failures import AWAY, PASSING, as_ours, error_of, told
 from millstream.errors import (
     BrokerAwayError,
     ConfigError,
@@ -87,7 +88,8 @@ class Cluster:
         self._closed = ""
         self._lock = threading.Lock()
         self._known: dict[str, tuple[TopicInfo, float]] = {}  # and until when it is believed
-        self._admin = self._made(AdminClient, {})
+        patience_ms = max(int(1000 * self.timeout_s), 1000)
+        self._admin = self._made(AdminClient, {"socket.timeout.ms": patience_ms})
         self._keep = self._admin  # a fork's child must not destroy it
         self.identity = f"kafka:{self._first_contact()}"
         _clusters.add(self)
@@ -161,34 +163,30 @@ class Cluster:
         if self._closed:
             raise FencedError(self._closed)
 
-    def result(self, future: Future[_T], what: str) -> _T:
-        """Return what a request gives. ``what`` begins the error's sentence.
+    def ask(self, send: Callable[[], Future[_T]], what: str) -> _T:
+        """Return what a request gives, sent again while what is wrong passes by itself.
+
+        ``what`` begins the error's sentence.
 
         Raises:
             MillstreamError: it failed; see ``failures``.
         """
-        try:
-            return future.result(2 * self.timeout_s)
-        except KafkaException as raised:
-            error = error_of(raised)
-            if error.code() in AWAY:
-                raise self.away() from raised
-            raise as_ours(error, what) from raised
-        except TimeoutError:
-            raise self.away() from None
-
-    def asked(self, what: Callable[..., dict[Any, Future[_T]]], *args: Any, **options: Any) -> Any:
-        """Send a request of administration; return its futures.
-
-        Raises:
-            ConfigError: the library refuses the arguments.
-        """
-        self._usable()
-        try:
-            with told("the request could not be made"):
-                return what(*args, request_timeout=self.timeout_s, **options)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"the request could not be made: {error}") from error
+        deadline_s = time.monotonic() + self.timeout_s
+        while True:
+            self._usable()
+            try:
+                return send().result(2 * self.timeout_s)
+            except KafkaException as raised:
+                error = error_of(raised)
+                if error.code() not in PASSING or time.monotonic() >= deadline_s:
+                    raise (
+                        self.away() if error.code() in AWAY else as_ours(error, what)
+                    ) from raised
+            except TimeoutError:
+                raise self.away() from None
+            except (TypeError, ValueError) as refused:
+                raise ConfigError(f"{what}: {refused}") from refused
+            time.sleep(_LOOK_AGAIN_S)
 
     @property
     def admin(self) -> AdminClient:
@@ -198,32 +196,45 @@ class Cluster:
 
     # -- topics -------------------------------------------------------------------------------
 
-    def topics(self) -> dict[str, TopicInfo]:
-        """Return the topics of users, by name."""
+    def names(self) -> list[str]:
+        """Return the names of all topics, sorted."""
         with told("the topics could not be listed"):
             try:
-                listed = self.admin.list_topics(timeout=self.timeout_s).topics
+                return sorted(self.admin.list_topics(timeout=self.timeout_s).topics)
             except KafkaException as raised:
                 if error_of(raised).code() in AWAY:
                     raise self.away() from raised
                 raise
-        names = sorted(name for name in listed if name != FENCES)
-        return {name: info for name, info in self._described(names) if info is not None}
 
-    def _described(self, names: Sequence[str]) -> Iterable[tuple[str, TopicInfo | None]]:
-        """Give what is known of each topic; None where it is internal or gone."""
+    def topics(self) -> dict[str, TopicInfo]:
+        """Return the topics of users, by name."""
+        names = [name for name in self.names() if name != FENCES]
         if not names:
-            return
-        futures = self.asked(self._admin.describe_topics, TopicCollection(list(names)))
-        for name in names:
-            try:
-                found = self.result(futures[name], f"the topic {name!r} could not be looked up")
-            except UnknownTopicError:
-                yield name, None
-                continue
-            info = TopicInfo(name, _hexadecimal(str(found.topic_id)), len(found.partitions))
-            self._known[name] = (info, time.monotonic() + _KNOWN_S)
-            yield name, None if found.is_internal else info
+            return {}
+        told_of = self._admin.describe_topics(TopicCollection(names))
+        found = ((name, self._look(name, told_of[name])) for name in names)
+        return {name: info for name, info in found if info is not None}
+
+    def _look(self, name: str, asked: Future[TopicDescription] | None = None) -> TopicInfo | None:
+        """Return what is known of a topic now; None where it is internal or gone.
+
+        ``asked`` is the answer to a question about several topics, which is not asked twice.
+        """
+        answers = [] if asked is None else [asked]
+
+        def ask() -> Future[TopicDescription]:
+            if answers:
+                return answers.pop()
+            return self._admin.describe_topics(TopicCollection([name]))[name]
+
+        try:
+            found = self.ask(ask, f"the topic {name!r} could not be looked up")
+        except UnknownTopicError:
+            self._known.pop(name, None)
+            return None
+        info = TopicInfo(name, _hexadecimal(str(found.topic_id)), len(found.partitions))
+        self._known[name] = (info, time.monotonic() + _KNOWN_S)
+        return None if found.is_internal else info
 
     def topic(self, name: str) -> TopicInfo:
         """Return what is known of one topic, now.
@@ -231,9 +242,8 @@ class Cluster:
         Raises:
             UnknownTopicError: there is no such topic.
         """
-        ((_, info),) = self._described([name])
+        info = self._look(name)
         if info is None:
-            self._known.pop(name, None)
             raise unknown_topic(name, self.topics())
         return info
 
@@ -277,12 +287,11 @@ class Cluster:
             raise ConfigError(f"topic {name!r} cannot have {partitions} partitions; give 1 or more")
         kept = {"max.message.bytes": str(RECORD_BYTES_MAX), "retention.ms": "-1", **settings}
         new = NewTopic(name, partitions, config=kept)
-        futures = self.asked(self.admin.create_topics, [new])
-        self.result(futures[name], f"the topic {name!r} was not made")
+        self.ask(lambda: self._admin.create_topics([new])[name], f"the topic {name!r} was not made")
         return self._shows(lambda: self._seen(name, partitions))
 
     def _seen(self, name: str, partitions: int) -> TopicInfo | None:
-        ((_, info),) = self._described([name])
+        info = self._look(name)
         return info if info is not None and info.partitions >= partitions else None
 
     def _shows(self, look: Callable[[], _T | None]) -> _T:
@@ -316,8 +325,11 @@ class Cluster:
         if settings:
             self._set(name, settings)
         if wanted > info.partitions:
-            futures = self.asked(self._admin.create_partitions, [NewPartitions(name, wanted)])
-            self.result(futures[name], f"the topic {name!r} got no more partitions")
+            more = NewPartitions(name, wanted)
+            self.ask(
+                lambda: self._admin.create_partitions([more])[name],
+                f"the topic {name!r} got no more partitions",
+            )
         return self._shows(lambda: self._seen(name, wanted))
 
     def _set(self, name: str, settings: Mapping[str, str | None]) -> None:
@@ -332,8 +344,10 @@ class Cluster:
             for setting, value in settings.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
-        futures = self.asked(self._admin.incremental_alter_configs, [resource])
-        self.result(futures[resource], f"the settings of {name!r} were not changed")
+        self.ask(
+            lambda: self._admin.incremental_alter_configs([resource])[resource],
+            f"the settings of {name!r} were not changed",
+        )
         # It shows after a moment. A value that the broker writes in another way is not waited for long.
         wanted = {setting: value for setting, value in settings.items() if value is not None}
         deadline_s = time.monotonic() + _SETTINGS_S
@@ -348,8 +362,10 @@ class Cluster:
         """
         self.topic(name)
         resource = ConfigResource(ResourceType.TOPIC, name)
-        futures = self.asked(self._admin.describe_configs, [resource])
-        found = self.result(futures[resource], f"the settings of {name!r} could not be read")
+        found = self.ask(
+            lambda: self._admin.describe_configs([resource])[resource],
+            f"the settings of {name!r} could not be read",
+        )
         return {setting: str(entry.value) for setting, entry in found.items()}
 
     def delete_topic(self, name: str) -> None:
@@ -359,8 +375,9 @@ class Cluster:
             UnknownTopicError: there is no such topic.
         """
         self.topic(name)
-        futures = self.asked(self._admin.delete_topics, [name])
-        self.result(futures[name], f"the topic {name!r} was not removed")
+        self.ask(
+            lambda: self._admin.delete_topics([name])[name], f"the topic {name!r} was not removed"
+        )
         self._shows(lambda: self._seen(name, 0) is None or None)
         self._known.pop(name, None)
 
@@ -373,32 +390,26 @@ class Cluster:
             UnknownTopicError: there is no such topic.
         """
         places = [KafkaPlace(topic, number) for number in range(self.topic(topic).partitions)]
-        asked = [self._look_up(places, spec, isolation) for spec in _BOTH_ENDS]
-        low, high = ([found.offset for found in answers()] for answers in asked)
+        low, high = (self.look_up(places, spec, isolation) for spec in _BOTH_ENDS)
         return list(zip(low, high, strict=True))
 
-    def _look_up(
+    def look_up(
         self, places: Sequence[KafkaPlace], spec: OffsetSpec, isolation: Isolation
-    ) -> Callable[[], list[Any]]:
-        futures = self.asked(
-            self._admin.list_offsets,
-            dict.fromkeys(places, spec),
-            isolation_level=_LEVELS[isolation],
+    ) -> list[int]:
+        """Return one offset of each of these partitions; -1 where there is none."""
+        asked, level = dict.fromkeys(places, spec), _LEVELS[isolation]
+        found = self.ask(
+            lambda: _all_of(self._admin.list_offsets(asked, isolation_level=level)),
+            "the offsets could not be read",
         )
-        return lambda: [
-            self.result(futures[place], f"the offsets of {place.topic!r} could not be read")
-            for place in places
-        ]
+        return [found[place].offset for place in places]
 
     def offset_for_time(self, topic: str, partition: int, at_ms: int, isolation: Isolation) -> int:
         """Return the first offset of this time or later; the end if there is none."""
         self.check_partition(topic, partition)
-        (found,) = self._look_up(
-            [KafkaPlace(topic, partition)], OffsetSpec.for_timestamp(at_ms), isolation
-        )()
-        if found.offset >= 0:
-            return int(found.offset)
-        return self.offsets(topic, isolation)[partition][1]
+        spec = OffsetSpec.for_timestamp(at_ms)
+        (found,) = self.look_up([KafkaPlace(topic, partition)], spec, isolation)
+        return found if found >= 0 else self.offsets(topic, isolation)[partition][1]
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
         """Give up the records below an offset; return where the partition begins now.
@@ -408,20 +419,30 @@ class Cluster:
             UnknownTopicError, ConfigError: there is no such topic or partition.
         """
         self.check_partition(topic, partition)
+        low, end = self.offsets(topic, "read_uncommitted")[partition]
+        if before_offset > end:
+            raise OffsetOutOfRangeError(
+                f"offset {before_offset} of {topic}/{partition} cannot become its start: it holds "
+                f"[{low}, {end}); give an offset within",
+                start=low,
+                end=end,
+            )
         place = KafkaPlace(topic, partition, before_offset)
-        futures = self.asked(self._admin.delete_records, [place])
-        try:
-            return int(futures[place].result(2 * self.timeout_s).low_watermark)
-        except KafkaException as raised:
-            if error_of(raised).code() in OUT_OF_RANGE:
-                low, end = self.offsets(topic, "read_uncommitted")[partition]
-                raise OffsetOutOfRangeError(
-                    f"offset {before_offset} of {topic}/{partition} cannot become its start: it holds "
-                    f"[{low}, {end}); give an offset within",
-                    start=low,
-                    end=end,
-                ) from raised
-            raise as_ours(error_of(raised), f"records of {topic}/{partition} stay") from raised
+        deleted = self.ask(
+            lambda: self._admin.delete_records([place])[place],
+            f"records of {topic}/{partition} stay",
+        )
+        return int(deleted.low_watermark)
+
+
+def _all_of(futures: Mapping[KafkaPlace, Future[_T]]) -> Future[dict[KafkaPlace, _T]]:
+    """Return what several futures give together, or the error of one."""
+    whole: Future[dict[KafkaPlace, _T]] = Future()
+    try:
+        whole.set_result({place: future.result() for place, future in futures.items()})
+    except KafkaException as raised:
+        whole.set_exception(raised)
+    return whole
 
 
 _BOTH_ENDS = (OffsetSpec.earliest(), OffsetSpec.latest())

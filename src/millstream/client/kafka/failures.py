@@ -40,6 +40,18 @@ AWAY = (
     KafkaError.NETWORK_EXCEPTION,
     KafkaError.REQUEST_TIMED_OUT,
 )
+# What passes by itself in a moment: after a topic was made, after a broker began.
+PASSING = (
+    KafkaError._WAIT_COORD,
+    KafkaError.CONCURRENT_TRANSACTIONS,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+)
 _UNKNOWN_TOPIC = (
     KafkaError._UNKNOWN_TOPIC,
     KafkaError.UNKNOWN_TOPIC_OR_PART,

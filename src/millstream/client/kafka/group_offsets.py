@@ -7,20 +7,29 @@ committed by the transaction that it guards, as the offsets of any group are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from confluent_kafka import ConsumerGroupTopicPartitions
+from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as KafkaPlace
 
 from millstream.client.groups import Lag
 from millstream.client.kafka.cluster import FENCES, Cluster
-from millstream.client.kafka.failures import as_ours
+from millstream.client.kafka.failures import AWAY, PASSING, as_ours, error_of
 from millstream.errors import ConfigError, UnknownTopicError
 from millstream.log.groups import CommittedOffset, Offsets, check_offsets
 from millstream.record import TopicPartition
 
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
+
 FENCE_GROUP = "millstream-fence:"
 _NOT_TOLD_MS = -1  # brokers do not say when an offset was committed
+_CLIENTS_MAX = 8  # each has threads and connections
+_LOOK_AGAIN_S = 0.005
+_T = TypeVar("_T")
 
 
 class KafkaGroups:
@@ -28,6 +37,53 @@ class KafkaGroups:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._lock = threading.Lock()
+        self._clients: dict[str, Consumer] = {}  # by group; the last one used last
+
+    def close(self) -> None:
+        """Give the clients back."""
+        with self._lock:
+            clients, self._clients = self._clients, {}
+            for client in clients.values():
+                client.close()
+
+    def _client(self, group: str) -> Consumer:
+        """Return the group's client; the lock is held."""
+        client = self._clients.pop(group, None)
+        if client is None:
+            if len(self._clients) >= _CLIENTS_MAX:
+                self._clients.pop(next(iter(self._clients))).close()
+            client = self._cluster.consumer(
+                {
+                    "group.id": group,
+                    "enable.auto.commit": False,
+                    # An offset is told as it stands, without waiting for open transactions.
+                    "isolation.level": "read_uncommitted",
+                }
+            )
+        self._clients[group] = client
+        return client
+
+    def _asked(self, group: str, what: str, ask: Callable[[Consumer], _T]) -> _T:
+        """Return what the group's client gives, asked again while its coordinator is on the move."""
+        deadline_s = time.monotonic() + self._cluster.timeout_s
+        while True:
+            try:
+                with self._lock:
+                    return ask(self._client(group))
+            except KafkaException as raised:
+                error = error_of(raised)
+                if error.code() not in PASSING or time.monotonic() >= deadline_s:
+                    if error.code() in AWAY:
+                        raise self._cluster.away() from raised
+                    raise as_ours(error, what) from raised
+            time.sleep(_LOOK_AGAIN_S)
+
+    def member(self, group: str) -> Any:
+        """Return a group as a transaction wants it: only a consumer knows how to say it."""
+        return self._asked(
+            group, f"group {group!r}", lambda client: client.consumer_group_metadata()
+        )
 
     def commit(
         self, group: str, offsets: Offsets, *, reader: object = None, now_ms: int = 0
@@ -45,19 +101,32 @@ class KafkaGroups:
             self._cluster.check_partition(*name)
         if not offsets:
             return
-        asked = ConsumerGroupTopicPartitions(group, places(offsets))
-        futures = self._cluster.asked(self._cluster.admin.alter_consumer_group_offsets, [asked])
         what = f"the offsets of group {group!r} were not committed"
-        for place in self._cluster.result(futures[group], what).topic_partitions:
+        done = self._asked(
+            group,
+            what,
+            lambda client: client.commit(offsets=places(offsets), asynchronous=False),
+        )
+        for place in done:
             if place.error is not None:
                 raise as_ours(place.error, what)
 
     def committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
         """Return what a group has committed, of topics that exist; empty for an unknown group."""
-        asked = ConsumerGroupTopicPartitions(group)
-        futures = self._cluster.asked(self._cluster.admin.list_consumer_group_offsets, [asked])
+        known = self._cluster.topics().values()
+        asked = [KafkaPlace(one.name, number) for one in known for number in range(one.partitions)]
+        return self.committed_of(group, asked)
+
+    def committed_of(
+        self, group: str, asked: Sequence[KafkaPlace]
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """Return what a group has committed of these partitions."""
+        if not asked:
+            return {}
         what = f"the offsets of group {group!r} could not be read"
-        found = self._cluster.result(futures[group], what).topic_partitions
+        found = self._asked(
+            group, what, lambda client: client.committed(asked, self._cluster.timeout_s)
+        )
         kept = {
             TopicPartition(place.topic, place.partition): CommittedOffset(
                 place.offset, place.metadata or "", _NOT_TOLD_MS
@@ -72,8 +141,10 @@ class KafkaGroups:
         return [name for name in self._all() if not name.startswith(FENCE_GROUP)]
 
     def _all(self) -> list[str]:
-        future = self._cluster.asked(self._cluster.admin.list_consumer_groups)
-        found = self._cluster.result(future, "the groups could not be listed")
+        found = self._cluster.ask(
+            lambda: self._cluster.admin.list_consumer_groups(),  # noqa: PLW0108 - asked for each time
+            "the groups could not be listed",
+        )
         return sorted(group.group_id for group in found.valid)
 
     def forget(self, group: str, topic: str | None) -> int:
@@ -91,14 +162,19 @@ class KafkaGroups:
             )
         if not known:
             return 0
-        futures = self._cluster.asked(self._cluster.admin.delete_consumer_groups, [group])
-        self._cluster.result(futures[group], f"group {group!r} was not forgotten")
+        self._cluster.ask(
+            lambda: self._cluster.admin.delete_consumer_groups([group])[group],
+            f"group {group!r} was not forgotten",
+        )
         return len(known)
 
     def fence(self, writer: str) -> int | None:
         """Return the batch id at which the fence of ``writer`` stands; None if it has none."""
-        found = self.committed(FENCE_GROUP + writer).get(TopicPartition(FENCES, 0))
-        return None if found is None else found.offset - 1
+        if FENCES not in self._cluster.names():
+            return None
+        found = self.committed_of(FENCE_GROUP + writer, [KafkaPlace(FENCES, 0)])
+        at = found.get(TopicPartition(FENCES, 0))
+        return None if at is None else at.offset - 1
 
     def fences(self, prefix: str) -> dict[str, int]:
         """Return where the fences stand of all writers whose names begin with ``prefix``."""

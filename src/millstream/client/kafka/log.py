@@ -249,6 +249,7 @@ class KafkaLog(EventLog):
             readers, self._readers = self._readers, {}
         with ExitStack() as closing:  # each is closed, whatever the others say; last in, first out
             closing.callback(self._cluster.close)
+            closing.callback(self._groups.close)
             if was_open:
                 closing.callback(give_up, self.address, self._clients)
             for reader in readers.values():

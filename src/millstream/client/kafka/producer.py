@@ -98,6 +98,7 @@ class KafkaProducer:
         self._unreported: MillstreamError | None = None
         self.first_failure: MillstreamError | None = None  # of the transaction that is open
         self.refusal: MillstreamError | None = None  # why nothing is taken now
+        self.first_offsets: dict[tuple[str, int], int] = {}  # of the transaction that is open
         self.dropped = 0
         self.spilled = 0
         self._closed = False
@@ -306,6 +307,11 @@ class KafkaProducer:
             self._on_the_way -= 1
             self._told.notify_all()
 
+    def lies_at(self, topic: str, partition: int, offset: int) -> None:
+        """Note where a transaction's records begin."""
+        if self._transactions is not None and (topic, partition) not in self.first_offsets:
+            self.first_offsets[topic, partition] = offset
+
     def done(self, error: MillstreamError | None) -> None:
         """Note that a record has its outcome."""
         if error is not None:
@@ -421,7 +427,9 @@ class _Sent:
 
     def told(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
-            self.outcome.appended(message.partition(), message.offset())
+            place = message.partition(), message.offset()
+            self._producer.lies_at(self._topic, *place)
+            self.outcome.appended(*place)
             self._producer.done(None)
             return
         ours = as_ours(error, f"a record of {self._size} bytes for {self._topic!r} was not taken")
@@ -440,8 +448,9 @@ class _Bulk:
         self._topic = topic
         self._whole = whole
 
-    def told(self, error: KafkaError | None, _message: Message) -> None:
+    def told(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
+            self._producer.lies_at(self._topic, message.partition(), message.offset())
             self._whole.count(1)
             self._producer.done(None)
             return

@@ -21,17 +21,21 @@ what a producer left open that is no more: they could not tell it from one that 
 every few seconds.
 
 The fence is looked up before the commit, by the one producer of its transactional id: another one with
-another id could pass it meanwhile, so a fence belongs to one id.
+another id could pass it meanwhile, so a fence belongs to one id. A commit returns when readers see it,
+which brokers do not promise by themselves.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPlace
+from confluent_kafka.admin import OffsetSpec
 
 from millstream.client.kafka.cluster import FENCES, Cluster
 from millstream.client.kafka.failures import as_ours, error_of
@@ -59,6 +63,7 @@ if TYPE_CHECKING:
 
 _MARGIN_MS = 10_000  # what brokers wait for longer than the producer itself
 _TRIES = 3
+_LOOK_AGAIN_S = 0.002
 
 
 class KafkaTransactions:
@@ -84,7 +89,6 @@ class KafkaTransactions:
         self._timeout_s = timeout_s
         self._state: Literal["none", "open", "ending"] = "none"
         self._began_s = 0.0
-        self._members: dict[str, Any] = {}  # group → what the library wants to know of it
         self._call("init_transactions")
         producer.refusal = self._outside = ConfigError(
             f"the producer {transactional_id!r} is transactional, and no transaction is open; "
@@ -124,6 +128,7 @@ class KafkaTransactions:
             )
         self._call("begin_transaction", timed=False)
         self._producer.first_failure = None
+        self._producer.first_offsets = {}
         self._began_s = time.monotonic()
         self._state = "open"
         self._producer.refusal = None
@@ -137,10 +142,14 @@ class KafkaTransactions:
         self._shut()
         try:
             self._producer.settle()
-            self._judge(fence)
-            for group, given in self._all_offsets(offsets, fence).items():
-                self._call("send_offsets_to_transaction", given, self._member(group))
+            self._judge()
+            moved = self._all_offsets(offsets, fence)
+            for group, given in moved.items():
+                self._call("send_offsets_to_transaction", given, self._groups.member(group))
+            if fence is not None:  # by now what was committed before is there to be seen
+                self._pass(*fence)
             self._call("commit_transaction")
+            self._show(moved)
         except ProducerFencedError as error:
             self._die(error)
             raise
@@ -150,7 +159,7 @@ class KafkaTransactions:
         finally:
             self._over()
 
-    def _judge(self, fence: tuple[str, int] | None) -> None:
+    def _judge(self) -> None:
         """Raise why the transaction is to be taken back, if it is."""
         if time.monotonic() - self._began_s > self._timeout_s:
             raise TransactionAbortedError(
@@ -160,9 +169,8 @@ class KafkaTransactions:
             )
         if self._producer.first_failure is not None:
             raise self._producer.first_failure.with_traceback(None)
-        if fence is None:
-            return
-        writer, batch_id = fence
+
+    def _pass(self, writer: str, batch_id: int) -> None:
         stands = self._groups.fence(writer)
         if stands is not None and stands >= batch_id:
             raise FencePassedError(
@@ -170,6 +178,35 @@ class KafkaTransactions:
                 "already; skip it",
                 batch_id=stands,
             )
+
+    def _show(self, moved: Mapping[str, Sequence[KafkaPlace]]) -> None:
+        """Wait until readers see what was committed, which is a moment after it was decided.
+
+        Until its marker is there, a partition ends for them where the transaction's first record is;
+        if before that, it is another transaction that holds them back.
+        """
+        first, self._producer.first_offsets = self._producer.first_offsets, {}
+        deadline_s = time.monotonic() + self._cluster.timeout_s
+        unseen = [KafkaPlace(*name) for name in first]
+        while unseen and time.monotonic() < deadline_s:
+            ends = self._cluster.look_up(unseen, OffsetSpec.latest(), "read_committed")
+            unseen = [
+                place
+                for place, end in zip(unseen, ends, strict=True)
+                if end == first[place.topic, place.partition]
+            ]
+            time.sleep(_LOOK_AGAIN_S if unseen else 0)
+        for group, given in moved.items():
+            while not self._stands(group, given) and time.monotonic() < deadline_s:
+                time.sleep(_LOOK_AGAIN_S)
+
+    def _stands(self, group: str, given: Sequence[KafkaPlace]) -> bool:
+        found = self._groups.committed_of(group, given)
+        return all(
+            (at := found.get(TopicPartition(place.topic, place.partition))) is not None
+            and at.offset == place.offset
+            for place in given
+        )
 
     def _all_offsets(
         self, offsets: dict[str, Any], fence: tuple[str, int] | None
@@ -189,16 +226,6 @@ class KafkaTransactions:
                 not in self._cluster.admin.list_topics(timeout=self._cluster.timeout_s).topics
             ):
                 self._cluster.create_topic(FENCES, 1, {"cleanup.policy": "compact"})
-
-    def _member(self, group: str) -> Any:
-        """Return a group as the library wants it: only a consumer knows how to say it."""
-        if group not in self._members:
-            consumer = self._cluster.consumer({"group.id": group, "enable.auto.commit": False})
-            try:
-                self._members[group] = consumer.consumer_group_metadata()
-            finally:
-                consumer.close()
-        return self._members[group]
 
     def check_places(self, offsets: Offsets) -> None:
         """Make sure that all these partitions are there.
