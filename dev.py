@@ -72,7 +72,7 @@ class Needs:
 
 
 DEMO = Needs(extras=("spark", "ui"))
-TEST = Needs(extras=("spark", "ui"), groups=("clients", "test"))
+TEST = Needs(extras=("kafka", "spark", "ui"), groups=("clients", "test"))
 EVERYTHING = Needs(
     extras=("kafka", "mysql", "postgres", "spark", "ui"),
     groups=("browser", "check", "clients", "test"),

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from millstream.client import connect
-from millstream.client.producer import Producer
+from millstream.client.event_log import LogProducer
 from millstream.errors import ConfigError, FencePassedError, FolderOwnedError
 from millstream.kernels.frames import LANE, TIME
 from millstream.kernels.plan import SinkPlan, TopicEnd
@@ -42,7 +42,7 @@ class TopicsTarget:
         self.name = f"the log {folder}"
         self._ends = {sink.name: _end(sink) for sink in sinks}
         self._log = connect(folder)
-        self._producer: Producer | None = None
+        self._producer: LogProducer | None = None
         self._writer = ""
         try:
             self._own(folder)

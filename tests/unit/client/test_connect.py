@@ -119,8 +119,8 @@ def test_a_following_consumer_wakes_when_something_is_committed(tmp_path: Path) 
 
 
 def test_misuse_is_told_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="opens folders in this version"):
-        connect("kafka://localhost:9092")
+    with pytest.raises(ConfigError, match="begins with http://; give the path of a folder"):
+        connect("http://localhost:9092")
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is not a folder"):
         connect(tmp_path / "file")

@@ -68,7 +68,8 @@ def kafka_address(text: str) -> KafkaAddress:
         ConfigError: it names no server, or an option that there is not.
     """
     rest, _, query = text.removeprefix(SCHEME).partition("?")
-    servers = ",".join(_server(part, text) for part in rest.rstrip("/").split(","))
+    servers = ",".join(_server(part) for part in rest.rstrip("/").split(","))
+    rest = servers
     settings: dict[str, str] = {}
     timeout_s = TIMEOUT_S
     for name, value in parse_qsl(query, keep_blank_values=True):
@@ -85,13 +86,14 @@ def kafka_address(text: str) -> KafkaAddress:
     return KafkaAddress(servers, tuple(sorted(settings.items())), timeout_s)
 
 
-def _server(part: str, text: str) -> str:
+def _server(part: str) -> str:
     found = _SERVER.fullmatch(part)
     port = int((found and found["port"]) or _PORT)
     if found is None or not 0 < port < 65536:
+        # What stands before an @ may be a password.
         raise ConfigError(
-            f"{shown(text)!r} names no broker in {part!r}; give host and port, such as {_SHAPE}, several "
-            "of them with commas between; user and password are the options sasl.username and "
-            "sasl.password"
+            f"a log's address names no broker in {part.rpartition('@')[2]!r}; give host and port, such as "
+            f"{_SHAPE}, several of them with commas between; user and password are the options "
+            "sasl.username and sasl.password"
         )
     return f"{found['host']}:{port}"

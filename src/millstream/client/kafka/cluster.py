@@ -225,7 +225,10 @@ class Cluster:
         def ask() -> Future[TopicDescription]:
             if answers:
                 return answers.pop()
-            return self._admin.describe_topics(TopicCollection([name]))[name]
+            futures: dict[str, Future[TopicDescription]] = self._admin.describe_topics(
+                TopicCollection([name])
+            )
+            return futures[name]
 
         try:
             found = self.ask(ask, f"the topic {name!r} could not be looked up")

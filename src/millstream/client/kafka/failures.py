@@ -21,6 +21,7 @@ from millstream.errors import (
     RecordTooLargeError,
     RetriableError,
     TopicExistsError,
+    TransactionAbortedError,
     UnknownTopicError,
 )
 
@@ -62,6 +63,7 @@ _FENCED = (
     KafkaError.INVALID_PRODUCER_EPOCH,
     KafkaError.PRODUCER_FENCED,
 )
+_PURGED = (KafkaError._PURGE_INFLIGHT, KafkaError._PURGE_QUEUE)
 _TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
 _CORRECT_IT = (
     KafkaError._AUTHENTICATION,
@@ -108,6 +110,7 @@ _TABLE: tuple[tuple[tuple[int, ...], type[MillstreamError], str], ...] = (
         ProducerFencedError,
         "a newer one of its transactional id has begun, or it was open for too long; close this one",
     ),
+    (_PURGED, TransactionAbortedError, "its transaction was aborted first; begin another"),
     (
         _TOO_LARGE,
         RecordTooLargeError,

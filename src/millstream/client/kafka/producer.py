@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -115,7 +116,7 @@ class KafkaProducer:
             "queue.buffering.max.messages": _WAITING_MAX,
         }
         if transactional_id is None:
-            settings["message.timeout.ms"] = max(int(1000 * block_timeout_s), 1000)
+            settings["message.timeout.ms"] = int(linger_ms) + max(int(1000 * block_timeout_s), 1000)
         else:
             settings |= KafkaTransactions.settings(transactional_id, transaction_timeout_ms)
         self._settings = settings
@@ -360,8 +361,9 @@ class KafkaProducer:
 
     def settle(self) -> None:
         """Return when everything on its way has its outcome."""
-        while self.library.flush(_POLL_S):
-            pass
+        while len(self.library):
+            with suppress(KafkaException):  # what is fatal has failed every record by now
+                self.library.flush(_POLL_S)
         with self._told:
             self._told.wait_for(lambda: not self._on_the_way)
 

@@ -153,8 +153,11 @@ class KafkaTransactions:
         except ProducerFencedError as error:
             self._die(error)
             raise
-        except MillstreamError:
+        except MillstreamError as error:
             self._abort()
+            refusal = self._producer.refusal
+            if isinstance(refusal, ProducerFencedError):  # why a record was not taken either
+                raise refusal.with_traceback(None) from error
             raise
         finally:
             self._over()

@@ -1,0 +1,188 @@
+"""What a user meets at ``kafka://`` besides what every log promises: errors, silence, overload, restarts."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from broker.running import AsProcess, InProcess
+
+pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
+from confluent_kafka import KafkaError
+
+from millstream.client import connect
+from millstream.client.kafka.failures import as_ours
+from millstream.errors import (
+    ConfigError,
+    MillstreamError,
+    OverloadError,
+    ProducerFencedError,
+)
+from millstream.record import TopicPartition
+
+WAIT_S = 60
+
+
+def nobody() -> str:
+    """Return an address where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_every_error_of_the_library_becomes_one_of_ours() -> None:
+    codes = [getattr(KafkaError, name) for name in dir(KafkaError)]
+    for code in (code for code in codes if isinstance(code, int)):
+        error = as_ours(KafkaError(code), "it failed")
+        assert isinstance(error, MillstreamError)
+        assert str(error).startswith("it failed (")
+
+
+def test_brokers_that_are_not_there_are_one_error_and_nothing_on_the_terminal() -> None:
+    program = (
+        "import millstream as ms\n"
+        "try:\n"
+        f"    ms.connect('kafka://{nobody()}?timeout=1+second')\n"
+        "except ms.RetriableError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert "BrokerAwayError no broker answered at kafka://127.0.0.1:" in done.stdout
+    assert "within 1 s" in done.stdout
+    assert "Connection refused" in done.stdout
+
+
+def test_an_option_that_the_client_refuses_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"security\.protocol"):
+        connect(f"kafka://{nobody()}?security.protocol=carrier-pigeon")
+
+
+def test_a_producer_says_what_only_folders_can(broker: InProcess) -> None:
+    with connect(f"kafka://{broker.address}") as log:
+        for options in ({"overload": "spill", "name": "p"}, {"overload": "drop_oldest"}):
+            with pytest.raises(ConfigError, match="choose overload='block' or 'drop_newest'"):
+                log.producer(**options)
+        with pytest.raises(ConfigError, match="for logs in a folder"):
+            log.keep_house()
+
+
+@pytest.mark.parametrize("overload", ["block", "drop_newest"])
+def test_beyond_the_buffer_what_was_chosen_happens(broker: InProcess, overload: str) -> None:
+    with connect(f"kafka://{broker.address}") as log:
+        log.create_topic("t")
+        given = {"overload": overload, "buffer_bytes": 2 << 20, "block_timeout": "1 second"}
+        with log.producer(linger_ms=60_000, **given) as producer:
+            futures, refused = [], 0
+            for _ in range(40):
+                try:
+                    futures.append(producer.send("t", bytes(100_000)))
+                except OverloadError:
+                    refused += 1
+            if overload == "drop_newest":
+                assert producer.dropped > 0
+                with pytest.raises(OverloadError):
+                    producer.flush()
+            producer.close()
+        found = log.read("t", 0).num_rows
+        assert found + producer.dropped + refused == 40
+
+
+def test_a_consumer_waits_for_a_broker_that_comes_back(folder) -> None:
+    with AsProcess(folder) as first:
+        address = first.address
+        with connect(f"kafka://{address}") as log:
+            log.create_topic("t")
+            with log.producer() as producer:
+                producer.send("t", b"before").result(WAIT_S)
+            follows = log.consumer("t")
+            assert next(follows).value == b"before"
+            first.kill()
+            with AsProcess(folder, listen=address):
+                with connect(f"kafka://{address}") as again, again.producer() as producer:
+                    producer.send("t", b"after").result(WAIT_S)
+                assert next(follows).value == b"after"
+
+
+def test_a_transaction_whose_broker_is_killed_leaves_nothing_and_its_producer_ends(folder) -> None:
+    with AsProcess(folder) as first:
+        address = first.address
+        with connect(f"kafka://{address}?timeout=2+seconds") as log:
+            log.create_topic("t")
+            producer = log.producer(transactional_id="x", transaction_timeout="5 seconds")
+            with pytest.raises(MillstreamError), producer.transaction():
+                producer.send("t", b"lost").result(WAIT_S)
+                first.kill()
+            with pytest.raises(MillstreamError):
+                producer.transaction().__enter__()
+        with AsProcess(folder, listen=address), connect(f"kafka://{address}") as log:
+            with log.producer(transactional_id="x") as producer, producer.transaction() as made:
+                producer.send("t", b"kept")
+                made.commit_offsets("g", {TopicPartition("t", 0): 1})
+            assert [record.value for record in log.consumer("t", follow=False)] == [b"kept"]
+            assert log.committed_offsets("g")[TopicPartition("t", 0)].offset == 1
+
+
+def test_who_was_replaced_stays_so(broker: InProcess) -> None:
+    address = f"kafka://{broker.address}"
+    with connect(address) as log, connect(address) as other:
+        log.create_topic("t")
+        old = log.producer(transactional_id="x")
+        with other.producer(transactional_id="x") as new:
+            for _ in range(2):
+                with pytest.raises(ProducerFencedError), old.transaction():
+                    old.send("t", b"stale")
+            with new.transaction():
+                new.send("t", b"new")
+        assert [record.value for record in log.consumer("t", follow=False)] == [b"new"]
+
+
+def test_a_fork_leaves_the_clients_to_its_parent(broker: InProcess) -> None:
+    program = f"""
+import os
+import millstream as ms
+log = ms.connect("kafka://{broker.address}")
+log.create_topic("t")
+producer = log.producer()
+producer.send("t", b"1").result(30)
+pid = os.fork()
+if not pid:
+    try:
+        for call in (lambda: producer.send("t", b"child"), log.topics):
+            try:
+                call()
+            except ms.FencedError as error:
+                assert "before a fork" in str(error), error
+            else:
+                os._exit(1)
+        os._exit(0)
+    finally:
+        os._exit(2)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+producer.send("t", b"2").result(30)
+print(log.read("t", 0).num_rows)
+log.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("2\n", "")
+
+
+def test_closing_ends_a_consumer_that_waits(broker: InProcess) -> None:
+    with connect(f"kafka://{broker.address}") as log:
+        log.create_topic("t")
+        consumer = log.consumer("t")
+        ended = threading.Thread(target=lambda: list(consumer))
+        ended.start()
+        time.sleep(0.3)
+        consumer.close()
+        ended.join(WAIT_S)
+        assert not ended.is_alive()

@@ -1,0 +1,55 @@
+import pytest
+
+from millstream.client import connect
+from millstream.client.kafka.address import kafka_address, shown
+from millstream.client.kafka.extra import kafka_module
+from millstream.errors import ConfigError, EnvironmentProblem
+
+
+def test_an_address_names_brokers_options_and_patience() -> None:
+    found = kafka_address("kafka://a,b:19092,[::1]:1/?sasl.password=p%40ss&timeout=1+minute")
+    assert found.servers == "a:9092,b:19092,[::1]:1"
+    assert found.settings == (("sasl.password", "p@ss"),)
+    assert found.timeout_s == 60
+    assert kafka_address("kafka://localhost").timeout_s == 10
+
+
+def test_what_is_shown_of_an_address_has_no_secrets() -> None:
+    text = "kafka://a:1?sasl.password=secret"
+    assert shown(text) == kafka_address(text).shown == "kafka://a:1"
+    assert "secret" not in repr(kafka_address(text))
+    assert shown("./data") == "./data"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("kafka://", "names no broker in ''"),
+        ("kafka://a:b", "names no broker in 'a:b'"),
+        ("kafka://a:0", "names no broker in 'a:0'"),
+        ("kafka://a:70000", "names no broker"),
+        ("kafka://user:secret@a:9092", "options sasl.username and sasl.password"),
+        ("kafka://a/topic", "names no broker in 'a/topic'"),
+        (
+            "kafka://a?linger.ms=5",
+            "has the option 'linger.ms'; choose from timeout, broker.address",
+        ),
+        ("kafka://a?timeout=5", "the option timeout of kafka://a"),
+        ("kafka://a?client.id=b&client.id=c", "given twice"),
+    ],
+)
+def test_a_wrong_address_is_told_with_what_is_allowed(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        connect(text)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_missing_extra_is_told_with_the_command_that_installs_it(monkeypatch) -> None:
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name="confluent_kafka")
+
+    monkeypatch.setattr("millstream.client.kafka.extra.import_module", absent)
+    with pytest.raises(
+        EnvironmentProblem, match=r'kafka:// needs pip install "millstream\[kafka\]"'
+    ):
+        kafka_module("log")
