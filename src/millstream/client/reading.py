@@ -61,6 +61,11 @@ class KeptOffsets(Protocol):
         """Note how far a group has read; durable when this returns."""
 
 
+def absolute(address: Path | str) -> Path | str:
+    """Return an address that means the same to another process of this machine."""
+    return str(address) if is_kafka(address) else Path(address).absolute()
+
+
 def open_reader(address: Path | str, isolation: Isolation = "read_committed") -> Reader:
     """Return a reader of the log at an address: a folder, or ``kafka://``.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from millstream.client.kafka.address import is_kafka, kafka_address, shown
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError, RetriableError
 from millstream.kernels.dead_records import BadPolicy
@@ -48,7 +49,10 @@ class App:
 
     Args:
         name: The identity of the app's state and views: lower-case letters, digits, ``-``, ``_``.
-        log: The folder of the log.
+        log: The folder of the log, or ``kafka://host:port``: see docs/kafka.md.
+        state: The folder in which state and views are kept, as ``apps/<name>``: the log's own, if it is
+            a folder. Where the log is behind ``kafka://`` it must be given, and is what ``log=`` is to
+            whatever reads views (``ms.view``, ``millstream view``, ``millstream ui``).
         buckets: Into how many hash ranges keys are divided; fixed at the birth of the app's state.
             More buckets let more cores share a stage; each costs a little in every batch. With one,
             a batch is one task from the source through all stages: small batches are quickest, and
@@ -71,11 +75,12 @@ class App:
     """
 
     name: str
-    log: str | Path
+    log: str | Path = field(repr=False)  # an option of kafka:// may be a password
     buckets: int = 4
     on_error: OnError = "dead-letter"
     views: str | None = field(default=None, repr=False)  # it may hold a password
     late_alarm: float | None = None
+    state: str | Path | None = None
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
     outputs: list[Output] = field(default_factory=list, init=False)
     panels: tuple[Panel, ...] = field(default=(), init=False)
@@ -92,15 +97,22 @@ class App:
         checked_on_error(self.on_error)
         checked(self.views, what="The app's views")
         check_share(self.late_alarm)
-        if str(self.log).startswith("kafka://"):
-            raise ConfigError(
-                f"The log is {str(self.log)!r}; pipelines read logs in a folder. Give a folder."
-            )
+        if is_kafka(self.log):
+            kafka_address(str(self.log))
+            if self.state is None:
+                raise ConfigError(
+                    f"The log is {shown(self.log)}, and brokers keep no state and views. Say in which folder "
+                    'they are to be: state="./data".'
+                )
 
     @property
     def folder(self) -> Path:
-        """Where the app keeps its state, views and log file: ``<log>/apps/<name>``."""
-        return Path(self.log) / "apps" / self.name
+        """Where the app keeps its state, views and log file: ``<state>/apps/<name>``."""
+        return self._home / "apps" / self.name
+
+    @property
+    def _home(self) -> Path:
+        return Path(self.log if self.state is None else self.state)
 
     def topic(
         self,
@@ -271,7 +283,7 @@ class App:
         partitions = {topic.name: topic.partitions for topic in self.topics.values()}
         return Job(
             app=self.name,
-            log=Path(self.log),
+            log=self.log,
             folder=self.folder,
             topics=partitions,
             bucket_count=self.buckets,
@@ -342,7 +354,7 @@ class App:
         else:
             report = run_job(self.job(), options)
         with suppress(RetriableError):  # another process owns the folder: they stay in the view
-            relay(self.log, self.name)
+            relay(self.log, self.name, self._home)
         return report if alarm is None else replace(report, alarms=tuple(alarm.sounded))
 
 

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from millstream.client.reading import Reader
 from millstream.kernels.decode.archived import (
     ArchivedRecords,
     column_name,
@@ -25,7 +26,6 @@ from millstream.kernels.decode.fields import Field, table_schema
 from millstream.kernels.decode.records import columns_read
 from millstream.kernels.plan import SourcePlan
 from millstream.log.archive import RECORD_SCHEMA, UNREADABLE, ArchiveFile
-from millstream.log.reader import LogReader
 
 CHUNK_BYTES = 16 << 20
 _MARKS = ("tombstone", "undecodable")
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 class LaneReader:
     """Reads what one source wants of the records of its topic."""
 
-    reader: LogReader
+    reader: Reader
     source: SourcePlan
 
     def read(

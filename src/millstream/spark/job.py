@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkException
 
 from millstream.client import connect
+from millstream.client.reading import absolute, open_reader
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.plan import JobPlan
-from millstream.log.reader import LogReader
 from millstream.spark.birth import Birth, born, enter, require_current
 from millstream.spark.compiled import interpret_rows_of_state
 from millstream.spark.event_times import EventTimesFile
@@ -50,7 +50,7 @@ class Job:
     """An app as what runs it sees it. ``compile`` makes the plan for given bucket labels."""
 
     app: str
-    log: Path
+    log: Path | str
     folder: Path
     topics: Mapping[str, int]  # name → partitions, for those that do not exist yet
     bucket_count: int
@@ -91,7 +91,9 @@ def run_job(job: Job, options: RunOptions) -> Report:
         seen = EventTimesFile(_event_times(job))
         frame_files = _frame_files(job, plan, targets.run)
         frame_files.begin()
-        sink = CommitSink(plan, targets, LogReader(job.log), options.on_progress, seen, frame_files)
+        sink = CommitSink(
+            plan, targets, open_reader(job.log), options.on_progress, seen, frame_files
+        )
         with marked(job.folder, targets.run), _session(job, options) as spark:
             reason = _Query(job, options, plan, birth, sink, spark).run()
     return _report(job.app, reason, sink, time.monotonic() - began)
@@ -152,7 +154,7 @@ def build_frames(
     """
     partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 0)
     spec = SourceSpec(
-        log=job.log.absolute(),
+        log=absolute(job.log),
         sources=plan.sources,
         bucket_labels=plan.bucket_labels,
         rows_max=rows_max,
@@ -326,7 +328,7 @@ def _session(job: Job, options: RunOptions) -> Iterator[SparkSession]:
 def _make_topics(job: Job) -> None:
     """Create the topics that the app declares and the log does not have."""
     with suppress(FileNotFoundError):
-        missing = job.topics.keys() - LogReader(job.log).topics().keys()
+        missing = job.topics.keys() - open_reader(job.log).topics().keys()
         if not missing:
             return
     with connect(job.log) as log:

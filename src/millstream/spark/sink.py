@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from millstream.client.reading import Reader
 from millstream.kernels.dedup import FALSE_POSITIVE_RATE
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
-from millstream.log.reader import LogReader
 from millstream.spark.event_times import EventTimesFile
 from millstream.spark.frame_files import FrameFiles
 from millstream.views.commit import BatchOutcome, Targets, gather
@@ -56,7 +56,7 @@ class CommitSink:
 
     plan: JobPlan
     targets: Targets
-    log: LogReader
+    log: Reader
     on_progress: Callable[[Progress], None] | None
     event_times: EventTimesFile
     frame_files: FrameFiles

@@ -1,7 +1,7 @@
 """The streaming source: plans batches over the log, reads it in the workers, yields frames.
 
 The planner (one process on the driver) says where batches begin and end; the workers read segment
-files straight from the log's folder, decode, filter, reduce and divide into buckets before anything
+files straight from the log's folder, or ranges of offsets from brokers, decode, filter, reduce and divide into buckets before anything
 reaches Spark. What is done with the records is :mod:`millstream.kernels.ingest`.
 """
 
@@ -21,12 +21,12 @@ import pyarrow.compute as pc
 from pyspark import cloudpickle
 from pyspark.sql.datasource import InputPartition
 
+from millstream.client.reading import open_reader
 from millstream.kernels.decode.archived import ArchivedRecords
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.ingest import Ingest, Lane
 from millstream.kernels.plan import SourcePlan
 from millstream.kernels.watermarks import PartitionProgress, SourceTime
-from millstream.log.reader import LogReader
 from millstream.spark.archived import LaneReader
 from millstream.spark.event_times import EventTimesFile
 from millstream.spark.frame_files import FrameFiles
@@ -50,7 +50,7 @@ class SourceSpec:
     ``frame_files`` takes large frames.
     """
 
-    log: Path
+    log: Path | str
     sources: tuple[SourcePlan, ...]
     bucket_labels: tuple[int, ...]
     rows_max: int
@@ -98,7 +98,7 @@ class LogPlanner:
 
     def __init__(self, spec: SourceSpec) -> None:
         self._spec = spec
-        self._log = LogReader(spec.log)
+        self._log = open_reader(spec.log)
         self._event_times = EventTimesFile(spec.event_times)
         self._paces = Paces()
         self._pinned: tuple[int, Ends] | None = None  # the wall clock, then how far the log went
@@ -219,7 +219,7 @@ class _TooLargeError(Exception):
 
 
 def _run_task(spec: SourceSpec, task: Task, bytes_max: int | None = None) -> Iterator[FrameRow]:
-    reader = LogReader(spec.log)
+    reader = open_reader(spec.log)
     within = _Within(bytes_max)
     for index, source in enumerate(spec.sources):
         records = LaneReader(reader, source)

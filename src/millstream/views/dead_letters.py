@@ -36,14 +36,17 @@ def dead_topic(app: str) -> str:
     return f"{app}.dead"
 
 
-def relay(log: Path | str, app: str) -> int:
+def relay(log: Path | str, app: str, folder: Path | str | None = None) -> int:
     """Forward the dead records that are not in the app's topic yet; give their number.
+
+    Args:
+        folder: Where apps keep their views; the log, if not given.
 
     Raises:
         FolderOwnedError: another process owns the log's folder. They stay in the view; call again.
         ConfigError: the app has no views.
     """
-    path = store_path(log, app)
+    path = store_path(log if folder is None else folder, app)
     mark = path.with_name("relayed")
     with ViewStore(path, readonly=True) as store:
         rows, seq = _not_forwarded(store, _read_mark(mark))

@@ -29,12 +29,12 @@ from millstream.views.topics import TopicsTarget
 
 
 @contextmanager
-def open_targets(plan: JobPlan, home: Path, log: Path) -> Iterator[Targets]:
+def open_targets(plan: JobPlan, home: Path, log: Path | str) -> Iterator[Targets]:
     """Open all that a plan writes to; close it at the end. No run has begun yet.
 
     Args:
         home: The file of the app's own view store.
-        log: The folder of the log that the plan's topics are in.
+        log: The address of the log that the plan's topics are in.
 
     Raises:
         ConfigError: a target cannot be written to, or two addresses lead to the same one.
@@ -48,7 +48,7 @@ def open_targets(plan: JobPlan, home: Path, log: Path) -> Iterator[Targets]:
         yield Targets(plan, opened.enter_context(ViewStore(home)), others)
 
 
-def _others(plan: JobPlan, log: Path) -> Iterator[Target]:
+def _others(plan: JobPlan, log: Path | str) -> Iterator[Target]:
     topics = [sink for sink in plan.sinks if isinstance(sink.end, TopicEnd)]
     if topics:
         yield TopicsTarget(log, topics)

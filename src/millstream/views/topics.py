@@ -1,12 +1,15 @@
 """Topics of a log as a target: a batch's records, of all topics, in one transaction with its fence.
 
-The driver writes them through the log's transactional producer, so it owns the log's folder for as
-long as the run lasts. The job's own source reads the same folder without that right, as ever.
+The driver writes them through the log's transactional producer. Where the log is a folder, it owns that
+for as long as the run lasts; the job's own source reads it without that right, as ever.
 
-What a crash leaves is the log's business (`log/transactions.py`): the records of a transaction are
-seen together with its fence, or never. The fence's writer is named after app, job and checkpoint. A
-stale run in another process cannot write, since it does not own the folder; one in this process is
-fenced by the name of its producer.
+What a crash leaves is the log's business (`log/transactions.py`, `client/kafka/transaction.py`): the
+records of a transaction are seen together with its fence, or never. The fence's writer is named after
+app, job and checkpoint. A stale run is fenced by the name of its producer; in another process it cannot
+write to a folder anyway, as it does not own it.
+
+A run takes the producer's name before it looks where the fence stands: from then on it stands still,
+as what the run before it left open has been ended, one way or the other.
 """
 
 from __future__ import annotations
@@ -16,11 +19,10 @@ from pathlib import Path
 
 from millstream.client import connect
 from millstream.client.event_log import LogProducer
+from millstream.client.kafka.address import shown
 from millstream.errors import ConfigError, FencePassedError, FolderOwnedError
 from millstream.kernels.frames import LANE, TIME
 from millstream.kernels.plan import SinkPlan, TopicEnd
-from millstream.log.files import DISK
-from millstream.log.owner import read_format
 from millstream.views.records import Records, records_of
 from millstream.views.schema import Fence
 from millstream.views.target import BatchPart, RunStart
@@ -33,26 +35,26 @@ class TopicsTarget:
 
     remembers = True
 
-    def __init__(self, folder: Path, sinks: Sequence[SinkPlan]) -> None:
-        """Own the folder, and create the topics that it lacks.
+    def __init__(self, log: Path | str, sinks: Sequence[SinkPlan]) -> None:
+        """Own the folder, if it is one, and create the topics that the log lacks.
 
         Raises:
             ConfigError: another process owns the folder, or a topic is not as it was declared.
         """
-        self.name = f"the log {folder}"
+        self.name = f"the log {shown(log)}"
         self._ends = {sink.name: _end(sink) for sink in sinks}
-        self._log = connect(folder)
+        self._log = connect(log)
         self._producer: LogProducer | None = None
         self._writer = ""
         try:
-            self._own(folder)
+            self._own(log)
             self._compacted = {end.topic: self._prepare(end) for end in self._ends.values()}
-            self.identity = f"log:{read_format(folder, DISK)}"
+            self.identity = self._log.identity
         except BaseException:
             self._log.close()
             raise
 
-    def _own(self, folder: Path) -> None:
+    def _own(self, folder: Path | str) -> None:
         try:
             self._log.own()
         except FolderOwnedError as error:
@@ -77,6 +79,9 @@ class TopicsTarget:
     def begin_run(self, start: RunStart) -> int | None:
         prefix = f"{start.app}/{start.job}/"
         self._writer = prefix + start.checkpoint_id
+        self._producer = self._log.producer(
+            transactional_id=f"{start.app}/{start.job}", transaction_timeout=_TRANSACTION_TIMEOUT
+        )
         fences = self._log.fences(prefix)
         others = sorted(batch_id for name, batch_id in fences.items() if name != self._writer)
         if others:
@@ -85,9 +90,6 @@ class TopicsTarget:
                 "another checkpoint, and they cannot be taken back. Restore the app's folder, or "
                 "give the app another name (and its topics, unless they may hold records twice)."
             )
-        self._producer = self._log.producer(
-            transactional_id=f"{start.app}/{start.job}", transaction_timeout=_TRANSACTION_TIMEOUT
-        )
         return fences.get(self._writer)
 
     def takes(self, part: BatchPart) -> bool:

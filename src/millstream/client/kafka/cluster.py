@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import logging
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +85,7 @@ class Cluster:
         self.timeout_s = address.timeout_s
         self._said = ""  # what a client said of its connections last
         self._closed = ""
-        self._lock = threading.Lock()
+        self._fences = False
         self._known: dict[str, tuple[TopicInfo, float]] = {}  # and until when it is believed
         patience_ms = max(int(1000 * self.timeout_s), 1000)
         self._admin = self._made(AdminClient, {"socket.timeout.ms": patience_ms})
@@ -205,6 +204,11 @@ class Cluster:
                 if error_of(raised).code() in AWAY:
                     raise self.away() from raised
                 raise
+
+    def has_fences(self) -> bool:
+        """Say whether the topic of fences is there; once it is, it stays."""
+        self._fences = self._fences or FENCES in self.names()
+        return self._fences
 
     def topics(self) -> dict[str, TopicInfo]:
         """Return the topics of users, by name."""

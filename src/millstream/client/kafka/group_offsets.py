@@ -170,7 +170,7 @@ class KafkaGroups:
 
     def fence(self, writer: str) -> int | None:
         """Return the batch id at which the fence of ``writer`` stands; None if it has none."""
-        if FENCES not in self._cluster.names():
+        if not self._cluster.has_fences():
             return None
         found = self.committed_of(FENCE_GROUP + writer, [KafkaPlace(FENCES, 0)])
         at = found.get(TopicPartition(FENCES, 0))

@@ -224,10 +224,7 @@ class KafkaTransactions:
     def _make_fences(self) -> None:
         """Make sure that the topic is there to which the offsets that are fences belong."""
         with suppress(TopicExistsError):
-            if (
-                FENCES
-                not in self._cluster.admin.list_topics(timeout=self._cluster.timeout_s).topics
-            ):
+            if not self._cluster.has_fences():
                 self._cluster.create_topic(FENCES, 1, {"cleanup.policy": "compact"})
 
     def check_places(self, offsets: Offsets) -> None:
