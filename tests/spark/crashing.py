@@ -1,7 +1,7 @@
 """A run of an app that is killed or stopped, by a signal, at named points of its batches.
 
-``python crashing.py FOLDER URL POINT[,POINT...] NUMBER SIGNAL TOPICS`` runs the app of
-:mod:`every_sink`. The NUMBER-th time that it comes to each POINT, SIGNAL goes to the driver, or to the
+``python crashing.py FOLDER URL POINT[,POINT...] NUMBER SIGNAL TOPICS [LOG]`` runs the app of
+:mod:`every_sink`, over the folder or over the log of that address. The NUMBER-th time that it comes to each POINT, SIGNAL goes to the driver, or to the
 Python worker that came there. What it changes of the program is only that: where it ends.
 """
 
@@ -39,6 +39,7 @@ COMMIT_POINTS = (
     "driver in commit",
     "driver after commit",
 )
+TRANSACTION_POINT = "driver in transaction"  # over kafka://: records are sent, nothing is committed
 OTHERS = {
     "topics": TopicsTarget,
     "database": PostgresTarget,
@@ -125,7 +126,7 @@ def say(name, attempt):
         print(name, "took it", flush=True)
 
 
-def main(folder, url, points, number, which, topics):
+def main(folder, url, points, number, which, topics, log=None):
     from every_sink import BATCH, pipeline
 
     os.environ["CRASH"] = f"{folder}/marks|{points}|{number}|{which}|{os.getpid()}"
@@ -137,7 +138,11 @@ def main(folder, url, points, number, which, topics):
     for name, target in OTHERS.items():
         wrap(target, "commit", after=f"driver after {name}")
     wrap(ViewStore, "_apply", after="driver in commit")
-    app = pipeline(folder, url or None, topics=topics == "topics")
+    if log is not None:
+        from millstream.client.kafka.transaction import KafkaTransactions
+
+        wrap(KafkaTransactions, "commit", before=TRANSACTION_POINT)
+    app = pipeline(folder, url or None, topics=topics == "topics", log=log)
     try:
         report = app.run(until="caught-up", rows_per_batch=BATCH)
     except MillstreamError as error:

@@ -52,10 +52,10 @@ def keep(path):
     return kept
 
 
-def pipeline(folder, url=None, *, topics=True):
+def pipeline(folder, url=None, *, topics=True, log=None):
     """Two stages; views at home and in a database, topics, a dataset, a function."""
     folder = Path(folder)
-    app = ms.App("matrix", log=folder)
+    app = ms.App("matrix", log=folder if log is None else log, state=folder)
     events = app.topic("events", Event, key="user", partitions=3)
     stream = events.stream(time="at", watermark=ms.watermark("2 minutes", idle=None))
     minutes = stream.window(ms.tumbling("1 minute"), by="user").agg(cost=ms.sum("cost"))
@@ -74,8 +74,8 @@ def pipeline(folder, url=None, *, topics=True):
     return app
 
 
-def send(folder, events):
-    with ms.connect(folder) as log:
+def send(address, events):
+    with ms.connect(address) as log:
         log.create_topic("events", partitions=3)
         with log.producer() as producer:
             for event in events:
@@ -101,7 +101,7 @@ def sorted_rows(table, columns):
     return sorted(table.select(columns).rows()) if table.width else []
 
 
-def held(folder, url=None, *, topics=True):
+def held(folder, url=None, *, topics=True, log=None):
     """Read all outputs as a user reads them."""
     out = {}
     with ViewStore(folder / "apps" / "matrix" / "views.db", readonly=True) as store:
@@ -115,9 +115,9 @@ def held(folder, url=None, *, topics=True):
             out["in the database"] = sorted_rows(view.scan(), MINUTES)
     out["dataset"] = sorted_rows(ms.dataset(folder / "out").scan().collect(), MINUTES)
     if topics:
-        with ms.connect(folder) as log:
+        with ms.connect(folder if log is None else log) as opened:
             for topic, partitions in (("minutes", (0, 1)), ("dear", (0,))):
-                tables = [log.read(topic, p, columns=("value",)) for p in partitions]
+                tables = [opened.read(topic, p, columns=("value",)) for p in partitions]
                 values = [value for table in tables for value in table["value"].to_pylist()]
                 out[f"topic {topic}"] = sorted(values)
     files = [path for path in (folder / "kept").iterdir() if path.suffix != ".new"]
