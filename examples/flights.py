@@ -132,8 +132,7 @@ def events_of(flights: pl.DataFrame) -> pl.DataFrame:
 def fill(folder: Path, events: pl.DataFrame) -> None:
     """Write the events into the log, in one transaction: all of them, or none. Once is enough."""
     with ms.connect(folder) as log:
-        if TOPIC not in log.topics():
-            log.create_topic(TOPIC, partitions=PARTITIONS)
+        log.create_topic(TOPIC, partitions=PARTITIONS, exist_ok=True)
         there = sum(log.read(TOPIC, partition).num_rows for partition in range(PARTITIONS))
         if there == events.height + PARTITIONS:
             return

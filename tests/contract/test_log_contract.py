@@ -87,6 +87,12 @@ def test_t2_a_name_is_taken_once(log: EventLog) -> None:
             log.create_topic(name)
 
 
+def test_t2_a_topic_that_may_be_there_stays_as_it_is(log: EventLog) -> None:
+    made = log.create_topic("a", partitions=3, exist_ok=True)
+    assert made == log.create_topic("a", partitions=2, exist_ok=True) == log.topics()["a"]
+    assert made.partitions == 3
+
+
 def test_t3_an_unknown_topic_is_named(log: EventLog) -> None:
     log.create_topic("there")
     for attempt in (

@@ -22,7 +22,7 @@ from millstream.client.groups import GroupOffsets, Lag, lag_of
 from millstream.client.producer import BUFFER_BYTES_MAX, LINGER_MS, Overload, Producer
 from millstream.client.settings import topic_settings
 from millstream.durations import Duration, to_us
-from millstream.errors import FencedError
+from millstream.errors import FencedError, TopicExistsError
 from millstream.log.archiving import PartitionArchive, ValueColumns, archive_partitions
 from millstream.log.archiving import Progress as ArchiveProgress
 from millstream.log.compression import CompressionName
@@ -69,9 +69,16 @@ class FolderLog(EventLog):
         retention_bytes: int | None = None,
         cleanup: str = "delete",
         settings: Mapping[str, str] | None = None,
+        exist_ok: bool = False,
     ) -> TopicInfo:
         given = topic_settings(retention, retention_bytes, cleanup, settings)
-        return self._own().create_topic(name, partitions=partitions, settings=given)
+        writer = self._own()
+        try:
+            return writer.create_topic(name, partitions=partitions, settings=given)
+        except TopicExistsError:
+            if not exist_ok:
+                raise
+        return writer.topics()[name]
 
     def alter_topic(
         self,

@@ -62,6 +62,7 @@ class EventLog(ABC):
         retention_bytes: int | None = None,
         cleanup: str = "delete",
         settings: Mapping[str, str] | None = None,
+        exist_ok: bool = False,
     ) -> TopicInfo:
         """Make a topic; it is durable and visible when this returns.
 
@@ -71,6 +72,7 @@ class EventLog(ABC):
             retention_bytes: How many bytes of each partition are kept at least; all if not given.
             cleanup: "delete", "compact" (the last record of each key is kept) or "compact,delete".
             settings: Any others, under Kafka's names, such as {"segment.bytes": "1048576"}.
+            exist_ok: Whether a topic of this name may be there already; it is left as it is.
 
         Raises:
             TopicExistsError: the name is taken.

@@ -34,8 +34,7 @@ def create_topic(log: EventLog, *, wait_s: float = OWNER_WAIT_S) -> list[int]:
         FolderOwnedError: Another process, perhaps another demo, owns the folder and stays.
     """
     with as_owner(log.producer, wait_s=wait_s):
-        if TOPIC not in log.topics():
-            log.create_topic(TOPIC, partitions=PARTITIONS)
+        log.create_topic(TOPIC, partitions=PARTITIONS, exist_ok=True)
         return log.end_offsets(TOPIC)
 
 

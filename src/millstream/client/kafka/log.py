@@ -22,7 +22,7 @@ from millstream.client.kafka.sending_client import borrow, give_up
 from millstream.client.producer import BUFFER_BYTES_MAX, LINGER_MS, Overload
 from millstream.client.settings import topic_settings
 from millstream.durations import Duration, to_us
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, TopicExistsError
 from millstream.log.archiving import PartitionArchive, ValueColumns
 from millstream.log.archiving import Progress as ArchiveProgress
 from millstream.log.compression import CompressionName
@@ -69,9 +69,15 @@ class KafkaLog(EventLog):
         retention_bytes: int | None = None,
         cleanup: str = "delete",
         settings: Mapping[str, str] | None = None,
+        exist_ok: bool = False,
     ) -> TopicInfo:
         given = topic_settings(retention, retention_bytes, cleanup, settings)
-        return self._cluster.create_topic(name, partitions, given)
+        try:
+            return self._cluster.create_topic(name, partitions, given)
+        except TopicExistsError:
+            if not exist_ok:
+                raise
+        return self.topics()[name]
 
     def alter_topic(
         self,
