@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 from broker.running import AsProcess, InProcess
@@ -16,6 +18,8 @@ from confluent_kafka import KafkaError
 
 from millstream.client import connect
 from millstream.client.kafka.failures import as_ours
+from millstream.demo.ads_run import clear_log
+from millstream.demo.folder import DemoRun, complete, prepare
 from millstream.errors import (
     ConfigError,
     MillstreamError,
@@ -174,6 +178,28 @@ log.close()
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.stderr) == ("2\n", "")
+
+
+def test_a_demo_removes_what_its_own_runs_made_and_nothing_else(
+    broker: InProcess, tmp_path: Path
+) -> None:
+    run = DemoRun("ads", {"log": f"kafka://{broker.address}"})
+    with connect(f"kafka://{broker.address}") as log:
+        log.create_topic("somebodys")
+        assert prepare(tmp_path / "one", run, clear=partial(clear_log, log)) is False
+        log.create_topic("decisions")
+        with log.producer(transactional_id="ads/main") as producer:
+            for writer in ("ads/main/checkpoint", "another/main/checkpoint"):
+                with producer.transaction() as transaction:
+                    transaction.fence(writer, 3)
+        with pytest.raises(ConfigError, match=r"has the topics decisions already.*--folder"):
+            prepare(tmp_path / "two", run, clear=partial(clear_log, log))
+        assert prepare(tmp_path / "one", run, clear=partial(clear_log, log)) is True  # it goes on
+        assert sorted(log.topics()) == ["decisions", "somebodys"]
+        complete(tmp_path / "one", run)
+        assert prepare(tmp_path / "one", run, clear=partial(clear_log, log)) is False
+        assert sorted(log.topics()) == ["somebodys"]
+        assert log.fences() == {"another/main/checkpoint": 3}
 
 
 def test_closing_ends_a_consumer_that_waits(broker: InProcess) -> None:

@@ -62,10 +62,10 @@ class Kafka:
     unit = 2100  # Kafka takes no segments below 1 MiB
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self.address = address
 
     def connect(self) -> EventLog:
-        return connect(f"kafka://{self._address}?timeout=30+seconds")
+        return connect(f"kafka://{self.address}?timeout=30+seconds")
 
     def clean(self, log: EventLog, *, times: int = 1) -> None:
         """Wait until nothing has changed for a while, as it happens by itself here."""

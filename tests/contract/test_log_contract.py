@@ -634,6 +634,11 @@ def test_x7_a_fence_refuses_what_it_has_passed(log: EventLog) -> None:
     assert values(log, "t") == [b"1", b"2", b"3"]
     assert log.fence("w") == 3
     assert log.fence("other") is None
+    assert log.fences("w") == {"w": 3}
+    assert log.forget_fences("w") == 1
+    assert (log.fence("w"), log.forget_fences("w")) == (None, 0)
+    with pytest.raises(ConfigError, match="every fence"):
+        log.forget_fences("")
 
 
 def test_x8_a_transaction_ends_with_its_timeout(backend) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 import click
 from rich.console import Console
 
+from millstream.client.kafka.address import is_kafka
 from millstream.demo.ads_chaos import run_chaos
 from millstream.demo.ads_input import AdsInput
 from millstream.demo.ads_run import AdsOptions, run_ads
@@ -24,8 +25,13 @@ def demo() -> None:
     "--log",
     default="./demo-data",
     show_default=True,
+    metavar="FOLDER|kafka://HOST:PORT",
+    help="The log: a folder, which is made, and emptied when a run begins anew; or that of brokers.",
+)
+@click.option(
+    "--folder",
     type=click.Path(path_type=Path),
-    help="The folder to work in. It is made, and emptied when a run begins anew.",
+    help="Where state and views are kept. [default: the folder of the log; for brokers ./demo-data]",
 )
 @click.option(
     "--input",
@@ -85,7 +91,8 @@ def demo() -> None:
 def ads(
     context: click.Context,
     *,
-    log: Path,
+    log: str,
+    folder: Path | None,
     source: Literal["week", "generated"],
     rate: int,
     minutes: float,
@@ -111,12 +118,14 @@ def ads(
       millstream demo ads --chaos
       millstream demo ads --input generated --rate 5000 --minutes 5 --fresh
       millstream demo ads --speed 360000 --seed 7 --fresh --page none
+      millstream demo ads --log kafka://localhost:9092
       millstream view show ad_ctr --log ./demo-data
     """
     console = Console()
     given = AdsInput(source, seed, rate, minutes, chaos=chaos)
     options = AdsOptions(
-        folder=log,
+        log=log,
+        folder=folder or (Path("demo-data") if is_kafka(log) else Path(log)),
         input=given,
         speed=speed or given.speed,
         fresh=fresh,

@@ -17,7 +17,7 @@ from typing import Literal
 import pyarrow as pa
 
 from millstream.client.consumer import Consumer, Start
-from millstream.client.event_log import EventLog
+from millstream.client.event_log import EventLog, checked_prefix
 from millstream.client.groups import GroupOffsets, Lag, lag_of
 from millstream.client.producer import BUFFER_BYTES_MAX, LINGER_MS, Overload, Producer
 from millstream.client.settings import topic_settings
@@ -145,6 +145,10 @@ class FolderLog(EventLog):
     def fences(self, prefix: str = "") -> dict[str, int]:
         self._reader()
         return self._groups.fences(prefix)
+
+    def forget_fences(self, prefix: str) -> int:
+        self._reader()
+        return self._groups.forget_fences(checked_prefix(prefix))
 
     def own(self) -> None:
         self._own()

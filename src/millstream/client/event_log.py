@@ -18,6 +18,7 @@ from millstream.client.consumer import Consumer, Start
 from millstream.client.groups import Lag
 from millstream.client.producer import BUFFER_BYTES_MAX, LINGER_MS, Overload, Producer
 from millstream.durations import Duration
+from millstream.errors import ConfigError
 from millstream.log.archiving import PartitionArchive, ValueColumns
 from millstream.log.archiving import Progress as ArchiveProgress
 from millstream.log.compression import CompressionName
@@ -202,6 +203,16 @@ class EventLog(ABC):
         """Return the batch ids at which fences stand, of the writers whose names begin so."""
 
     @abstractmethod
+    def forget_fences(self, prefix: str) -> int:
+        """Forget the fences of the writers whose names begin so; return how many.
+
+        For writers whose output is gone as well: they could commit their batches once more.
+
+        Raises:
+            ConfigError: the prefix is empty.
+        """
+
+    @abstractmethod
     def own(self) -> None:
         """Become the owner of the folder now, instead of with the first write.
 
@@ -363,3 +374,14 @@ class EventLog(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def checked_prefix(prefix: str) -> str:
+    """Return what the names of writers begin with, whose fences are to be forgotten.
+
+    Raises:
+        ConfigError: it is empty, and would mean all of them.
+    """
+    if not prefix:
+        raise ConfigError("the prefix is empty, and would forget every fence; name the writers")
+    return prefix

@@ -16,6 +16,7 @@ from millstream.log.groups import (
     committed_offsets,
     fence_of,
     fences_from,
+    forget_fences,
     forget_offsets,
     group_names,
     put_offsets,
@@ -93,6 +94,10 @@ class GroupOffsets:
     def fences(self, prefix: str) -> dict[str, int]:
         """Return where the fences stand of all writers whose names begin with ``prefix``."""
         return fences_from(self._opened(), prefix) if self._exists() else {}
+
+    def forget_fences(self, prefix: str) -> int:
+        """Forget the fences of all writers whose names begin with ``prefix``; return how many."""
+        return forget_fences(self._opened(), prefix) if self._exists() else 0
 
     def close(self) -> None:
         """Close control.db."""

@@ -76,7 +76,8 @@ class Attack:
     def _start(self, *, fresh: bool = False) -> subprocess.Popen[bytes]:
         given = self.options.input
         words = [sys.executable, "-m", "millstream", "demo", "ads", "--chaos", "--no-kills"]
-        words += ["--log", str(self.options.folder), "--page", NO_PAGE, "--no-stay"]
+        words += ["--log", str(self.options.log), "--folder", str(self.options.folder)]
+        words += ["--page", NO_PAGE, "--no-stay"]
         words += ["--input", given.source, "--seed", str(given.seed), "--rate", str(given.rate)]
         words += ["--minutes", str(given.minutes), "--speed", str(self.options.speed)]
         self._running = subprocess.Popen(  # noqa: S603 - our own command and checked values

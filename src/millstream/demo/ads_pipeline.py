@@ -30,9 +30,15 @@ AD_STOPS = "ad-stops"
 USUAL_RATE, WEIGHT = 0.005, 200
 
 
-def build(log: Path | str, clients: Mapping[str, Client], stop: StopRule) -> ms.App:
-    """Declare the pipeline over a log folder."""
-    app = ms.App(APP, log=log)
+def build(
+    log: Path | str,
+    clients: Mapping[str, Client],
+    stop: StopRule,
+    *,
+    state: Path | None = None,
+) -> ms.App:
+    """Declare the pipeline over a log; ``state`` is the folder for state and views if that is none."""
+    app = ms.App(APP, log=log, state=state)
     once = events_once(app)
     rates(once)
     spending(once, clients)

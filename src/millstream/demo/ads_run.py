@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -16,16 +17,26 @@ from rich.console import Console
 from rich.table import Table
 
 from millstream.client import EventLog, connect
+from millstream.client.kafka.address import is_kafka, shown
+from millstream.client.reading import open_reader
 from millstream.demo import ads_answers
 from millstream.demo.ads_events import TOPIC
 from millstream.demo.ads_input import AdsInput
-from millstream.demo.ads_pipeline import AD_CTR, APP, SPEND_BY_DAY, build
+from millstream.demo.ads_pipeline import (
+    AD_CTR,
+    AD_STOPS,
+    APP,
+    BUDGET_EVENTS,
+    DECISIONS,
+    SPEND_BY_DAY,
+    build,
+)
 from millstream.demo.ads_travel import Travel
 from millstream.demo.display import Display
 from millstream.demo.feed import Feeding, create_topic, remaining
 from millstream.demo.folder import DemoRun, complete, prepare
 from millstream.errors import ConfigError, EnvironmentProblem
-from millstream.log.reader import LogReader
+from millstream.views.dead_letters import dead_topic
 from millstream.views.progress import Progress
 from millstream.views.reading import store_path
 from millstream.views.server.serving import serve
@@ -38,8 +49,13 @@ NO_PAGE = "none"
 
 @dataclass(frozen=True)
 class AdsOptions:
-    """What the command line says. ``page``: where to serve it, or ``"none"``."""
+    """What the command line says.
 
+    ``folder`` holds the mark, state and views, and is the log itself where that is no address of
+    brokers. ``page``: where to serve it, or ``"none"``.
+    """
+
+    log: Path | str
     folder: Path
     input: AdsInput
     speed: float
@@ -57,10 +73,22 @@ def run_ads(options: AdsOptions, console: Console) -> int:
         JobFailedError: The job failed; the message says why.
     """
     options.input.check()
-    run = DemoRun("ads", options.input.options)
-    goes_on = prepare(options.folder, run, fresh=options.fresh)
+    if not is_kafka(options.log) and Path(options.log) != options.folder:
+        raise ConfigError(
+            f"The log is the folder {options.log}, which holds state and views as well, and --folder is "
+            f"{options.folder}. Leave --folder out, or give --log kafka://…"
+        )
+    elsewhere = {"log": shown(options.log)} if is_kafka(options.log) else {}
+    run = DemoRun("ads", {**options.input.options, **elsewhere})
+    if elsewhere:
+        with connect(options.log) as log:
+            goes_on = prepare(
+                options.folder, run, fresh=options.fresh, clear=partial(clear_log, log)
+            )
+    else:
+        goes_on = prepare(options.folder, run, fresh=options.fresh)
     travel = options.input.travel()
-    with connect(options.folder) as log:
+    with connect(options.log) as log:
         ends = create_topic(log)
     waiting = remaining(travel, ends).height
     if goes_on:
@@ -70,13 +98,33 @@ def run_ads(options: AdsOptions, console: Console) -> int:
         if not _Pipeline(options, travel, console, waits=waiting > 0).run(url):
             console.print("Stopped. Start it again and it goes on from here.")
             return EXIT_STOPPED
-        equal = compare(options.folder, options.input, console)
+        equal = compare(options.log, options.input, console, state=options.folder)
         complete(options.folder, run)
         if equal:
             console.print(f"Look around: millstream view show {AD_CTR} --log {options.folder}")
         if options.stay and url:
             stay(url, console)
     return 0 if equal else EXIT_DIFFERENT
+
+
+def clear_log(log: EventLog, ours: bool) -> None:  # noqa: FBT001 - all that it is told
+    """Remove the demo's topics and fences, if they are those of its own runs.
+
+    Raises:
+        ConfigError: there are topics that this folder's demo has not made.
+    """
+    there = sorted(
+        {TOPIC, DECISIONS, BUDGET_EVENTS, AD_STOPS, dead_topic(APP)} & log.topics().keys()
+    )
+    if there and not ours:
+        raise ConfigError(
+            f"The log has the topics {', '.join(there)} already, and the demo that works in this folder has "
+            "not made them. Give the --folder of the demo that did, or another --log, or delete them."
+        )
+    for name in there:
+        log.delete_topic(name)
+    for writer in (f"{APP}/", f"dead-relay/{APP}/"):
+        log.forget_fences(writer)
 
 
 def stay(url: str, console: Console) -> None:
@@ -126,15 +174,16 @@ class _Pipeline:
         self._console = console
         self._waits = waits  # for records that the feed has still to write
         self._lengths = travel.lengths
-        self._reader = LogReader(options.folder)
+        self._reader = open_reader(options.log)
 
     def run(self, url: str) -> bool:
         """Run until all records are read; return False if Ctrl-C came first."""
         chosen = self._options
-        app = build(chosen.folder, chosen.input.clients, chosen.input.stop_rule)
+        given = chosen.input
+        app = build(chosen.log, given.clients, given.stop_rule, state=chosen.folder)
         with (
             Display(self._console, url=url) as display,
-            Feeding(chosen.folder, self._travel, chosen.speed) as feeding,
+            Feeding(chosen.log, self._travel, chosen.speed) as feeding,
         ):
             try:
                 report = app.run(
@@ -166,13 +215,18 @@ class _Pipeline:
         )
 
 
-def compare(folder: Path, given: AdsInput, console: Console) -> bool:
-    """Compare views and topics with the independent computation; print it, True if all are equal."""
+def compare(
+    log: Path | str, given: AdsInput, console: Console, *, state: Path | None = None
+) -> bool:
+    """Compare views and topics with the independent computation; print it, True if all are equal.
+
+    ``state`` is the folder of state and views; the log's own, if not given.
+    """
     console.print("Comparing with one batch computation over the raw log:")
-    with connect(folder) as log:
-        answers = ads_answers.answers(log, given.clients, given.stop_rule)
-        found = {name: _records(log, name, rows) for name, rows in answers.topics.items()}
-    with ViewStore(store_path(folder, APP), readonly=True) as store:
+    with connect(log) as opened:
+        answers = ads_answers.answers(opened, given.clients, given.stop_rule)
+        found = {name: _records(opened, name, rows) for name, rows in answers.topics.items()}
+    with ViewStore(store_path(log if state is None else state, APP), readonly=True) as store:
         views = {name: store.scan(name) for name in answers.views}
     kinds = {"view": (views, answers.views), "topic": (found, answers.topics)}
     equal = [

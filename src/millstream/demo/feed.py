@@ -2,7 +2,8 @@
 
 The order of arrival is a pure function of the input, so a partition's log end offset says which of
 its records are there already: the feed writes the rest. Nothing is written twice and nothing is
-left out, wherever it was killed. It works in a thread beside the pipeline, whose process owns the log.
+left out, wherever it was killed. It works in a thread beside the pipeline, whose process owns the
+log, where that is a folder.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class Feeding:
 
     def __init__(
         self,
-        folder: Path,
+        address: Path | str,
         travel: Travel,
         speed: float,
         *,
@@ -160,7 +161,10 @@ class Feeding:
         self._held_s = 0.0
         self._error: BaseException | None = None
         self._thread = threading.Thread(
-            target=self._run, args=(folder, travel, speed), name="millstream-demo-feed", daemon=True
+            target=self._run,
+            args=(address, travel, speed),
+            name="millstream-demo-feed",
+            daemon=True,
         )
 
     def __enter__(self) -> Self:
@@ -184,9 +188,9 @@ class Feeding:
         if self._error is not None:
             raise self._error
 
-    def _run(self, folder: Path, travel: Travel, speed: float) -> None:
+    def _run(self, address: Path | str, travel: Travel, speed: float) -> None:
         try:
-            with connect(folder) as log:
+            with connect(address) as log:
                 feed(
                     log,
                     travel,

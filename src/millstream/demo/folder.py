@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,20 @@ class DemoRun:
         return " ".join(words)
 
 
-def prepare(folder: Path, run: DemoRun, *, fresh: bool = False) -> bool:
+def prepare(
+    folder: Path,
+    run: DemoRun,
+    *,
+    fresh: bool = False,
+    clear: Callable[[bool], None] = lambda _ours: None,
+) -> bool:
     """Make the folder ready for a run; return True if it goes on with one that was interrupted.
 
     A completed run, or ``fresh``, begins anew in an emptied folder.
+
+    Args:
+        clear: Called before a run begins anew, for what of it lies elsewhere: to empty it if it is
+            ours, made by a run with the same ``log``, and else to make sure that it is empty.
 
     Raises:
         ConfigError: The folder holds other things, or an unfinished run with another input.
@@ -49,6 +60,7 @@ def prepare(folder: Path, run: DemoRun, *, fresh: bool = False) -> bool:
                 f"{folder} is not empty and was not made by the demo. Give another folder with "
                 "--log, which the demo may fill and empty."
             )
+        clear(False)
         _write(folder, run)
         return False
     if fresh or known.completed:
@@ -57,6 +69,7 @@ def prepare(folder: Path, run: DemoRun, *, fresh: bool = False) -> bool:
         # 2. Some or all of the log and the apps are gone: the same, thanks to 1.
         # 3. The mark is that of the new run: the next start goes on with it, from nothing.
         complete(folder, known)
+        clear(known.input.get("log") == run.input.get("log"))
         _empty(folder)
         _write(folder, run)
         return False

@@ -147,6 +147,14 @@ def fences_from(control: ControlDb, prefix: str) -> dict[str, int]:
     return {str(writer): int(batch_id) for writer, batch_id in rows}
 
 
+def forget_fences(control: ControlDb, prefix: str) -> int:
+    """Forget the fences of all writers whose names begin so; return how many."""
+    with control.commit() as connection:
+        return connection.execute(
+            "DELETE FROM fences WHERE substr(writer, 1, ?) = ?", (len(prefix), prefix)
+        ).rowcount
+
+
 def fence_of(control: ControlDb, writer: str) -> int | None:
     """Return the batch id at which the fence of ``writer`` stands; None if it has none."""
     rows = control.rows("SELECT batch_id FROM fences WHERE writer = ?", (writer,))

@@ -160,13 +160,15 @@ class KafkaGroups:
                 f"group {group!r} has committed offsets of other topics than {topic!r}, and over kafka:// "
                 "all of them are forgotten together; commit offset 0 of that topic's partitions instead"
             )
-        if not known:
-            return 0
+        if known:
+            self._delete(group)
+        return len(known)
+
+    def _delete(self, group: str) -> None:
         self._cluster.ask(
             lambda: self._cluster.admin.delete_consumer_groups([group])[group],
             f"group {group!r} was not forgotten",
         )
-        return len(known)
 
     def fence(self, writer: str) -> int | None:
         """Return the batch id at which the fence of ``writer`` stands; None if it has none."""
@@ -185,6 +187,13 @@ class KafkaGroups:
         ]
         stands = {writer: self.fence(writer) for writer in writers}
         return {writer: batch_id for writer, batch_id in stands.items() if batch_id is not None}
+
+    def forget_fences(self, prefix: str) -> int:
+        """Forget the fences of all writers whose names begin with ``prefix``; return how many."""
+        fences = self.fences(prefix)
+        for writer in fences:
+            self._delete(FENCE_GROUP + writer)
+        return len(fences)
 
     def lag(self, groups: Mapping[str, Mapping[TopicPartition, CommittedOffset]]) -> list[Lag]:
         """Return how far groups are behind, by group, topic and partition."""

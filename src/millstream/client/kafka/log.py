@@ -10,7 +10,7 @@ from typing import Literal, NoReturn
 import pyarrow as pa
 
 from millstream.client.consumer import Consumer, Start
-from millstream.client.event_log import EventLog
+from millstream.client.event_log import EventLog, checked_prefix
 from millstream.client.groups import Lag
 from millstream.client.kafka.address import KafkaAddress
 from millstream.client.kafka.cluster import Cluster
@@ -144,6 +144,9 @@ class KafkaLog(EventLog):
 
     def fences(self, prefix: str = "") -> dict[str, int]:
         return self._groups.fences(prefix)
+
+    def forget_fences(self, prefix: str) -> int:
+        return self._groups.forget_fences(checked_prefix(prefix))
 
     def own(self) -> None:
         """Do nothing: brokers have many writers."""
