@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import threading
@@ -41,19 +42,28 @@ class Services:
 
     def __init__(self, folder, database, opened):
         self.folder, self.database, self.opened = folder, database, opened
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            self.broker = f"127.0.0.1:{held.getsockname()[1]}"
 
     def here(self, word):
         """Translate what containers see."""
+        if word == "/data":
+            return str(self.folder / "log")
         (mounted,) = (each for each in SERVICES["pipeline"]["volumes"] if each.startswith("./"))
         source, target, _ = mounted.split(":")
         return (
             str(word)
             .replace(f"{target}/", f"{ROOT / source}/")
             .replace("0.0.0.0:8400", "127.0.0.1:0")
+            .replace("0.0.0.0:9092", self.broker)
+            .replace("broker:9092", self.broker)
         )
 
     def environment(self, name):
-        given = SERVICES[name]["environment"]
+        given = SERVICES[name].get("environment")
+        if given is None:
+            return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])}
         user, password, host = (
             re.escape(SERVICES["postgres"]["environment"][f"POSTGRES_{key}"])
             for key in ("USER", "PASSWORD", "DB")
@@ -63,6 +73,7 @@ class Services:
         return {
             **os.environ,
             "MILLSTREAM_LOG": str(self.folder / "data"),
+            "BROKERS": self.here(given["BROKERS"]),
             "MILLSTREAM_VIEWS": self.database,
             "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path]),
         }
@@ -85,7 +96,7 @@ class Services:
         document = (ROOT / "docs" / "cluster.md").read_text()
         (words,) = re.findall(r"(?m)^docker compose run --rm -T page (.+?) <", document)
         subprocess.run(
-            [*the_way_in(), *shlex.split(words)],
+            [*the_way_in(), *map(self.here, shlex.split(words))],
             input=line,
             text=True,
             env=self.environment("page"),
@@ -117,6 +128,9 @@ def test_clicks_go_through_the_services_into_the_database_and_out_over_http(
 ):
     with ExitStack() as opened:
         services = Services(tmp_path, database, opened)
+        broker, spoke = services.start("broker")
+        asked = [*the_way_in(), *map(services.here, SERVICES["broker"]["healthcheck"]["test"][2:])]
+        wait_for(lambda: subprocess.run(asked, check=False).returncode == 0, broker, spoke)
         pipeline, said = services.start("pipeline")
         wait_for((tmp_path / "data" / "apps" / "clicks" / "checkpoint").exists, pipeline, said)
         page, told = services.start("page")

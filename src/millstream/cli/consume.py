@@ -14,12 +14,13 @@ from pathlib import Path
 import click
 
 from millstream.cli.positions import Position, check_partitions, offsets_at, parse_position
-from millstream.cli.tables import log_option
+from millstream.cli.tables import address_option
 from millstream.client import connect
 from millstream.client.consumer import Consumer, Start
+from millstream.client.reading import Reader, open_reader
 from millstream.errors import ConfigError
 from millstream.log.groups import check_offsets
-from millstream.log.reader import Isolation, LogReader
+from millstream.log.reader import Isolation
 from millstream.record import Record
 
 _JSON = json.JSONEncoder(ensure_ascii=False)
@@ -61,7 +62,7 @@ _JSON = json.JSONEncoder(ensure_ascii=False)
     is_flag=True,
     help="Also records of transactions that are open or were aborted.",
 )
-@log_option
+@address_option
 def consume(
     topic: str,
     *,
@@ -70,7 +71,7 @@ def consume(
     count: int | None,
     group: str | None,
     partitions: tuple[int, ...],
-    folder: Path,
+    address: Path | str,
     follow: bool,
     keys: bool,
     as_json: bool,
@@ -99,7 +100,7 @@ def consume(
     if group is not None:
         check_offsets(group, {})
     isolation: Isolation = "read_uncommitted" if uncommitted else "read_committed"
-    reader = LogReader(folder, isolation=isolation)
+    reader = open_reader(address, isolation)
     numbers = check_partitions(reader, topic, partitions)
     printer = _Printer(
         _as_json if as_json else _with_key if keys else _value,
@@ -107,7 +108,7 @@ def consume(
         # In a group a record counts as read when the next one is asked for; by then it is out.
         at_once=follow or group is not None,
     )
-    with _until_nobody_reads(), connect(folder) as log:
+    with _until_nobody_reads(), connect(address) as log:
         for part, end in _parts(reader, topic, numbers, stop):
             consumer = log.consumer(
                 topic,
@@ -185,7 +186,7 @@ def _check(start: Position, stop: Position, *, follow: bool, json_and_keys: bool
         raise ConfigError(f"--until {stop} lies before --from {start}; give a later one")
 
 
-def _start(reader: LogReader, topic: str, partitions: list[int], start: Position) -> Start:
+def _start(reader: Reader, topic: str, partitions: list[int], start: Position) -> Start:
     if isinstance(start, datetime):
         return start
     if isinstance(start, int):
@@ -194,7 +195,7 @@ def _start(reader: LogReader, topic: str, partitions: list[int], start: Position
 
 
 def _parts(
-    reader: LogReader, topic: str, partitions: list[int], stop: Position
+    reader: Reader, topic: str, partitions: list[int], stop: Position
 ) -> Iterator[tuple[list[int], int | None]]:
     """Yield what is read together, and up to which offset: partitions that stop early go singly."""
     if isinstance(stop, str):

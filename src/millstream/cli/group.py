@@ -12,10 +12,10 @@ from millstream.cli.positions import check_partitions, offsets_at, parse_positio
 from millstream.cli.tables import (
     Column,
     Row,
+    address_option,
     ask,
     counted,
     json_option,
-    log_option,
     moment,
     show,
     show_json,
@@ -25,7 +25,8 @@ from millstream.cli.tables import (
 )
 from millstream.client import connect
 from millstream.client.groups import Lag
-from millstream.log.reader import LogReader
+from millstream.client.kafka.address import shown
+from millstream.client.reading import open_reader
 from millstream.record import TopicPartition
 
 
@@ -45,16 +46,16 @@ def group() -> None:
 
 
 @group.command("list")
-@log_option
+@address_option
 @json_option
-def list_groups(folder: Path, *, as_json: bool) -> None:
+def list_groups(address: Path | str, *, as_json: bool) -> None:
     """List the groups, with how many records each has still to read.
 
     \b
     Example:
       millstream group list --log ./data
     """
-    with connect(folder) as log:
+    with connect(address) as log:
         found = log.lag()
         rows = [
             _summary(name, [one for one in found if one.group == name]) for name in log.groups()
@@ -63,15 +64,15 @@ def list_groups(folder: Path, *, as_json: bool) -> None:
         show(rows, _LIST_COLUMNS, as_json=as_json)
     else:
         click.echo(
-            f"no groups in {folder}; one appears with: millstream consume TOPIC --group NAME"
+            f"no groups in {shown(address)}; one appears with: millstream consume TOPIC --group NAME"
         )
 
 
 @group.command()
 @click.argument("name")
-@log_option
+@address_option
 @json_option
-def describe(name: str, folder: Path, *, as_json: bool) -> None:
+def describe(name: str, address: Path | str, *, as_json: bool) -> None:
     """Show what the group NAME has committed, beside what each partition holds.
 
     The partition holds the offsets from `start` up to, but without, `end`; `committed` is the next
@@ -81,7 +82,7 @@ def describe(name: str, folder: Path, *, as_json: bool) -> None:
     Example:
       millstream group describe billing
     """
-    with connect(folder) as log:
+    with connect(address) as log:
         found = log.lag(known_group(log, name))
         committed = log.committed_offsets(name)
     rows = []
@@ -113,14 +114,14 @@ def describe(name: str, folder: Path, *, as_json: bool) -> None:
     help="In this partition only; may be given several times.",
 )
 @yes_option
-@log_option
+@address_option
 @json_option
 def reset(
     name: str,
     topic: str,
     to: str,
     partitions: tuple[int, ...],
-    folder: Path,
+    address: Path | str,
     *,
     yes: bool,
     as_json: bool,
@@ -137,10 +138,10 @@ def reset(
       millstream group reset billing --topic clicks --to 1200 --partition 0
     """
     position = parse_position("--to", to, ("earliest", "latest"))
-    reader = LogReader(folder)
+    reader = open_reader(address)
     numbers = check_partitions(reader, topic, partitions)
     after = offsets_at(reader, topic, numbers, position, option="--to")
-    with connect(folder) as log:
+    with connect(address) as log:
         committed = log.committed_offsets(name)
         rows = []
         for number, offset in after.items():
@@ -163,9 +164,9 @@ def reset(
 @group.command()
 @click.argument("name")
 @yes_option
-@log_option
+@address_option
 @json_option
-def delete(name: str, folder: Path, *, yes: bool, as_json: bool) -> None:
+def delete(name: str, address: Path | str, *, yes: bool, as_json: bool) -> None:
     """Forget what the group NAME has committed. No record is removed.
 
     A reader of that name begins anew, where its --from or start says.
@@ -174,7 +175,7 @@ def delete(name: str, folder: Path, *, yes: bool, as_json: bool) -> None:
     Example:
       millstream group delete billing --yes
     """
-    with connect(folder) as log:
+    with connect(address) as log:
         places = len(log.committed_offsets(known_group(log, name)))
         if not yes:
             ask(f"forget the {counted(places, 'committed offset')} of group {name}?")

@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from millstream.cli.tables import Column, Row, json_option, log_option, show
+from millstream.cli.tables import Column, Row, address_option, json_option, show
 from millstream.client import EventLog, connect
 from millstream.client.groups import Lag
+from millstream.client.kafka.address import shown
 from millstream.errors import ConfigError
 
 
@@ -21,11 +22,11 @@ from millstream.errors import ConfigError
 @click.option(
     "--check", is_flag=True, help="Exit with 1 if records are at risk or lost; for scripts."
 )
-@log_option
+@address_option
 @json_option
 @click.pass_context
 def lag(
-    context: click.Context, group: str | None, folder: Path, *, check: bool, as_json: bool
+    context: click.Context, group: str | None, address: Path | str, *, check: bool, as_json: bool
 ) -> None:
     """Show how far groups are behind, and whether they are about to lose records.
 
@@ -39,12 +40,12 @@ def lag(
       millstream lag billing --json
       millstream lag --check || notify "read faster"
     """
-    with connect(folder) as log:
+    with connect(address) as log:
         found = log.lag(known_group(log, group) if group is not None else None)
     if found or as_json:
         show([lag_row(one) for one in found], _COLUMNS, as_json=as_json)
     else:
-        click.echo(f"no group has committed an offset in {folder}")
+        click.echo(f"no group has committed an offset in {shown(address)}")
     if not as_json:
         advise(found)
     if check and any(one.state != "ok" for one in found):

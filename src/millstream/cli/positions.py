@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from millstream.client.reading import Reader
 from millstream.errors import ConfigError
-from millstream.log.reader import LogReader
 from millstream.record import to_timestamp_ms
 
 Position = str | int | datetime
@@ -31,7 +31,7 @@ def parse_position(option: str, text: str, words: Sequence[str]) -> Position:
         ) from None
 
 
-def check_partitions(reader: LogReader, topic: str, partitions: Sequence[int]) -> list[int]:
+def check_partitions(reader: Reader, topic: str, partitions: Sequence[int]) -> list[int]:
     """Return the partitions that were named, or all of the topic if none was.
 
     Raises:
@@ -47,7 +47,7 @@ def check_partitions(reader: LogReader, topic: str, partitions: Sequence[int]) -
 
 
 def offsets_at(
-    reader: LogReader, topic: str, partitions: Sequence[int], position: Position, *, option: str
+    reader: Reader, topic: str, partitions: Sequence[int], position: Position, *, option: str
 ) -> dict[int, int]:
     """Return the offset of a position in each of these partitions.
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TextIO, get_args
 
 import click
 
-from millstream.cli.tables import counted, json_option, log_option, tell
+from millstream.cli.tables import address_option, counted, json_option, tell
 from millstream.client import connect
 from millstream.errors import ConfigError
 from millstream.log.compression import CompressionName
@@ -68,7 +68,7 @@ _TELL_EVERY_S = 1.0
     help="synced: what was appended survives the loss of power. written: it survives the end of "
     "this process. periodic: the same, with fewer syncs.",
 )
-@log_option
+@address_option
 @json_option
 def produce(
     topic: str,
@@ -80,7 +80,7 @@ def produce(
     partition: int | None,
     compression: CompressionName,
     durability: Durability,
-    folder: Path,
+    address: Path | str,
     keys: bool,
     raw: bool,
     as_json: bool,
@@ -103,7 +103,7 @@ def produce(
     sent = 0
     waiting: deque[Future[Place]] = deque()
     progress = _Progress(sys.stderr, shown=sys.stderr.isatty() and not sys.stdin.isatty())
-    with connect(folder) as log, progress:
+    with connect(address) as log, progress:
         log.offsets(topic)  # an unknown topic must not make this process the owner of a new folder
         with log.producer(compression=compression, durability=durability) as producer:
             for number, line in _lines(sys.stdin.buffer):

@@ -20,21 +20,58 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from millstream.client.kafka.address import is_kafka, kafka_address, shown
 from millstream.errors import ConfigError
 
 Row = Mapping[str, Any]
 
 _PIPE_WIDTH = 10_000  # a pipe has no screen to fit
 
-log_option = click.option(
-    "--log",
-    "folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("data"),
-    envvar="MILLSTREAM_LOG",
-    show_default="./data",
-    show_envvar=True,
-    help="Folder of the log.",
+
+class _Folder(click.Path):
+    """A folder, for what only a folder holds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if is_kafka(value):
+            raise ConfigError(
+                f"The log is {shown(value)}, and brokers keep no state and views of apps. Give the folder "
+                "in which these are: --log ./data"
+            )
+        return super().convert(value, param, ctx)
+
+
+class _Address(click.Path):
+    """A folder, or ``kafka://``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if is_kafka(value):
+            kafka_address(value)
+            return value
+        return super().convert(value, param, ctx)
+
+
+def _log_option(dest: str, kind: click.Path, metavar: str, said: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--log",
+        dest,
+        type=kind,
+        metavar=metavar,
+        default=Path("data"),
+        envvar="MILLSTREAM_LOG",
+        show_default="./data",
+        show_envvar=True,
+        help=said,
+    )
+
+
+log_option = _log_option(
+    "folder", _Folder(file_okay=False, path_type=Path), "DIRECTORY", "Folder of the log."
+)
+address_option = _log_option(
+    "address",
+    _Address(file_okay=False, path_type=Path),
+    "FOLDER|kafka://HOST:PORT",
+    "The log: its folder, or brokers that have one.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")

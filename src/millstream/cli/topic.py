@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,10 +13,10 @@ from millstream.cli.sizes import describe_bytes, parse_bytes
 from millstream.cli.tables import (
     Column,
     Row,
+    address_option,
     ask,
     counted,
     json_option,
-    log_option,
     show,
     show_json,
     show_table,
@@ -24,6 +24,8 @@ from millstream.cli.tables import (
     yes_option,
 )
 from millstream.client import connect
+from millstream.client.kafka.address import shown
+from millstream.client.reading import Reader, open_reader
 from millstream.client.settings import topic_settings
 from millstream.durations import describe_us
 from millstream.errors import ConfigError
@@ -87,7 +89,7 @@ def topic() -> None:
     help="How many ordered parts the topic has. More can be added later; keys then move.",
 )
 @_setting_options
-@log_option
+@address_option
 @json_option
 def create(
     name: str,
@@ -97,7 +99,7 @@ def create(
     retention_bytes: str | None,
     cleanup: str | None,
     assignments: tuple[str, ...],
-    folder: Path,
+    address: Path | str,
     as_json: bool,
 ) -> None:
     """Create the topic NAME, and the log folder if there is none.
@@ -113,19 +115,19 @@ def create(
     """
     settings = _given(retention, retention_bytes, cleanup, assignments)
     check_topic_name(name)  # a wrong call must not leave a new folder behind
-    with connect(folder) as log:
+    with connect(address) as log:
         info = log.create_topic(name, partitions=partitions, settings=settings)
     tell(
-        f"created topic {name} with {counted(partitions, 'partition')} in {folder}",
+        f"created topic {name} with {counted(partitions, 'partition')} in {shown(address)}",
         {"topic": name, "topic_id": info.topic_id, "partitions": partitions, "settings": settings},
         as_json=as_json,
     )
 
 
 @topic.command("list")
-@log_option
+@address_option
 @json_option
-def list_topics(folder: Path, *, as_json: bool) -> None:
+def list_topics(address: Path | str, *, as_json: bool) -> None:
     """List the topics, with how much each holds and how long it is kept.
 
     The number of records counts offsets: where compaction removed records, or transactions left
@@ -135,12 +137,12 @@ def list_topics(folder: Path, *, as_json: bool) -> None:
     Example:
       millstream topic list --log ./data
     """
-    reader = LogReader(folder)
+    reader = open_reader(address)
     rows = [_topic_row(reader, name, info.partitions) for name, info in reader.topics().items()]
     if as_json or rows:
         show(rows, _LIST_COLUMNS, as_json=as_json)
     else:
-        click.echo(f"no topics in {folder}; make one with: millstream topic create NAME")
+        click.echo(f"no topics in {shown(address)}; make one with: millstream topic create NAME")
 
 
 @topic.command()
@@ -148,9 +150,9 @@ def list_topics(folder: Path, *, as_json: bool) -> None:
 @click.option(
     "--all", "every", is_flag=True, help="Show the settings that have their defaults too."
 )
-@log_option
+@address_option
 @json_option
-def describe(name: str, folder: Path, *, every: bool, as_json: bool) -> None:
+def describe(name: str, address: Path | str, *, every: bool, as_json: bool) -> None:
     """Show the settings of the topic NAME, and what each partition holds.
 
     Offsets from `start` up to, but without, `end` can be read. Of these, some have no record where
@@ -161,10 +163,10 @@ def describe(name: str, folder: Path, *, every: bool, as_json: bool) -> None:
       millstream topic describe clicks
       millstream topic describe clicks --all
     """
-    reader = LogReader(folder)
+    reader = open_reader(address)
     settings = reader.settings(name)
     defaults = TopicConfig().settings()
-    shown = {key: text for key, text in settings.items() if every or text != defaults[key]}
+    given = {key: text for key, text in settings.items() if every or text != defaults.get(key)}
     info = reader.topics()[name]
     partitions = [_partition_row(reader, name, number) for number in range(info.partitions)]
     if as_json:
@@ -172,14 +174,17 @@ def describe(name: str, folder: Path, *, every: bool, as_json: bool) -> None:
             {
                 "topic": name,
                 "topic_id": info.topic_id,
-                "settings": shown,
+                "settings": given,
                 "partitions": partitions,
             }
         )
         return
     click.echo(f"topic {name}, id {info.topic_id}")
-    if shown:
-        rows = [{"name": key, "value": shown[key], "default": defaults[key]} for key in shown]
+    if given:
+        rows = [
+            {"name": key, "value": text, "default": defaults.get(key)}
+            for key, text in given.items()
+        ]
         show_table(rows, _SETTING_COLUMNS)
     else:
         click.echo("all settings have their defaults; --all shows them")
@@ -203,7 +208,7 @@ def describe(name: str, folder: Path, *, every: bool, as_json: bool) -> None:
     metavar="NAME",
     help="Take a setting back to its default; may be given several times.",
 )
-@log_option
+@address_option
 @json_option
 def alter(
     name: str,
@@ -214,7 +219,7 @@ def alter(
     cleanup: str | None,
     assignments: tuple[str, ...],
     unset: tuple[str, ...],
-    folder: Path,
+    address: Path | str,
     as_json: bool,
 ) -> None:
     """Change settings of the topic NAME, or add partitions. What is not named stays.
@@ -232,9 +237,9 @@ def alter(
             f"nothing was said to change of topic {name!r}; give --set, --unset, --retention, "
             "--retention-bytes, --cleanup or --partitions"
         )
-    reader = LogReader(folder)
+    reader = open_reader(address)
     before = _state(reader, name)  # an unknown topic must not make this process the owner
-    with connect(folder) as log:
+    with connect(address) as log:
         log.alter_topic(name, partitions=partitions, settings=changes)
         after = _state(reader, name)
     rows = [
@@ -251,9 +256,9 @@ def alter(
 @topic.command()
 @click.argument("name")
 @yes_option
-@log_option
+@address_option
 @json_option
-def delete(name: str, folder: Path, *, yes: bool, as_json: bool) -> None:
+def delete(name: str, address: Path | str, *, yes: bool, as_json: bool) -> None:
     """Delete the topic NAME and all its records, for good.
 
     What groups have committed in it is forgotten with it.
@@ -262,7 +267,7 @@ def delete(name: str, folder: Path, *, yes: bool, as_json: bool) -> None:
     Example:
       millstream topic delete clicks --yes
     """
-    with connect(folder) as log:
+    with connect(address) as log:
         records = sum(end - start for start, end in log.offsets(name))
         if not yes:
             ask(f"delete topic {name} and its {counted(records, 'record')} for good?")
@@ -363,7 +368,7 @@ def _taken_back(names: Sequence[str], given: Mapping[str, str]) -> dict[str, Non
     return dict.fromkeys(names)
 
 
-def _state(reader: LogReader, name: str) -> dict[str, str]:
+def _state(reader: Reader, name: str) -> dict[str, str]:
     """Return all that can be altered of a topic."""
     settings = reader.settings(name)
     return {"partitions": str(reader.topics()[name].partitions), **settings}
@@ -372,29 +377,42 @@ def _state(reader: LogReader, name: str) -> dict[str, str]:
 # -- topics as they are shown -----------------------------------------------------------------
 
 
-def _topic_row(reader: LogReader, name: str, partitions: int) -> dict[str, object]:
-    config = TopicConfig.parse(reader.settings(name))
+def _topic_row(reader: Reader, name: str, partitions: int) -> dict[str, object]:
+    known = TopicConfig().settings().keys()
+    settings = reader.settings(name).items()
+    config = TopicConfig.parse({key: text for key, text in settings if key in known})
     rows = [_partition_row(reader, name, number) for number in range(partitions)]
     return {
         "topic": name,
         "partitions": partitions,
         "records_at_most": sum(row["records_at_most"] for row in rows),
-        "bytes": sum(row["bytes"] for row in rows),
+        "bytes": _sum_of_known(row["bytes"] for row in rows),
         "cleanup": ",".join(sorted(config.cleanup_policy)),
         "retention_ms": _limit(config.retention_ms),
         "retention_bytes": _limit(config.retention_bytes),
     }
 
 
-def _partition_row(reader: LogReader, name: str, number: int) -> dict[str, int]:
+def _sum_of_known(values: Iterable[int | None]) -> int | None:
+    found = list(values)
+    return None if None in found else sum(value or 0 for value in found)
+
+
+def _partition_row(reader: Reader, name: str, number: int) -> dict[str, Any]:
     start, end = reader.bounds(name, number)
+    files = reader.holding(name, number) if isinstance(reader, LogReader) else None
     return {
         "partition": number,
         "start": start,
         "end": end,
         "records_at_most": end - start,
-        "bytes": reader.holding(name, number).size_bytes,
+        "bytes": None if files is None else files.size_bytes,
     }
+
+
+def _bytes(row: Row) -> str | None:
+    """Say how large the segments are; brokers do not tell."""
+    return None if row["bytes"] is None else describe_bytes(row["bytes"])
 
 
 def _limit(value: int) -> int | None:
@@ -422,7 +440,9 @@ def _meaning(name: str, text: str) -> str:
     return describe_us(number * 1000) if name.endswith(".ms") else describe_bytes(number)
 
 
-def _with_meaning(name: str, text: str) -> str:
+def _with_meaning(name: str, text: str | None) -> str | None:
+    if text is None:
+        return None
     meaning = _meaning(name, text)
     return f"{text} ({meaning})" if meaning else text
 
@@ -431,7 +451,7 @@ _LIST_COLUMNS = [
     Column("topic", left=True),
     Column("partitions"),
     Column("records\nat most", "records_at_most"),
-    Column("bytes", lambda row: describe_bytes(row["bytes"])),
+    Column("bytes", _bytes),
     Column("cleanup", left=True),
     Column("retention", _kept, left=True),
 ]
@@ -440,7 +460,7 @@ _PARTITION_COLUMNS = [
     Column("start"),
     Column("end"),
     Column("records at most", "records_at_most"),
-    Column("bytes", lambda row: describe_bytes(row["bytes"])),
+    Column("bytes", _bytes),
 ]
 _ARCHIVE_COLUMNS = [
     Column("partition"),
