@@ -22,6 +22,7 @@ from millstream.demo.ads_run import clear_log
 from millstream.demo.folder import DemoRun, complete, prepare
 from millstream.errors import (
     ConfigError,
+    FencePassedError,
     MillstreamError,
     OverloadError,
     ProducerFencedError,
@@ -178,6 +179,26 @@ log.close()
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.stderr) == ("2\n", "")
+
+
+def test_a_fence_outlives_the_offset_that_a_broker_forgets(broker: InProcess) -> None:
+    with connect(f"kafka://{broker.address}") as log:
+        with log.producer(transactional_id="x") as producer:
+            for writer, batch_id in (("w", 1), ("w", 2), ("v", 7)):
+                with producer.transaction() as transaction:
+                    transaction.fence(writer, batch_id)
+            log._cluster.admin.delete_consumer_groups(["millstream-fence:w"])[
+                "millstream-fence:w"
+            ].result(WAIT_S)
+            assert log.fences() == {"v": 7, "w": 2}
+            with pytest.raises(FencePassedError), producer.transaction() as transaction:
+                transaction.fence("w", 2)
+            with producer.transaction() as transaction:
+                transaction.fence("w", 3)
+        assert log.fences() == {"v": 7, "w": 3}
+        assert log.forget_fences("w") == 1
+        assert log.fences() == {"v": 7}
+        assert log.topics() == {}
 
 
 def test_a_demo_removes_what_its_own_runs_made_and_nothing_else(

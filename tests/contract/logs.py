@@ -80,6 +80,8 @@ class Kafka:
 def wipe(log: EventLog) -> None:
     """Remove every topic, and everything that groups have committed, fences too."""
     cluster = log._cluster
+    for writer in log.fences():
+        log.forget_fences(writer)
     for name in log.topics():
         log.delete_topic(name)
     found = cluster.admin.list_consumer_groups().result(30).valid

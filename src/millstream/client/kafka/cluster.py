@@ -55,7 +55,7 @@ from millstream.log.topics import check_topic_name, unknown_topic
 from millstream.record import TopicInfo
 
 FENCES = "__millstream_fences"
-"""A topic without records, to which the committed offsets belong that are fences."""
+"""The topic of the fences: their committed offsets belong to it, and it remembers them by key."""
 
 _KNOWN_S = 5.0  # for how long what was seen of a topic is believed
 _LOOK_AGAIN_S = 0.02

@@ -1,23 +1,26 @@
 """What groups have committed, and fences, which are committed offsets of groups of their own.
 
 The fence of a writer is what the group ``millstream-fence:<writer>`` has committed of partition 0 of
-a topic without records: the *next* batch id, as a committed offset is the next to be read. So it is
-committed by the transaction that it guards, as the offsets of any group are.
+the topic of fences: the *next* batch id, as a committed offset is the next to be read. So it is
+committed by the transaction that it guards, as the offsets of any group are. Apache Kafka forgets
+offsets some days after the last commit; therefore the transaction also writes the batch id into that
+topic, which is compacted, under the writer's name, and a fence without an offset is looked up there.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPlace
 
 from millstream.client.groups import Lag
 from millstream.client.kafka.cluster import FENCES, Cluster
 from millstream.client.kafka.failures import AWAY, PASSING, as_ours, error_of
+from millstream.client.kafka.reader import KafkaReader
 from millstream.errors import ConfigError, UnknownTopicError
 from millstream.log.groups import CommittedOffset, Offsets, check_offsets
 from millstream.record import TopicPartition
@@ -176,24 +179,67 @@ class KafkaGroups:
             return None
         found = self.committed_of(FENCE_GROUP + writer, [KafkaPlace(FENCES, 0)])
         at = found.get(TopicPartition(FENCES, 0))
-        return None if at is None else at.offset - 1
+        return self._remembered().get(writer) if at is None else at.offset - 1
+
+    def _remembered(self) -> dict[str, int]:
+        """Return what the topic of fences says of each writer."""
+        reader = KafkaReader(self._cluster.shown, cluster=self._cluster)
+        found: dict[str, int] = {}
+        try:
+            low, high = reader.bounds(FENCES, 0)
+            for batch in reader.read(FENCES, 0, low, high, columns=("key", "value")):
+                for key, value in zip(*(column.to_pylist() for column in batch), strict=True):
+                    if value is None:
+                        found.pop(key.decode(), None)
+                    else:
+                        found[key.decode()] = int(value)
+        finally:
+            reader.close()
+        return found
 
     def fences(self, prefix: str) -> dict[str, int]:
         """Return where the fences stand of all writers whose names begin with ``prefix``."""
-        writers = [
-            name.removeprefix(FENCE_GROUP)
-            for name in self._all()
-            if name.startswith(FENCE_GROUP + prefix)
-        ]
-        stands = {writer: self.fence(writer) for writer in writers}
+        if not self._cluster.has_fences():
+            return {}
+        writers = set(self._groups_of_fences()) | self._remembered().keys()
+        stands = {
+            writer: self.fence(writer) for writer in sorted(writers) if writer.startswith(prefix)
+        }
         return {writer: batch_id for writer, batch_id in stands.items() if batch_id is not None}
+
+    def _groups_of_fences(self) -> list[str]:
+        """Return the writers of fences whose offsets are there."""
+        return [
+            name.removeprefix(FENCE_GROUP) for name in self._all() if name.startswith(FENCE_GROUP)
+        ]
 
     def forget_fences(self, prefix: str) -> int:
         """Forget the fences of all writers whose names begin with ``prefix``; return how many."""
         fences = self.fences(prefix)
-        for writer in fences:
-            self._delete(FENCE_GROUP + writer)
+        if fences:
+            # 1. Let the topic forget. A crash leaves offsets, which are forgotten the next time.
+            # 2. Forget the offsets, one by one. A crash leaves some, as before.
+            self._bury(fences)
+            for writer in set(self._groups_of_fences()) & fences.keys():
+                self._delete(FENCE_GROUP + writer)
         return len(fences)
+
+    def _bury(self, writers: Iterable[str]) -> None:
+        """Write tombstones for writers into the topic of fences."""
+        errors: list[KafkaError] = []
+        client = self._cluster.producer({"enable.idempotence": True})
+        for writer in writers:
+            client.produce(
+                FENCES,
+                None,
+                writer,
+                0,
+                on_delivery=lambda error, _: errors.append(error) if error else None,
+            )
+        if client.flush(self._cluster.timeout_s):
+            raise self._cluster.away()
+        if errors:
+            raise as_ours(errors[0], "fences were not forgotten")
 
     def lag(self, groups: Mapping[str, Mapping[TopicPartition, CommittedOffset]]) -> list[Lag]:
         """Return how far groups are behind, by group, topic and partition."""

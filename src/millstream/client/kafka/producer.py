@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from millstream.client.columns import Columns, as_columns
 from millstream.client.futures import Outcome, SendFuture, WholeFuture
-from millstream.client.kafka.cluster import Cluster
+from millstream.client.kafka.cluster import FENCES, Cluster
 from millstream.client.kafka.failures import as_ours, error_of
 from millstream.client.kafka.group_offsets import KafkaGroups
 from millstream.client.kafka.sending_client import SendingClients
@@ -325,6 +325,11 @@ class KafkaProducer:
             self._failed = True
             self._unreported = self._unreported or error
             self.first_failure = self.first_failure or error
+
+    def note_fence(self, writer: str, batch_id: int) -> None:
+        """Send the fence of the transaction that is about to be committed to its topic."""
+        row = (b"%d" % batch_id, writer.encode(), self._clock_ms(), ())
+        self._produce(FENCES, 0, row, _Sent(self, FENCES, len(writer)).told)
 
     def forget_failure(self) -> None:
         """Begin anew: what failed was told by the end of its transaction."""

@@ -64,6 +64,11 @@ if TYPE_CHECKING:
 _MARGIN_MS = 10_000  # what brokers wait for longer than the producer itself
 _TRIES = 3
 _LOOK_AGAIN_S = 0.002
+_OF_FENCES = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "0.1",
+    "segment.ms": "3600000",  # what is not closed is not compacted
+}
 
 
 class KafkaTransactions:
@@ -133,7 +138,7 @@ class KafkaTransactions:
         self._state = "open"
         self._producer.refusal = None
 
-    def commit(self, offsets: dict[str, Any], fence: tuple[str, int] | None) -> None:
+    def commit(self, offsets: Mapping[str, Offsets], fence: tuple[str, int] | None) -> None:
         """End the transaction: wait for its sends, then make everything true together.
 
         Raises:
@@ -143,7 +148,10 @@ class KafkaTransactions:
         try:
             self._producer.settle()
             self._judge()
-            moved = self._all_offsets(offsets, fence)
+            if fence is not None:
+                self._make_fences()
+                self._producer.note_fence(*fence)
+            moved = _all_offsets(offsets, fence)
             for group, given in moved.items():
                 self._call("send_offsets_to_transaction", given, self._groups.member(group))
             if fence is not None:  # by now what was committed before is there to be seen
@@ -211,21 +219,11 @@ class KafkaTransactions:
             for place in given
         )
 
-    def _all_offsets(
-        self, offsets: dict[str, Any], fence: tuple[str, int] | None
-    ) -> dict[str, Any]:
-        found = {group: places(given) for group, given in offsets.items() if given}
-        if fence is not None:
-            writer, batch_id = fence
-            self._make_fences()
-            found[FENCE_GROUP + writer] = fence_offsets(batch_id)
-        return found
-
     def _make_fences(self) -> None:
         """Make sure that the topic is there to which the offsets that are fences belong."""
         with suppress(TopicExistsError):
             if not self._cluster.has_fences():
-                self._cluster.create_topic(FENCES, 1, {"cleanup.policy": "compact"})
+                self._cluster.create_topic(FENCES, 1, _OF_FENCES)
 
     def check_places(self, offsets: Offsets) -> None:
         """Make sure that all these partitions are there.
@@ -302,6 +300,17 @@ class KafkaTransactions:
                 raise ours from raised
             else:
                 return
+
+
+def _all_offsets(
+    offsets: Mapping[str, Offsets], fence: tuple[str, int] | None
+) -> dict[str, list[KafkaPlace]]:
+    """Return what each group commits, the one of the fence among them."""
+    found = {group: places(given) for group, given in offsets.items() if given}
+    if fence is not None:
+        writer, batch_id = fence
+        found[FENCE_GROUP + writer] = fence_offsets(batch_id)
+    return found
 
 
 def _as_ours(error: KafkaError, what: str) -> MillstreamError:
