@@ -236,12 +236,20 @@ def test_what_make_test_passed_is_not_run_again_on_the_same_tree(
     assert dev.test_all([]) == 0
     assert tried == [
         f"tests/unit -m thorough {' '.join(dev.SIDE_BY_SIDE)}",
-        "tests/spark -m not quick -n 2 --dist loadfile",
-        "tests/integration",
+        f"tests/integration tests/spark -m not quick {' '.join(dev.FILES_SIDE_BY_SIDE)}",
     ]
     tried.clear()
     assert dev.test_all(["--again"]) == 0
     assert tried == ["tests"]
+
+
+def test_long_files_come_first_and_are_there(dev: ModuleType, tried: list[str]) -> None:
+    assert all((Path(__file__).parents[2] / name).is_file() for name in dev.LONG_FILES)
+    (dev.ROOT / dev.LONG_FILES[1]).touch()
+    dev.test([])
+    tried.clear()
+    dev.test_all([])
+    assert tried[1].startswith(f"{dev.LONG_FILES[1]} tests/integration tests/spark ")
 
 
 def test_on_another_tree_every_test_is_run(dev: ModuleType, tried: list[str]) -> None:
