@@ -29,6 +29,7 @@ from millstream.client.kafka.sending_client import SendingClients
 from millstream.client.kafka.transaction import KafkaTransaction, KafkaTransactions
 from millstream.client.overload import OVERLOADS, Overload
 from millstream.client.partitioning import Partitioner
+from millstream.client.parts import ROW_OVERHEAD
 from millstream.client.producer import (
     BLOCK_TIMEOUT_S,
     BUFFER_BYTES_MAX,
@@ -94,8 +95,7 @@ class KafkaProducer:
         self._overload = overload
         self._patience_s = block_timeout_s
         self._partitioner = Partitioner(cluster)
-        self._told = threading.Condition()
-        self._on_the_way = 0
+        self._lock = threading.Lock()
         self._unreported: MillstreamError | None = None
         self.first_failure: MillstreamError | None = None  # of the transaction that is open
         self.refusal: MillstreamError | None = None  # why nothing is taken now
@@ -123,6 +123,7 @@ class KafkaProducer:
         self._clients = clients
         self._client = clients.take(cluster, settings)
         self.library = self._client.library
+        self.transactional = transactional_id is not None
         self._transactions: KafkaTransactions | None = None
         if transactional_id is not None:
             self._transactions = KafkaTransactions(
@@ -147,12 +148,15 @@ class KafkaProducer:
         Arguments and errors are those of :meth:`millstream.client.producer.Producer.send`.
         """
         self._check()
-        raw_key, raw = encode_key(key), encode_value(value)
-        pairs = encode_headers(headers)
+        raw_key = encode_key(key)
+        raw = value if type(value) is bytes else encode_value(value)
+        pairs = encode_headers(headers) if headers else ()
         if timestamp_ms is None:
             timestamp_ms = self._clock_ms()
         _check_time(timestamp_ms)
-        size = Row(timestamp_ms, raw_key, raw, pairs).size
+        size = ROW_OVERHEAD + len(raw_key or b"") + len(raw or b"")
+        if pairs:
+            size = Row(timestamp_ms, raw_key, raw, pairs).size
         if size > RECORD_BYTES_MAX:
             check_record_size(size)
         number = self._number(topic, raw_key, partition)
@@ -237,38 +241,31 @@ class KafkaProducer:
             MillstreamError: the client takes no such record.
         """
         value, key, timestamp_ms, pairs = row
-        since_s = time.monotonic()
-        with self._told:
-            self._on_the_way += 1
-        try:
-            while True:
-                try:
-                    self.library.produce(
-                        topic,
-                        value,
-                        key,
-                        number,
-                        on_delivery=told,
-                        timestamp=timestamp_ms,
-                        headers=list(pairs) if pairs else None,
-                    )
-                except BufferError:
-                    refused = self._no_room(since_s)
-                    if refused is None:
-                        continue
-                except KafkaException as raised:
-                    if not self._may_pass(error_of(raised), topic, since_s):
-                        raise as_ours(
-                            error_of(raised), f"a record for {topic!r} was not sent"
-                        ) from raised
-                    continue
-                else:
-                    return None
-                self._gone()
-                return refused
-        except BaseException:
-            self._gone()
-            raise
+        headers = list(pairs) if pairs else None
+        since_s = 0.0
+        while True:
+            try:
+                self.library.produce(
+                    topic,
+                    value,
+                    key,
+                    number,
+                    on_delivery=told,
+                    timestamp=timestamp_ms,
+                    headers=headers,
+                )
+            except BufferError:
+                since_s = since_s or time.monotonic()
+                refused = self._no_room(since_s)
+                if refused is not None:
+                    return refused
+            except KafkaException as raised:
+                since_s = since_s or time.monotonic()
+                if not self._may_pass(error_of(raised), topic, since_s):
+                    what = f"a record for {topic!r} was not sent"
+                    raise as_ours(error_of(raised), what) from raised
+            else:
+                return None
 
     def _no_room(self, since_s: float) -> OverloadError | None:
         """Wait for room, or say that there is none.
@@ -282,7 +279,7 @@ class KafkaProducer:
                 "newest; slow down, or make the producer with a larger buffer_bytes"
             )
             self.note_failure(error)
-            with self._told:
+            with self._lock:
                 self.dropped += 1
             return error
         left_s = since_s + self._patience_s - time.monotonic()
@@ -291,8 +288,8 @@ class KafkaProducer:
                 f"the client's buffer was full for {self._patience_s:g} s; slow down, or make the producer "
                 "with a larger buffer_bytes or a longer block timeout"
             )
-        with self._told:
-            self._told.wait(min(left_s, _POLL_S))
+        with suppress(KafkaException):
+            self.library.poll(min(left_s, _POLL_S))
         return None
 
     def _may_pass(self, error: KafkaError, topic: str, since_s: float) -> bool:
@@ -303,25 +300,14 @@ class KafkaProducer:
         self.library.list_topics(topic, self._cluster.timeout_s)
         return True
 
-    def _gone(self) -> None:
-        with self._told:
-            self._on_the_way -= 1
-            self._told.notify_all()
-
     def lies_at(self, topic: str, partition: int, offset: int) -> None:
         """Note where a transaction's records begin."""
-        if self._transactions is not None and (topic, partition) not in self.first_offsets:
+        if (topic, partition) not in self.first_offsets:
             self.first_offsets[topic, partition] = offset
-
-    def done(self, error: MillstreamError | None) -> None:
-        """Note that a record has its outcome."""
-        if error is not None:
-            self.note_failure(error)
-        self._gone()
 
     def note_failure(self, error: MillstreamError) -> None:
         """Keep an error for whoever does not look at futures."""
-        with self._told:
+        with self._lock:
             self._failed = True
             self._unreported = self._unreported or error
             self.first_failure = self.first_failure or error
@@ -333,7 +319,7 @@ class KafkaProducer:
 
     def forget_failure(self) -> None:
         """Begin anew: what failed was told by the end of its transaction."""
-        with self._told:
+        with self._lock:
             self._unreported = self.first_failure = None
 
     def transaction(self) -> KafkaTransaction:
@@ -359,18 +345,16 @@ class KafkaProducer:
         if self._closed:
             raise FencedError("this producer was closed; make another one")
         self.settle()
-        with self._told:
+        with self._lock:
             error, self._unreported = self._unreported, None
         if error is not None:
             raise error.with_traceback(None)
 
     def settle(self) -> None:
-        """Return when everything on its way has its outcome."""
+        """Return when everything on its way has its outcome: a record counts until it was told."""
         while len(self.library):
             with suppress(KafkaException):  # what is fatal has failed every record by now
                 self.library.flush(_POLL_S)
-        with self._told:
-            self._told.wait_for(lambda: not self._on_the_way)
 
     def close(self) -> None:
         """Flush, and stop; an open transaction is aborted. Harmless when called again.
@@ -435,13 +419,13 @@ class _Sent:
     def told(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
             place = message.partition(), message.offset()
-            self._producer.lies_at(self._topic, *place)
+            if self._producer.transactional:
+                self._producer.lies_at(self._topic, *place)
             self.outcome.appended(*place)
-            self._producer.done(None)
             return
         ours = as_ours(error, f"a record of {self._size} bytes for {self._topic!r} was not taken")
+        self._producer.note_failure(ours)
         self.outcome.failed(ours)
-        self._producer.done(ours)
 
     def failed(self, error: MillstreamError) -> None:
         self.outcome.failed(error)
@@ -457,13 +441,13 @@ class _Bulk:
 
     def told(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
-            self._producer.lies_at(self._topic, message.partition(), message.offset())
+            if self._producer.transactional:
+                self._producer.lies_at(self._topic, message.partition(), message.offset())
             self._whole.count(1)
-            self._producer.done(None)
             return
         ours = as_ours(error, f"a record for {self._topic!r} was not taken")
+        self._producer.note_failure(ours)
         self._whole.fail(ours)
-        self._producer.done(ours)
 
     def failed(self, error: MillstreamError) -> None:
         self._whole.fail(error)
