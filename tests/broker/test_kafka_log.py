@@ -114,6 +114,8 @@ def test_a_consumer_waits_for_a_broker_that_comes_back(folder) -> None:
                 with connect(f"kafka://{address}") as again, again.producer() as producer:
                     producer.send("t", b"after").result(WAIT_S)
                 assert next(follows).value == b"after"
+                assert log.end_offsets("t") == [2]
+                assert log.read("t", 0).num_rows == 2
 
 
 def test_a_transaction_whose_broker_is_killed_leaves_nothing_and_its_producer_ends(folder) -> None:

@@ -115,6 +115,18 @@ def test_names_of_apps_are_checked(name):
         App(name, log="unused")
 
 
+def test_an_app_over_brokers_says_where_its_state_is():
+    address = "kafka://a:1,b?sasl.password=secret"
+    with pytest.raises(ConfigError, match=r'kafka://a:1,b, and brokers keep .* state="./data"'):
+        App("ads", log=address)
+    with pytest.raises(ConfigError, match="has the option 'linger'"):
+        App("ads", log="kafka://a?linger=5", state="./data")
+    app = App("ads", log=address, state="./data")
+    assert app.folder.as_posix() == "data/apps/ads"
+    assert "secret" not in repr(app)
+    assert App("ads", log="./log").folder.as_posix() == "log/apps/ads"
+
+
 def test_a_topic_is_declared_by_a_dataclass_of_known_types(events):
     @dataclass
     class Odd:

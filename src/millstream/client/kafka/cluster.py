@@ -106,6 +106,7 @@ class Cluster:
                     raise as_ours(error_of(error), f"{self.shown} refused us") from None
                 if time.monotonic() >= deadline_s:
                     raise self.away() from None
+                time.sleep(_LOOK_AGAIN_S)
 
     def away(self) -> BrokerAwayError:
         """Return the error for brokers that do not answer."""
@@ -162,10 +163,11 @@ class Cluster:
         if self._closed:
             raise FencedError(self._closed)
 
-    def ask(self, send: Callable[[], Future[_T]], what: str) -> _T:
+    def ask(self, send: Callable[[], Future[_T]], what: str, *, reads: bool = False) -> _T:
         """Return what a request gives, sent again while what is wrong passes by itself.
 
-        ``what`` begins the error's sentence.
+        ``what`` begins the error's sentence. One that only ``reads`` is sent again where its
+        connection broke, too.
 
         Raises:
             MillstreamError: it failed; see ``failures``.
@@ -177,10 +179,10 @@ class Cluster:
                 return send().result(2 * self.timeout_s)
             except KafkaException as raised:
                 error = error_of(raised)
-                if error.code() not in PASSING or time.monotonic() >= deadline_s:
-                    raise (
-                        self.away() if error.code() in AWAY else as_ours(error, what)
-                    ) from raised
+                away = error.code() in AWAY
+                passes = error.code() in PASSING or (away and reads)
+                if not passes or time.monotonic() >= deadline_s:
+                    raise (self.away() if away else as_ours(error, what)) from raised
             except TimeoutError:
                 raise self.away() from None
             except (TypeError, ValueError) as refused:
@@ -235,7 +237,7 @@ class Cluster:
             return futures[name]
 
         try:
-            found = self.ask(ask, f"the topic {name!r} could not be looked up")
+            found = self.ask(ask, f"the topic {name!r} could not be looked up", reads=True)
         except UnknownTopicError:
             self._known.pop(name, None)
             return None
@@ -372,6 +374,7 @@ class Cluster:
         found = self.ask(
             lambda: self._admin.describe_configs([resource])[resource],
             f"the settings of {name!r} could not be read",
+            reads=True,
         )
         return {setting: str(entry.value) for setting, entry in found.items()}
 
@@ -408,6 +411,7 @@ class Cluster:
         found = self.ask(
             lambda: _all_of(self._admin.list_offsets(asked, isolation_level=level)),
             "the offsets could not be read",
+            reads=True,
         )
         return [found[place].offset for place in places]
 

@@ -76,10 +76,9 @@ class KafkaGroups:
                     return ask(self._client(group))
             except KafkaException as raised:
                 error = error_of(raised)
-                if error.code() not in PASSING or time.monotonic() >= deadline_s:
-                    if error.code() in AWAY:
-                        raise self._cluster.away() from raised
-                    raise as_ours(error, what) from raised
+                away = error.code() in AWAY
+                if not (away or error.code() in PASSING) or time.monotonic() >= deadline_s:
+                    raise (self._cluster.away() if away else as_ours(error, what)) from raised
             time.sleep(_LOOK_AGAIN_S)
 
     def member(self, group: str) -> Any:
@@ -147,6 +146,7 @@ class KafkaGroups:
         found = self._cluster.ask(
             lambda: self._cluster.admin.list_consumer_groups(),  # noqa: PLW0108 - asked for each time
             "the groups could not be listed",
+            reads=True,
         )
         return sorted(group.group_id for group in found.valid)
 
