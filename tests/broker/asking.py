@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 from typing import Self
 
@@ -19,13 +20,15 @@ WAIT_S = 60
 class Asking:
     """One connection. Answers come in the order of the requests."""
 
-    def __init__(self, address: str, **options: int) -> None:
+    def __init__(self, address: str, *, tls: ssl.SSLContext | None = None, **options: int) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.socket()
         if "receive_bytes" in options:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options["receive_bytes"])
         self.socket.settimeout(WAIT_S)
         self.socket.connect((host, int(port)))
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         self._number = 0
         self._asked: list[tuple[Api, int]] = []
 

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from millstream.broker.server import Serving, serve
@@ -21,11 +23,23 @@ MILLSTREAM = [sys.executable, "-m", "millstream"]
 
 
 class InProcess:
-    """A broker in a thread; ``address`` is where it listens."""
+    """A broker in a thread; ``address`` is where it listens.
 
-    def __init__(self, folder: Path, *, listen: str = "127.0.0.1:0", **settings: object) -> None:
+    Args:
+        door: What ``serve`` is told of certificate and users.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        listen: str = "127.0.0.1:0",
+        door: Mapping[str, object] = MappingProxyType({}),
+        **settings: object,
+    ) -> None:
         self.admin: object = None
         self._folder, self._listen, self._settings = folder, listen, Settings(**settings)
+        self._door = door
         self._up = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
@@ -52,7 +66,7 @@ class InProcess:
         self._ended = asyncio.Event()
         async with AsyncExitStack() as stack:
             serving: Serving = await stack.enter_async_context(
-                serve(self._folder, listen=self._listen, settings=self._settings)
+                serve(self._folder, listen=self._listen, settings=self._settings, **self._door)
             )
             self.address, self.port = serving.address, serving.port
             self._writer = serving.writer

@@ -14,7 +14,14 @@ from collections import deque
 from contextlib import suppress
 
 from millstream.broker import messages
-from millstream.broker.dispatch import Peer, UnknownRequestError, answer, read_call
+from millstream.broker.authentication import OPENING_BYTES_MAX, Login
+from millstream.broker.dispatch import (
+    Peer,
+    UnauthenticatedError,
+    UnknownRequestError,
+    answer,
+    read_call,
+)
 from millstream.broker.memory import RequestMemory
 from millstream.broker.node import Call, Node
 from millstream.broker.wire import MalformedError
@@ -24,11 +31,17 @@ _SIZE_BYTES = 4
 _FRAME_BYTES_MIN = 8  # key, version, correlation id
 _REQUESTS_MAX = 64  # read and not yet taken up, of one connection
 _PRODUCES_MAX = 64  # taken up and not yet answered
+_PIECE_BYTES = 256 * 1024  # of an answer, encrypted at a time: others are served in between
+_TLS_HANDSHAKE = b"\x16\x03"  # how the bytes of a client that wants TLS begin
 _log = logging.getLogger(__name__)
 
 
 class Connection:
-    """Reads requests and writes answers until one side has had enough."""
+    """Reads requests and writes answers until one side has had enough.
+
+    Args:
+        login: What the client has to pass first, where the broker has users.
+    """
 
     def __init__(
         self,
@@ -38,6 +51,7 @@ class Connection:
         writer: asyncio.StreamWriter,
         *,
         advertised: tuple[str, int] | None,
+        login: Login | None = None,
     ) -> None:
         self._node = node
         self._memory = memory
@@ -45,7 +59,9 @@ class Connection:
         self._writer = writer
         host, port = advertised or writer.get_extra_info("sockname")[:2]
         client_host = writer.get_extra_info("peername")[0]
-        self._peer = Peer(host, port, client_host, node.next_connection())
+        self._login = login
+        self._encrypted = writer.get_extra_info("ssl_object") is not None
+        self._peer = Peer(host, port, client_host, node.next_connection(), login)
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue(_REQUESTS_MAX)
         self._produces: deque[tuple[int, asyncio.Task[bytes | None]]] = deque()
         self._answers_other = False  # than Produce
@@ -56,12 +72,14 @@ class Connection:
         """Serve until the connection ends."""
         serving = asyncio.create_task(self._serve())
         self._reading = reading = asyncio.create_task(self._read())
+        late = self._node.loop.call_later(self._node.settings.login_s, self._end_if_unknown)
         try:
             await asyncio.wait({serving, reading}, return_when=asyncio.FIRST_COMPLETED)
             if not self._answers_other:
                 # What was sent before the client went is still appended.
                 await asyncio.wait({serving}, timeout=self._node.settings.stalled_s)
         finally:
+            late.cancel()
             for task in (reading, serving, *(task for _, task in self._produces)):
                 task.cancel()
             if self._writer.transport.get_write_buffer_size():
@@ -72,15 +90,25 @@ class Connection:
             self._memory.release(self._held)
             for error in results:
                 self._tell(error)
+            if self._encrypted:  # ... is closed when the other side has said so, too, or is late
+                with suppress(OSError):
+                    await self._writer.wait_closed()
 
     def stop(self) -> None:
         """Read no more requests, and end when those that append something are answered."""
         if self._reading is not None:
             self._reading.cancel()
 
+    def _end_if_unknown(self) -> None:
+        """End a connection that has not said who it is: it holds a place of one that would."""
+        if self._login is not None and self._login.user is None:
+            self._tell(UnauthenticatedError("it did not say in time who it is"))
+            self.stop()
+
     def _tell(self, error: object) -> None:
         """Say why a connection ended, if not because the client went."""
-        if isinstance(error, (MalformedError, UnknownRequestError, TimeoutError)):
+        told = (MalformedError, UnknownRequestError, UnauthenticatedError, TimeoutError)
+        if isinstance(error, told):
             _log.warning("closed the connection of %s: %s", self._peer.client_host, error)
         elif isinstance(error, Exception) and not isinstance(error, (OSError, EOFError)):
             _log.error("a request of %s failed", self._peer.client_host, exc_info=error)
@@ -104,6 +132,10 @@ class Connection:
         size = int.from_bytes(head, "big", signed=True)
         settings = self._node.settings
         size_max = min(settings.request_bytes_max, settings.requests_bytes_max)
+        if self._login is not None and self._login.user is None:
+            size_max = min(size_max, OPENING_BYTES_MAX)
+        if head.startswith(_TLS_HANDSHAKE) and not self._encrypted:
+            raise MalformedError("it speaks TLS, and this broker has no certificate to do so")
         if not _FRAME_BYTES_MIN <= size <= size_max:
             raise MalformedError(f"a request of {size} bytes; at most {size_max}")
         await self._memory.reserve(size)
@@ -160,13 +192,30 @@ class Connection:
             data = await answer(self._node, call)
             self._free(size)
             if data is not None:
-                self._writer.write(data)
-            if call.held_bytes:
+                await self._write(data)
+            failure = None if self._login is None else self._login.failure
+            if call.held_bytes or failure:
                 del data
                 await self._taken(entirely=True)
+            if failure:
+                raise UnauthenticatedError(failure)
         finally:
             self._node.responses.release(call.held_bytes)
             self._answers_other = False
+
+    async def _write(self, data: bytes) -> None:
+        """Write an answer, and let TLS encrypt no more of it than the client takes.
+
+        TLS passes on all it has been given, so that what lies behind it would be counted by nobody.
+        """
+        if not self._encrypted:
+            self._writer.write(data)
+            return
+        view = memoryview(data)
+        for at in range(0, len(data), _PIECE_BYTES):
+            self._writer.write(view[at : at + _PIECE_BYTES])
+            await self._taken()
+            await asyncio.sleep(0)
 
     def _write_produced(self, _: asyncio.Task[bytes | None]) -> None:
         """Write the answers that are there, up to the first that is not."""

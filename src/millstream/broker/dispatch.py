@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from millstream.broker import (
+    authentication,
     committed,
     configs,
     fetching,
@@ -21,11 +22,13 @@ from millstream.broker import (
     messages,
     messages_admin,
     messages_groups,
+    messages_security,
     messages_transactions,
     producing,
     topics,
     transactions,
 )
+from millstream.broker.authentication import Login
 from millstream.broker.codes import Code
 from millstream.broker.node import Call, Node
 from millstream.broker.schema import Api
@@ -39,17 +42,22 @@ _OPENING = struct.Struct(">hhi")  # key, version and correlation id, in every he
 class Peer(NamedTuple):
     """The two ends of a connection: where the client reached the broker, and the client.
 
-    ``connection`` counts connections as they come.
+    ``connection`` counts connections as they come. ``login`` is there where the broker has users.
     """
 
     host: str
     port: int
     client_host: str
     connection: int = 0
+    login: Login | None = None
 
 
 class UnknownRequestError(Exception):
     """A kind or version of request that is not answered here."""
+
+
+class UnauthenticatedError(Exception):
+    """A request of somebody who has not said yet who it is, or could not."""
 
 
 async def api_versions(node: Node, call: Call) -> Message:  # noqa: ARG001 - a handler
@@ -96,6 +104,8 @@ HANDLERS: Mapping[Api, Handler] = {
     messages_admin.CREATE_PARTITIONS: topics.create_partitions,
     messages_admin.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
     messages_admin.DESCRIBE_CLUSTER: topics.describe_cluster,
+    messages_security.SASL_HANDSHAKE: authentication.sasl_handshake,
+    messages_security.SASL_AUTHENTICATE: authentication.sasl_authenticate,
 }
 _BY_KEY = {api.key: api for api in HANDLERS}
 
@@ -106,11 +116,14 @@ def read_call(frame: bytes, peer: Peer) -> Call:
     Raises:
         MalformedError: the bytes are no request.
         UnknownRequestError: they are one that is not answered here.
+        UnauthenticatedError: it is not the turn of this one.
     """
     if len(frame) < _OPENING.size:
         raise MalformedError(f"a request of {len(frame)} bytes")
     key, version, correlation_id = _OPENING.unpack_from(frame)
     api = _BY_KEY.get(key)
+    if api is not None and peer.login is not None and not peer.login.admits(api):
+        raise UnauthenticatedError(f"a request of {api.name} before authentication")
     if api is messages.API_VERSIONS and not api.supports(version):
         return Call(api, version, correlation_id, "", {}, *peer)
     if api is None or not api.supports(version):

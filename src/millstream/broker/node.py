@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from millstream.broker.appending import Appender
 from millstream.broker.coordinator import Groups
@@ -26,6 +26,9 @@ from millstream.log.owner import read_format
 from millstream.log.signal import signal_of
 from millstream.log.writer import LogWriter, wall_clock_ms
 
+if TYPE_CHECKING:
+    from millstream.broker.authentication import Login
+
 NODE_ID = 1
 READING_THREADS, CHANGING_THREADS = 4, 2
 T = TypeVar("T")
@@ -36,7 +39,9 @@ class Call:
     """One request, and what is known of who sent it.
 
     ``host`` and ``port`` are where the client reached the broker, so that it can be told to go on
-    there. ``connection`` is greater for one that came later. ``held_bytes`` is what the answer holds of the memory for responses until it is sent.
+    there. ``connection`` is greater for one that came later. ``login`` is who the client is, where the
+    broker has users. ``held_bytes`` is what the answer holds of the memory for responses until it is
+    sent.
     """
 
     api: Api
@@ -48,6 +53,7 @@ class Call:
     port: int
     client_host: str
     connection: int = 0
+    login: Login | None = None
     held_bytes: int = 0
 
 

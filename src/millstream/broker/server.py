@@ -8,16 +8,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from millstream.broker.authentication import Authenticator, Login
 from millstream.broker.connection import READ_AHEAD_BYTES, Connection
+from millstream.broker.encryption import server_context
 from millstream.broker.housekeeping import keep_house
 from millstream.broker.memory import RequestMemory
 from millstream.broker.node import Node
 from millstream.broker.settings import Settings
+from millstream.broker.users import UsersFile
 from millstream.errors import ConfigError, MillstreamError
 from millstream.listening import address_of, bound, is_loopback
 from millstream.log.writer import LogWriter
@@ -25,6 +30,7 @@ from millstream.log.writer import LogWriter
 LISTEN = "127.0.0.1:9092"
 _BACKLOG = 1024
 _ENDS_S = 5.0  # for the answers that are still to be given at the end
+_TLS_ENDS_S = 1.0  # for a client to agree that a connection is at its end
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +45,7 @@ class Serving:
     port: int
     failed: asyncio.Future[MillstreamError]
     writer: LogWriter
+    encrypted: bool = False
 
     @property
     def address(self) -> str:
@@ -52,6 +59,9 @@ async def serve(
     *,
     listen: str = LISTEN,
     advertise: str | None = None,
+    tls_cert: Path | str | None = None,
+    tls_key: Path | str | None = None,
+    users: Path | str | None = None,
     insecure: bool = False,
     settings: Settings | None = None,
 ) -> AsyncIterator[Serving]:
@@ -62,10 +72,15 @@ async def serve(
         listen: ``HOST:PORT``; port 0 takes one that is free.
         advertise: The address that clients are told to go on with; the one they came to if not
             given, which is right unless something between rewrites addresses.
-        insecure: Allow an address that other machines reach: there is no authentication.
+        tls_cert: The certificate, as PEM: clients come by TLS, and in no other way.
+        tls_key: Its private key, if that is not in the same file.
+        users: A file of users, made by ``millstream user add``: clients say who they are, by SASL
+            PLAIN, before anything else. It is read again when it changes.
+        insecure: Allow an address that other machines reach without TLS, or without users.
 
     Raises:
-        ConfigError: an address is none, is taken, or could be reached by others.
+        ConfigError: an address is none, is taken, or could be reached by others without TLS and users;
+            certificate, key or users cannot be used.
         FolderOwnedError: another process writes to this folder.
         CorruptionError: the folder cannot be opened; see ``LogWriter``.
     Guarantees: when the block ends, requests at work are answered, everything that was acknowledged
@@ -73,20 +88,61 @@ async def serve(
     """
     host, port = address_of(listen, LISTEN)
     told = None if advertise is None else address_of(advertise, LISTEN)
+    door = _door(tls_cert, tls_key, users)
     if not insecure and not is_loopback(host):
-        raise ConfigError(
-            f"{listen} can be reached from other machines, and there is no authentication: whoever "
-            "reaches it reads and writes everything. Listen on 127.0.0.1, or say --insecure "
-            "(insecure=True)"
-        )
-    with bound(host, port, "broker") as listener:
+        door.check_fit_for_others(listen)
+    with closing(door), bound(host, port, "broker") as listener:
         writer = await asyncio.to_thread(LogWriter, folder)
         try:
-            async with _serving(writer, listener, told, settings or Settings()) as failed:
+            async with _serving(writer, listener, told, door, settings or Settings()) as failed:
                 name, number = listener.getsockname()[:2]
-                yield Serving(name, number, failed, writer)
+                yield Serving(name, number, failed, writer, encrypted=door.tls is not None)
         finally:
             await asyncio.to_thread(writer.close)
+
+
+@dataclass(frozen=True)
+class _Door:
+    """What clients have to pass before they are answered."""
+
+    tls: ssl.SSLContext | None
+    authenticator: Authenticator | None
+
+    def check_fit_for_others(self, listen: str) -> None:
+        if self.tls is not None and self.authenticator is not None:
+            return
+        if self.authenticator is None:
+            why = "whoever reaches it reads and writes everything"
+            missing = "--users" if self.tls is not None else "--tls-cert, --tls-key and --users"
+        else:
+            why, missing = "passwords would pass for all to read", "--tls-cert and --tls-key"
+        raise ConfigError(
+            f"{listen} can be reached from other machines, and {why}. Give {missing}, listen on "
+            "127.0.0.1, or say --insecure (insecure=True)"
+        )
+
+    def close(self) -> None:
+        if self.authenticator is not None:
+            self.authenticator.close()
+
+
+def _door(
+    tls_cert: Path | str | None, tls_key: Path | str | None, users: Path | str | None
+) -> _Door:
+    tls = authenticator = None
+    if tls_cert is not None:
+        tls = server_context(Path(tls_cert), None if tls_key is None else Path(tls_key))
+    elif tls_key is not None:
+        raise ConfigError(f"--tls-key {tls_key} has no certificate; give --tls-cert, too")
+    if users is not None:
+        file = UsersFile(users)
+        if not file.read():
+            raise ConfigError(
+                f"{users} has no user, so nobody could come in. Add one, with: "
+                f"millstream user add NAME --users {users}"
+            )
+        authenticator = Authenticator(file)
+    return _Door(tls, authenticator)
 
 
 @asynccontextmanager
@@ -94,6 +150,7 @@ async def _serving(
     writer: LogWriter,
     listener: socket.socket,
     advertised: tuple[str, int] | None,
+    door: _Door,
     settings: Settings,
 ) -> AsyncIterator[asyncio.Future[MillstreamError]]:
     failed: asyncio.Future[MillstreamError] = asyncio.get_running_loop().create_future()
@@ -113,7 +170,9 @@ async def _serving(
             return
         task = asyncio.current_task()
         assert task is not None, "a connection is served by a task"
-        connection = Connection(node, memory, reader, stream, advertised=advertised)
+        client_host = stream.get_extra_info("peername")[0]
+        login = Login(door.authenticator, client_host) if door.authenticator else None
+        connection = Connection(node, memory, reader, stream, advertised=advertised, login=login)
         connections[task] = connection
         try:
             await connection.run()
@@ -125,8 +184,15 @@ async def _serving(
     node.start()
     keeping = asyncio.create_task(keep_house(node))
     try:
+        tls: dict[str, Any] = {}
+        if door.tls is not None:
+            tls = {
+                "ssl": door.tls,
+                "ssl_handshake_timeout": settings.login_s,
+                "ssl_shutdown_timeout": _TLS_ENDS_S,
+            }
         server = await asyncio.start_server(
-            connected, sock=listener, limit=READ_AHEAD_BYTES, backlog=_BACKLOG
+            connected, sock=listener, limit=READ_AHEAD_BYTES, backlog=_BACKLOG, **tls
         )
         try:
             yield failed

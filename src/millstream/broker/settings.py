@@ -19,6 +19,8 @@ class Settings:
         connections_max: More connections are closed as they come.
         stalled_s: A request that does not come in whole within this time ends its connection, and
             so does a response of which nothing is taken for so long.
+        login_s: A connection that has not said within this time who it is, where the broker has
+            users, is closed; so is one whose TLS handshake takes longer.
         idle_s: A connection without any request for so long is closed.
         default_partitions: Of topics that are made without saying how many they are to have.
         auto_create: Whether a topic is made when a client asks for one that is not there.
@@ -34,6 +36,7 @@ class Settings:
     responses_bytes_max: int = 256 * _MIB
     connections_max: int = 4096
     stalled_s: float = 60.0
+    login_s: float = 10.0
     idle_s: float = 600.0
     default_partitions: int = 1
     auto_create: bool = False

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 
 import click
@@ -29,6 +29,24 @@ from millstream.durations import to_us
     "--advertise",
     metavar="HOST:PORT",
     help="The address to tell clients, where something between rewrites addresses.",
+)
+@click.option(
+    "--tls-cert",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A certificate (PEM), with those that lead to its issuer behind it: clients come by TLS.",
+)
+@click.option(
+    "--tls-key",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The certificate's private key (PEM, not encrypted), if it is in a file of its own.",
+)
+@click.option(
+    "--users",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Clients give name and password (SASL PLAIN); `millstream user add` writes the file.",
 )
 @click.option(
     "--ready-file",
@@ -56,13 +74,16 @@ from millstream.durations import to_us
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Allow an address that other machines reach: there is no authentication.",
+    help="Allow an address that other machines reach without TLS, or without users.",
 )
 def broker(
     folder: Path,
     *,
     listen: str,
     advertise: str | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    users: Path | None,
     ready_file: Path | None,
     auto_create: bool,
     partitions: int,
@@ -71,13 +92,16 @@ def broker(
 ) -> None:
     """Serve the log in the folder DIR to Kafka's clients, until Ctrl-C or SIGTERM.
 
-    It owns the folder meanwhile; on this machine, others read it as before.
+    It owns the folder meanwhile; on this machine, others read it as before. Where other machines
+    are to reach it, it wants a certificate and users.
 
     \b
     Examples:
       millstream broker ./data
       millstream broker ./data --listen 127.0.0.1:0 --ready-file broker.addr
       millstream broker ./data --auto-create --partitions 4
+      millstream user add alice --users users.txt
+      millstream broker ./data --listen 0.0.0.0:9092 --advertise log.example.com:9092 --tls-cert cert.pem --tls-key key.pem --users users.txt
     """
     retention_ms = None
     if offsets_retention is not None:
@@ -87,33 +111,31 @@ def broker(
     )
     asyncio.run(
         _run(
+            serve(
+                folder,
+                listen=listen,
+                advertise=advertise,
+                tls_cert=tls_cert,
+                tls_key=tls_key,
+                users=users,
+                insecure=insecure,
+                settings=settings,
+            ),
             folder,
-            listen=listen,
-            advertise=advertise,
-            insecure=insecure,
-            settings=settings,
-            ready_file=ready_file,
+            ready_file,
         )
     )
 
 
 async def _run(
-    folder: Path,
-    *,
-    listen: str,
-    advertise: str | None,
-    insecure: bool,
-    settings: Settings,
-    ready_file: Path | None,
+    broker: AbstractAsyncContextManager[Serving], folder: Path, ready_file: Path | None
 ) -> None:
     """Serve until a signal comes, or the disk fails."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    async with serve(
-        folder, listen=listen, advertise=advertise, insecure=insecure, settings=settings
-    ) as serving:
+    async with broker as serving:
         with _told_ready(serving, folder, ready_file):
             serving.failed.add_done_callback(lambda _: ended.set())
             await ended.wait()
@@ -124,7 +146,8 @@ async def _run(
 @contextmanager
 def _told_ready(serving: Serving, folder: Path, ready_file: Path | None) -> Iterator[None]:
     """Say that clients can come, for as long as they can."""
-    click.echo(f"Kafka clients reach {folder} at {serving.address} (Ctrl-C ends it)")
+    way = " by TLS" if serving.encrypted else ""
+    click.echo(f"Kafka clients reach {folder} at {serving.address}{way} (Ctrl-C ends it)")
     if ready_file is None:
         yield
         return

@@ -26,6 +26,7 @@ COMMANDS = {
     "group": "List, describe, reset and delete groups: how far each has read.",
     "lag": "Show how far groups are behind, and whether they are about to lose records.",
     "broker": "Serve the log in the folder DIR to Kafka's clients, until Ctrl-C or SIGTERM.",
+    "user": "Add, list and remove the users of a broker.",
     "log": "Verify, repair and measure the folder of a log.",
     "ui": "Show a page of what the apps of a log do, live; serve their views over HTTP.",
     "run": "Run the pipeline that FILE declares, going on where it was.",

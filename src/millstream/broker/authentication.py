@@ -1,0 +1,243 @@
+"""Who a client is: SASL with the mechanism PLAIN, checked against the file of users.
+
+A connection of a broker that has users begins with these, in this order; nothing else is read before:
+
+1. ApiVersions, as often as the client likes: what the broker speaks is no secret.
+2. SaslHandshake: the client names the mechanism.
+3. SaslAuthenticate: the client sends name and password.
+
+What is out of order, and a try that fails, is answered with the protocol's error and ends the
+connection. Whoever has passed may do everything: there is no authorisation.
+
+Each try costs a hash that is slow on purpose, so they are made one at a time, in a thread of their own,
+and counted (``Tries``). A password that has passed once is remembered, as a digest under a key that
+lives only in this process, until the user's line changes: clients open many connections.
+
+Source: KIP-43, KIP-152; RFC 4616 (PLAIN); Kafka ``SaslServerAuthenticator``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+
+from millstream.broker.codes import Code, Refused
+from millstream.broker.messages import API_VERSIONS
+from millstream.broker.messages_security import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from millstream.broker.node import Call, Node
+from millstream.broker.schema import Api
+from millstream.broker.users import NOBODY, UsersFile, Verifier
+from millstream.broker.wire import Message
+from millstream.errors import ConfigError
+
+MECHANISM = "PLAIN"
+OPENING_BYTES_MAX = 8 * 1024  # of a request before its sender is known
+USER_TRIES_MAX, USER_TRY_EVERY_S = 10, 6.0  # of one name from one address
+HOST_TRIES_MAX, HOST_TRY_EVERY_S = 100, 0.6  # of one address
+_FAILED_S = 0.2  # before a failed try is answered: a client that tries again at once is slowed down
+_KEYS_MAX = 10_000  # of tries that are counted
+_OPENING_APIS = (API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE)
+_log = logging.getLogger(__name__)
+
+
+class Tries:
+    """How many tries are left: ``tries_max`` at first, and one more ``every_s`` seconds.
+
+    Of each key only the time is kept at which all its tries will be there again.
+    """
+
+    def __init__(self, tries_max: int, every_s: float, clock: Callable[[], float]) -> None:
+        self._every_s = every_s
+        self._ahead_s = (tries_max - 1) * every_s
+        self._clock = clock
+        self._whole_at: dict[Hashable, float] = {}
+
+    def take(self, key: Hashable) -> float:
+        """Take one try and return 0, or return in how many seconds there will be one."""
+        now = self._clock()
+        whole_at = max(self._whole_at.pop(key, now), now)
+        wait_s = whole_at - now - self._ahead_s
+        if wait_s <= 0:
+            whole_at += self._every_s
+        self._whole_at[key] = whole_at
+        if len(self._whole_at) > _KEYS_MAX:
+            self._forget(now)
+        return max(wait_s, 0.0)
+
+    def give_back(self, key: Hashable) -> None:
+        """Give back a try that did not fail."""
+        if key in self._whole_at:
+            self._whole_at[key] -= self._every_s
+
+    def _forget(self, now: float) -> None:
+        """Forget the keys that have all their tries, or else the one that tried longest ago."""
+        left = {key: at for key, at in self._whole_at.items() if at > now}
+        if len(left) > _KEYS_MAX:
+            del left[next(iter(left))]
+        self._whole_at = left
+
+
+class Authenticator:
+    """Holds names and passwords against a file of users. ``check`` belongs to one event loop.
+
+    Args:
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, users: UsersFile, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._users = users
+        self._of_user = Tries(USER_TRIES_MAX, USER_TRY_EVERY_S, clock)
+        self._of_host = Tries(HOST_TRIES_MAX, HOST_TRY_EVERY_S, clock)
+        self._key = secrets.token_bytes(32)
+        self._passed: dict[str, tuple[Verifier, bytes]] = {}  # in the one thread only
+        # One thread: tries take no more than one core and the memory of one hash.
+        self._hashing = ThreadPoolExecutor(1, "millstream-broker-authenticating")
+
+    def close(self) -> None:
+        """End the thread."""
+        self._hashing.shutdown()
+
+    async def check(self, host: str, name: str, password: str) -> None:
+        """Return if this is the password of the user.
+
+        Raises:
+            Refused: it is not, or there were too many tries; which of name and password is wrong
+                is not told.
+        """
+        wait_s = self._of_user.take((host, name)) or self._of_host.take(host)
+        if wait_s:
+            raise Refused(
+                Code.SASL_AUTHENTICATION_FAILED,
+                f"too many tries failed; try again in {wait_s:.0f} s",
+            )
+        loop = asyncio.get_running_loop()
+        try:
+            passed = await loop.run_in_executor(self._hashing, self._matches, name, password)
+        except ConfigError as error:
+            _log.error("nobody can be let in: %s", error)
+            raise Refused(
+                Code.SASL_AUTHENTICATION_FAILED, "the broker cannot read its users"
+            ) from error
+        if not passed:
+            raise Refused(Code.SASL_AUTHENTICATION_FAILED, "unknown user or wrong password")
+        self._of_user.give_back((host, name))
+        self._of_host.give_back(host)
+
+    def knows(self, name: str) -> bool:
+        """Return whether there was a user of this name when the file was last read."""
+        return name in self._users.last_read()
+
+    def _matches(self, name: str, password: str) -> bool:
+        verifier = self._users.read().get(name)
+        if verifier is None:
+            NOBODY.matches(password)
+            return False
+        digest = hmac.digest(self._key, password.encode(), "sha256")
+        passed = self._passed.get(name)
+        if passed and passed[0] == verifier and hmac.compare_digest(passed[1], digest):
+            return True
+        if not verifier.matches(password):
+            return False
+        self._passed[name] = (verifier, digest)
+        return True
+
+
+class Login:
+    """How far one connection has come in saying who it is.
+
+    ``user`` is its name once it has; ``failure`` says why it has not, and the connection must end.
+    """
+
+    def __init__(self, authenticator: Authenticator, host: str) -> None:
+        self.user: str | None = None
+        self.failure: str | None = None
+        self._authenticator = authenticator
+        self._host = host
+        self._shaken = False
+
+    def admits(self, api: Api) -> bool:
+        """Return whether a request of this kind is read now."""
+        return self.user is not None or api in _OPENING_APIS
+
+    def handshake(self, mechanism: str, version: int) -> Code:
+        """Take a SaslHandshake, and return what it is answered with."""
+        if version == 0:  # what would follow it is no request
+            return self._fail(Code.UNSUPPORTED_VERSION, "SaslHandshake of version 0")
+        if self._shaken:
+            return self._fail(Code.ILLEGAL_SASL_STATE, "a second SaslHandshake")
+        if mechanism != MECHANISM:
+            return self._fail(
+                Code.UNSUPPORTED_SASL_MECHANISM, f"a SASL mechanism other than {MECHANISM}"
+            )
+        self._shaken = True
+        return Code.NONE
+
+    async def authenticate(self, token: bytes) -> None:
+        """Take a SaslAuthenticate.
+
+        Raises:
+            Refused: with what it is answered with.
+        """
+        if not self._shaken or self.user is not None:
+            self._fail(Code.ILLEGAL_SASL_STATE, "SaslAuthenticate out of order")
+            raise Refused(Code.ILLEGAL_SASL_STATE, "SaslHandshake comes first, and each once")
+        try:
+            name, password = _plain(token)
+        except Refused:
+            self._fail(Code.SASL_AUTHENTICATION_FAILED, "no name and password of SASL PLAIN")
+            raise
+        try:
+            await self._authenticator.check(self._host, name, password)
+        except Refused as error:
+            # Somebody may have given a password for a name.
+            known = f"user {name!r}" if self._authenticator.knows(name) else "an unknown user"
+            self._fail(error.code, f"authentication of {known} failed: {error}")
+            await asyncio.sleep(_FAILED_S)
+            raise
+        self.user = name
+
+    def _fail(self, code: Code, why: str) -> Code:
+        self.failure = why
+        return code
+
+
+def _plain(token: bytes) -> tuple[str, str]:
+    """Return name and password: ``[authorization] NUL name NUL password``, in UTF-8.
+
+    Raises:
+        Refused: it is not of this form, or wants to act as somebody else.
+    """
+    try:
+        other, name, password = token.decode().split("\0")
+    except ValueError:  # a UnicodeDecodeError is one, too
+        other, name, password = "", "", ""
+    if not name or not password or other not in {"", name}:
+        raise Refused(Code.SASL_AUTHENTICATION_FAILED, "no name and password of SASL PLAIN")
+    return name, password
+
+
+async def sasl_handshake(node: Node, call: Call) -> Message:  # noqa: ARG001 - a handler
+    """Answer a SaslHandshake request."""
+    if call.login is None:  # there are no users: as Kafka has it where it does not ask for any
+        return {"error_code": Code.ILLEGAL_SASL_STATE}
+    code = call.login.handshake(call.request["mechanism"], call.version)
+    return {"error_code": code, "mechanisms": [MECHANISM]}
+
+
+async def sasl_authenticate(node: Node, call: Call) -> Message:  # noqa: ARG001 - a handler
+    """Answer a SaslAuthenticate request."""
+    if call.login is None:
+        return {
+            "error_code": Code.ILLEGAL_SASL_STATE,
+            "error_message": "this broker has no users and asks for no password",
+        }
+    try:
+        await call.login.authenticate(call.request["auth_bytes"])
+    except Refused as refused:
+        return {"error_code": refused.code, "error_message": str(refused)}
+    return {"error_code": Code.NONE}

@@ -1,0 +1,136 @@
+"""How many passwords may be tried, by whom, in which time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from millstream.broker import authentication, users
+from millstream.broker.authentication import (
+    HOST_TRIES_MAX,
+    HOST_TRY_EVERY_S,
+    USER_TRIES_MAX,
+    USER_TRY_EVERY_S,
+    Authenticator,
+    Tries,
+)
+from millstream.broker.codes import Code, Refused
+from millstream.broker.users import UsersFile, Verifier
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_tries_come_back_one_by_one(clock) -> None:
+    tries = Tries(3, 10.0, clock)
+    assert [tries.take("a") for _ in range(5)] == [0, 0, 0, 10, 10]
+    assert tries.take("b") == 0
+    clock.now_s += 4
+    assert tries.take("a") == 6
+    clock.now_s += 6
+    assert [tries.take("a") for _ in range(2)] == [0, 10]
+    clock.now_s += 1000
+    assert [tries.take("a") for _ in range(4)] == [0, 0, 0, 10]
+
+
+def test_a_try_that_did_not_fail_does_not_count(clock) -> None:
+    tries = Tries(3, 10.0, clock)
+    for _ in range(100):
+        assert tries.take("a") == 0
+        tries.give_back("a")
+
+
+def test_what_is_kept_of_tries_is_bounded(clock, monkeypatch) -> None:
+    monkeypatch.setattr(authentication, "_KEYS_MAX", 5)
+    tries = Tries(1, 10.0, clock)
+    for number in range(50):
+        assert tries.take(number) == 0
+    assert len(tries._whole_at) == 5
+    assert tries.take(49) == 10
+    clock.now_s += 11
+    tries.take("a")
+    assert list(tries._whole_at) == ["a"]
+
+
+@pytest.fixture
+def authenticator(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(users, "_COST", 2)
+    monkeypatch.setattr(authentication, "NOBODY", Verifier.of("nobody"))
+    file = UsersFile(tmp_path / "users.txt")
+    file.put("alice", "secret")
+    file.put("bob", "secret")
+    made = Authenticator(file, clock=clock)
+    yield made
+    made.close()
+
+
+def outcome(authenticator: Authenticator, host: str, name: str, password: str) -> str:
+    """Return "passed", or why not."""
+    try:
+        asyncio.run(authenticator.check(host, name, password))
+    except Refused as refused:
+        assert refused.code == Code.SASL_AUTHENTICATION_FAILED
+        return str(refused)
+    return "passed"
+
+
+def test_one_client_with_a_wrong_password_keeps_out_only_its_like(authenticator, clock) -> None:
+    for _ in range(USER_TRIES_MAX):
+        assert "wrong password" in outcome(authenticator, "h", "alice", "wrong")
+    assert "too many" in outcome(authenticator, "h", "alice", "secret")
+    assert outcome(authenticator, "h", "bob", "secret") == "passed"
+    assert outcome(authenticator, "other", "alice", "secret") == "passed"
+    clock.now_s += USER_TRY_EVERY_S
+    assert outcome(authenticator, "h", "alice", "secret") == "passed"
+
+
+def test_an_address_that_tries_many_names_is_kept_out(authenticator, clock) -> None:
+    for number in range(HOST_TRIES_MAX):
+        assert "wrong password" in outcome(authenticator, "h", f"user{number}", "x")
+    assert "too many" in outcome(authenticator, "h", "alice", "secret")
+    assert outcome(authenticator, "other", "alice", "secret") == "passed"
+    clock.now_s += HOST_TRY_EVERY_S
+    assert outcome(authenticator, "h", "alice", "secret") == "passed"
+
+
+def test_who_passes_may_come_as_often_as_it_likes_and_is_hashed_once(
+    authenticator, monkeypatch
+) -> None:
+    hashed: list[str] = []
+    real = Verifier.hash
+    monkeypatch.setattr(
+        Verifier, "hash", lambda self, word: hashed.append(word) or real(self, word)
+    )
+    for _ in range(3 * HOST_TRIES_MAX):
+        assert outcome(authenticator, "h", "alice", "secret") == "passed"
+    assert hashed == ["secret"]
+    assert "wrong" in outcome(authenticator, "h", "alice", "Secret")
+    assert hashed == ["secret", "Secret"]
+
+
+def test_an_unknown_name_costs_as_much_as_a_wrong_password(authenticator, monkeypatch) -> None:
+    costs: list[int] = []
+    real = Verifier.hash
+    monkeypatch.setattr(
+        Verifier, "hash", lambda self, word: costs.append(self.cost) or real(self, word)
+    )
+    first = outcome(authenticator, "h", "alice", "wrong")
+    second = outcome(authenticator, "h", "nobody", "wrong")
+    assert (first, costs[0]) == (second, costs[1])
+
+
+def test_a_new_password_ends_what_was_remembered_of_the_old(authenticator) -> None:
+    assert outcome(authenticator, "h", "alice", "secret") == "passed"
+    authenticator._users.put("alice", "other", replace=True)
+    assert "wrong" in outcome(authenticator, "h", "alice", "secret")
+    assert outcome(authenticator, "h", "alice", "other") == "passed"
