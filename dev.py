@@ -507,6 +507,7 @@ def test_all(arguments: Sequence[str]) -> int:
     again = "--again" in arguments
     given = [argument for argument in arguments if argument != "--again"]
     without_postgres, without_chromium = why_no_postgres(), why_no_chromium()
+    without_kcat = why_no_kcat()
     if not given and not again and TESTED.is_file() and TESTED.read_text() == tree_key():
         everything = the_rest(env)
     else:
@@ -515,6 +516,8 @@ def test_all(arguments: Sequence[str]) -> int:
         say(f"skipped: the tests on PostgreSQL: {without_postgres}")
     if without_chromium:
         say(f"skipped: the tests of the page in a browser: {without_chromium}")
+    if without_kcat:
+        say(f"skipped: the tests of the broker with kcat: {without_kcat}")
     if not there("tests/smoke"):
         say(f"skipped: the smoke run on {SPARK_OLDEST}: there is no folder tests/smoke")
         return everything
@@ -558,6 +561,16 @@ def why_no_postgres() -> str:
 def why_no_chromium() -> str:
     """Install a browser if root may; say why the tests must do without, "" if not."""
     return why_not_installed("chromium", chromium_is_there, "the tests of the page")
+
+
+def kcat_is_there() -> bool:
+    """Say whether kcat is installed, a client of Kafka's in C."""
+    return bool(shutil.which("kcat"))
+
+
+def why_no_kcat() -> str:
+    """Install kcat if root may; say why the tests must do without, "" if not."""
+    return why_not_installed("kcat", kcat_is_there, "the tests of the broker with it")
 
 
 def why_not_installed(package: str, is_there: Callable[[], bool], what_for: str) -> str:

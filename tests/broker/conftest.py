@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,18 @@ def quiet() -> None:
     """kafka-python and aiokafka tell at length of connections that come and go."""
     for name in ("kafka", "aiokafka"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@pytest.fixture(autouse=True)
+def told(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
+    """Say in the report of the tests which client a test was run with, for docs/compatibility.py."""
+    marker = request.node.get_closest_marker("client")
+    if marker is None:
+        return
+    (name,) = marker.args
+    record_property("client", name)
+    with suppress(PackageNotFoundError):  # others say their version themselves
+        record_property("version", version(name))
 
 
 @pytest.fixture

@@ -15,7 +15,10 @@ from broker.running import InProcess
 
 WAIT_S = 60
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:aiokafka")
+pytestmark = [
+    pytest.mark.client("aiokafka"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:aiokafka"),
+]
 
 
 def run(story: Callable[[], Coroutine[Any, Any, None]]) -> None:

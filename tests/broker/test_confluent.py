@@ -33,6 +33,8 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.aio import AIOConsumer, AIOProducer
 
+pytestmark = pytest.mark.client("confluent-kafka")
+
 WAIT_S = 60
 SILENT = {"log_level": 0}
 

@@ -17,7 +17,10 @@ from kafka.structs import OffsetAndMetadata
 
 WAIT_MS = 60_000
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:kafka")
+pytestmark = [
+    pytest.mark.client("kafka-python"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:kafka"),
+]
 
 
 @pytest.fixture

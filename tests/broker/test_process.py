@@ -87,6 +87,7 @@ def test_a_port_that_is_taken_is_named(folder, tmp_path) -> None:
     assert "taken" in done.stderr
 
 
+@pytest.mark.client("confluent-kafka")
 def test_this_machine_reads_the_folder_beside_it(folder) -> None:
     with AsProcess(folder) as broker, ms.connect(folder) as log:
         make(broker.address, "t")
@@ -106,6 +107,7 @@ def test_this_machine_reads_the_folder_beside_it(folder) -> None:
             log.create_topic("u")
 
 
+@pytest.mark.client("confluent-kafka")
 def test_nothing_acknowledged_is_lost_when_it_is_killed_in_the_middle(folder) -> None:
     """Three times, while an idempotent producer sends: each record is there once, in order."""
     with AsProcess(folder) as broker:
@@ -155,6 +157,7 @@ def test_nothing_acknowledged_is_lost_when_it_is_killed_in_the_middle(folder) ->
     assert found == [b"%d" % number for number in range(sent)]
 
 
+@pytest.mark.client("confluent-kafka")
 def test_a_transaction_goes_on_with_the_next_broker(folder) -> None:
     """Killed between the records, the offsets and the commit; all of it counts, once."""
     with AsProcess(folder) as broker:

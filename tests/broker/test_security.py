@@ -112,6 +112,7 @@ def python(broker: InProcess, certificate: Certificate, **options: object) -> di
     }
 
 
+@pytest.mark.client("confluent-kafka")
 def test_confluent_kafka_comes_with_a_password(secure, certificate) -> None:
     config = confluent(secure, certificate)
     admin = AdminClient(config)
@@ -133,6 +134,7 @@ def test_confluent_kafka_comes_with_a_password(secure, certificate) -> None:
     assert found == values
 
 
+@pytest.mark.client("kafka-python")
 def test_kafka_python_comes_with_a_password(secure, certificate) -> None:
     with closing(KafkaProducer(**python(secure, certificate))) as sender:
         for number in range(100):
@@ -145,6 +147,7 @@ def test_kafka_python_comes_with_a_password(secure, certificate) -> None:
         assert [next(reader).value for _ in range(100)] == [b"%d" % n for n in range(100)]
 
 
+@pytest.mark.client("aiokafka")
 def test_aiokafka_comes_with_a_password(secure, certificate) -> None:
     async def both() -> bytes | None:
         config = python(secure, certificate)
@@ -168,6 +171,7 @@ def first_error(config: dict[str, object]) -> KafkaError:
     return errors[0]
 
 
+@pytest.mark.client("confluent-kafka")
 @pytest.mark.parametrize("wrong", [{"sasl_password": "wrong"}, {"sasl_username": "nobody"}])
 def test_confluent_kafka_is_told_of_a_wrong_password(secure, certificate, wrong) -> None:
     error = first_error(confluent(secure, certificate, **wrong))
@@ -175,6 +179,7 @@ def test_confluent_kafka_is_told_of_a_wrong_password(secure, certificate, wrong)
     assert "unknown user or wrong password" in error.str()
 
 
+@pytest.mark.client("kafka-python")
 def test_kafka_python_is_told_of_a_wrong_password(secure, certificate) -> None:
     config = python(secure, certificate, sasl_plain_password="wrong")
     with warnings.catch_warnings():  # a client that could not begin leaves its sockets open
@@ -184,6 +189,7 @@ def test_kafka_python_is_told_of_a_wrong_password(secure, certificate) -> None:
         gc.collect()
 
 
+@pytest.mark.client("confluent-kafka")
 @pytest.mark.parametrize(
     "how", [{"security_protocol": "PLAINTEXT"}, {"security_protocol": "SASL_PLAINTEXT"}]
 )
@@ -194,11 +200,13 @@ def test_who_comes_without_tls_gets_nothing(secure, certificate, how) -> None:
     AdminClient(confluent(secure, certificate)).list_topics(timeout=WAIT_S)
 
 
+@pytest.mark.client("confluent-kafka")
 def test_who_has_no_password_gets_nothing(secure, certificate) -> None:
     with pytest.raises(KafkaException):
         AdminClient(confluent(secure, certificate, security_protocol="SSL")).list_topics(timeout=1)
 
 
+@pytest.mark.client("confluent-kafka")
 def test_a_certificate_that_the_client_does_not_trust_is_refused_by_it(
     secure, certificate, tmp_path
 ) -> None:
@@ -207,6 +215,7 @@ def test_a_certificate_that_the_client_does_not_trust_is_refused_by_it(
     assert error.code() == KafkaError._SSL
 
 
+@pytest.mark.client("confluent-kafka")
 def test_tls_without_users_asks_for_no_password(folder, certificate) -> None:
     door = {"tls_cert": certificate.cert, "tls_key": certificate.key}
     with InProcess(folder, door=door, auto_create=True) as broker:

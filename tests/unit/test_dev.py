@@ -271,7 +271,7 @@ def test_a_failed_or_partial_run_counts_for_nothing(
     assert not dev.TESTED.exists()
 
 
-@pytest.mark.parametrize("what", ["postgres", "chromium"])
+@pytest.mark.parametrize("what", ["postgres", "chromium", "kcat"])
 def test_the_tests_do_without_a_server_or_browser_only_for_a_reason_that_is_told(
     dev: ModuleType, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
