@@ -23,7 +23,7 @@ from broker.running import MILLSTREAM, WAIT_S, AsProcess, InProcess
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError as PythonKafkaError
 
-from millstream.broker.authentication import USER_TRIES_MAX
+from millstream.broker.authentication import USER_FAILURES_MAX
 from millstream.broker.codes import Code
 from millstream.broker.server import serve
 from millstream.broker.users import UsersFile
@@ -362,9 +362,9 @@ def test_too_many_wrong_tries_are_refused_whatever_comes_with_them(asked) -> Non
         with Asking(asked.address) as client:
             return come(client, "wrong")["error_code"]
 
-    with ThreadPoolExecutor(USER_TRIES_MAX) as pool:
-        codes = list(pool.map(wrong, range(USER_TRIES_MAX)))
-    assert codes == [Code.SASL_AUTHENTICATION_FAILED] * USER_TRIES_MAX
+    with ThreadPoolExecutor(USER_FAILURES_MAX) as pool:
+        codes = list(pool.map(wrong, range(USER_FAILURES_MAX)))
+    assert codes == [Code.SASL_AUTHENTICATION_FAILED] * USER_FAILURES_MAX
     with Asking(asked.address) as client:
         answer = come(client)
         assert answer["error_code"] == Code.SASL_AUTHENTICATION_FAILED

@@ -10,7 +10,7 @@ What is out of order, and a try that fails, is answered with the protocol's erro
 connection. Whoever has passed may do everything: there is no authorisation.
 
 Each try costs a hash that is slow on purpose, so they are made one at a time, in a thread of their own,
-and counted (``Tries``). A password that has passed once is remembered, as a digest under a key that
+and those that fail are counted (``Tries``). A password that has passed once is remembered, as a digest under a key that
 lives only in this process, until the user's line changes: clients open many connections.
 
 Source: KIP-43, KIP-152; RFC 4616 (PLAIN); Kafka ``SaslServerAuthenticator``.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Hashable
@@ -37,53 +38,48 @@ from millstream.errors import ConfigError
 
 MECHANISM = "PLAIN"
 OPENING_BYTES_MAX = 8 * 1024  # of a request before its sender is known
-USER_TRIES_MAX, USER_TRY_EVERY_S = 10, 6.0  # of one name from one address
-HOST_TRIES_MAX, HOST_TRY_EVERY_S = 100, 0.6  # of one address
+USER_FAILURES_MAX, USER_TRY_EVERY_S = 10, 6.0  # of one name from one address
+HOST_FAILURES_MAX, HOST_TRY_EVERY_S = 100, 0.6  # of one address
 _FAILED_S = 0.2  # before a failed try is answered: a client that tries again at once is slowed down
-_KEYS_MAX = 10_000  # of tries that are counted
+_KEYS_MAX = 10_000  # of failures that are counted
 _OPENING_APIS = (API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE)
 _log = logging.getLogger(__name__)
 
 
 class Tries:
-    """How many tries are left: ``tries_max`` at first, and one more ``every_s`` seconds.
+    """How often one may fail: ``failures_max`` times at first, and once more every ``every_s`` seconds.
 
-    Of each key only the time is kept at which all its tries will be there again.
+    Of each key only the time is kept at which nothing of its failures will count any more.
     """
 
-    def __init__(self, tries_max: int, every_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, failures_max: int, every_s: float, clock: Callable[[], float]) -> None:
         self._every_s = every_s
-        self._ahead_s = (tries_max - 1) * every_s
+        self._ahead_s = (failures_max - 1) * every_s
         self._clock = clock
-        self._whole_at: dict[Hashable, float] = {}
+        self._clean_at: dict[Hashable, float] = {}
 
-    def take(self, key: Hashable) -> float:
-        """Take one try and return 0, or return in how many seconds there will be one."""
+    def wait_s(self, key: Hashable) -> float:
+        """Return in how many seconds there may be another try; 0: now."""
         now = self._clock()
-        whole_at = max(self._whole_at.pop(key, now), now)
-        wait_s = whole_at - now - self._ahead_s
-        if wait_s <= 0:
-            whole_at += self._every_s
-        self._whole_at[key] = whole_at
-        if len(self._whole_at) > _KEYS_MAX:
-            self._forget(now)
-        return max(wait_s, 0.0)
+        return max(self._clean_at.get(key, now) - now - self._ahead_s, 0.0)
 
-    def give_back(self, key: Hashable) -> None:
-        """Give back a try that did not fail."""
-        if key in self._whole_at:
-            self._whole_at[key] -= self._every_s
+    def failed(self, key: Hashable) -> None:
+        """Count a failure."""
+        now = self._clock()
+        self._clean_at[key] = max(self._clean_at.pop(key, now), now) + self._every_s
+        if len(self._clean_at) > _KEYS_MAX:
+            self._forget(now)
 
     def _forget(self, now: float) -> None:
-        """Forget the keys that have all their tries, or else the one that tried longest ago."""
-        left = {key: at for key, at in self._whole_at.items() if at > now}
+        """Forget the keys of which nothing counts, or else the one that failed longest ago."""
+        left = {key: at for key, at in self._clean_at.items() if at > now}
         if len(left) > _KEYS_MAX:
             del left[next(iter(left))]
-        self._whole_at = left
+        self._clean_at = left
 
 
 class Authenticator:
-    """Holds names and passwords against a file of users. ``check`` belongs to one event loop.
+    """Holds names and passwords against a file of users.
 
     Args:
         clock: Seconds that only grow.
@@ -91,11 +87,12 @@ class Authenticator:
 
     def __init__(self, users: UsersFile, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._users = users
-        self._of_user = Tries(USER_TRIES_MAX, USER_TRY_EVERY_S, clock)
-        self._of_host = Tries(HOST_TRIES_MAX, HOST_TRY_EVERY_S, clock)
+        self._of_user = Tries(USER_FAILURES_MAX, USER_TRY_EVERY_S, clock)
+        self._of_host = Tries(HOST_FAILURES_MAX, HOST_TRY_EVERY_S, clock)
         self._key = secrets.token_bytes(32)
-        self._passed: dict[str, tuple[Verifier, bytes]] = {}  # in the one thread only
-        # One thread: tries take no more than one core and the memory of one hash.
+        self._passed: dict[str, tuple[Verifier, bytes]] = {}
+        # One thread: all of them together take one core at most and the memory of one hash, and a
+        # failure counts before the next try is looked at, however many come at the same time.
         self._hashing = ThreadPoolExecutor(1, "millstream-broker-authenticating")
 
     def close(self) -> None:
@@ -109,28 +106,33 @@ class Authenticator:
             Refused: it is not, or there were too many tries; which of name and password is wrong
                 is not told.
         """
-        wait_s = self._of_user.take((host, name)) or self._of_host.take(host)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._hashing, self._check, host, name, password)
+
+    def knows(self, name: str) -> bool:
+        """Return whether there was a user of this name when the file was last read."""
+        return name in self._users.last_read()
+
+    # -- the thread ---------------------------------------------------------------------------
+
+    def _check(self, host: str, name: str, password: str) -> None:
+        wait_s = max(self._of_user.wait_s((host, name)), self._of_host.wait_s(host))
         if wait_s:
             raise Refused(
                 Code.SASL_AUTHENTICATION_FAILED,
-                f"too many tries failed; try again in {wait_s:.0f} s",
+                f"too many tries failed; try again in {math.ceil(wait_s)} s",
             )
-        loop = asyncio.get_running_loop()
         try:
-            passed = await loop.run_in_executor(self._hashing, self._matches, name, password)
+            passed = self._matches(name, password)
         except ConfigError as error:
             _log.error("nobody can be let in: %s", error)
             raise Refused(
                 Code.SASL_AUTHENTICATION_FAILED, "the broker cannot read its users"
             ) from error
         if not passed:
+            self._of_user.failed((host, name))
+            self._of_host.failed(host)
             raise Refused(Code.SASL_AUTHENTICATION_FAILED, "unknown user or wrong password")
-        self._of_user.give_back((host, name))
-        self._of_host.give_back(host)
-
-    def knows(self, name: str) -> bool:
-        """Return whether there was a user of this name when the file was last read."""
-        return name in self._users.last_read()
 
     def _matches(self, name: str, password: str) -> bool:
         verifier = self._users.read().get(name)

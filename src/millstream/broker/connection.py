@@ -9,7 +9,6 @@ else. What all connections hold together is bounded by ``memory``.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from contextlib import suppress
 
@@ -33,7 +32,6 @@ _REQUESTS_MAX = 64  # read and not yet taken up, of one connection
 _PRODUCES_MAX = 64  # taken up and not yet answered
 _PIECE_BYTES = 256 * 1024  # of an answer, encrypted at a time: others are served in between
 _TLS_HANDSHAKE = b"\x16\x03"  # how the bytes of a client that wants TLS begin
-_log = logging.getLogger(__name__)
 
 
 class Connection:
@@ -109,9 +107,9 @@ class Connection:
         """Say why a connection ended, if not because the client went."""
         told = (MalformedError, UnknownRequestError, UnauthenticatedError, TimeoutError)
         if isinstance(error, told):
-            _log.warning("closed the connection of %s: %s", self._peer.client_host, error)
+            self._node.closings.tell(f"closed the connection of {self._peer.client_host}: {error}")
         elif isinstance(error, Exception) and not isinstance(error, (OSError, EOFError)):
-            _log.error("a request of %s failed", self._peer.client_host, exc_info=error)
+            self._node.closings.tell(f"a request of {self._peer.client_host} failed", fault=error)
 
     # -- reading ------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ async def keep_house(node: Node) -> None:
     """Abort transactions that are open for too long, and forget the offsets of unused groups."""
     offsets_due_s = node.loop.time()
     while True:
+        node.closings.sum_up()
         try:
             await node.change(lambda: node.writer.transactions.expire(node.clock_ms()))
             if node.loop.time() >= offsets_due_s:

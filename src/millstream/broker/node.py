@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from millstream.broker.appending import Appender
+from millstream.broker.closings import Closings
 from millstream.broker.coordinator import Groups
 from millstream.broker.memory import ResponseMemory
 from millstream.broker.offset_commits import OffsetCommits
@@ -81,6 +82,7 @@ class Node:
         assert directory_id is not None, "a log that is open has a name"
         self.cluster_id = base64.urlsafe_b64encode(bytes.fromhex(directory_id)).decode().rstrip("=")
         self.groups = Groups(settings)
+        self.closings = Closings()
         self.commits = OffsetCommits(self.loop, self.change, writer)
         self.clock_ms = wall_clock_ms
         self.spoke: dict[int, int] = {}  # by producer id: the last connection to its coordinator
@@ -102,6 +104,7 @@ class Node:
     def close(self) -> None:
         """End what is at work."""
         self._closing.close()
+        self.closings.sum_up(at_end=True)
 
     def next_connection(self) -> int:
         """Return the number of a connection that has just come."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -31,7 +30,6 @@ LISTEN = "127.0.0.1:9092"
 _BACKLOG = 1024
 _ENDS_S = 5.0  # for the answers that are still to be given at the end
 _TLS_ENDS_S = 1.0  # for a client to agree that a connection is at its end
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,7 @@ async def _serving(
 
     async def connected(reader: asyncio.StreamReader, stream: asyncio.StreamWriter) -> None:
         if len(connections) >= settings.connections_max:
-            _log.warning("closed a connection: %d are open, the limit", len(connections))
+            node.closings.tell(f"closed a connection: {len(connections)} are open, the limit")
             stream.close()
             return
         task = asyncio.current_task()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
@@ -107,7 +109,10 @@ def broker(
     if offsets_retention is not None:
         retention_ms = to_us(offsets_retention, what="--offsets-retention") // 1000
     settings = Settings(
-        auto_create=auto_create, default_partitions=partitions, offsets_retention_ms=retention_ms
+        auto_create=auto_create,
+        default_partitions=partitions,
+        offsets_retention_ms=retention_ms,
+        connections_max=min(Settings().connections_max, _files_max() // 2),
     )
     asyncio.run(
         _run(
@@ -125,6 +130,16 @@ def broker(
             ready_file,
         )
     )
+
+
+def _files_max() -> int:
+    """Let this process have as many files open as it may, and return how many.
+
+    A connection is one; and services are often started with too few for the segments beside them.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most if most != resource.RLIM_INFINITY else sys.maxsize
 
 
 async def _run(

@@ -8,9 +8,9 @@ import pytest
 
 from millstream.broker import authentication, users
 from millstream.broker.authentication import (
-    HOST_TRIES_MAX,
+    HOST_FAILURES_MAX,
     HOST_TRY_EVERY_S,
-    USER_TRIES_MAX,
+    USER_FAILURES_MAX,
     USER_TRY_EVERY_S,
     Authenticator,
     Tries,
@@ -33,33 +33,36 @@ def clock() -> Clock:
 
 def test_tries_come_back_one_by_one(clock) -> None:
     tries = Tries(3, 10.0, clock)
-    assert [tries.take("a") for _ in range(5)] == [0, 0, 0, 10, 10]
-    assert tries.take("b") == 0
-    clock.now_s += 4
-    assert tries.take("a") == 6
+    waits = []
+    for _ in range(4):
+        waits.append(tries.wait_s("a"))
+        tries.failed("a")
+    assert waits == [0, 0, 0, 10]
+    assert tries.wait_s("a") == 20  # one that was made all the same counts, too
+    assert tries.wait_s("b") == 0
+    clock.now_s += 14
+    assert tries.wait_s("a") == 6
     clock.now_s += 6
-    assert [tries.take("a") for _ in range(2)] == [0, 10]
+    assert tries.wait_s("a") == 0
+    tries.failed("a")
+    assert tries.wait_s("a") == 10
     clock.now_s += 1000
-    assert [tries.take("a") for _ in range(4)] == [0, 0, 0, 10]
+    for _ in range(3):
+        assert tries.wait_s("a") == 0
+        tries.failed("a")
+    assert tries.wait_s("a") == 10
 
 
-def test_a_try_that_did_not_fail_does_not_count(clock) -> None:
-    tries = Tries(3, 10.0, clock)
-    for _ in range(100):
-        assert tries.take("a") == 0
-        tries.give_back("a")
-
-
-def test_what_is_kept_of_tries_is_bounded(clock, monkeypatch) -> None:
+def test_what_is_kept_of_failures_is_bounded(clock, monkeypatch) -> None:
     monkeypatch.setattr(authentication, "_KEYS_MAX", 5)
     tries = Tries(1, 10.0, clock)
     for number in range(50):
-        assert tries.take(number) == 0
-    assert len(tries._whole_at) == 5
-    assert tries.take(49) == 10
+        tries.failed(number)
+    assert list(tries._clean_at) == [45, 46, 47, 48, 49]
+    assert tries.wait_s(49) == 10
     clock.now_s += 11
-    tries.take("a")
-    assert list(tries._whole_at) == ["a"]
+    tries.failed("a")
+    assert list(tries._clean_at) == ["a"]
 
 
 @pytest.fixture
@@ -85,7 +88,7 @@ def outcome(authenticator: Authenticator, host: str, name: str, password: str) -
 
 
 def test_one_client_with_a_wrong_password_keeps_out_only_its_like(authenticator, clock) -> None:
-    for _ in range(USER_TRIES_MAX):
+    for _ in range(USER_FAILURES_MAX):
         assert "wrong password" in outcome(authenticator, "h", "alice", "wrong")
     assert "too many" in outcome(authenticator, "h", "alice", "secret")
     assert outcome(authenticator, "h", "bob", "secret") == "passed"
@@ -95,7 +98,7 @@ def test_one_client_with_a_wrong_password_keeps_out_only_its_like(authenticator,
 
 
 def test_an_address_that_tries_many_names_is_kept_out(authenticator, clock) -> None:
-    for number in range(HOST_TRIES_MAX):
+    for number in range(HOST_FAILURES_MAX):
         assert "wrong password" in outcome(authenticator, "h", f"user{number}", "x")
     assert "too many" in outcome(authenticator, "h", "alice", "secret")
     assert outcome(authenticator, "other", "alice", "secret") == "passed"
@@ -111,11 +114,29 @@ def test_who_passes_may_come_as_often_as_it_likes_and_is_hashed_once(
     monkeypatch.setattr(
         Verifier, "hash", lambda self, word: hashed.append(word) or real(self, word)
     )
-    for _ in range(3 * HOST_TRIES_MAX):
+    for _ in range(3 * HOST_FAILURES_MAX):
         assert outcome(authenticator, "h", "alice", "secret") == "passed"
     assert hashed == ["secret"]
     assert "wrong" in outcome(authenticator, "h", "alice", "Secret")
     assert hashed == ["secret", "Secret"]
+
+
+def test_a_program_may_come_with_very_many_connections_at_once(authenticator) -> None:
+    async def all_at_once() -> None:
+        tries = (authenticator.check("h", "alice", "secret") for _ in range(200))
+        await asyncio.gather(*tries)
+
+    asyncio.run(all_at_once())
+
+
+def test_tries_at_the_same_time_are_no_more_than_one_after_the_other(authenticator) -> None:
+    async def all_at_once() -> list[str]:
+        tries = (authenticator.check("h", "alice", "wrong") for _ in range(200))
+        return [str(one) for one in await asyncio.gather(*tries, return_exceptions=True)]
+
+    found = asyncio.run(all_at_once())
+    assert sum("wrong password" in one for one in found) == USER_FAILURES_MAX
+    assert sum("too many" in one for one in found) == 200 - USER_FAILURES_MAX
 
 
 def test_an_unknown_name_costs_as_much_as_a_wrong_password(authenticator, monkeypatch) -> None:
