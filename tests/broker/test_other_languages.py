@@ -34,7 +34,10 @@ CONNECTOR = (
     "org.apache.commons:commons-pool2:2.12.1",
 )
 
-pytestmark = pytest.mark.thorough
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.timeout(900),  # what is fetched for the first time may take minutes to come
+]
 
 
 @pytest.fixture(scope="module")

@@ -468,6 +468,40 @@ def test_who_never_finishes_the_handshake_is_not_waited_for(folder, certificate)
         assert silent.is_closed()
 
 
+def test_a_certificate_is_renewed_while_the_broker_runs(
+    folder, certificate, tmp_path, caplog
+) -> None:
+    """First only half of it, which changes nothing; then all."""
+    shown = Certificate(tmp_path / "cert.pem", tmp_path / "key.pem")
+    for path, source in zip(shown, certificate, strict=True):
+        path.write_bytes(source.read_bytes())
+    (tmp_path / "renewed").mkdir()
+    renewed = made(tmp_path / "renewed")
+    door = {"tls_cert": shown.cert, "tls_key": shown.key}
+
+    def trusts(one: Certificate) -> bool:
+        try:
+            context = ssl.create_default_context(cafile=one.cert)
+            with Asking(broker.address, tls=context) as client:
+                return client.ask("Metadata", 1, {"topics": None})["topics"] == []
+        except ssl.SSLCertVerificationError:
+            return False
+
+    with InProcess(folder, door=door, certificate_every_s=0.05) as broker:
+        renewed.cert.replace(shown.cert)
+        deadline_s = time.monotonic() + WAIT_S
+        while "stays as it was" not in caplog.text:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        assert trusts(certificate)
+        trusted = Certificate(tmp_path / "trusted.pem", renewed.key)
+        trusted.cert.write_bytes(shown.cert.read_bytes())
+        renewed.key.replace(shown.key)
+        while not trusts(trusted):
+            assert time.monotonic() < deadline_s
+        assert not trusts(certificate)
+
+
 # -- what is asked of whoever starts it -------------------------------------------------------
 
 
@@ -512,8 +546,8 @@ def test_what_cannot_be_used_is_one_sentence(tmp_path, certificate, users) -> No
     empty.write_text("# nobody yet\n")
     cert, key = certificate
     cases = [
-        ({"tls_cert": tmp_path / "none.pem"}, "no file .*none.pem"),
-        ({"tls_cert": cert, "tls_key": tmp_path / "none.pem"}, "no file .*none.pem"),
+        ({"tls_cert": tmp_path / "none.pem"}, r"no file .*none\.pem"),
+        ({"tls_cert": cert, "tls_key": tmp_path / "none.pem"}, r"no file .*none\.pem"),
         ({"tls_cert": cert}, "cannot be used"),  # the key is not in it
         ({"tls_cert": cert, "tls_key": made_elsewhere(tmp_path)}, "belong together"),
         ({"tls_cert": cert, "tls_key": encrypted(certificate, tmp_path)}, "is encrypted"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from millstream.broker.encryption import Certificate
 from millstream.broker.node import Node
 from millstream.errors import MillstreamError, RetriableError
 from millstream.log.groups import forget_silent_groups
@@ -30,6 +31,14 @@ async def keep_house(node: Node) -> None:
             _log.exception("housekeeping stopped")
             return
         await asyncio.sleep(TIMEOUTS_EVERY_S)
+
+
+async def keep_certificate(node: Node, certificate: Certificate) -> None:
+    """Show a certificate that was renewed, from soon after its files were replaced."""
+    while True:
+        await asyncio.sleep(node.settings.certificate_every_s)
+        # Not in a thread: a handshake meanwhile would be shown one certificate with another's key.
+        certificate.refresh()
 
 
 async def _forget_groups(node: Node) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from typing import Any
 
 from millstream.broker.authentication import Authenticator, Login
 from millstream.broker.connection import READ_AHEAD_BYTES, Connection
-from millstream.broker.encryption import server_context
-from millstream.broker.housekeeping import keep_house
+from millstream.broker.encryption import Certificate
+from millstream.broker.housekeeping import keep_certificate, keep_house
 from millstream.broker.memory import RequestMemory
 from millstream.broker.node import Node
 from millstream.broker.settings import Settings
@@ -94,7 +93,9 @@ async def serve(
         try:
             async with _serving(writer, listener, told, door, settings or Settings()) as failed:
                 name, number = listener.getsockname()[:2]
-                yield Serving(name, number, failed, writer, encrypted=door.tls is not None)
+                yield Serving(
+                    name, number, failed, writer, encrypted=door.certificate is not None
+                )
         finally:
             await asyncio.to_thread(writer.close)
 
@@ -103,15 +104,15 @@ async def serve(
 class _Door:
     """What clients have to pass before they are answered."""
 
-    tls: ssl.SSLContext | None
+    certificate: Certificate | None
     authenticator: Authenticator | None
 
     def check_fit_for_others(self, listen: str) -> None:
-        if self.tls is not None and self.authenticator is not None:
+        if self.certificate is not None and self.authenticator is not None:
             return
         if self.authenticator is None:
             why = "whoever reaches it reads and writes everything"
-            missing = "--users" if self.tls is not None else "--tls-cert, --tls-key and --users"
+            missing = "--users" if self.certificate else "--tls-cert, --tls-key and --users"
         else:
             why, missing = "passwords would pass for all to read", "--tls-cert and --tls-key"
         raise ConfigError(
@@ -127,9 +128,9 @@ class _Door:
 def _door(
     tls_cert: Path | str | None, tls_key: Path | str | None, users: Path | str | None
 ) -> _Door:
-    tls = authenticator = None
+    certificate = authenticator = None
     if tls_cert is not None:
-        tls = server_context(Path(tls_cert), None if tls_key is None else Path(tls_key))
+        certificate = Certificate(Path(tls_cert), None if tls_key is None else Path(tls_key))
     elif tls_key is not None:
         raise ConfigError(f"--tls-key {tls_key} has no certificate; give --tls-cert, too")
     if users is not None:
@@ -140,7 +141,7 @@ def _door(
                 f"millstream user add NAME --users {users}"
             )
         authenticator = Authenticator(file)
-    return _Door(tls, authenticator)
+    return _Door(certificate, authenticator)
 
 
 @asynccontextmanager
@@ -180,12 +181,14 @@ async def _serving(
             del connections[task]
 
     node.start()
-    keeping = asyncio.create_task(keep_house(node))
+    keeping = [asyncio.create_task(keep_house(node))]
+    if door.certificate is not None:
+        keeping.append(asyncio.create_task(keep_certificate(node, door.certificate)))
     try:
         tls: dict[str, Any] = {}
-        if door.tls is not None:
+        if door.certificate is not None:
             tls = {
-                "ssl": door.tls,
+                "ssl": door.certificate.context,
                 "ssl_handshake_timeout": settings.login_s,
                 "ssl_shutdown_timeout": _TLS_ENDS_S,
             }
@@ -199,8 +202,9 @@ async def _serving(
             await _end(connections)
             node.groups.close()
     finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
         await asyncio.to_thread(node.close)
 
 

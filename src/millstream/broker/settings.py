@@ -21,6 +21,7 @@ class Settings:
             so does a response of which nothing is taken for so long.
         login_s: A connection that has not said within this time who it is, where the broker has
             users, is closed; so is one whose TLS handshake takes longer.
+        certificate_every_s: How often is looked whether the certificate has been replaced.
         idle_s: A connection without any request for so long is closed.
         default_partitions: Of topics that are made without saying how many they are to have.
         auto_create: Whether a topic is made when a client asks for one that is not there.
@@ -37,6 +38,7 @@ class Settings:
     connections_max: int = 4096
     stalled_s: float = 60.0
     login_s: float = 10.0
+    certificate_every_s: float = 60.0
     idle_s: float = 600.0
     default_partitions: int = 1
     auto_create: bool = False
