@@ -5,6 +5,7 @@ Where one cannot be had, the tests that want it are skipped, and say why.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -52,7 +53,8 @@ def jars(*artifacts: str, alone: bool = False) -> Path:
         goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory=."]
         return [program("mvn", "maven"), "-q", "-B", "-f", "pom.xml", *goal]
 
-    return _fetched("-".join(artifacts[0].split(":")[1:]), fetch)
+    digest = hashlib.sha256("".join(dependencies).encode()).hexdigest()[:8]
+    return _fetched("-".join([*artifacts[0].split(":")[1:], digest]), fetch)
 
 
 def node_package(name: str, version: str) -> Path:

@@ -226,6 +226,7 @@ def test_kafkajs_comes_with_a_password_and_is_told_of_a_wrong_one(kafkajs, went_
 java_test = pytest.mark.client("Apache Kafka's Java clients")
 tools_test = pytest.mark.client("Apache Kafka's command-line tools")
 streams_test = pytest.mark.client("Kafka Streams")
+connect_test = pytest.mark.client("Kafka Connect")
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +235,7 @@ def java(open_broker, closed_broker, certificate, tmp_path_factory) -> Outcomes:
     found = jars(
         f"org.apache.kafka:kafka-tools:{KAFKA}",
         f"org.apache.kafka:kafka-streams:{KAFKA}",
+        f"org.apache.kafka:connect-file:{KAFKA}",
         "org.slf4j:slf4j-nop:1.7.36",
     )
     folder = tmp_path_factory.mktemp("java")
@@ -310,6 +312,13 @@ def test_what_the_verifiable_producer_was_acknowledged_the_verifiable_consumer_r
 @streams_test
 def test_streams_counts_words_exactly_once_and_goes_on_from_its_changelog(java, went_well) -> None:
     went_well(java, "streams")
+
+
+@connect_test
+def test_connect_copies_files_through_a_topic_exactly_once_as_a_cluster_of_one(
+    java, went_well
+) -> None:
+    went_well(java, "connect")
 
 
 # -- Spark ------------------------------------------------------------------------------------

@@ -1,11 +1,20 @@
 import java.io.ByteArrayInputStream;
 import java.io.FileOutputStream;
+import java.io.IOException;
 import java.io.InputStream;
 import java.io.PrintStream;
 import java.io.PrintWriter;
 import java.io.StringWriter;
+import java.io.UncheckedIOException;
+import java.net.ServerSocket;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpResponse;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.StandardOpenOption;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -44,6 +53,7 @@ import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 import org.apache.kafka.common.utils.AppInfoParser;
 import org.apache.kafka.common.utils.Exit;
+import org.apache.kafka.connect.cli.ConnectDistributed;
 import org.apache.kafka.streams.CloseOptions;
 import org.apache.kafka.streams.KafkaStreams;
 import org.apache.kafka.streams.StreamsBuilder;
@@ -98,6 +108,7 @@ public final class Clients {
         part("console", Clients::console);
         part("verifiable", Clients::verifiable);
         part("streams", Clients::streams);
+        part("connect", Clients::connect);
         Runtime.getRuntime().halt(0);
     }
 
@@ -346,6 +357,82 @@ public final class Clients {
             });
             // Else the group waits for this member until its session is over.
             streams.close(CloseOptions.groupMembershipOperation(CloseOptions.GroupMembershipOperation.LEAVE_GROUP));
+        }
+    }
+
+    /** A distributed worker takes lines of a file into a topic, exactly once, and out into another file. */
+    private static void connect() throws Exception {
+        int port;
+        try (var free = new ServerSocket(0)) {
+            port = free.getLocalPort();
+        }
+        Path source = folder.resolve("connect-in.txt");
+        Path sink = folder.resolve("connect-out.txt");
+        Files.writeString(source, "one\ntwo\nthree\n");
+        Properties config = new Properties();
+        config.putAll(Map.of("bootstrap.servers", address, "group.id", "connect", "listeners", "http://127.0.0.1:" + port,
+            "key.converter", "org.apache.kafka.connect.storage.StringConverter",
+            "value.converter", "org.apache.kafka.connect.storage.StringConverter",
+            "plugin.discovery", "service_load", "exactly.once.source.support", "enabled", "offset.flush.interval.ms", "500"));
+        for (String kind : List.of("offset", "config", "status")) {
+            config.put(kind + ".storage.topic", "connect-" + kind);
+            config.put(kind + ".storage.replication.factor", "1");
+        }
+        config.putAll(Map.of("offset.storage.partitions", "2", "status.storage.partitions", "2"));
+        Path file = folder.resolve("connect.properties");
+        try (var writer = Files.newBufferedWriter(file)) {
+            config.store(writer, "");
+        }
+        Thread worker = new Thread(() -> ConnectDistributed.main(new String[] {file.toString()}));
+        worker.setDaemon(true);
+        worker.start();
+        String connectors = "http://127.0.0.1:" + port + "/connectors/";
+        until("the worker answers", () -> put(connectors + "lines/config", """
+            {"connector.class": "FileStreamSource", "tasks.max": "1", "file": "%s", "topic": "connect-lines",
+             "topic.creation.default.partitions": "1", "topic.creation.default.replication.factor": "1"}""".formatted(source)));
+        until("the second connector", () -> put(connectors + "copy/config", """
+            {"connector.class": "FileStreamSink", "tasks.max": "1", "file": "%s", "topics": "connect-lines",
+             "consumer.override.isolation.level": "read_committed"}""".formatted(sink)));
+        until("copied", () -> lines(sink).equals(List.of("one", "two", "three")));
+        Files.writeString(source, "four\n", StandardOpenOption.APPEND);
+        until("copied more", () -> lines(sink).equals(List.of("one", "two", "three", "four")));
+        try (var admin = admin()) {
+            var topic = new ConfigResource(ConfigResource.Type.TOPIC, "connect-offset");
+            check(admin.describeConfigs(List.of(topic)).all().get().get(topic).get("cleanup.policy").value().equals("compact"), "compacted");
+        }
+    }
+
+    private static boolean put(String address, String body) {
+        try {
+            var request = HttpRequest.newBuilder(URI.create(address)).header("Content-Type", "application/json")
+                .PUT(HttpRequest.BodyPublishers.ofString(body)).build();
+            int status = HttpClient.newHttpClient().send(request, HttpResponse.BodyHandlers.ofString()).statusCode();
+            if (status / 100 != 2) {
+                sleep(); // it is still joining its group
+            }
+            return status / 100 == 2;
+        } catch (IOException early) {
+            sleep();
+            return false;
+        } catch (InterruptedException stopped) {
+            throw new IllegalStateException(stopped);
+        }
+    }
+
+    private static List<String> lines(Path file) {
+        sleep();
+        try {
+            return Files.exists(file) ? Files.readAllLines(file) : List.of();
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
+    }
+
+    private static void sleep() {
+        try {
+            Thread.sleep(100);
+        } catch (InterruptedException stopped) {
+            throw new IllegalStateException(stopped);
         }
     }
 
