@@ -1,4 +1,4 @@
-"""Clients and tools that others wrote, in C, JavaScript and Java, and Spark's own connector.
+"""Clients and tools that others wrote, in C, JavaScript, Go and Java, and Spark's own connector.
 
 Each language's program (``programs/``) runs once, part by part; each test is about one part. One broker
 serves them all, and a second one those parts that come with a password.
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from broker.asking import Asking, create
 from broker.certificates import Certificate, made
-from broker.fetched import jars, node_package, program
+from broker.fetched import go_program, jars, node_package, program
 from broker.running import InProcess
 
 from millstream.broker.users import UsersFile
@@ -219,6 +219,41 @@ def test_kafkajs_administers_topics_and_groups(kafkajs, went_well) -> None:
 @kafkajs_test
 def test_kafkajs_comes_with_a_password_and_is_told_of_a_wrong_one(kafkajs, went_well) -> None:
     went_well(kafkajs, "password")
+
+
+# -- franz-go ---------------------------------------------------------------------------------
+
+franz_go_test = pytest.mark.client("franz-go")
+
+
+@pytest.fixture(scope="module")
+def franz_go(open_broker, closed_broker, certificate, tmp_path_factory) -> Outcomes:
+    modules = ["github.com/twmb/franz-go@v1.18.1", "github.com/twmb/franz-go/pkg/kadm@v1.14.0"]
+    built = go_program(PROGRAMS / "clients.go", *modules)
+    door = [closed_broker.address, certificate.cert, USER, PASSWORD]
+    return outcomes([built, open_broker.address, *door], tmp_path_factory.mktemp("go"))
+
+
+@franz_go_test
+def test_franz_go_writes_in_all_compressions_and_its_group_reads_in_order(
+    franz_go, went_well
+) -> None:
+    went_well(franz_go, "records")
+
+
+@franz_go_test
+def test_franz_go_goes_from_topic_to_topic_exactly_once(franz_go, went_well) -> None:
+    went_well(franz_go, "transactions")
+
+
+@franz_go_test
+def test_franz_go_administers_topics_settings_and_groups(franz_go, went_well) -> None:
+    went_well(franz_go, "administration")
+
+
+@franz_go_test
+def test_franz_go_comes_with_a_password_and_is_told_of_a_wrong_one(franz_go, went_well) -> None:
+    went_well(franz_go, "password")
 
 
 # -- Java -------------------------------------------------------------------------------------
