@@ -25,7 +25,8 @@ from millstream.broker.users import UsersFile
 PROGRAMS = Path(__file__).parent / "programs"
 PROGRAM_S = 240
 USER, PASSWORD = "alice", "a secret of hers"
-KAFKA = "4.3.1"
+KAFKA, KAFKA_OLDER = "4.3.1", "2.0.1"
+QUICK = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 # Of Spark's connector not every version can be had; these fit together.
 CONNECTOR = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
@@ -259,6 +260,7 @@ def test_franz_go_comes_with_a_password_and_is_told_of_a_wrong_one(franz_go, wen
 # -- Java -------------------------------------------------------------------------------------
 
 java_test = pytest.mark.client("Apache Kafka's Java clients")
+older_test = pytest.mark.client("Apache Kafka's Java clients of years ago")
 tools_test = pytest.mark.client("Apache Kafka's command-line tools")
 streams_test = pytest.mark.client("Kafka Streams")
 connect_test = pytest.mark.client("Kafka Connect")
@@ -274,9 +276,8 @@ def java(open_broker, closed_broker, certificate, tmp_path_factory) -> Outcomes:
         "org.slf4j:slf4j-nop:1.7.36",
     )
     folder = tmp_path_factory.mktemp("java")
-    quick = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
     door = [closed_broker.address, certificate.cert, USER, PASSWORD]
-    command = [program("java", "default-jdk-headless"), *quick, "-cp", f"{found}/*"]
+    command = [program("java", "default-jdk-headless"), *QUICK, "-cp", f"{found}/*"]
     return outcomes(
         [*command, PROGRAMS / "Clients.java", open_broker.address, folder, *door], folder
     )
@@ -305,6 +306,16 @@ def test_java_administers_topics_records_settings_and_groups(java, went_well) ->
 @java_test
 def test_java_comes_with_a_password_and_is_told_of_a_wrong_one(java, went_well) -> None:
     went_well(java, "password")
+
+
+@older_test
+def test_java_clients_of_years_ago_copy_a_topic_exactly_once(
+    open_broker, went_well, tmp_path
+) -> None:
+    program("javac", "default-jdk-headless")
+    found = jars(f"org.apache.kafka:kafka-clients:{KAFKA_OLDER}", "org.slf4j:slf4j-nop:1.7.36")
+    command = ["java", *QUICK, "-cp", f"{found}/*", PROGRAMS / "Older.java", open_broker.address]
+    went_well(outcomes(command, tmp_path), "older")
 
 
 @tools_test

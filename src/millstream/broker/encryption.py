@@ -74,11 +74,19 @@ class Certificate:
         try:
             context.load_cert_chain(self._cert, self._key, password=password)
         except OSError as error:  # an SSLError is one, too
-            why = getattr(error, "reason", None) or error.strerror or "they are no PEM files"
             raise ConfigError(
-                f"{self._named} cannot be used: {str(why).lower().replace('_', ' ')}. Certificate "
-                "and key are to be PEM files that belong together."
+                f"{self._named} cannot be used: {_reason(error)}. Certificate and key are to be PEM "
+                "files that belong together."
             ) from error
+
+
+def _reason(error: OSError) -> str:
+    """Return what is wrong with a file, as the library or the system says it."""
+    if not isinstance(error, ssl.SSLError):
+        return error.strerror or str(error)
+    if not error.reason:  # as it is where it looked for something and did not find it
+        return "one of them is not what it should be"
+    return error.reason.lower().replace("_", " ")
 
 
 def _context() -> ssl.SSLContext:

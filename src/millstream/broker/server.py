@@ -93,9 +93,7 @@ async def serve(
         try:
             async with _serving(writer, listener, told, door, settings or Settings()) as failed:
                 name, number = listener.getsockname()[:2]
-                yield Serving(
-                    name, number, failed, writer, encrypted=door.certificate is not None
-                )
+                yield Serving(name, number, failed, writer, encrypted=door.certificate is not None)
         finally:
             await asyncio.to_thread(writer.close)
 

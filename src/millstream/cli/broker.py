@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -137,9 +137,11 @@ def _files_max() -> int:
 
     A connection is one; and services are often started with too few for the segments beside them.
     """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return most if most != resource.RLIM_INFINITY else sys.maxsize
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # where there is another limit below this one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        files = most
+    return sys.maxsize if files == resource.RLIM_INFINITY else files
 
 
 async def _run(
