@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlencode
 
 import aiokafka
 import pytest
@@ -23,6 +24,8 @@ from broker.running import MILLSTREAM, WAIT_S, AsProcess, InProcess
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError as PythonKafkaError
 
+import millstream as ms
+from millstream.broker import users as users_file
 from millstream.broker.authentication import USER_FAILURES_MAX
 from millstream.broker.codes import Code
 from millstream.broker.server import serve
@@ -158,6 +161,29 @@ def test_aiokafka_comes_with_a_password(secure, certificate) -> None:
             return (await reader.getone()).value
 
     assert asyncio.run(asyncio.wait_for(both(), WAIT_S)) == b"1"
+
+
+def test_our_own_client_comes_with_a_password_and_does_not_show_it(secure, certificate) -> None:
+    def address(password: str) -> str:
+        options = {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "alice",
+            "sasl.password": password,
+            "ssl.ca.location": str(certificate.cert),
+            "timeout": "2 seconds",
+        }
+        return f"kafka://{secure.address}?{urlencode(options)}"
+
+    with ms.connect(address(PASSWORD)) as log:
+        log.create_topic("own")
+        with log.producer() as sender:
+            sender.send("own", {"a": 1}).result(WAIT_S)
+        with log.consumer("own", follow=False) as found:
+            assert [one.json() for one in found] == [{"a": 1}]
+    with pytest.raises(ms.MillstreamError, match="unknown user or wrong password") as caught:
+        ms.connect(address("wrong-secret"))
+    assert "wrong-secret" not in str(caught.value)
 
 
 def first_error(config: dict[str, object]) -> KafkaError:
@@ -343,9 +369,12 @@ def test_a_large_request_of_an_unknown_client_is_not_read(asked) -> None:
         assert client.is_closed()
 
 
-def test_who_does_not_say_who_it_is_does_not_stay(folder, users) -> None:
+def test_who_does_not_say_who_it_is_does_not_stay(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(users_file, "_COST", 2)  # so that one comes in in time on any machine
+    users = UsersFile(tmp_path / "users.txt")
+    users.put("alice", PASSWORD)
     with (
-        InProcess(folder, door={"users": users.path}, login_s=0.3) as broker,
+        InProcess(folder, door={"users": users.path}, login_s=1.5) as broker,
         Asking(broker.address) as silent,
         Asking(broker.address) as known,
     ):
@@ -358,9 +387,9 @@ def test_who_does_not_say_who_it_is_does_not_stay(folder, users) -> None:
 def test_too_many_wrong_tries_are_refused_whatever_comes_with_them(asked) -> None:
     """Of that user from that address only: another is not kept out by them."""
 
-    def wrong(_: int) -> int:
+    def wrong(number: int) -> int:
         with Asking(asked.address) as client:
-            return come(client, "wrong")["error_code"]
+            return come(client, f"wrong{number}")["error_code"]
 
     with ThreadPoolExecutor(USER_FAILURES_MAX) as pool:
         codes = list(pool.map(wrong, range(USER_FAILURES_MAX)))

@@ -10,8 +10,9 @@ What is out of order, and a try that fails, is answered with the protocol's erro
 connection. Whoever has passed may do everything: there is no authorisation.
 
 Each try costs a hash that is slow on purpose, so they are made one at a time, in a thread of their own,
-and those that fail are counted (``Tries``). A password that has passed once is remembered, as a digest under a key that
-lives only in this process, until the user's line changes: clients open many connections.
+and those that fail are counted (``Tries``). What has passed is remembered, as a digest under a key that lives
+only in this process, until the user's line changes: clients open many connections. So are the last that
+failed: a program with an old password comes again and again, and is no reason to keep out others.
 
 Source: KIP-43, KIP-152; RFC 4616 (PLAIN); Kafka ``SaslServerAuthenticator``.
 """
@@ -24,8 +25,10 @@ import logging
 import math
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from millstream.broker.codes import Code, Refused
 from millstream.broker.messages import API_VERSIONS
@@ -42,6 +45,8 @@ USER_FAILURES_MAX, USER_TRY_EVERY_S = 10, 6.0  # of one name from one address
 HOST_FAILURES_MAX, HOST_TRY_EVERY_S = 100, 0.6  # of one address
 _FAILED_S = 0.2  # before a failed try is answered: a client that tries again at once is slowed down
 _KEYS_MAX = 10_000  # of failures that are counted
+_WRONG_MAX = 16  # passwords of one user that are remembered to be wrong
+WRONG = "unknown user or wrong password"
 _OPENING_APIS = (API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE)
 _log = logging.getLogger(__name__)
 
@@ -78,6 +83,15 @@ class Tries:
         self._clean_at = left
 
 
+@dataclass(slots=True)
+class _Known:
+    """What is known of a user's passwords, as digests, until its line in the file changes."""
+
+    verifier: Verifier
+    right: bytes | None = None
+    wrong: deque[bytes] = field(default_factory=lambda: deque(maxlen=_WRONG_MAX))
+
+
 class Authenticator:
     """Holds names and passwords against a file of users.
 
@@ -90,7 +104,9 @@ class Authenticator:
         self._of_user = Tries(USER_FAILURES_MAX, USER_TRY_EVERY_S, clock)
         self._of_host = Tries(HOST_FAILURES_MAX, HOST_TRY_EVERY_S, clock)
         self._key = secrets.token_bytes(32)
-        self._passed: dict[str, tuple[Verifier, bytes]] = {}
+        self._known: dict[
+            str, _Known
+        ] = {}  # of names, be there a user or not: neither takes longer
         # One thread: all of them together take one core at most and the memory of one hash, and a
         # failure counts before the next try is looked at, however many come at the same time.
         self._hashing = ThreadPoolExecutor(1, "millstream-broker-authenticating")
@@ -116,37 +132,44 @@ class Authenticator:
     # -- the thread ---------------------------------------------------------------------------
 
     def _check(self, host: str, name: str, password: str) -> None:
+        digest = hmac.digest(self._key, password.encode(), "sha256")
+        try:
+            verifier = self._users.read().get(name, NOBODY)
+        except ConfigError as error:
+            _log.error("nobody can be let in: %s", error)
+            raise Refused(
+                Code.SASL_AUTHENTICATION_FAILED, "the broker cannot read its users"
+            ) from error
+        known = self._known.get(name)
+        if known is None or known.verifier != verifier:
+            known = self._known[name] = _Known(verifier)
+            self._forget()
+        if digest in known.wrong:
+            raise Refused(Code.SASL_AUTHENTICATION_FAILED, WRONG)
+        self._check_tries(host, name)
+        passed = known.right is not None and hmac.compare_digest(known.right, digest)
+        passed = passed or verifier.matches(password)
+        if passed and verifier is not NOBODY:
+            known.right = digest
+            return
+        known.wrong.append(digest)
+        self._of_user.failed((host, name))
+        self._of_host.failed(host)
+        raise Refused(Code.SASL_AUTHENTICATION_FAILED, WRONG)
+
+    def _forget(self) -> None:
+        """Keep what is known of names that are none of a user, too, but not of too many."""
+        if len(self._known) > _KEYS_MAX:
+            users = self._users.last_read()
+            self._known = {name: one for name, one in self._known.items() if name in users}
+
+    def _check_tries(self, host: str, name: str) -> None:
         wait_s = max(self._of_user.wait_s((host, name)), self._of_host.wait_s(host))
         if wait_s:
             raise Refused(
                 Code.SASL_AUTHENTICATION_FAILED,
                 f"too many tries failed; try again in {math.ceil(wait_s)} s",
             )
-        try:
-            passed = self._matches(name, password)
-        except ConfigError as error:
-            _log.error("nobody can be let in: %s", error)
-            raise Refused(
-                Code.SASL_AUTHENTICATION_FAILED, "the broker cannot read its users"
-            ) from error
-        if not passed:
-            self._of_user.failed((host, name))
-            self._of_host.failed(host)
-            raise Refused(Code.SASL_AUTHENTICATION_FAILED, "unknown user or wrong password")
-
-    def _matches(self, name: str, password: str) -> bool:
-        verifier = self._users.read().get(name)
-        if verifier is None:
-            NOBODY.matches(password)
-            return False
-        digest = hmac.digest(self._key, password.encode(), "sha256")
-        passed = self._passed.get(name)
-        if passed and passed[0] == verifier and hmac.compare_digest(passed[1], digest):
-            return True
-        if not verifier.matches(password):
-            return False
-        self._passed[name] = (verifier, digest)
-        return True
 
 
 class Login:

@@ -88,8 +88,8 @@ def outcome(authenticator: Authenticator, host: str, name: str, password: str) -
 
 
 def test_one_client_with_a_wrong_password_keeps_out_only_its_like(authenticator, clock) -> None:
-    for _ in range(USER_FAILURES_MAX):
-        assert "wrong password" in outcome(authenticator, "h", "alice", "wrong")
+    for number in range(USER_FAILURES_MAX):
+        assert "wrong password" in outcome(authenticator, "h", "alice", f"wrong{number}")
     assert "too many" in outcome(authenticator, "h", "alice", "secret")
     assert outcome(authenticator, "h", "bob", "secret") == "passed"
     assert outcome(authenticator, "other", "alice", "secret") == "passed"
@@ -131,12 +131,27 @@ def test_a_program_may_come_with_very_many_connections_at_once(authenticator) ->
 
 def test_tries_at_the_same_time_are_no_more_than_one_after_the_other(authenticator) -> None:
     async def all_at_once() -> list[str]:
-        tries = (authenticator.check("h", "alice", "wrong") for _ in range(200))
+        tries = (authenticator.check("h", "alice", f"wrong{number}") for number in range(200))
         return [str(one) for one in await asyncio.gather(*tries, return_exceptions=True)]
 
     found = asyncio.run(all_at_once())
     assert sum("wrong password" in one for one in found) == USER_FAILURES_MAX
     assert sum("too many" in one for one in found) == 200 - USER_FAILURES_MAX
+
+
+def test_a_program_with_an_old_password_keeps_nobody_out(authenticator, monkeypatch) -> None:
+    """It says the same again and again, which tells it nothing and costs nothing."""
+    hashed: list[str] = []
+    real = Verifier.hash
+    monkeypatch.setattr(
+        Verifier, "hash", lambda self, word: hashed.append(word) or real(self, word)
+    )
+    for _ in range(10 * USER_FAILURES_MAX):
+        assert "wrong password" in outcome(authenticator, "h", "alice", "old")
+    assert outcome(authenticator, "h", "alice", "secret") == "passed"
+    assert hashed == ["old", "secret"]
+    authenticator._users.put("alice", "old", replace=True)
+    assert outcome(authenticator, "h", "alice", "old") == "passed"
 
 
 def test_an_unknown_name_costs_as_much_as_a_wrong_password(authenticator, monkeypatch) -> None:
@@ -148,6 +163,18 @@ def test_an_unknown_name_costs_as_much_as_a_wrong_password(authenticator, monkey
     first = outcome(authenticator, "h", "alice", "wrong")
     second = outcome(authenticator, "h", "nobody", "wrong")
     assert (first, costs[0]) == (second, costs[1])
+    again = [outcome(authenticator, "h", name, "wrong") for name in ("alice", "nobody")]
+    assert again == [first, second]
+    assert len(costs) == 2
+
+
+def test_what_is_kept_of_names_is_bounded(authenticator, monkeypatch) -> None:
+    monkeypatch.setattr(authentication, "_KEYS_MAX", 5)
+    assert outcome(authenticator, "h", "alice", "secret") == "passed"
+    for number in range(20):
+        outcome(authenticator, f"h{number}", f"user{number}", "x")
+    assert len(authenticator._known) <= 5
+    assert "alice" in authenticator._known
 
 
 def test_a_new_password_ends_what_was_remembered_of_the_old(authenticator) -> None:
