@@ -452,8 +452,7 @@ def test_no_password_is_ever_written_down(asked, users, tmp_path, caplog) -> Non
 # -- how they lie on the wire -----------------------------------------------------------------
 
 
-def test_who_leaves_its_answers_lying_slows_no_other_and_holds_little(folder, certificate) -> None:
-    """Behind TLS too an answer is given in pieces, and no more of it than the client takes."""
+def test_who_leaves_its_answers_lying_slows_no_other_behind_tls(folder, certificate) -> None:
     door = {"tls_cert": certificate.cert, "tls_key": certificate.key}
     trust = ssl.create_default_context(cafile=certificate.cert)
     with (
