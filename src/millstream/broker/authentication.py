@@ -104,9 +104,9 @@ class Authenticator:
         self._of_user = Tries(USER_FAILURES_MAX, USER_TRY_EVERY_S, clock)
         self._of_host = Tries(HOST_FAILURES_MAX, HOST_TRY_EVERY_S, clock)
         self._key = secrets.token_bytes(32)
-        self._known: dict[
-            str, _Known
-        ] = {}  # of names, be there a user or not: neither takes longer
+        self._trouble = ""  # why the users cannot be read, as it was told
+        # Of names, be there a user or not: neither takes longer.
+        self._known: dict[str, _Known] = {}
         # One thread: all of them together take one core at most and the memory of one hash, and a
         # failure counts before the next try is looked at, however many come at the same time.
         self._hashing = ThreadPoolExecutor(1, "millstream-broker-authenticating")
@@ -133,13 +133,7 @@ class Authenticator:
 
     def _check(self, host: str, name: str, password: str) -> None:
         digest = hmac.digest(self._key, password.encode(), "sha256")
-        try:
-            verifier = self._users.read().get(name, NOBODY)
-        except ConfigError as error:
-            _log.error("nobody can be let in: %s", error)
-            raise Refused(
-                Code.SASL_AUTHENTICATION_FAILED, "the broker cannot read its users"
-            ) from error
+        verifier = self._verifier(name)
         known = self._known.get(name)
         if known is None or known.verifier != verifier:
             known = self._known[name] = _Known(verifier)
@@ -156,6 +150,19 @@ class Authenticator:
         self._of_user.failed((host, name))
         self._of_host.failed(host)
         raise Refused(Code.SASL_AUTHENTICATION_FAILED, WRONG)
+
+    def _verifier(self, name: str) -> Verifier:
+        try:
+            found = self._users.read().get(name, NOBODY)
+        except ConfigError as error:
+            if self._trouble != str(error):  # once, and not for each who comes
+                self._trouble = str(error)
+                _log.error("nobody new is let in: %s", error)
+            raise Refused(
+                Code.SASL_AUTHENTICATION_FAILED, "the broker cannot read its users"
+            ) from error
+        self._trouble = ""
+        return found
 
     def _forget(self) -> None:
         """Keep what is known of names that are none of a user, too, but not of too many."""

@@ -182,3 +182,18 @@ def test_a_new_password_ends_what_was_remembered_of_the_old(authenticator) -> No
     authenticator._users.put("alice", "other", replace=True)
     assert "wrong" in outcome(authenticator, "h", "alice", "secret")
     assert outcome(authenticator, "h", "alice", "other") == "passed"
+
+
+def test_while_the_users_cannot_be_read_nobody_comes_in_and_that_is_said_once(
+    authenticator, caplog
+) -> None:
+    path = authenticator._users.path
+    text = path.read_text()
+    assert outcome(authenticator, "h", "alice", "secret") == "passed"
+    for _ in range(2):
+        path.write_text("nonsense\n")
+        for _ in range(2 * USER_FAILURES_MAX):
+            assert "cannot read its users" in outcome(authenticator, "h", "alice", "secret")
+        path.write_text(text)
+        assert outcome(authenticator, "h", "alice", "secret") == "passed"
+    assert [one.message.split(":")[0] for one in caplog.records] == ["nobody new is let in"] * 2
