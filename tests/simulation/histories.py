@@ -56,7 +56,8 @@ from millstream.testing.disk import SimulatedCrash, SimulatedDisk
 FOLDER = Path("/log")
 PLAIN, KEYED = "t", "c"
 PARTITIONS = 2
-LIVES = (2, 3, 4)  # how often the log is opened, worked on and left; histories take turns
+LIVES = (1, 2, 4)  # how often the log is opened, worked on and left; histories take turns
+STEPS = 16  # at most, in one life
 IDEMPOTENT = 2
 PLACE = TopicPartition(PLAIN, 0)
 
@@ -161,7 +162,7 @@ class History:
             with told_of_disk(disk):
                 writer = self.open()
                 self.make_topics(writer)
-                for _ in range(rng.randint(1, 25)):
+                for _ in range(rng.randint(1, STEPS)):
                     rng.choice(self.WORK)(self, writer)
                 if rng.random() < 0.4:
                     writer.close()

@@ -44,14 +44,14 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize("first", range(0, 100, 25))
 def test_every_promise_holds_in_a_few_histories(first: int) -> None:
     acknowledged, _ = histories.run_many(first, 25)
-    assert acknowledged > 600, "the histories did too little to mean anything"
+    assert acknowledged > 300, "the histories did too little to mean anything"
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1500)
 def test_every_promise_holds_in_ten_thousand_histories() -> None:
     acknowledged, damaged = histories.run_parallel(0, 10_000)
-    assert acknowledged > 300_000
+    assert acknowledged > 140_000
     assert damaged < 500
 
 
