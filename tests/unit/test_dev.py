@@ -27,6 +27,7 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module.ENVIRONMENT = tmp_path / ".venv"
     module.STAMP = module.STATE / "environment.json"
     module.TESTED = module.STATE / "tested"
+    module.CHECKED = module.STATE / "checked"
     module.STATE.mkdir()
     for name in ("uv.lock", "pyproject.toml"):
         (tmp_path / name).write_text(name)
@@ -250,6 +251,22 @@ def test_long_files_come_first_and_are_there(dev: ModuleType, tried: list[str]) 
     tried.clear()
     dev.test_all([])
     assert tried[1].startswith(f"{dev.LONG_FILES[1]} tests/integration tests/spark ")
+
+
+def test_what_make_check_passed_is_not_run_again_on_the_same_tree(
+    dev: ModuleType, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dev, "run", lambda *_: 0)
+    dev.test([])
+    assert not any("--ignore" in run for run in tried)
+    dev.check([])
+    tried.clear()
+    dev.test([])
+    assert f"--ignore {dev.HOUSE_RULES}" in tried[0]
+    (dev.ROOT / "tests" / "unit" / "test_it.py").write_text("changed")
+    tried.clear()
+    dev.test([])
+    assert not any("--ignore" in run for run in tried)
 
 
 def test_on_another_tree_every_test_is_run(dev: ModuleType, tried: list[str]) -> None:
