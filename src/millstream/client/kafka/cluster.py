@@ -59,6 +59,7 @@ FENCES = "__millstream_fences"
 
 _KNOWN_S = 5.0  # for how long what was seen of a topic is believed
 _LOOK_AGAIN_S = 0.02
+_TRY_S = 1.0  # after which a first contact looks whether there is any hope
 _SETTINGS_S = 1.0
 _PRODUCER_BYTES = RECORD_BYTES_MAX + (1 << 20)
 _LEVELS = {
@@ -84,6 +85,7 @@ class Cluster:
         self.shown = address.shown
         self.timeout_s = address.timeout_s
         self._said = ""  # what a client said of its connections last
+        self._refused: KafkaError | None = None  # why waiting for the brokers is in vain
         self._closed = ""
         self._fences = False
         self._known: dict[str, tuple[TopicInfo, float]] = {}  # and until when it is believed
@@ -97,13 +99,16 @@ class Cluster:
         """Return the cluster's name for itself, once a broker answers."""
         deadline_s = time.monotonic() + self.timeout_s
         while True:
-            left_s = deadline_s - time.monotonic()
+            try_s = min(max(deadline_s - time.monotonic(), 0.1), _TRY_S)
             try:
-                found = self._admin.describe_cluster(request_timeout=max(left_s, 0.1))
-                return str(found.result(max(left_s, 0.1)).cluster_id)
+                found = self._admin.describe_cluster(request_timeout=try_s)
+                return str(found.result(2 * try_s).cluster_id)
             except (KafkaException, TimeoutError) as error:
                 if isinstance(error, KafkaException) and error_of(error).code() not in AWAY:
                     raise as_ours(error_of(error), f"{self.shown} refused us") from None
+                self._admin.poll(0)
+                if self._refused is not None:
+                    raise as_ours(self._refused, f"{self.shown} refused us") from None
                 if time.monotonic() >= deadline_s:
                     raise self.away() from None
                 time.sleep(_LOOK_AGAIN_S)
@@ -146,6 +151,8 @@ class Cluster:
             return kind(given)
 
     def _note(self, error: KafkaError) -> None:
+        if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL):
+            self._refused = error
         if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._said:
             self._said = error.str()
 
