@@ -47,7 +47,7 @@ if __name__ == "__main__":
         until="caught-up",
         master=sys.argv[1],
         cores=2,
-        rows_per_batch=5_000,
+        rows_per_batch=50_000,
         settings={
             "spark.driver.host": "127.0.0.1",
             "spark.executor.memory": "1g",

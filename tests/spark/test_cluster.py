@@ -161,14 +161,14 @@ def test_an_app_runs_on_both_workers_of_a_cluster_and_goes_on_when_one_has_died(
     no_spark, cluster, tmp_path
 ):
     log, program = tmp_path / "data", on_cluster.__file__
-    send(log, range(20_000))
+    send(log, range(100_000))
     cluster.run(log, program, cluster.master)
-    assert minutes(log) == counted(20_000)
+    assert minutes(log) == counted(100_000)
     assert ms.view("executors", log=log).scan()["executor"].sort().to_list() == ["0", "1"]
     end(cluster.workers[0])
     cluster.wait_for(1)
     cluster.worker("three")
     cluster.wait_for(2)
-    send(log, range(20_000, 40_000))
+    send(log, range(100_000, 200_000))
     cluster.run(log, program, cluster.master)
-    assert minutes(log) == counted(40_000)
+    assert minutes(log) == counted(200_000)
