@@ -27,6 +27,7 @@ which brokers do not promise by themselves.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -153,7 +154,7 @@ class KafkaTransactions:
                 self._producer.note_fence(*fence)
             moved = _all_offsets(offsets, fence)
             for group, given in moved.items():
-                self._call("send_offsets_to_transaction", given, self._groups.member(group))
+                self._send_offsets(given, self._groups.member(group))
             if fence is not None:  # by now what was committed before is there to be seen
                 self._pass(*fence)
             self._call("commit_transaction")
@@ -276,6 +277,33 @@ class KafkaTransactions:
 
     def _die(self, error: MillstreamError) -> None:
         self._producer.refusal = error
+
+    def _send_offsets(self, given: Sequence[KafkaPlace], member: Any) -> None:
+        """Let a group's offsets go with the transaction.
+
+        Where brokers began anew meanwhile, the client may wait in vain, and beyond the time that it
+        was given. So it waits in a thread, and this producer ends where the wait does not.
+
+        Raises:
+            MillstreamError: it failed.
+        """
+        failed: list[MillstreamError] = []
+
+        def send() -> None:
+            try:
+                self._call("send_offsets_to_transaction", list(given), member)
+            except MillstreamError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=send, name="millstream-kafka-offsets", daemon=True)
+        thread.start()
+        thread.join(2 * self._cluster.timeout_s)
+        if thread.is_alive():
+            error = self._cluster.away()
+            self._die(error)
+            raise error
+        if failed:
+            raise failed[0].with_traceback(None)
 
     def _call(self, name: str, *args: Any, timed: bool = True) -> None:
         """Do a step, again where the client says that it may succeed.
