@@ -447,7 +447,7 @@ def test(arguments: Sequence[str]) -> int:
     env = prepare(TEST)
     if arguments:
         return pytest(arguments, env)
-    env.setdefault("MILLSTREAM_TEST_EXAMPLES_PERCENT", "30")
+    env.setdefault("MILLSTREAM_TEST_EXAMPLES_PERCENT", "20")
     TESTED.unlink(missing_ok=True)
     tree = tree_key()
     known = CHECKED.is_file() and CHECKED.read_text() == tree

@@ -56,8 +56,8 @@ from millstream.testing.disk import SimulatedCrash, SimulatedDisk
 FOLDER = Path("/log")
 PLAIN, KEYED = "t", "c"
 PARTITIONS = 2
-LIVES = (1, 2, 4)  # how often the log is opened, worked on and left; histories take turns
-STEPS = 16  # at most, in one life
+LIVES = (1, 2, 3)  # how often the log is opened, worked on and left; histories take turns
+STEPS = 12  # at most, in one life
 IDEMPOTENT = 2
 PLACE = TopicPartition(PLAIN, 0)
 

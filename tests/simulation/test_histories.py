@@ -51,7 +51,7 @@ def test_every_promise_holds_in_a_few_histories(first: int) -> None:
 @pytest.mark.timeout(1500)
 def test_every_promise_holds_in_ten_thousand_histories() -> None:
     acknowledged, damaged = histories.run_parallel(0, 10_000)
-    assert acknowledged > 140_000
+    assert acknowledged > 110_000
     assert damaged < 500
 
 
