@@ -279,7 +279,7 @@ class Producer:
             raise ConfigError(
                 "this producer has no transactional_id; give it one to send in transactions"
             )
-        return Transaction(self._session, self._writer)
+        return Transaction(self._session)
 
     # -- waiting, counting, closing -----------------------------------------------------------
 

@@ -28,7 +28,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 from millstream.client.buffer import Buffer
 from millstream.errors import (
@@ -64,6 +64,7 @@ class TransactionSession:
         self._state: Literal["none", "open", "ending"] = "none"
         self._left_open = False  # the coordinator could not note the end of the last one
         self._sequences: dict[TopicPartition, int] = {}
+        self._partition = writer.partition
         self._identity = self._register()
         buffer.refusal = self._outside = ConfigError(
             f"the producer {transactional_id!r} is transactional, and no transaction is open; "
@@ -148,6 +149,15 @@ class TransactionSession:
         self._settle()
         self._abort()
         self._over(None)
+
+    def check_places(self, offsets: Offsets) -> None:
+        """Make sure that all these partitions are there.
+
+        Raises:
+            UnknownTopicError, ConfigError: one is not.
+        """
+        for name in offsets:
+            self._partition(name)
 
     def abort_open(self, error: BaseException) -> None:
         """Take back the transaction that is open, if one is; its block is told at its end."""
@@ -248,6 +258,18 @@ def checked_fence(known: tuple[str, int] | None, writer: str, batch_id: int) -> 
     return (writer, batch_id)
 
 
+class Session(Protocol):
+    """One producer's standing with whoever decides about its transactions."""
+
+    def begin(self) -> None: ...
+
+    def check_places(self, offsets: Offsets) -> None: ...
+
+    def commit(self, offsets: Mapping[str, Offsets], fence: tuple[str, int] | None) -> None: ...
+
+    def abort(self, error: BaseException) -> None: ...
+
+
 class Transaction:
     """What is sent in this block of a producer is committed with it, or not at all.
 
@@ -256,9 +278,8 @@ class Transaction:
     record lies; whether the record counts is told by the end of the block.
     """
 
-    def __init__(self, session: TransactionSession, writer: LogWriter) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._writer = writer
         self._offsets: dict[str, dict[TopicPartition, int | tuple[int, str]]] = {}
         self._fence: tuple[str, int] | None = None
 
@@ -270,8 +291,7 @@ class Transaction:
                 possible.
         """
         check_offsets(group, offsets)
-        for name in offsets:
-            self._writer.partition(name)
+        self._session.check_places(offsets)
         self._offsets.setdefault(group, {}).update(offsets)
 
     def fence(self, writer: str, batch_id: int) -> None:

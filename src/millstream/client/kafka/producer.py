@@ -26,7 +26,7 @@ from millstream.client.kafka.cluster import FENCES, Cluster
 from millstream.client.kafka.failures import as_ours, error_of
 from millstream.client.kafka.group_offsets import KafkaGroups
 from millstream.client.kafka.sending_client import SendingClients
-from millstream.client.kafka.transaction import KafkaTransaction, KafkaTransactions
+from millstream.client.kafka.transaction import KafkaTransactions
 from millstream.client.overload import OVERLOADS, Overload
 from millstream.client.partitioning import Partitioner
 from millstream.client.parts import ROW_OVERHEAD
@@ -38,6 +38,7 @@ from millstream.client.producer import (
     check_choice,
     check_least,
 )
+from millstream.client.transaction import Transaction
 from millstream.client.values import GivenHeaders, encode_headers, encode_key, encode_value
 from millstream.errors import ConfigError, FencedError, MillstreamError, OverloadError
 from millstream.log.batch import RECORD_BYTES_MAX
@@ -322,7 +323,7 @@ class KafkaProducer:
         with self._lock:
             self._unreported = self.first_failure = None
 
-    def transaction(self) -> KafkaTransaction:
+    def transaction(self) -> Transaction:
         """Return a block in which what is sent is committed at its end, or not at all.
 
         Raises:
@@ -332,7 +333,7 @@ class KafkaProducer:
             raise ConfigError(
                 "this producer has no transactional_id; give it one to send in transactions"
             )
-        return KafkaTransaction(self._transactions)
+        return Transaction(self._transactions)
 
     # -- waiting, closing ---------------------------------------------------------------------
 

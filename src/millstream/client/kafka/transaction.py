@@ -31,8 +31,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPlace
@@ -46,7 +45,6 @@ from millstream.client.kafka.group_offsets import (
     fence_offsets,
     places,
 )
-from millstream.client.transaction import checked_fence
 from millstream.errors import (
     ConfigError,
     FencePassedError,
@@ -55,7 +53,7 @@ from millstream.errors import (
     TopicExistsError,
     TransactionAbortedError,
 )
-from millstream.log.groups import Offsets, check_offsets
+from millstream.log.groups import Offsets
 from millstream.log.transactions import TIMEOUT_MS_MAX
 from millstream.record import TopicPartition
 
@@ -235,12 +233,13 @@ class KafkaTransactions:
         for name in offsets:
             self._cluster.check_partition(*name)
 
-    def abort(self) -> None:
-        """Take everything back.
+    def abort(self, error: BaseException) -> None:
+        """Take everything back, because of ``error``, which the caller raises.
 
         Raises:
             TransactionAbortedError: it has been ended meanwhile, by ``close``.
         """
+        del error  # what was sent already is told by its own outcome
         self._shut()
         self._abort()
         self._over()
@@ -248,7 +247,7 @@ class KafkaTransactions:
     def abort_open(self, error: MillstreamError) -> None:
         """Take back the transaction that is open, if one is; refuse what comes after."""
         with suppress(TransactionAbortedError):
-            self.abort()
+            self.abort(error)
         self._producer.refusal = error
 
     # -- steps --------------------------------------------------------------------------------
@@ -345,50 +344,3 @@ def _as_ours(error: KafkaError, what: str) -> MillstreamError:
     if error.code() == KafkaError.INVALID_TXN_STATE:
         return TransactionAbortedError(f"{what} ({error.str()}): begin another")
     return as_ours(error, what)
-
-
-class KafkaTransaction:
-    """What is sent in this block of a producer is committed with it, or not at all.
-
-    Use it in ``with``; see :class:`millstream.client.transaction.Transaction`.
-    """
-
-    def __init__(self, transactions: KafkaTransactions) -> None:
-        self._transactions = transactions
-        self._offsets: dict[str, dict[TopicPartition, int | tuple[int, str]]] = {}
-        self._fence: tuple[str, int] | None = None
-
-    def commit_offsets(self, group: str, offsets: Offsets) -> None:
-        """Note with this transaction how far ``group`` has read: the next offset to read of each.
-
-        Raises:
-            UnknownTopicError, ConfigError: there is no such topic or partition, or an offset is not
-                possible.
-        """
-        check_offsets(group, offsets)
-        self._transactions.check_places(offsets)
-        self._offsets.setdefault(group, {}).update(offsets)
-
-    def fence(self, writer: str, batch_id: int) -> None:
-        """Commit only if ``writer`` has not committed batch ``batch_id`` or a later one.
-
-        Raises:
-            ConfigError: another fence was given, or this one is not possible.
-        """
-        self._fence = checked_fence(self._fence, writer, batch_id)
-
-    def __enter__(self) -> Self:
-        self._transactions.begin()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self._transactions.commit(self._offsets, self._fence)
-        else:
-            with suppress(TransactionAbortedError):  # by ``close``, before us
-                self._transactions.abort()
