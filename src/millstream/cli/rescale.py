@@ -1,4 +1,4 @@
-"""``millstream rescale``: share an app's state among more or fewer Spark partitions."""
+"""``millstream rescale``: divide the work on an app's state among more or fewer tasks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from millstream.cli.tables import json_option, log_option, tell
     "--partitions",
     type=click.IntRange(min=1),
     required=True,
-    help="How many Spark partitions are to share the state: about as many as there are cores.",
+    help="How many tasks are to work on a large batch at once: about as many as there are cores.",
 )
 @log_option
 @json_option
 def rescale(app: str, partitions: int, folder: Path, *, as_json: bool) -> None:
-    """Share the state of APP among more or fewer Spark partitions.
+    """Divide the work on the state of APP among more or fewer partitions.
 
-    The app must be stopped. Nothing is lost or computed again; the next run goes on where it was.
-    Interrupted at any moment, the next run finds the state as it was before, or as it is to be.
+    The app must be stopped. Nothing is moved, lost or computed again; the next run goes on where it was.
 
     \b
     Examples:
@@ -36,7 +35,7 @@ def rescale(app: str, partitions: int, folder: Path, *, as_json: bool) -> None:
     done = work(app, app_folder(folder, app), partitions)
     before = done.partitions_before
     tell(
-        f"the state of {app} is shared by {partitions} Spark partitions (before: {before})",
+        f"the state of {app} is shared by {partitions} partitions (before: {before})",
         {"app": app, "partitions": partitions, "partitions_before": before},
         as_json=as_json,
     )

@@ -26,11 +26,12 @@ class Birth:
     """The numbers fixed at the birth of an app's state, and how it is shared out now.
 
     ``label_partitions`` is the number of Spark partitions that the labels of buckets were chosen
-    for; ``shuffle_partitions`` is the same until the state is rescaled.
+    for; ``partitions``, the number of tasks that work on a large batch, is the same until the app is
+    rescaled.
     """
 
     bucket_count: int
-    shuffle_partitions: int
+    partitions: int
     label_partitions: int
 
 
@@ -54,12 +55,12 @@ def stored_birth(folder: Path) -> Birth | None:
     if not path.exists():
         return None
     stored = _load(path)
-    return Birth(stored["buckets"], stored["shuffle_partitions"], stored["label_partitions"])
+    return Birth(stored["buckets"], stored["partitions"], stored["label_partitions"])
 
 
-def write_shuffle_partitions(folder: Path, shuffle_partitions: int) -> None:
-    """Record that the state is now shared by another number of Spark partitions."""
-    values = _load(folder / _FILE) | {"shuffle_partitions": shuffle_partitions}
+def write_partitions(folder: Path, partitions: int) -> None:
+    """Record that the buckets are now shared by another number of tasks."""
+    values = _load(folder / _FILE) | {"partitions": partitions}
     write_whole(folder / _FILE, json.dumps(values, indent=1))
 
 
@@ -84,7 +85,7 @@ def enter(folder: Path, birth: Birth, plan: JobPlan) -> str:
     if not path.exists():
         values = {
             "buckets": birth.bucket_count,
-            "shuffle_partitions": birth.shuffle_partitions,
+            "partitions": birth.partitions,
             "label_partitions": birth.label_partitions,
             "steps": steps,
         }
@@ -147,6 +148,11 @@ def _load(path: Path) -> dict[str, Any]:
             f"{path} is damaged ({error}). Restore it, or delete the app's folder to rebuild its "
             "state from the log."
         ) from error
+    if "partitions" not in values:
+        raise ConfigError(
+            f"The state in {path.parent} was made by an earlier version, which kept it elsewhere. Go on "
+            "with that version, or delete the app's folder to rebuild its state from the log."
+        )
     return values
 
 

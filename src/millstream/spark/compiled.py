@@ -1,8 +1,8 @@
-"""Two small classes that are compiled in Spark's JVM, where no setting of Spark's does what they do.
+"""A small class that is compiled in Spark's JVM, where no setting of Spark's does what it does.
 
-Janino, which Spark brings along, compiles them. Promises that only speed is lost where one of them
+Janino, which Spark brings along, compiles it. Promises that only speed is lost where it
 does not fit this Spark: the session goes on without, and its log says why. Like ``internals.py``,
-this depends on names that Spark keeps private, and tests with a real JVM cover each.
+this depends on names that Spark keeps private, and tests with a real JVM cover it.
 """
 
 from __future__ import annotations
@@ -57,44 +57,6 @@ public class LocalFilesWithoutFork extends LocalFileSystem {
 """
 
 
-# A stateful Python task has its state served by a thread of its own, which makes the converters of
-# state's rows anew in every task. To generate their code, which is there already, took a sixth of the
-# JVM's CPU in small batches; interpreted ones are made at once, and state is few rows. The
-# thread has no session of its own, so Spark has no setting for it: this gives all such threads one. It
-# may have inherited a session from whoever made its parent, so it is known by its name. Every new session,
-# and each query has one, makes Spark's own answer the one in force, so this comes after a query's start.
-_CONF_WITHOUT_SESSION = """
-import org.apache.spark.sql.classic.SparkSession;
-import org.apache.spark.sql.internal.SQLConf;
-
-public class ConfWithoutSession extends scala.runtime.AbstractFunction0 {
-  private final SQLConf conf = new SQLConf();
-
-  public ConfWithoutSession() {
-    conf.setConfString("spark.sql.codegen.factoryMode", "NO_CODEGEN");
-  }
-
-  public Object apply() {
-    if ("stateConnectionListenerThread".equals(Thread.currentThread().getName())) {
-      return conf;
-    }
-    scala.Option active = SparkSession.getActiveSession();
-    if (active.isDefined()) {
-      SparkSession session = (SparkSession) active.get();
-      if (!session.sparkContext().isStopped()) {
-        return session.sessionState().conf();
-      }
-    }
-    return conf;
-  }
-
-  public static void install() {
-    SQLConf.setSQLConfGetter(new ConfWithoutSession());
-  }
-}
-"""
-
-
 def install_local_files(spark: SparkSession) -> None:
     """Give the JVM of a local session a file system for ``file:`` that starts no processes.
 
@@ -104,14 +66,6 @@ def install_local_files(spark: SparkSession) -> None:
     conf = context._jsc.hadoopConfiguration()  # noqa: SLF001
     kind = "org.apache.hadoop.conf.Configuration"
     _install(context, "LocalFilesWithoutFork", _LOCAL_FILES, {kind: conf})
-
-
-def interpret_rows_of_state(spark: SparkSession) -> None:
-    """Have the JVM of a local session convert the rows of Python's state without compiling code.
-
-    To be called once a query has started.
-    """
-    _install(spark.sparkContext, "ConfWithoutSession", _CONF_WITHOUT_SESSION, {})
 
 
 def _install(context: Any, name: str, source: str, arguments: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ def load_for_workers() -> None:
     import pyarrow as pa  # noqa: PLC0415 - only in the daemon that needs it
 
     import millstream.spark.source  # noqa: PLC0415
-    import millstream.spark.stage_runner  # noqa: F401, PLC0415
+    import millstream.spark.stages  # noqa: F401, PLC0415
 
     pa.array([0])  # makes pyarrow load pandas now, as its first conversion in each worker would
     # PySpark collects garbage after every task. What was loaded here never is any, and to look

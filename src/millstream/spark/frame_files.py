@@ -19,7 +19,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream.kernels.frames import FrameRow
+from millstream.kernels.frames import Frame, FrameRow
 
 # Below this, what Spark does with the bytes costs less than a file does, about 0.1 ms.
 _BYTES_MIN = 64 << 10
@@ -39,17 +39,32 @@ class FrameFiles:
         name = uuid.uuid4().hex
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / name).write_bytes(row.frame)
-        return row._replace(frame=_NAMED + name.encode())
+        return row._replace(frame=_NAMED + f"{name} {len(row.frame)}".encode())
 
     def get(self, row: FrameRow) -> FrameRow:
         """Give the row that :meth:`put` was given; the frame is a view of the file."""
-        if self.folder is None or bytes(row.frame[: len(_NAMED)]) != _NAMED:
-            return row
-        path = self.folder / bytes(row.frame[len(_NAMED) :]).decode()
-        with path.open("rb") as file:
-            return row._replace(
-                frame=memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            )
+        return row._replace(frame=self.open(row.frame))
+
+    def open(self, frame: Frame) -> Frame:
+        """Give the frame of a row that :meth:`put` was given."""
+        named = self._named(frame)
+        if named is None:
+            return frame
+        assert self.folder is not None
+        with (self.folder / named[0]).open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def size_bytes(self, frame: Frame) -> int:
+        """Tell the size of a frame as it was given to :meth:`put`."""
+        named = self._named(frame)
+        return len(frame) if named is None else named[1]
+
+    def _named(self, frame: Frame) -> tuple[str, int] | None:
+        """Give the name of the frame's file and its size; None for a frame that is here itself."""
+        if self.folder is None or bytes(frame[: len(_NAMED)]) != _NAMED:
+            return None
+        name, size_bytes = bytes(frame[len(_NAMED) :]).decode().split()
+        return name, int(size_bytes)
 
     def clear(self) -> None:
         """Remove the frames of a batch that is committed; nothing else is being made meanwhile."""

@@ -1,8 +1,8 @@
 """Every name that Spark keeps private, or that lives in its JVM.
 
 Promises that the rest of this package uses PySpark as it is documented: what may change with the
-next release of Spark is here, and a test with a real JVM covers each of it. Three parts: the life
-of the JVM, state, and what a failure says. What is compiled in the JVM stands in ``compiled.py``.
+next release of Spark is here, and a test with a real JVM covers each of it. Two parts: the life of
+the JVM, and what a failure says. What is compiled in the JVM stands in ``compiled.py``.
 """
 
 from __future__ import annotations
@@ -251,20 +251,6 @@ def environment(**names: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-# ── state ───────────────────────────────────────────────────────────────────────
-
-
-def repartition_state(spark: SparkSession, checkpoint: Path, partitions: int) -> None:
-    """Rewrite a checkpoint's state for so many Spark partitions, as a batch without records.
-
-    The checkpoint must have no batch half done, and RocksDB state, as ours has: otherwise Spark
-    fails after it has begun to change the checkpoint. Spark cannot know that our sink commits a
-    batch once, so it is told not to ask for one of its own that does.
-    """
-    manager = spark._streamingCheckpointManager  # noqa: SLF001 - it has no public name yet
-    manager.repartition(str(checkpoint), partitions, enforce_exactly_once_sink=False)
 
 
 # ── what a failure says ─────────────────────────────────────────────────────────

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from millstream.client import connect
@@ -18,24 +19,21 @@ from millstream.client.reading import absolute, open_reader
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.plan import JobPlan
 from millstream.spark.birth import Birth, born, enter, require_current
-from millstream.spark.compiled import interpret_rows_of_state
 from millstream.spark.event_times import EventTimesFile
 from millstream.spark.failures import as_ours
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.log_source import SOURCE_NAME, LogSource
 from millstream.spark.native import add_frame, add_native, rows_of
-from millstream.spark.newest_run import announce
-from millstream.spark.rescale import settle_rescale
 from millstream.spark.session import cores_available, start_session, stop_session
 from millstream.spark.shuffle import bucket_labels
 from millstream.spark.sink import JOB, CommitSink
 from millstream.spark.source import SourceSpec
 from millstream.spark.stage import add_stage
 from millstream.spark.stage_runner import StageRunner
+from millstream.spark.stages import Stages
 from millstream.views.outputs import open_targets
 from millstream.views.progress import Progress, Report, Until
 from millstream.views.running import marked, stop_request, stop_seen
-from millstream.views.store import ViewStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as DataFrame  # noqa: PLC0414 - given on to the pipeline
@@ -78,8 +76,6 @@ def run_job(job: Job, options: RunOptions) -> Report:
     _make_topics(job)
     job.folder.mkdir(parents=True, exist_ok=True)
     home = job.folder / "views.db"
-    with ViewStore(home) as store:
-        settle_rescale(job.folder, store, job.app)
     birth = _birth(job, options.cores or cores_available())
     plan = job.compile(bucket_labels(birth.bucket_count, birth.label_partitions))
     checkpoint_id = enter(job.folder, birth, plan)
@@ -87,9 +83,8 @@ def run_job(job: Job, options: RunOptions) -> Report:
         next_batch_id = targets.begin_run(JOB, checkpoint_id)
         targets.home.describe(job.app, "dashboard", job.dashboard)
         require_current(job.folder, next_batch_id)
-        announce(_runs(job), targets.run)
         seen = EventTimesFile(_event_times(job))
-        frame_files = _frame_files(job, plan, targets.run)
+        frame_files = _frame_files(job, targets.run)
         frame_files.begin()
         sink = CommitSink(
             plan, targets, open_reader(job.log), options.on_progress, seen, frame_files
@@ -100,7 +95,7 @@ def run_job(job: Job, options: RunOptions) -> Report:
 
 
 def _runs(job: Job) -> Path:
-    return job.folder.absolute() / "checkpoint" / "runs"
+    return job.folder.absolute() / "runs"
 
 
 def _event_times(job: Job) -> Path:
@@ -113,16 +108,16 @@ def stream_to_spark(job: Job) -> DataFrame:
     birth = _birth(job, cores_available())
     plan = job.compile(bucket_labels(birth.bucket_count, birth.label_partitions))
     spark = start_session(job.app, folder=job.folder)
+    frame_files = FrameFiles(None)  # nobody tells when a batch of the user's query is over
     frames = build_frames(
-        spark,
-        job,
-        plan,
-        rows_max=1_000_000,
-        run=None,
-        tasks=cores_available(),
-        frame_files=FrameFiles(None),  # nobody tells when a batch of the user's query is over
+        spark, job, plan, rows_max=1_000_000, tasks=cores_available(), frame_files=frame_files
     )
-    return rows_of(frames, plan.sinks[0].port, plain_schema(dict(plan.sinks[0].schema)))
+    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 0)
+    for stage in plan.stages:
+        runner = StageRunner(stage, plan.bucket_labels, job.folder.absolute() / "copies")
+        frames = add_stage(frames, runner, partitions)
+    schema = plain_schema(dict(plan.sinks[0].schema))
+    return rows_of(frames, plan.sinks[0].port, schema, frame_files)
 
 
 def _birth(job: Job, cores: int) -> Birth:
@@ -131,9 +126,7 @@ def _birth(job: Job, cores: int) -> Birth:
     return born(job.folder, Birth(job.bucket_count, partitions, partitions))
 
 
-def _frame_files(job: Job, plan: JobPlan, run: int) -> FrameFiles:
-    if plan.frames or plan.natives:  # Spark has rows there, not frames
-        return FrameFiles(None)
+def _frame_files(job: Job, run: int) -> FrameFiles:
     return FrameFiles(job.folder.absolute() / "frames" / str(run))
 
 
@@ -143,16 +136,10 @@ def build_frames(
     plan: JobPlan,
     *,
     rows_max: int,
-    run: int | None,
     tasks: int,
     frame_files: FrameFiles,
 ) -> DataFrame:
-    """Lay the plan out as a streaming DataFrame of frames: source, native steps, stages.
-
-    The state is in as many Spark partitions as the session makes in a shuffle. ``run`` numbers the run
-    of the app; it is None for a stream that is given to Spark.
-    """
-    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 0)
+    """Lay out what stands before the stages as a streaming DataFrame of frames: source, native steps."""
     spec = SourceSpec(
         log=absolute(job.log),
         sources=plan.sources,
@@ -168,13 +155,9 @@ def build_frames(
     spark.dataSource.register(LogSource)
     frames = spark.readStream.format(SOURCE_NAME).option("spec", spec.to_option()).load()
     for native in plan.natives:
-        frames = add_native(frames, native, plan.bucket_labels)
+        frames = add_native(frames, native, plan.bucket_labels, frame_files)
     for source in plan.frames:
-        frames = add_frame(frames, source, plan.bucket_labels)
-    runs = job.folder.absolute() / "copies" if run is None else _runs(job)
-    for stage in plan.stages:
-        runner = StageRunner(stage, plan.bucket_labels, runs, run, frame_files)
-        frames = add_stage(frames, runner, partitions)
+        frames = add_frame(frames, source, plan.bucket_labels, frame_files)
     return frames
 
 
@@ -201,15 +184,15 @@ class _Query:
         finally:
             query.stop()
             self._clear_stop()
-        if isinstance(failure, PySparkException):
+        if isinstance(failure, (PySparkException, Py4JError)):
             raise as_ours(failure, self.job.app, self.job.folder / "spark.log") from None
         if failure is not None:
             raise failure
         return reason
 
     def _start(self) -> StreamingQuery:
-        # Spark freezes the number of its partitions in the checkpoint; the labels depend on it.
-        self.spark.conf.set("spark.sql.shuffle.partitions", self.birth.shuffle_partitions)
+        # For native steps that have state of Spark's own: it freezes this number in the checkpoint.
+        self.spark.conf.set("spark.sql.shuffle.partitions", self.birth.label_partitions)
         # Frames are few rows: to compile code for them only delays the first batches.
         ours_alone = not (self.plan.frames or self.plan.natives)
         mode = "NO_CODEGEN" if ours_alone else "FALLBACK"
@@ -219,10 +202,11 @@ class _Query:
             self.job,
             self.plan,
             rows_max=self.options.rows_per_batch,
-            run=self.sink.targets.run,
             tasks=self.options.cores or cores_available(),
             frame_files=self.sink.frame_files,
         )
+        if self.plan.stages:
+            self.sink.stages = self._stages()
         writer = (
             frames.writeStream.queryName(self.job.app)
             .foreachBatch(self.sink)
@@ -233,10 +217,19 @@ class _Query:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime="0 seconds")
-        query = writer.start()
-        if (self.spark.sparkContext.master or "").startswith("local"):
-            interpret_rows_of_state(self.spark)
-        return query
+        return writer.start()
+
+    def _stages(self) -> Stages:
+        targets = self.sink.targets
+        return Stages(
+            self.plan,
+            _runs(self.job),
+            targets.run,
+            self.sink.frame_files,
+            self.birth.partitions,
+            self.spark.sparkContext,
+            targets.home.state(self.job.app, JOB),
+        )
 
     def _wait(self, query: StreamingQuery) -> str:
         """Wait for the end: the query's own, a time, a condition, a request, or Ctrl-C."""

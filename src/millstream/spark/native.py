@@ -28,6 +28,7 @@ from millstream.kernels.plan import FramePlan, NativePlan, Way
 from millstream.kernels.rejects import Rejected, Rejects
 from millstream.kernels.routing import Books, routes
 from millstream.kernels.watermarks import UNSEEN, LaneTime, SourceTime
+from millstream.spark.frame_files import FrameFiles
 from millstream.spark.log_source import FRAME_SCHEMA
 from millstream.spark.source import record_batches
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 # ── out ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def rows_of(frames: DataFrame, port: int, schema: pa.Schema) -> DataFrame:
+def rows_of(frames: DataFrame, port: int, schema: pa.Schema, frame_files: FrameFiles) -> DataFrame:
     """Give the rows of one port as a DataFrame with typed columns.
 
     A column ``_diff`` of the schema says +1 for a row that is given, -1 for one taken back.
@@ -47,7 +48,7 @@ def rows_of(frames: DataFrame, port: int, schema: pa.Schema) -> DataFrame:
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for frame in batch.column(0):
-                table = decode_frame(frame.as_py())
+                table = decode_frame(frame_files.open(frame.as_py()))
                 if DIFF in table.columns:
                     table = table.rename({DIFF: DIFF_COLUMN})
                 plain = table.select(schema.names).to_arrow(compat_level=pl.CompatLevel.oldest())
@@ -60,13 +61,18 @@ def rows_of(frames: DataFrame, port: int, schema: pa.Schema) -> DataFrame:
 # ── through ─────────────────────────────────────────────────────────────────────────────────
 
 
-def add_native(frames: DataFrame, native: NativePlan, bucket_labels: tuple[int, ...]) -> DataFrame:
+def add_native(
+    frames: DataFrame,
+    native: NativePlan,
+    bucket_labels: tuple[int, ...],
+    frame_files: FrameFiles,
+) -> DataFrame:
     """Run a native step on the rows of its port; what is for other ports goes by beside it.
 
     Spark plans the two ways apart, so what stands before a native step is read twice.
     """
-    result = native.function(rows_of(frames, native.port, native.schema_in))
-    way = _WayIn(native.name, native.time, native.edges, None, bucket_labels)
+    result = native.function(rows_of(frames, native.port, native.schema_in, frame_files))
+    way = _WayIn(native.name, native.time, native.edges, None, bucket_labels, frame_files)
     packed = result.select(*native.schema_out.names).mapInArrow(_packer(way), FRAME_SCHEMA)
     return frames.where(F.col("port") != native.port).unionByName(packed)
 
@@ -101,9 +107,12 @@ def streaming_schema(frame: Any) -> pa.Schema:
     return schema
 
 
-def add_frame(frames: DataFrame, source: FramePlan, bucket_labels: tuple[int, ...]) -> DataFrame:
+def add_frame(
+    frames: DataFrame, source: FramePlan, bucket_labels: tuple[int, ...], frame_files: FrameFiles
+) -> DataFrame:
     """Put the rows of a DataFrame of the user's, and what they say of time, beside the frames."""
-    way = _WayIn(source.name, source.time, source.edges, source.time_ports, bucket_labels)
+    ports = source.time_ports
+    way = _WayIn(source.name, source.time, source.edges, ports, bucket_labels, frame_files)
     rows = source.frame.select(*source.schema.names)
     packed = rows.mapInArrow(_packer(way), FRAME_SCHEMA)
     return frames.unionByName(packed)
@@ -124,13 +133,14 @@ class _WayIn:
     edges: tuple[Way, ...]
     time_ports: tuple[int, ...] | None
     bucket_labels: tuple[int, ...]
+    frame_files: FrameFiles
 
 
 def _packer(way: _WayIn) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Make the function that takes a task's rows down the edges."""
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from record_batches(_Packing(way).run(batches))
+        yield from record_batches(map(way.frame_files.put, _Packing(way).run(batches)))
 
     return pack
 

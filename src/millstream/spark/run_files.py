@@ -1,26 +1,28 @@
-"""Sorted runs as files of the checkpoint: Spark's state names them, and does not carry them.
+"""Sorted runs as files of the app's folder: state is committed with the views, and names them.
 
 A run never changes, so a file serves as well as rows of a state store would, and costs a tenth: it is
-written once, where the state store writes it into a log of changes, a table in memory and files that
-are rewritten, uploaded, and after a start read again in whole before the first batch. Small runs
-are worth no file and lie in the state store, which also has the manifest.
+written once, where a state store writes it into a log of changes, a table in memory and files that
+are rewritten, uploaded, and after a start read again in whole before the first batch. A large run is
+a file of its own. The small runs that a task makes of a batch share one, a *bundle*, and are named by
+their place in it, so a batch costs each task one sync at most, and state that is small few files.
 
-1. A file is written whole and synced, and its folder synced, before the manifest that names it is given
-   to Spark. A crash between leaves a file that no manifest names: the next run of the app sweeps it.
-2. Spark commits the manifest with the batch. A batch that is run again begins with the manifest before
-   it. So a file that a batch drops stays for the batches from which Spark may start again, and a few
-   more: the manifest says which files are left like that, and counts the batches.
-3. A file's name has the number of the run of the app that made it. A sweep removes files of earlier runs
-   only, and only what its own manifest neither names nor counts. An old run that wakes while a newer one
-   works therefore harms nothing: what the newer one has of runs before both, the old manifest
-   names as well.
+1. A file is written whole and synced, and its folder synced, before the manifest that names it goes to
+   the driver. A crash before leaves a file that no manifest names: the next run of the app sweeps it.
+2. The home commits the manifests with the batch's rows. A crash before leaves the manifests of the
+   batch before, whose files are all there: the batch is run again, and makes its files anew.
+3. After that commit the files go that no manifest names any longer. A crash before leaves files that
+   nobody names: the next run sweeps them.
+4. A file's name begins with the number of the run of the app that made it. A sweep removes files of
+   earlier runs only, and a run removes what the manifests cease to name only after a commit of its own.
+   So a run that sleeps and wakes while a newer one works harms nothing: its commit is refused.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,132 +30,173 @@ import pyarrow as pa
 
 from millstream.errors import CorruptionError
 from millstream.kernels.sorted_runs import Run, decode_run, encode_run
-from millstream.spark.run_store import COPY_BYTES_MIN, PartMap, SparkRunStore
 
-# Spark keeps ten batches to start from (see the session), of which it uses the last or the one before.
-BATCHES_KEPT = 12
-_OPEN_MAX = 256
+OWN_FILE_BYTES_MIN = 256 << 10  # smaller runs share a bundle
+_ALIGNMENT_BYTES = 64  # where Arrow wants a table to begin that it is to use in place
+_AT = "@"  # between a bundle's name and a run's place in it
 
-# Opened files of this worker process, newest last. A file never changes, so neither does its entry.
-_open: OrderedDict[Path, pa.Table] = OrderedDict()
+
+@dataclass
+class _Opened:
+    """Runs that this process has opened, newest last. A run never changes, so neither does its entry."""
+
+    count_max: int
+    bytes_max: int
+    tables: OrderedDict[Path, pa.Table] = field(default_factory=OrderedDict)
+    bytes: int = 0
+
+    def get(self, path: Path) -> pa.Table | None:
+        if path not in self.tables:
+            return None
+        self.tables.move_to_end(path)
+        return self.tables[path]
+
+    def put(self, path: Path, table: pa.Table) -> None:
+        self.forget(path)
+        self.tables[path] = table
+        self.bytes += table.nbytes
+        while len(self.tables) > self.count_max or self.bytes > self.bytes_max:
+            self.forget(next(iter(self.tables)))
+
+    def forget(self, path: Path) -> None:
+        table = self.tables.pop(path, None)
+        if table is not None:
+            self.bytes -= table.nbytes
+
+
+_mapped = _Opened(count_max=256, bytes_max=1 << 62)  # each takes a file descriptor, and no memory
+_copied = _Opened(count_max=8192, bytes_max=64 << 20)
 
 
 @dataclass
 class RunFiles:
-    """The files of one bucket of a stage, while a batch is worked on.
+    """The runs that one task reads and makes of one batch. ``run`` numbers the run of the app.
 
-    ``run`` numbers the run of the app. ``left`` are files that the manifest has ceased to name, with
-    the batches for which each is still kept.
+    Nothing is durable before :meth:`settle`.
     """
 
     folder: Path
     run: int
-    left: dict[str, int] = field(default_factory=dict)
+    _bundle: str = ""
+    _waiting: list[bytes] = field(default_factory=list)
+    _waiting_bytes: int = 0
     _written: bool = False
 
-    def open(self, run: Run) -> pa.Table:
-        """Give a run's rows, mapped into memory.
+    def load(self, run: Run) -> pa.Table:
+        """Give a run's rows: of a large one mapped into memory.
 
         Raises:
-            CorruptionError: the file is not there, or not whole.
+            CorruptionError: its file is not there, or not whole.
         """
-        path = self._path(run.name)
-        table = _open.get(path)
+        opened, path = _opened(run.name), self.folder / run.name
+        table = opened.get(path)
         if table is None:
-            self._require_whole(path, run)
-            table = _open[path] = decode_run(pa.memory_map(str(path)))
-            if len(_open) > _OPEN_MAX:
-                _open.popitem(last=False)
-        else:
-            _open.move_to_end(path)
+            table = decode_run(self._fetch(run))
+            opened.put(path, table)
         return table
 
-    def write(self, name: str, encoded: bytes) -> None:
-        """Write a run, and have it on disk."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self._path(name).open("xb") as file:
-            file.write(encoded)
-            file.flush()
-            os.fsync(file.fileno())
-        self._written = True
+    def save(self, slot: int, table: pa.Table) -> Run:
+        """Write a run. It is on disk once :meth:`settle` has returned."""
+        encoded = encode_run(table)
+        if len(encoded) >= OWN_FILE_BYTES_MIN:
+            name = self._new_name()
+            self._write(name, [encoded])
+        else:
+            name = self._into_bundle(encoded)
+            _copied.put(self.folder / name, decode_run(pa.py_buffer(encoded)))
+        return Run(name, slot, table.num_rows, len(encoded))
 
-    def leave(self, run: Run) -> None:
-        """Take it that the manifest names a run no longer."""
-        _open.pop(self._path(run.name), None)
-        self.left[run.name] = BATCHES_KEPT
+    def drop(self, run: Run) -> None:
+        """Forget a run; its file stays until the batch is committed."""
+        _opened(run.name).forget(self.folder / run.name)
 
     def settle(self) -> None:
-        """End the batch, before its manifest is given to Spark: all written is synced, old files go."""
+        """End the batch, before its manifests are given away: all that they name is on disk."""
+        if self._waiting:
+            self._write(self._bundle, self._waiting)
+            self._waiting, self._waiting_bytes, self._bundle = [], 0, ""
         if self._written:
             folder = os.open(self.folder, os.O_RDONLY)
             try:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-        self.left = {name: batches - 1 for name, batches in self.left.items()}
-        for name in [name for name, batches in self.left.items() if batches < 0]:
-            self._path(name).unlink(missing_ok=True)
-            del self.left[name]
+            self._written = False
 
-    def sweep(self, prefix: str, named: set[str]) -> None:
-        """Remove what batches of earlier runs of the app wrote and did not commit."""
-        for path in self.folder.glob(f"{prefix}*"):
-            run = int(path.stem.removeprefix(prefix).partition("-")[0])
-            if run < self.run and path.stem not in named and path.stem not in self.left:
-                path.unlink(missing_ok=True)
+    def _into_bundle(self, encoded: bytes) -> str:
+        self._bundle = self._bundle or self._new_name()
+        name = f"{self._bundle}{_AT}{self._waiting_bytes}"
+        padding = -len(encoded) % _ALIGNMENT_BYTES
+        self._waiting += [encoded, bytes(padding)]
+        self._waiting_bytes += len(encoded) + padding
+        return name
 
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.arrow"
+    def _new_name(self) -> str:
+        return f"{self.run}-{uuid.uuid4().hex[:20]}"
 
-    def _require_whole(self, path: Path, run: Run) -> None:
+    def _write(self, name: str, pieces: Iterable[bytes]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / name).open("xb") as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        self._written = True
+
+    def _fetch(self, run: Run) -> pa.Buffer:
+        file, _, place = run.name.partition(_AT)
+        path, start = self.folder / file, int(place or 0)
         try:
             size_bytes = path.stat().st_size
         except FileNotFoundError:
             size_bytes = 0
-        if size_bytes != run.size_bytes:
+        whole = size_bytes >= start + run.size_bytes if place else size_bytes == run.size_bytes
+        if not whole:
             raise CorruptionError(
-                f"{path} has {size_bytes} bytes; the state needs it with {run.size_bytes}. Restore "
-                "the whole checkpoint from where you keep copies of it, or delete the app's folder to "
-                "rebuild state and views from the log."
+                f"{path} has {size_bytes} bytes; the state needs {run.size_bytes} of it from byte "
+                f"{start} on. Restore the app's whole folder from where you keep copies of it, or "
+                "delete it to rebuild state and views from the log."
             )
+        if not place:
+            return pa.memory_map(str(path)).read_buffer()
+        with path.open("rb") as opened:
+            opened.seek(start)
+            return pa.py_buffer(opened.read(run.size_bytes))
 
 
-class FileRunStore:
-    """The runs of one operator in one bucket: large ones in files. ``prefix`` begins their names."""
+def _opened(run_name: str) -> _Opened:
+    return _copied if _AT in run_name else _mapped
 
-    def __init__(self, parts: PartMap, files: RunFiles, prefix: str) -> None:
-        self._small = SparkRunStore(parts, files.folder, prefix)
-        self._files = files
-        self._prefix = prefix
 
-    def load(self, run: Run) -> pa.Table:
-        """Give a run's rows.
+def file_of(run_name: str) -> str:
+    """Give the name of the file that a run lies in."""
+    return run_name.partition(_AT)[0]
 
-        Raises:
-            CorruptionError: its file is not there, or not whole.
+
+@dataclass
+class FilesInUse:
+    """Which files the committed manifests name, and how often."""
+
+    folder: Path
+    named: Counter[str] = field(default_factory=Counter)
+
+    def change(self, before: Iterable[str], after: Iterable[str]) -> None:
+        """Take it that a manifest that named the runs of ``before`` is replaced, and remove files.
+
+        To be called once the replacement is committed.
         """
-        return self._files.open(run) if _in_file(run) else self._small.load(run)
+        lost = Counter(map(file_of, before))
+        self.named.update(map(file_of, after))
+        self.named.subtract(lost)
+        for name in lost:
+            if self.named[name] <= 0:
+                del self.named[name]
+                (self.folder / name).unlink(missing_ok=True)
 
-    def save(self, slot: int, table: pa.Table) -> Run:
-        """Write a run; it is on disk when this returns, or goes to disk with the state store."""
-        encoded = encode_run(table)
-        if len(encoded) < COPY_BYTES_MIN:
-            return self._small.save_encoded(slot, table.num_rows, encoded)
-        name = f"{self._prefix}{self._files.run}-{uuid.uuid4().hex[:20]}"
-        self._files.write(name, encoded)
-        return Run(name, slot, table.num_rows, len(encoded))
-
-    def drop(self, run: Run) -> None:
-        """Forget a run."""
-        if _in_file(run):
-            self._files.leave(run)
-        else:
-            self._small.drop(run)
-
-    def sweep(self, named: set[str]) -> None:
-        """Remove files of this operator and bucket that no manifest names."""
-        self._files.sweep(self._prefix, named)
-
-
-def _in_file(run: Run) -> bool:
-    return run.size_bytes >= COPY_BYTES_MIN
+    def sweep(self, run: int) -> None:
+        """Remove what earlier runs of the app wrote and did not commit, or did not come to remove."""
+        if not self.folder.exists():
+            return
+        for path in self.folder.iterdir():
+            number = path.name.partition("-")[0]
+            if number.isdigit() and int(number) < run and path.name not in self.named:
+                path.unlink(missing_ok=True)

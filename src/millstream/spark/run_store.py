@@ -1,7 +1,7 @@
 """Sorted runs in Spark's state store, with memory-mapped copies on the executor's disk.
 
 For streams that are given to Spark: the checkpoint is then the user's, wherever it lies. A job that
-is run by us has its runs in files of its checkpoint (`run_files.py`).
+is run by us has its runs in files of the app's folder (`run_files.py`).
 
 The state store is the truth: a run's bytes lie there in parts, and are committed with the batch. A
 run is fetched from it once per machine and kept as a file beside, which never changes, so the copy
@@ -69,16 +69,13 @@ class SparkRunStore:
         The state store commits with the batch; the copy is there at once. A crash before that
         commit leaves a copy whose name no manifest holds: it is never read, and is swept away.
         """
-        return self.save_encoded(slot, table.num_rows, encode_run(table))
-
-    def save_encoded(self, slot: int, rows: int, encoded: bytes) -> Run:
-        """As :meth:`save`, for a table that is encoded already."""
+        encoded = encode_run(table)
         name = f"{self._prefix}{uuid.uuid4().hex[:20]}"
         for part, start in enumerate(range(0, len(encoded), PART_BYTES)):
             self._parts.updateValue((name, part), (encoded[start : start + PART_BYTES],))
         if len(encoded) >= COPY_BYTES_MIN:
             self._keep_copy(name, encoded)
-        return Run(name, slot, rows, len(encoded))
+        return Run(name, slot, table.num_rows, len(encoded))
 
     def drop(self, run: Run) -> None:
         """Forget a run. A retry that still needs its copy fetches it again."""

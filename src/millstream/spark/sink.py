@@ -14,6 +14,7 @@ from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
 from millstream.spark.event_times import EventTimesFile
 from millstream.spark.frame_files import FrameFiles
+from millstream.spark.stages import Manifests, Stages
 from millstream.views.commit import BatchOutcome, Targets, gather
 from millstream.views.progress import Progress
 from millstream.views.time_status import time_status
@@ -51,7 +52,7 @@ class CommitSink:
     """Spark calls it with every batch; an error here ends the query and is kept for the caller.
 
     Spark may call it again with a batch that was committed before a crash: the fence is found, and
-    nothing changes.
+    nothing is done. ``stages`` are there, before the first batch, if the plan has any.
     """
 
     plan: JobPlan
@@ -60,6 +61,7 @@ class CommitSink:
     on_progress: Callable[[Progress], None] | None
     event_times: EventTimesFile
     frame_files: FrameFiles
+    stages: Stages | None = None
     totals: Totals = field(default_factory=Totals)
     error: BaseException | None = None
     _ended: float = field(default_factory=time.monotonic)
@@ -75,7 +77,13 @@ class CommitSink:
             raise
 
     def _take(self, frames: DataFrame, batch_id: int) -> None:
-        rows = [self.frame_files.get(row) for row in collect(frames)]
+        if not self.targets.awaits(batch_id):
+            return
+        rows: Sequence[FrameRow] = collect(frames)
+        state: Manifests = {}
+        if self.stages is not None:
+            rows, state = self.stages.run(rows)
+        rows = [self.frame_files.get(row) for row in rows]
         outcome = gather(self.plan, rows)
         progress = self._progress(outcome, batch_id)
         if self._time is None:
@@ -87,14 +95,15 @@ class CommitSink:
             "facts": outcome.facts,
             **told,
         }
-        committed = self.targets.commit(batch_id, outcome, status)
+        self.targets.commit(batch_id, outcome, status, state)
+        if self.stages is not None:
+            self.stages.committed()
         self.event_times.add(rows)
         self.frame_files.clear()
-        if committed:  # else the batch was counted in what the status told already
-            self._time = told
-            self.totals.add(progress)
-            if self.on_progress is not None:
-                self.on_progress(progress)
+        self._time = told
+        self.totals.add(progress)
+        if self.on_progress is not None:
+            self.on_progress(progress)
 
     def _progress(self, outcome: BatchOutcome, batch_id: int) -> Progress:
         began, self._ended = self._ended, time.monotonic()

@@ -221,8 +221,25 @@ class Targets:
                 noted.require(target, last, start)
         return next_batch_id
 
-    def commit(self, batch_id: int, outcome: BatchOutcome, status: Mapping[str, Any]) -> bool:
+    def awaits(self, batch_id: int) -> bool:
+        """Say whether this batch is the next to be committed; False when it is in already.
+
+        Raises:
+            FencedError: a newer run of the app has taken over.
+            CorruptionError: the batch does not follow the last committed one.
+        """
+        return self.home.awaits(self._fence(batch_id))
+
+    def commit(
+        self,
+        batch_id: int,
+        outcome: BatchOutcome,
+        status: Mapping[str, Any],
+        state: Mapping[tuple[int, int], bytes] | None = None,
+    ) -> bool:
         """Commit a batch everywhere. False when it was committed before; then nothing changes.
+
+        ``state`` holds the manifests of state that it moved on, by stage and bucket.
 
         Raises:
             CorruptionError: the books do not balance; nothing was committed.
@@ -230,7 +247,7 @@ class Targets:
             UserCodeError: a function of the user's failed. The batch is not done.
         """
         outcome.check_balance()
-        fence = Fence(self.plan.app, self._job, self.run, batch_id)
+        fence = self._fence(batch_id)
         part = BatchPart(outcome.rows, outcome.position)
         taking = [target for target in self.others if target.takes(part)]
         # Only a run that is not stale may reach targets that cannot refuse it themselves.
@@ -245,7 +262,11 @@ class Targets:
             ledger=[{"batch_id": batch_id, **line} for line in outcome.ledger()],
             status=status,
             targets={target.identity: target.name for target in taking if target.remembers},
+            state=state,
         )
+
+    def _fence(self, batch_id: int) -> Fence:
+        return Fence(self.plan.app, self._job, self.run, batch_id)
 
     def _home_changes(self, outcome: BatchOutcome) -> list[ViewChange]:
         changes = [

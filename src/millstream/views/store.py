@@ -59,6 +59,9 @@ CREATE TABLE IF NOT EXISTS _ledger (
 CREATE TABLE IF NOT EXISTS _targets (
     app TEXT NOT NULL, job TEXT NOT NULL, identity TEXT NOT NULL, name TEXT NOT NULL,
     batch_id INTEGER NOT NULL, PRIMARY KEY (app, job, identity)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS _state (
+    app TEXT NOT NULL, job TEXT NOT NULL, stage INTEGER NOT NULL, bucket INTEGER NOT NULL,
+    manifest BLOB NOT NULL, PRIMARY KEY (app, job, stage, bucket)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS _descriptions (
     app TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (app, name));
 """
@@ -189,8 +192,9 @@ class ViewStore(StoreReading):
         ledger: Sequence[Mapping[str, Any]] = (),
         status: Mapping[str, Any],
         targets: Mapping[str, str] | None = None,
+        state: Mapping[tuple[int, int], bytes] | None = None,
     ) -> bool:
-        """Move all views of the batch, their change logs, position and status at once.
+        """Move all views of the batch, their change logs, position, status and state at once.
 
         Rows that are there already, unchanged, are left out of the change log.
 
@@ -200,6 +204,7 @@ class ViewStore(StoreReading):
             ledger: Lines that account for the batch; kept as JSON, in order.
             status: What to show about the running job; replaces the last one.
             targets: The other targets that have a part of this batch, as identity → name.
+            state: The manifests of state that the batch moved on, by stage and bucket.
 
         Returns:
             True when committed now, False when this batch was committed before (nothing is done).
@@ -235,6 +240,13 @@ class ViewStore(StoreReading):
                 [
                     (fence.app, fence.job, identity, name, fence.batch_id)
                     for identity, name in (targets or {}).items()
+                ],
+            )
+            db.executemany(
+                "INSERT OR REPLACE INTO _state VALUES (?, ?, ?, ?, ?)",
+                [
+                    (fence.app, fence.job, stage, bucket, manifest)
+                    for (stage, bucket), manifest in (state or {}).items()
                 ],
             )
             reached = laid_over(fence_json(db, "position", fence.app, fence.job), position)
@@ -290,6 +302,14 @@ class ViewStore(StoreReading):
         """
         with self._readers.snapshot() as db:
             return self._admit(db, fence) is not None
+
+    def state(self, app: str, job: str) -> dict[tuple[int, int], bytes]:
+        """Give the manifests of a job's state, by stage and bucket, as the last commit left them."""
+        with self._readers.snapshot() as db:
+            found = db.execute(
+                "SELECT stage, bucket, manifest FROM _state WHERE app = ? AND job = ?", (app, job)
+            ).fetchall()
+        return {(stage, bucket): manifest for stage, bucket, manifest in found}
 
     def _admit(self, db: sqlite3.Connection, fence: Fence) -> int | None:
         """Return the number of this commit, or None if the batch is already in."""
