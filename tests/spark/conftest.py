@@ -1,10 +1,12 @@
 """One Spark session for the tests of a process: whichever asks first starts it, files in turn use it."""
 
+import itertools
 import sys
 from pathlib import Path
 
 import pytest
 
+from millstream.spark import stages
 from millstream.spark.session import start_session, stop_session
 
 sys.path.insert(
@@ -46,3 +48,16 @@ def spark(shared_session):
 def no_spark(shared_session):
     """For tests that start sessions of their own."""
     shared_session.end()
+
+
+@pytest.fixture
+def in_workers(monkeypatch):
+    """Have stages run as tasks of Spark's, however little they have to do."""
+    monkeypatch.setattr(stages, "HERE_BYTES_MAX", -1)
+
+
+@pytest.fixture
+def in_turns(monkeypatch):
+    """Have stages run here and in workers in turns, so that state goes from one to the other."""
+    turns = itertools.cycle([True, False, False])
+    monkeypatch.setattr(stages.Stages, "_is_little", lambda _stages, _work: next(turns))

@@ -5,6 +5,7 @@
 Python worker that came there. What it changes of the program is only that: where it ends.
 """
 
+import itertools
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ import threading
 from pathlib import Path
 
 from millstream.errors import FencedError, MillstreamError
-from millstream.spark import stage_runner
+from millstream.spark import stages
 from millstream.views.commit import Targets
 from millstream.views.dataset import DatasetTarget
 from millstream.views.foreach import ForeachTarget
@@ -23,7 +24,7 @@ from millstream.views.target import BatchPart
 from millstream.views.topics import TopicsTarget
 
 WORKER_POINTS = ("worker before stage", "worker in stage", "worker after stage")
-# The driver dies while a worker is there, so the stage's state may be committed or not.
+# The driver dies while a worker is there: the stage's runs may be on disk or not.
 STAGE_POINTS = ("driver before stage", "driver after stage")
 RESTART_POINTS = (
     "driver before taking a run number",
@@ -70,19 +71,21 @@ def _is_the_time(marks, point, number):
     return False
 
 
-class DyingRunner(stage_runner.StageRunner):
+class DyingRunner(stages.StageRunner):
     """A stage runner that comes to points; which of them count is in the environment."""
 
-    def run(self, bucket, rows, manifest, parts):
+    def run_task(self, work):
         come_to("worker before stage")
         come_to("driver before stage")
-        out = list(super().run(bucket, rows, manifest, parts))
-        for done, row in enumerate(out):
-            if done == 1:
-                come_to("worker in stage")
-            yield row
+        done = super().run_task(work)
         come_to("worker after stage")
         come_to("driver after stage")
+        return done
+
+    def run(self, work, files):
+        for done in super().run(work, files):
+            come_to("worker in stage")  # the runs of a bucket are made, and nobody knows of them
+            yield done
 
 
 def wrap(owner, name, *, before=None, after=None):
@@ -130,7 +133,12 @@ def main(folder, url, points, number, which, topics, log=None):
     from every_sink import BATCH, pipeline
 
     os.environ["CRASH"] = f"{folder}/marks|{points}|{number}|{which}|{os.getpid()}"
-    stage_runner.StageRunner = DyingRunner
+    stages.StageRunner = DyingRunner
+    if any("stage" in point for point in points.split(",")):
+        stages.HERE_BYTES_MAX = -1  # all in workers
+    else:
+        turns = itertools.cycle([True, False])
+        stages.Stages._is_little = lambda _stages, _work: next(turns)
     wrap(ViewStore, "begin_run", before=RESTART_POINTS[0], after=RESTART_POINTS[1])
     Targets.commit = knock_everywhere(Targets.commit)
     wrap(Targets, "begin_run", after=RESTART_POINTS[2])

@@ -43,6 +43,11 @@ def pipeline(log):
 app = pipeline(os.environ.get("MILLSTREAM_LOG", "data"))
 
 if __name__ == "__main__":
+    from millstream.spark import stages
+
+    stages.HERE_BYTES_MAX = (
+        -1
+    )  # these batches are so small that the driver would take the stages itself
     app.run(
         until="caught-up",
         master=sys.argv[1],

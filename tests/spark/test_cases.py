@@ -13,18 +13,22 @@ QUICK = [case for case in WITHOUT_RUNNING_TIME if case.id in ("A4", "C3", "D4", 
 
 
 @pytest.mark.quick
-def test_a_few_cases_have_the_same_answers_on_spark(spark):
+def test_a_few_cases_have_the_same_answers_on_spark(spark, in_turns):
     run(trials_of(QUICK, [2, 4]), batches=3, seed=1, engine="spark")
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
-def test_every_case_without_running_time_has_the_same_answer_on_spark(spark):
+def test_every_case_without_running_time_has_the_same_answer_on_spark(spark, in_workers):
     run(trials_of(WITHOUT_RUNNING_TIME, [4]), batches=3, seed=2, engine="spark")
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(7))
-def test_a_third_of_the_cases_have_one_answer_whatever_the_batches_and_partitions(spark, seed):
+def test_a_third_of_the_cases_have_one_answer_whatever_the_batches_and_partitions(
+    spark, seed, request
+):
+    if seed % 2:
+        request.getfixturevalue("in_turns")
     run(trials_of(THIRD), batches=1 + 2 * seed % 5, seed=seed, engine="spark")

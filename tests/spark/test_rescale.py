@@ -8,8 +8,6 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
 import millstream as ms
 from millstream import testing
 from millstream.spark import rescale as rescaling
@@ -56,54 +54,23 @@ def view(folder, name):
         return found.scan()
 
 
-def test_after_a_rescale_the_answers_are_those_of_an_uninterrupted_run(
-    spark, tmp_path, monkeypatch
-):
+def test_after_a_rescale_the_answers_are_those_of_an_uninterrupted_run(spark, tmp_path, in_workers):
     events = rows(3000)
     send(tmp_path, events[:1200])
     counted(tmp_path).run(until="caught-up", rows_per_batch=500)
     home = tmp_path / "apps" / "counts"
 
     for partitions, upto in ((4, 2100), (1, 3000)):
-        before = stored_birth(home).shuffle_partitions
+        before = stored_birth(home).partitions
         done = rescaling.rescale("counts", home, partitions)
         assert (done.partitions_before, done.partitions) == (before, partitions)
         send(tmp_path, events[upto - 900 : upto])
         counted(tmp_path).run(until="caught-up", rows_per_batch=500)
-    assert stored_birth(home).shuffle_partitions == 1
+    assert stored_birth(home).partitions == 1
 
     wanted = testing.run(counted("unused"), {"events": events})
     for name in ("days", "minutes"):
         assert view(tmp_path, name).equals(wanted[name])
-
-
-def test_a_rescale_that_dies_in_the_middle_leaves_the_state_as_it_was(spark, tmp_path, monkeypatch):
-    events = rows(1500)
-    send(tmp_path, events[:1000])
-    counted(tmp_path).run(until="caught-up")
-    home = tmp_path / "apps" / "counts"
-    before = stored_birth(home).shuffle_partitions
-
-    class Died(BaseException):
-        pass
-
-    real = rescaling.repartition_state
-
-    def die(*args):
-        real(*args)
-        raise Died
-
-    monkeypatch.setattr(rescaling, "repartition_state", die)
-    with pytest.raises(Died):
-        rescaling.rescale("counts", home, 4 if before != 4 else 3)
-    assert (home / "rescale.json").exists()
-
-    send(tmp_path, events[1000:])
-    counted(tmp_path).run(until="caught-up")
-    assert stored_birth(home).shuffle_partitions == before
-    assert not (home / "rescale.json").exists()
-    wanted = testing.run(counted("unused"), {"events": events})
-    assert view(tmp_path, "days").equals(wanted["days"])
 
 
 APP = """

@@ -11,10 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import polars as pl
 import pytest
@@ -216,16 +215,6 @@ def test_files_are_written_without_starting_processes_and_with_their_permissions
     for bits in (0o640, 0o1755, 0o777):
         files.setPermission(path, jvm.org.apache.hadoop.fs.permission.FsPermission(bits))
         assert (folder / "one").stat().st_mode & 0o7777 == bits
-
-
-def test_threads_without_a_session_convert_rows_without_compiling(spark: SparkSession) -> None:
-    spark.newSession()  # as each query has one, with which Spark's own answer is in force again
-    compiled.interpret_rows_of_state(spark)
-    conf = cast("Any", spark._jvm).org.apache.spark.sql.internal.SQLConf
-    with ThreadPoolExecutor(1) as pool:  # whose thread has one of its own in the JVM
-        mode = pool.submit(lambda: conf.get().codegenFactoryMode().toString()).result()
-    assert mode == "NO_CODEGEN"
-    assert spark.conf.get("spark.sql.codegen.factoryMode") == "FALLBACK"
 
 
 def test_a_session_goes_on_when_a_class_cannot_be_installed(

@@ -31,7 +31,7 @@ COMMANDS = {
     "ui": "Show a page of what the apps of a log do, live; serve their views over HTTP.",
     "run": "Run the pipeline that FILE declares, going on where it was.",
     "stop": "Stop the running APP, as Ctrl-C in its terminal would: after the batch at work.",
-    "rescale": "Share the state of APP among more or fewer Spark partitions.",
+    "rescale": "Divide the work on the state of APP among more or fewer partitions.",
     "ledger": "Show where every event of APP went: the books, batch by batch or added up.",
     "why": "Say what holds a window open, and why events were late.",
     "view": "Look at maintained views: list them, show rows, follow changes.",

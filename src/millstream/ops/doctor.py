@@ -28,7 +28,6 @@ _DISK_FREE_MIN = 1 * _GIB
 # Every acknowledged write waits for one of these, if nothing else is written at the same time.
 _SYNC_MS_MAX = 100.0
 _WORKER_MIB = 150  # a Python worker that has imported pyarrow and pandas
-_ROCKSDB_MIB = 256
 _IMPORT_WAIT_S = 120.0
 
 # Locks, renames and fdatasync do not hold there what the log promises.
@@ -250,7 +249,7 @@ def _memory() -> Finding:
 
     cores, memory = session.cores_available(), session.memory_mib()
     driver = session.driver_memory_mib(memory)
-    needed = driver + _ROCKSDB_MIB + _WORKER_MIB * (cores + 2)
+    needed = driver + _WORKER_MIB * (cores + 2)
     seen = f"{memory / 1024:.1f} GiB, {cores} cores; Spark takes {driver} MiB of heap"
     if memory >= needed:
         return Finding("memory", ok=True, seen=seen)

@@ -145,6 +145,8 @@ class RunFiles:
     def _fetch(self, run: Run) -> pa.Buffer:
         file, _, place = run.name.partition(_AT)
         path, start = self.folder / file, int(place or 0)
+        if file == self._bundle:  # made by this task, and not kept open since
+            return pa.py_buffer(b"".join(self._waiting)[start : start + run.size_bytes])
         try:
             size_bytes = path.stat().st_size
         except FileNotFoundError:

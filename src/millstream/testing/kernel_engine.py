@@ -260,15 +260,7 @@ class KernelEngine:
         }
 
     def _batch(self, ends: Mapping[str, Sequence[int]]) -> list[FrameRow]:
-        before = {topic: [p.taken for p in logs] for topic, logs in self.logs.items()}
-        for topic, goals in ends.items():
-            for partition, goal in zip(self.logs[topic], goals, strict=True):
-                if partition.offsets[goal] > partition.offsets[partition.taken]:
-                    partition.active_ms = self.clock_ms
-                partition.taken = goal
-        rows: list[FrameRow] = []
-        for source in self.plan.sources:
-            rows += self._ingest(source, before[source.topic])
+        rows = self._read(ends)
         for depth, stage in enumerate(self.plan.stages):
             rows = [
                 out
@@ -281,6 +273,19 @@ class KernelEngine:
                     self.states.setdefault((depth, label), MemoryBucketState()),
                 )
             ]
+        return rows
+
+    def _read(self, ends: Mapping[str, Sequence[int]]) -> list[FrameRow]:
+        """Read what is before the ends; give what the sources make of it."""
+        before = {topic: [p.taken for p in logs] for topic, logs in self.logs.items()}
+        for topic, goals in ends.items():
+            for partition, goal in zip(self.logs[topic], goals, strict=True):
+                if partition.offsets[goal] > partition.offsets[partition.taken]:
+                    partition.active_ms = self.clock_ms
+                partition.taken = goal
+        rows: list[FrameRow] = []
+        for source in self.plan.sources:
+            rows += self._ingest(source, before[source.topic])
         return rows
 
     def _ingest(self, source: SourcePlan, before: Sequence[int]) -> list[FrameRow]:

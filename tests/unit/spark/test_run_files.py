@@ -1,4 +1,4 @@
-"""Runs as files of the checkpoint: what is named stays readable, and what nobody may want goes."""
+"""Runs as files of the app's folder: what is named stays readable, and what nobody may want goes."""
 
 import os
 
@@ -7,114 +7,113 @@ import pytest
 
 from millstream.errors import CorruptionError
 from millstream.spark import run_files
-from millstream.spark.run_files import BATCHES_KEPT, FileRunStore, RunFiles
-from millstream.spark.run_store import COPY_BYTES_MIN
-
-
-class Parts:
-    """A map state as Spark gives it: tuples in, tuples out."""
-
-    def __init__(self):
-        self.stored = {}
-
-    def getValue(self, key):
-        return self.stored[key]
-
-    def updateValue(self, key, value):
-        self.stored[key] = value
-
-    def removeKey(self, key):
-        del self.stored[key]
+from millstream.spark.run_files import OWN_FILE_BYTES_MIN, FilesInUse, RunFiles, file_of
 
 
 @pytest.fixture
 def folder(tmp_path):
-    run_files._open.clear()
+    forget()
     return tmp_path / "runs"
 
 
-def table(rows):
-    return pa.table({"__hash": pa.array(range(rows), pa.uint64()), "n": pa.array(range(rows))})
+def forget():
+    """Be a process that has opened nothing yet."""
+    for opened in (run_files._mapped, run_files._copied):
+        for path in list(opened.tables):
+            opened.forget(path)
+        assert opened.bytes == 0
 
 
-LARGE = table(COPY_BYTES_MIN // 8)
+def table(rows, first=0):
+    numbers = range(first, first + rows)
+    return pa.table({"__hash": pa.array(numbers, pa.uint64()), "n": pa.array(numbers)})
 
 
-def store_of(files, prefix="9-0-"):
-    return FileRunStore(Parts(), files, prefix)
+LARGE = table(OWN_FILE_BYTES_MIN // 8)
 
 
 def names(folder):
-    return {path.stem for path in folder.iterdir()}
+    return {path.name for path in folder.iterdir()}
 
 
-def test_a_large_run_is_a_file_and_nothing_of_it_is_in_the_state_store(folder):
-    store = store_of(RunFiles(folder, run=1))
-    run = store.save(7, LARGE)
-    assert names(folder) == {run.name}
-    assert not store._small._parts.stored
-    assert store.load(run).equals(LARGE)
+def test_a_large_run_is_a_file_of_its_own(folder):
+    files = RunFiles(folder, run=1)
+    run = files.save(7, LARGE)
+    files.settle()
+    assert names(folder) == {run.name} == {file_of(run.name)}
+    forget()
+    assert RunFiles(folder, run=2).load(run).equals(LARGE)
     assert (run.slot, run.rows) == (7, LARGE.num_rows)
 
 
-def test_a_small_run_lies_in_the_state_store_alone(folder):
-    store = store_of(RunFiles(folder, run=1))
-    run = store.save(0, table(10))
-    assert store.load(run).equals(table(10))
+def test_small_runs_share_a_bundle_which_is_written_once(folder):
+    files = RunFiles(folder, run=1)
+    tables = [table(n, n) for n in (1, 10, 333)]
+    runs = [files.save(n, each) for n, each in enumerate(tables)]
     assert not folder.exists()
-    store.drop(run)
-    assert not store._small._parts.stored
+    assert [files.load(run) for run in runs] == tables  # by the task that made them, before
+    files.settle()
+    (bundle,) = names(folder)
+    assert {file_of(run.name) for run in runs} == {bundle}
+    forget()
+    assert [RunFiles(folder, run=2).load(run) for run in runs] == tables
+    more = files.save(0, table(5))
+    files.settle()
+    assert file_of(more.name) != bundle
 
 
-def test_another_process_reads_what_was_written(folder):
-    run = store_of(RunFiles(folder, run=1)).save(0, LARGE)
-    run_files._open.clear()
-    assert store_of(RunFiles(folder, run=2)).load(run).equals(LARGE)
-
-
+@pytest.mark.parametrize("rows", [10, LARGE.num_rows], ids=["small", "large"])
 @pytest.mark.parametrize("harm", ["missing", "torn"])
-def test_a_missing_or_torn_file_is_told_with_what_to_do(folder, harm):
-    store = store_of(RunFiles(folder, run=1))
-    run = store.save(0, LARGE)
-    path = folder / f"{run.name}.arrow"
+def test_a_missing_or_torn_file_is_told_with_what_to_do(folder, harm, rows):
+    files = RunFiles(folder, run=1)
+    run = files.save(0, table(rows))
+    files.settle()
+    forget()
+    path = folder / file_of(run.name)
     if harm == "missing":
         path.unlink()
     else:
-        os.truncate(path, 1000)
-    with pytest.raises(CorruptionError, match=f"{run.name}.*rebuild"):
-        store.load(run)
+        os.truncate(path, 100)
+    with pytest.raises(CorruptionError, match=f"{path.name} has .*rebuild"):
+        files.load(run)
 
 
-def test_a_file_that_was_dropped_is_kept_for_batches_that_may_be_run_again(folder):
+def test_a_bundle_goes_when_none_of_its_runs_is_named_any_longer(folder):
     files = RunFiles(folder, run=1)
-    store = store_of(files)
-    run = store.save(0, LARGE)
-    store.drop(run)
+    first, second = files.save(0, table(1)), files.save(1, table(2))
     files.settle()
-    for _ in range(BATCHES_KEPT):
-        assert store_of(RunFiles(folder, run=1)).load(run).equals(LARGE)
-        files = RunFiles(folder, 1, dict(files.left))  # as the manifest gives it to the next batch
-        files.settle()
+    large = files.save(0, LARGE)
+    files.settle()
+    used = FilesInUse(folder)
+    used.change((), [first.name, second.name])
+    used.change([first.name], [large.name])
+    assert names(folder) == {file_of(first.name), large.name}
+    used.change([large.name, second.name], [second.name])
+    assert names(folder) == {file_of(first.name)}
+    used.change([second.name], [])
     assert not names(folder)
-    assert not files.left
 
 
 def test_a_sweep_removes_what_an_earlier_run_left_and_no_manifest_names(folder):
-    before = RunFiles(folder, run=1)
-    named, left, orphan = (store_of(before).save(0, LARGE) for _ in range(3))
-    other = store_of(before, "9-1-").save(0, LARGE)
-    now = RunFiles(folder, 2, {left.name: 3})
-    own = store_of(now).save(
-        0, LARGE
-    )  # of an attempt that failed, perhaps: the next run sees to it
-    store_of(now).sweep({named.name})
-    assert names(folder) == {named.name, left.name, other.name, own.name}
-    assert orphan.name not in names(folder)
+    made = []
+    for run in (1, 1, 2, 3):
+        files = RunFiles(folder, run)
+        made.append(files.save(0, LARGE).name)
+        files.settle()
+    named, _orphan, own, newer = made
+    used = FilesInUse(folder)
+    used.change((), [named])
+    used.sweep(2)
+    assert names(folder) == {named, own, newer}
 
 
-def test_a_run_that_was_replaced_harms_nothing_when_it_wakes(folder):
-    asleep = RunFiles(folder, run=1)
-    kept = store_of(asleep).save(0, LARGE)
-    newer = store_of(RunFiles(folder, run=2)).save(0, LARGE)
-    store_of(asleep).sweep({kept.name})  # its manifest does not know of the newer run's file
-    assert names(folder) == {kept.name, newer.name}
+def test_what_a_process_has_opened_is_bounded(folder, monkeypatch):
+    monkeypatch.setattr(run_files._copied, "count_max", 3)
+    files = RunFiles(folder, run=1)
+    runs = [files.save(0, table(n + 1)) for n in range(6)]
+    assert len(run_files._copied.tables) == 3
+    assert [files.load(run).num_rows for run in runs] == [1, 2, 3, 4, 5, 6]
+    files.settle()
+    assert [files.load(run).num_rows for run in runs] == [1, 2, 3, 4, 5, 6]
+    assert len(run_files._copied.tables) == 3
+    assert run_files._copied.bytes == sum(each.nbytes for each in run_files._copied.tables.values())
