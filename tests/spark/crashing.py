@@ -103,9 +103,9 @@ def wrap(owner, name, *, before=None, after=None):
 def knock_everywhere(commit):
     """Wrap the commit: a run that is refused tries every output by itself before it gives up."""
 
-    def knocking(targets, batch_id, outcome, status):
+    def knocking(targets, batch_id, outcome, status, state):
         try:
-            return commit(targets, batch_id, outcome, status)
+            return commit(targets, batch_id, outcome, status, state)
         except FencedError:
             fence = Fence(targets.plan.app, targets._job, targets.run, batch_id)
             part = BatchPart(outcome.rows, outcome.position)

@@ -13,6 +13,7 @@ import pytest
 import millstream as ms
 from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.frames import DIFF, DIFF_COLUMN, PORT_FIRST, encode_frame, plain_schema
+from millstream.spark.frame_files import FrameFiles
 from millstream.spark.native import rows_of
 from millstream.spark.session import stop_session
 from millstream.views.store import ViewStore
@@ -187,7 +188,7 @@ def test_rows_that_are_taken_back_say_so_in_a_column(spark):
     frames = spark.createDataFrame(
         [(PORT_FIRST, 0, bytearray(encode_frame(table)))], "port int, bucket int, frame binary"
     )
-    rows = rows_of(frames, PORT_FIRST, schema)
+    rows = rows_of(frames, PORT_FIRST, schema, FrameFiles(None))
     assert rows.dtypes == [("id", "bigint"), ("when", "timestamp"), ("_diff", "tinyint")]
     assert [(row.id, row._diff) for row in rows.collect()] == [(1, 1), (1, -1)]
 

@@ -88,7 +88,7 @@ def test_a_run_that_has_committed_and_sleeps_before_spark_knows_it_changes_nothi
         )
         before = held(tmp_path, topics=False)
         said = wake(old)
-    # Who is first to refuse it: Spark's own log, which it writes next, or the stage of the next batch.
+    # Who is first to refuse it: Spark's own log, which it writes next, or the home, asked for the next batch.
     words = (
         "FencedError A newer run of the app 'matrix' has begun",
         "FencedError Run 1 of the job",

@@ -74,6 +74,9 @@ def demo() -> None:
     help="Kill the pipeline and its workers again and again, and make much more trouble.",
 )
 @click.option("--no-kills", is_flag=True, hidden=True, help="With --chaos: the trouble alone.")
+@click.option(
+    "--master", metavar="URL", help="Run on this Spark cluster, such as spark://host:7077."
+)
 @click.option("--fresh", is_flag=True, help="Begin anew, even if a run was interrupted.")
 @click.option(
     "--page",
@@ -101,6 +104,7 @@ def ads(
     page: str,
     chaos: bool,
     no_kills: bool,
+    master: str | None,
     fresh: bool,
     stay: bool | None,
 ) -> None:
@@ -119,6 +123,7 @@ def ads(
       millstream demo ads --input generated --rate 5000 --minutes 5 --fresh
       millstream demo ads --speed 360000 --seed 7 --fresh --page none
       millstream demo ads --log kafka://localhost:9092
+      millstream demo ads --log kafka://localhost:9092 --master spark://localhost:7077
       millstream view show ad_ctr --log ./demo-data
     """
     console = Console()
@@ -129,6 +134,7 @@ def ads(
         input=given,
         speed=speed or given.speed,
         fresh=fresh,
+        master=master,
         page=page,
         stay=console.is_terminal if stay is None else stay,
     )

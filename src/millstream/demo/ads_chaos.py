@@ -78,6 +78,7 @@ class Attack:
         words = [sys.executable, "-m", "millstream", "demo", "ads", "--chaos", "--no-kills"]
         words += ["--log", str(self.options.log), "--folder", str(self.options.folder)]
         words += ["--page", NO_PAGE, "--no-stay"]
+        words += ["--master", self.options.master] if self.options.master else []
         words += ["--input", given.source, "--seed", str(given.seed), "--rate", str(given.rate)]
         words += ["--minutes", str(given.minutes), "--speed", str(self.options.speed)]
         self._running = subprocess.Popen(  # noqa: S603 - our own command and checked values

@@ -52,7 +52,7 @@ class AdsOptions:
     """What the command line says.
 
     ``folder`` holds the mark, state and views, and is the log itself where that is no address of
-    brokers. ``page``: where to serve it, or ``"none"``.
+    brokers. ``page``: where to serve it, or ``"none"``. ``master``: the Spark cluster, if not here.
     """
 
     log: Path | str
@@ -60,6 +60,7 @@ class AdsOptions:
     input: AdsInput
     speed: float
     fresh: bool = False
+    master: str | None = None
     page: str = NO_PAGE
     stay: bool = False
 
@@ -188,6 +189,7 @@ class _Pipeline:
             try:
                 report = app.run(
                     until=self._all_read if self._waits else "caught-up",
+                    master=chosen.master,
                     on_progress=lambda progress: self._take(display, feeding, progress),
                 )
             finally:
