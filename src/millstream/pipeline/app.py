@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -117,7 +117,7 @@ class App:
     def topic(
         self,
         name: str,
-        schema: type | None = None,
+        schema: type | Mapping[str, Any] | None = None,
         *,
         key: str | None = None,
         partitions: int = 4,
@@ -132,7 +132,7 @@ class App:
         A run creates the topic, with that many partitions, where the log has none of the name.
 
         Args:
-            schema: A dataclass, a pydantic model or a TypedDict. By default all fields of the
+            schema: A dataclass, a pydantic model, a TypedDict, or a mapping of names to types. By default all fields of the
                 newest Avro schema; with ``format="bytes"`` the columns are ``value`` and ``key``.
             key: The field that chooses the partition.
             format: How the values are written: ``"json"`` objects, ``"avro"``, or ``"bytes"``, as

@@ -1,6 +1,6 @@
 """Topic schemas from classes: which fields a value has, of which type, and which must be there.
 
-A class is a dataclass, a pydantic model or a TypedDict. What its types may be is told in `types.py`
+A class is a dataclass, a pydantic model or a TypedDict; a mapping of names to types is as good as the last. What its types may be is told in `types.py`
 (:data:`~millstream.pipeline.types.KNOWN_TYPES`); what pydantic adds, in `pydantic_models.py`. A
 field that has a default need not be there, and is its default then. Null is taken only where the
 type allows None, and such a field of a dataclass may be missing as well.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ from millstream.pipeline.pydantic_models import ModelField, fields_of_model, is_
 from millstream.pipeline.types import shape_of_hint
 
 Columns = dict[str, pl.DataType]
+Declaration = type | Mapping[str, Any]
+"""What a schema is declared by: a class, or a mapping of names to types."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +37,39 @@ class Schema:
     model: type | None = None
 
 
-def schema_of(declared: type, *, what: str) -> Schema:
-    """Read the fields off a class. ``what`` names it in errors.
+def schema_of(declared: Declaration, *, what: str) -> Schema:
+    """Read the fields off a class or a mapping. ``what`` names it in errors.
 
     Raises:
         ConfigError: it is none of the classes that are understood, or a field has a type that is
             not known, or a default that does not fit its type.
     """
+    if isinstance(declared, Mapping):
+        declared = _typed_dict(declared, what)
     if not _is_schema(declared):
         raise ConfigError(
-            f"The schema of {what} is {declared!r}. Give a dataclass, a pydantic model or a "
-            "TypedDict: its fields are the fields of the topic's values."
+            f"The schema of {what} is {declared!r}. Give a dataclass, a pydantic model, a TypedDict or a "
+            "mapping of names to types: its fields are the fields of the topic's values."
         )
     reader = _Reader(())
     fields = reader.fields(declared)
     return Schema(fields, declared if reader.validating or validates(declared) else None)
 
 
-def fields_of(declared: type, *, what: str) -> tuple[Field, ...]:
+def _typed_dict(types: Mapping[str, Any], what: str) -> type:
+    """Make the TypedDict that a mapping of names to types stands for."""
+    for name in types:
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"The schema of {what} has a field whose name is {name!r}. Names are text: give a mapping "
+                'such as {"ad": str, "at": datetime}.'
+            )
+    make: Any = typing.TypedDict  # made like this, which type checkers know of literals only
+    made: type = make("values", dict(types))
+    return made
+
+
+def fields_of(declared: Declaration, *, what: str) -> tuple[Field, ...]:
     """Read the fields off a class, as :func:`schema_of` does."""
     return schema_of(declared, what=what).fields
 

@@ -17,7 +17,7 @@ from millstream.kernels.decode.fields import Field, Meta
 from millstream.kernels.decode.formats import BytesFormat, JsonFormat, ValueFormat
 from millstream.kernels.decode.records import META_TYPES, meta_field
 from millstream.pipeline.avro import AvroSchema, fields_of_avro, read_schema, read_schemas
-from millstream.pipeline.schema import Schema, schema_of
+from millstream.pipeline.schema import Declaration, Schema, schema_of
 
 FormatName = Literal["json", "avro", "bytes"]
 Metadata = Sequence[Meta]
@@ -29,7 +29,7 @@ class Declared:
     """What the keyword arguments of :meth:`millstream.App.topic` say of a topic's records."""
 
     topic: str
-    schema: type | None
+    schema: Declaration | None
     format: FormatName
     avro_schema: AvroSchema | None
     avro_schemas: Mapping[int, AvroSchema] | str | Path | None
@@ -61,7 +61,7 @@ class Declared:
     def _json(self) -> tuple[tuple[Field, ...], ValueFormat]:
         if self.schema is None:
             raise ConfigError(
-                f"{self.what} has no schema. Give a dataclass, a pydantic model or a TypedDict, or "
+                f"{self.what} has no schema. Give a dataclass, a pydantic model, a TypedDict or a mapping, or "
                 'format="bytes" for values as they are.'
             )
         found = schema_of(self.schema, what=self.what)

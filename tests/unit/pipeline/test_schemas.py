@@ -177,6 +177,12 @@ def test_a_typed_dict_is_a_schema():
     assert out.dead["reason"].to_list() == ["field 'ad' is missing"]
 
 
+def test_a_mapping_of_names_to_types_is_a_schema():
+    out = run_of({"ad": int, "note": str | None}, [{"ad": 1, "note": None}, {"ad": "x"}])
+    assert out["rows"].drop("offset").rows() == [(1, None)]
+    assert out.dead["reason"].to_list() == ["field 'ad' is \"x\": not a whole number"]
+
+
 # What is refused when it is declared.
 
 
@@ -224,8 +230,14 @@ def test_odd_defaults_names_and_classes_are_refused():
         fields_of(Wrong, what="t")
     with refused("Nothing has no fields"):
         fields_of(Nothing, what="t")
-    with refused("Give a dataclass, a pydantic model or a TypedDict"):
+    with refused("Give a dataclass, a pydantic model, a TypedDict or a mapping"):
         fields_of(dict, what="t")
+    with refused("t has a field whose name is 3. Names are text"):
+        fields_of({3: int}, what="t")
+    with refused("values.n has the type 3"):
+        fields_of({"n": 3}, what="t")
+    with refused("values has no fields"):
+        fields_of({}, what="t")
     assert [f.name for f in fields_of(Reserved, what="t")] == ["_Reserved__n", "_ok"]
 
 
