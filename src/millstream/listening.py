@@ -7,7 +7,7 @@ import ipaddress
 import re
 import socket
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, EnvironmentProblem
 
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\s\[\]]*)):(\d{1,5})")
 
@@ -38,21 +38,25 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def bound(host: str, port: int, what: str) -> socket.socket:
+def bound(
+    host: str, port: int, what: str, kind: socket.SocketKind = socket.SOCK_STREAM
+) -> socket.socket:
     """Return a socket that is bound to an address; ``what`` is to listen there: "page".
 
     Raises:
         ConfigError: it is no address of this machine, or is taken.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ConfigError(f"{host!r} is no address of this machine ({error.strerror}).") from error
     try:
-        # One that ended a moment ago does not hold the port; one that listens does.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # One that ended a moment ago does not hold the port; one that listens does. Of datagrams, two
+        # could have the port at once, and one of them would get none.
+        if kind == socket.SOCK_STREAM:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
         listener.close()
@@ -65,3 +69,16 @@ def bound(host: str, port: int, what: str) -> socket.socket:
             f"Cannot listen on {host}:{port} ({error.strerror}). Choose another address."
         ) from error
     return listener
+
+
+def web_library_missing(error: ModuleNotFoundError, needs: str) -> Exception:
+    """Return what to raise where a server cannot be loaded: that the extra for it is missing.
+
+    Args:
+        needs: What needs it: "The page needs".
+    """
+    if (error.name or "").partition(".")[0] not in ("uvicorn", "starlette", "anyio"):
+        return error
+    return EnvironmentProblem(
+        f'{needs} {error.name}, which is not installed. Install it with pip install "millstream[ui]".'
+    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,13 +15,12 @@ from millstream.cli.positions import Position, check_partitions, offsets_at, par
 from millstream.cli.tables import address_option
 from millstream.client import connect
 from millstream.client.consumer import Consumer, Start
+from millstream.client.json_record import record_as_json
 from millstream.client.reading import Reader, open_reader
 from millstream.errors import ConfigError
 from millstream.log.groups import check_offsets
 from millstream.log.reader import Isolation
 from millstream.record import Record
-
-_JSON = json.JSONEncoder(ensure_ascii=False)
 
 
 @click.command()
@@ -103,7 +100,7 @@ def consume(
     reader = open_reader(address, isolation)
     numbers = check_partitions(reader, topic, partitions)
     printer = _Printer(
-        _as_json if as_json else _with_key if keys else _value,
+        record_as_json if as_json else _with_key if keys else _value,
         count=count,
         # In a group a record counts as read when the next one is asked for; by then it is out.
         at_once=follow or group is not None,
@@ -217,35 +214,3 @@ def _value(record: Record) -> bytes:
 
 def _with_key(record: Record) -> bytes:
     return (record.key or b"") + b"\t" + (record.value or b"")
-
-
-def _as_json(record: Record) -> bytes:
-    """Return a record as JSON; bytes that are not text go under a name with _base64."""
-    line: dict[str, object] = {
-        "topic": record.topic,
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp": _iso(record),
-        "timestamp_ms": record.timestamp_ms,
-    }
-    line |= _text("key", record.key)
-    try:
-        line["value"] = record.json()
-    except ValueError:
-        line |= _text("value", record.value)
-    line["headers"] = [{"name": name} | _text("value", value) for name, value in record.headers]
-    return _JSON.encode(line).encode()
-
-
-def _iso(record: Record) -> str | None:
-    try:
-        return record.timestamp.isoformat(timespec="milliseconds")
-    except OverflowError:  # any 64 bits are a timestamp; beyond the year 9999 there is no name
-        return None
-
-
-def _text(name: str, content: bytes | None) -> dict[str, object]:
-    try:
-        return {name: None if content is None else content.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(content or b"").decode()}

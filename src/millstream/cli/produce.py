@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, get_args
 
@@ -17,10 +16,11 @@ import click
 
 from millstream.cli.tables import address_option, counted, json_option, tell
 from millstream.client import connect
+from millstream.client.json_fields import key_in, timestamp_ms_in
 from millstream.errors import ConfigError
 from millstream.log.compression import CompressionName
 from millstream.log.group_commit import DURABILITIES, Durability
-from millstream.record import Place, to_timestamp_ms
+from millstream.record import Place
 
 _WAITING_MAX = 10_000  # futures kept before the oldest is looked at
 _TELL_EVERY_S = 1.0
@@ -247,8 +247,9 @@ class _Form:
         return _Line(line, key, self._timestamp_ms(number, line, decoded))
 
     def _key(self, number: int, line: bytes, decoded: Any) -> str | int:
-        found = _field(decoded, self.key_field)
-        if isinstance(found, str) or (isinstance(found, int) and not isinstance(found, bool)):
+        assert self.key_field is not None, "asked for only where there is one"
+        found = key_in(decoded, self.key_field)
+        if found is not None:
             return found
         raise _refused(
             number,
@@ -260,29 +261,16 @@ class _Form:
     def _timestamp_ms(self, number: int, line: bytes, decoded: Any) -> int | None:
         if self.timestamp_field is None:
             return None
-        found = _field(decoded, self.timestamp_field)
-        if isinstance(found, int) and not isinstance(found, bool) and _is_a_time(found):
-            return found
-        try:
-            return to_timestamp_ms(datetime.fromisoformat(found))
-        except (TypeError, ValueError):
+        found = timestamp_ms_in(decoded, self.timestamp_field)
+        if found is None:
             raise _refused(
                 number,
                 line,
                 f"has no time in the field {self.timestamp_field!r}, as ISO 8601 or as "
                 "milliseconds since 1970",
                 "mend it, or name another --timestamp-field",
-            ) from None
-
-
-def _is_a_time(timestamp_ms: int) -> bool:
-    """Return whether it lies in the years 1 to 9999; microseconds since 1970 do not."""
-    first, last = datetime.min, datetime.max  # noqa: DTZ901 - without a zone they mean UTC
-    return to_timestamp_ms(first) <= timestamp_ms <= to_timestamp_ms(last)
-
-
-def _field(decoded: Any, name: str | None) -> Any:
-    return decoded.get(name) if isinstance(decoded, dict) else None
+            )
+        return found
 
 
 def _refused(number: int, line: bytes, fault: str, remedy: str) -> ConfigError:

@@ -29,9 +29,10 @@ import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
+from millstream.answering import NO_STORE, KnownHosts, error_answer, event_answer, json_answer
 from millstream.errors import (
     ConfigError,
     MillstreamError,
@@ -49,7 +50,6 @@ from millstream.views.server.watch import Reading, Watch
 from millstream.views.server.words import change_of, position_of, query_of, timeout_of
 
 _log = logging.getLogger(__name__)
-_NO_STORE = {"Cache-Control": "no-store"}
 _STATUS: Sequence[tuple[type[MillstreamError], int]] = (
     (UnknownViewError, 404),
     (OffsetOutOfRangeError, 410),
@@ -78,7 +78,7 @@ def application(catalogue: Catalogue, *, hosts: frozenset[str] | None) -> tuple[
         lifespan=server.lifespan,
     )
     if hosts is not None:
-        app.add_middleware(_KnownHosts, hosts=hosts)
+        app.add_middleware(KnownHosts, hosts=hosts)
     return app, server.watch
 
 
@@ -131,7 +131,7 @@ class Server:
         def read() -> list[dict[str, Any]]:
             return [_described(place) for place in self._catalogue.places()]
 
-        return _json({"views": await self._reading.run(read)})
+        return json_answer({"views": await self._reading.run(read)})
 
     async def rows(self, request: Request) -> Response:
         place = await self._place(request)
@@ -144,7 +144,7 @@ class Server:
         rows = found.rows.head(query.limit)
         if "text/csv" in request.headers.get("accept", ""):
             text = await self._reading.run(lambda: csv(rows, found.schema))
-            return Response(text, media_type="text/csv; charset=utf-8", headers=_NO_STORE)
+            return Response(text, media_type="text/csv; charset=utf-8", headers=NO_STORE)
         head = {
             **_named(place),
             "change": found.change,
@@ -154,7 +154,7 @@ class Server:
         }
         lines = ",\n".join(await self._reading.run(lambda: objects(rows, found.schema)))
         text = f'{json.dumps(head, ensure_ascii=False)[:-1]}, "rows": [\n{lines}\n]}}\n'
-        return Response(text, media_type="application/json", headers=_NO_STORE)
+        return Response(text, media_type="application/json", headers=NO_STORE)
 
     async def _place(self, request: Request) -> Place:
         view, app = request.path_params["view"], request.query_params.get("app")
@@ -194,35 +194,35 @@ class Server:
         else:
             newest = await self._reading.run(place.store.newest_changes)
             since = newest[place.schema.name]
-        return _events(self._streams.changes(place, since))
+        return event_answer(self._streams.changes(place, since))
 
     # Apps.
 
     async def apps(self, _: Request) -> Response:
-        return _json({"apps": await self._reading.run(self._catalogue.apps)})
+        return json_answer({"apps": await self._reading.run(self._catalogue.apps)})
 
     async def status(self, request: Request) -> Response:
-        return _json(await self._streams.status(request.path_params["app"]))
+        return json_answer(await self._streams.status(request.path_params["app"]))
 
     async def status_changes(self, request: Request) -> Response:
         app = request.path_params["app"]
         self._catalogue.home(app)
-        return _events(self._streams.live(app, panels=False))
+        return event_answer(self._streams.live(app, panels=False))
 
     async def live(self, request: Request) -> Response:
         app = request.path_params["app"]
         self._catalogue.home(app)
-        return _events(self._streams.live(app))
+        return event_answer(self._streams.live(app))
 
     async def graph(self, request: Request) -> Response:
         app = request.path_params["app"]
         store = self._catalogue.home(app)
         found = await self._reading.run(lambda: store.description(app, "graph"))
-        return _json({"app": app, **(found or {"nodes": [], "edges": []})})
+        return json_answer({"app": app, **(found or {"nodes": [], "edges": []})})
 
     async def dashboard(self, request: Request) -> Response:
         app = request.path_params["app"]
-        return _json({"app": app, "panels": await self._streams.panels(app)})
+        return json_answer({"app": app, "panels": await self._streams.panels(app)})
 
 
 def _named(place: Place) -> dict[str, Any]:
@@ -245,31 +245,13 @@ def _described(place: Place) -> dict[str, Any]:
     }
 
 
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    text = json.dumps(value, ensure_ascii=False) + "\n"
-    return Response(
-        text, status, media_type="application/json", headers={**_NO_STORE, **(headers or {})}
-    )
-
-
-def _events(stream: AsyncIterator[bytes]) -> Response:
-    # X-Accel-Buffering: what stands between us and the reader is not to collect events.
-    headers = {**_NO_STORE, "X-Accel-Buffering": "no"}
-    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
-
-
-def _error(kind: str, message: str, status: int, **more: Any) -> Response:
-    headers = {"Retry-After": "1"} if status == 503 else None
-    return _json({"error": {"kind": kind, "message": message, **more}}, status, headers)
-
-
 async def _failed(_: Request, error: Exception) -> Response:
     """Answer with an error of ours: its class, its message, and a status that says what to do."""
     status = next(code for kind, code in _STATUS if isinstance(error, kind))
     more = {}
     if isinstance(error, OffsetOutOfRangeError):
         more = {"start": error.start, "end": error.end}
-    return _error(type(error).__name__, str(error), status, **more)
+    return error_answer(type(error).__name__, str(error), status, **more)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -277,30 +259,11 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}"
     message = f"There is nothing to {what} here. Addresses are /views, /apps and the page at /."
-    return _error("UnknownAddress", message, error.status_code)
+    return error_answer("UnknownAddress", message, error.status_code)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
     _log.error("%s failed", request.url.path, exc_info=error)
-    return _error("Defect", f"The server failed ({type(error).__name__}); its log says where.", 500)
-
-
-class _KnownHosts:
-    """Refuses requests that call the server by another name than its own."""
-
-    def __init__(self, app: Any, hosts: frozenset[str]) -> None:
-        self._app = app
-        self._hosts = hosts
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            given = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-            name = given.rpartition(":")[0] if given.rpartition("]")[2] else given
-            if (name or given) not in self._hosts:
-                message = (
-                    f"This server answers to {', '.join(sorted(self._hosts))}, not to {given!r}. "
-                    "Call it by one of these names, or start it with --insecure."
-                )
-                await _error("UnknownHost", message, 421)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+    return error_answer(
+        "Defect", f"The server failed ({type(error).__name__}); its log says where.", 500
+    )

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from millstream.errors import ConfigError, EnvironmentProblem, MillstreamError
-from millstream.listening import address_of, bound, is_loopback
+from millstream.errors import ConfigError
+from millstream.listening import address_of, bound, is_loopback, web_library_missing
 from millstream.views.server.catalogue import Catalogue
-
-if TYPE_CHECKING:
-    from millstream.views.server.watch import Watch
 
 LISTEN = "127.0.0.1:8400"
 _BACKLOG = 128
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_ENDS_S = 3.0  # how long an answer at work may take once the server is to end
-_POLL_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -62,66 +54,23 @@ def serve(
             "reaches it reads every view. Listen on 127.0.0.1, put a proxy that authenticates in "
             "front, or say --insecure (insecure=True)."
         )
-    uvicorn, application = _libraries()
+    answering, application = _libraries()
     with ExitStack() as opened:
         catalogue = opened.enter_context(closing(Catalogue(Path(log), databases)))
         listener = opened.enter_context(closing(bound(host, port, "page")))
         listener.listen(_BACKLOG)
-        names = _LOCAL_NAMES | {host} if local else None
+        names = answering.LOCAL_NAMES | {host} if local else None
         app, watch = application(catalogue, hosts=names)
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            log_level="critical",  # what fails, our own log tells
-            access_log=False,
-            ws="none",
-            lifespan="on",
-            server_header=False,
-            timeout_graceful_shutdown=int(_ENDS_S),
-        )
-        with _running(uvicorn.Server(config), listener, watch):
-            shown = f"[{host}]" if ":" in host else host or "127.0.0.1"
-            yield Serving(f"http://{shown}:{listener.getsockname()[1]}/")
+        with answering.served(app, listener, what="page", ending=watch.close):
+            yield Serving(answering.url_of(host, listener))
 
 
 def _libraries() -> tuple[Any, Any]:
     try:
-        import uvicorn  # noqa: PLC0415 - an extra
+        import uvicorn  # noqa: F401, PLC0415 - an extra
 
-        from millstream.views.server.routes import application  # noqa: PLC0415 - needs starlette
+        from millstream import answering  # noqa: PLC0415 - needs an extra
+        from millstream.views.server.routes import application  # noqa: PLC0415 - the same
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("uvicorn", "starlette", "anyio"):
-            raise
-        raise EnvironmentProblem(
-            f"The page and the views over HTTP need {error.name}, which is not installed. Install it "
-            'with pip install "millstream[ui]".'
-        ) from error
-    return uvicorn, application
-
-
-@contextmanager
-def _running(server: Any, listener: socket.socket, watch: Watch) -> Iterator[None]:
-    """Run a server in a thread; end it with the block, subscribers included."""
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            server.run(sockets=[listener])
-        except BaseException as error:  # noqa: BLE001 - it goes to who started the thread
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="millstream page", daemon=True)
-    thread.start()
-    pause = threading.Event()
-    while not server.started and thread.is_alive():
-        pause.wait(_POLL_S)
-    try:
-        if not server.started:
-            raise MillstreamError("The server of the page did not start.") from next(
-                iter(failed), None
-            )
-        yield
-    finally:
-        watch.close()
-        server.should_exit = True
-        thread.join()
+        raise web_library_missing(error, "The page and the views over HTTP need") from error
+    return answering, application
