@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 import signal
 import sys
@@ -15,6 +14,7 @@ import click
 
 from millstream.broker.server import LISTEN, Serving, serve
 from millstream.broker.settings import Settings
+from millstream.cli.ready import ready_file_option, told_ready
 from millstream.durations import to_us
 
 
@@ -50,11 +50,7 @@ from millstream.durations import to_us
     type=click.Path(dir_okay=False, path_type=Path),
     help="Clients give name and password (SASL PLAIN); `millstream user add` writes the file.",
 )
-@click.option(
-    "--ready-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the address there once clients can come, and remove it at the end.",
-)
+@ready_file_option
 @click.option(
     "--auto-create",
     is_flag=True,
@@ -165,14 +161,5 @@ def _told_ready(serving: Serving, folder: Path, ready_file: Path | None) -> Iter
     """Say that clients can come, for as long as they can."""
     way = " by TLS" if serving.encrypted else ""
     click.echo(f"Kafka clients reach {folder} at {serving.address}{way} (Ctrl-C ends it)")
-    if ready_file is None:
+    with told_ready(ready_file, serving.address):
         yield
-        return
-    # Renamed, so that a script that waits for the file finds the address in it.
-    fresh = ready_file.with_name(f"{ready_file.name}.{os.getpid()}")
-    fresh.write_text(f"{serving.address}\n")
-    fresh.rename(ready_file)
-    try:
-        yield
-    finally:
-        ready_file.unlink(missing_ok=True)

@@ -26,6 +26,8 @@ COMMANDS = {
     "group": "List, describe, reset and delete groups: how far each has read.",
     "lag": "Show how far groups are behind, and whether they are about to lose records.",
     "broker": "Serve the log in the folder DIR to Kafka's clients, until Ctrl-C or SIGTERM.",
+    "edge": "Take events over HTTP and UDP, and give them out as server-sent events.",
+    "webhook": "Deliver the records of TOPIC to the address URL, each until it is taken or given up.",
     "user": "Add, list and remove the users of a broker.",
     "log": "Verify, repair and measure the folder of a log.",
     "ui": "Show a page of what the apps of a log do, live; serve their views over HTTP.",

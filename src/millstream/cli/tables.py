@@ -40,7 +40,7 @@ class _Folder(click.Path):
         return super().convert(value, param, ctx)
 
 
-class _Address(click.Path):
+class Address(click.Path):
     """A folder, or ``kafka://``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -69,7 +69,7 @@ log_option = _log_option(
 )
 address_option = _log_option(
     "address",
-    _Address(file_okay=False, path_type=Path),
+    Address(file_okay=False, path_type=Path),
     "FOLDER|kafka://HOST:PORT",
     "The log: its folder, or brokers that have one.",
 )

@@ -1,0 +1,167 @@
+"""``millstream edge``: events in over HTTP and UDP, and out as server-sent events."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import click
+
+from millstream.cli.ending import until_told
+from millstream.cli.ready import ready_file_option, told_ready
+from millstream.cli.tables import Address
+from millstream.client.kafka.address import is_kafka, shown
+from millstream.durations import to_us
+from millstream.edge.incoming import Limits
+from millstream.edge.serving import HTTP, Serving, Settings, serve
+from millstream.edge.token_file import read_token
+
+
+@click.command()
+@click.argument(
+    "address",
+    metavar="DIR|kafka://HOST:PORT",
+    type=Address(file_okay=False, path_type=Path),
+)
+@click.option(
+    "--http",
+    default=HTTP,
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where to answer HTTP. Port 0 takes one that is free; none: not at all.",
+)
+@click.option("--statsd", metavar="HOST:PORT", help="Where to take StatsD's datagrams.")
+@click.option("--statsd-topic", metavar="NAME", help="Where metrics go, with their name as key.")
+@click.option(
+    "--statsd-malformed",
+    metavar="NAME",
+    help="Where lines go that are no metric, with the reason in a header; else counted only.",
+)
+@click.option("--read-only", is_flag=True, help="Append nothing, and do not own the folder.")
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="HTTP requests have to bear the token in this file (Authorization: Bearer …).",
+)
+@click.option(
+    "--allow-origin",
+    "origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Pages of this origin may send, such as https://example.com; may be given several times.",
+)
+@click.option(
+    "--event-bytes",
+    type=click.IntRange(min=1),
+    default=Limits().event_bytes_max,
+    show_default=True,
+    help="How large an event may be.",
+)
+@click.option(
+    "--body-bytes",
+    type=click.IntRange(min=1),
+    default=Limits().body_bytes_max,
+    show_default=True,
+    help="How large a request may be.",
+)
+@click.option(
+    "--in-flight-bytes",
+    type=click.IntRange(min=1),
+    default=Settings().in_flight_bytes,
+    show_default=True,
+    help="What all requests together may have on their way; beyond it they are answered 429.",
+)
+@click.option(
+    "--streams",
+    type=click.IntRange(min=0),
+    default=Settings().subscribers_max,
+    show_default=True,
+    help="How many streams of events may be open.",
+)
+@click.option(
+    "--heartbeat",
+    default="15 seconds",
+    show_default=True,
+    help="After how much silence a stream gives a sign of life.",
+)
+@ready_file_option
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Allow addresses that other machines reach: without a token, and for datagrams.",
+)
+def edge(
+    address: Path | str,
+    *,
+    http: str,
+    statsd: str | None,
+    statsd_topic: str | None,
+    statsd_malformed: str | None,
+    read_only: bool,
+    token_file: Path | None,
+    origins: tuple[str, ...],
+    event_bytes: int,
+    body_bytes: int,
+    in_flight_bytes: int,
+    streams: int,
+    heartbeat: str,
+    ready_file: Path | None,
+    insecure: bool,
+) -> None:
+    """Take events over HTTP and UDP, and give them out as server-sent events.
+
+    It owns the folder meanwhile, unless it is --read-only; over kafka:// there may be several. Ctrl-C
+    or SIGTERM ends it: what was let in is appended and answered first.
+
+    \b
+    Examples:
+      millstream edge ./data
+      curl --json '{"user": "u1", "ad": 7}' 'http://127.0.0.1:8080/topics/clicks?key_field=user'
+      curl -N 'http://127.0.0.1:8080/topics/clicks/events?from=earliest'
+      millstream edge ./data --statsd 127.0.0.1:8125 --statsd-topic metrics
+      millstream edge kafka://127.0.0.1:9092 --http 0.0.0.0:8080 --token-file token
+    """
+    settings = Settings(
+        limits=Limits(event_bytes_max=event_bytes, body_bytes_max=body_bytes),
+        in_flight_bytes=in_flight_bytes,
+        subscribers_max=streams,
+        heartbeat_s=to_us(heartbeat, what="--heartbeat") / 1e6,
+        statsd_topic=statsd_topic,
+        malformed_topic=statsd_malformed,
+        read_only=read_only,
+        token=None if token_file is None else read_token(token_file),
+        origins=origins,
+        insecure=insecure,
+    )
+    with until_told() as wait:
+        serving = serve(
+            address,
+            http=None if http == "none" else http,
+            statsd=statsd,
+            settings=settings,
+            # It is this process that is to end, as if it had been told to.
+            on_failure=lambda: os.kill(os.getpid(), signal.SIGTERM),
+        )
+        with serving as up:
+            _say(up, address)
+            where = [line for line in (up.url, up.statsd) if line is not None]
+            with told_ready(ready_file, "\n".join(where)):
+                wait()
+            counts = up.statsd_counts()
+        if counts is not None:
+            click.echo(f"StatsD: {json.dumps(counts)}")
+        error = up.failed()
+        if error is not None:
+            raise error
+
+
+def _say(up: Serving, address: Path | str) -> None:
+    log = shown(address) if is_kafka(address) else address
+    ways = []
+    if up.url is not None:
+        ways.append(f"HTTP reaches {log} at {up.url}")
+    if up.statsd is not None:
+        ways.append(f"StatsD's datagrams are taken at {up.statsd}")
+    click.echo(f"{'; '.join(ways)} (Ctrl-C ends it)")

@@ -1,0 +1,91 @@
+"""What all requests together may hold: beyond it they are told to come later, before they cost anything.
+
+A request that is refused has appended nothing. One that was let in is answered with what became of its
+events, so nobody is acknowledged what is not in the log, and memory has a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from millstream.errors import OverloadError
+
+
+class Ticket:
+    """What one request holds."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._size = 0
+
+    def hold(self, size: int) -> None:
+        """Hold ``size`` bytes in all, if that is more than it holds.
+
+        Raises:
+            OverloadError: there is no room for them.
+        """
+        more = size - self._size
+        if more > 0:
+            self._admission.take(more)
+            self._size = size
+
+    def give_back(self) -> None:
+        """Hold nothing any more."""
+        self._admission.give_back(self._size)
+        self._size = 0
+
+
+class Admission:
+    """Counts bytes and requests on their way. Belongs to one thread, the event loop's.
+
+    Args:
+        bytes_max: Of all bodies together. One body alone always has room.
+        requests_max: How many requests may append at a time.
+    """
+
+    def __init__(self, bytes_max: int, requests_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.requests_max = requests_max
+        self.held_bytes = 0
+        self.requests = 0
+        self.refused = 0
+
+    @contextmanager
+    def ticket(self) -> Iterator[Ticket]:
+        """Let a request in until the block ends.
+
+        Raises:
+            OverloadError: there are too many.
+        """
+        if self.requests >= self.requests_max:
+            self.refused += 1
+            raise OverloadError(
+                f"{self.requests:,} requests are appending, which is the limit; nothing of this one was "
+                "appended: send it again a moment later"
+            )
+        self.requests += 1
+        ticket = Ticket(self)
+        try:
+            yield ticket
+        finally:
+            ticket.give_back()
+            self.requests -= 1
+
+    def take(self, size: int) -> None:
+        """Hold so many bytes more.
+
+        Raises:
+            OverloadError: there is no room for them.
+        """
+        if self.held_bytes and self.held_bytes + size > self.bytes_max:
+            self.refused += 1
+            raise OverloadError(
+                f"{self.held_bytes:,} bytes are on their way and the limit is {self.bytes_max:,}; nothing "
+                "of this request was appended: send it again a moment later"
+            )
+        self.held_bytes += size
+
+    def give_back(self, size: int) -> None:
+        """Let go of so many bytes."""
+        self.held_bytes -= size

@@ -1,0 +1,133 @@
+"""Records as server-sent events, from any position on.
+
+The id of an event is the next offset of every partition that is read, so whoever comes back with it misses
+nothing and gets nothing twice. A stream is nothing but these offsets: nothing is queued for it, and
+it reads on when its reader has taken what it was given. So a slow reader holds up nobody, and costs what one
+reading takes, however far behind it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from anyio import CapacityLimiter, to_thread
+
+from millstream.client.json_record import record_as_json
+from millstream.client.reading import Reader
+from millstream.edge.watching import Followed, Watching
+from millstream.edge.words import event_id
+from millstream.errors import CorruptBatchError, MillstreamError, OffsetOutOfRangeError
+from millstream.log.decoding import ALL_COLUMNS
+from millstream.record import Record
+
+READ_BYTES = 256 << 10
+RECORDS_AT_ONCE = 500
+_THREADS = 8
+_BEGIN = b"retry: 1000\n\n"
+_HEARTBEAT = b": still here\n\n"
+
+T = TypeVar("T")
+
+
+class Streams:
+    """Makes the streams; belongs to the event loop.
+
+    Args:
+        heartbeat_s: After how much silence a line without meaning goes out.
+    """
+
+    def __init__(self, watching: Watching, heartbeat_s: float) -> None:
+        self._watching = watching
+        self._heartbeat_s = heartbeat_s
+        self._limiter = CapacityLimiter(_THREADS)
+
+    async def run(self, read: Callable[[], T]) -> T:
+        """Call what reads, in a thread."""
+        return await to_thread.run_sync(read, limiter=self._limiter)
+
+    async def events(
+        self, reader: Reader, topic: str, positions: dict[int, int], *, grows: bool
+    ) -> AsyncIterator[bytes]:
+        """Give the records of a topic from these positions on, until the reader goes.
+
+        Ends with the event ``gone`` when records asked for are no longer kept, and with ``failed`` when
+        they cannot be read.
+
+        Args:
+            reader: Belongs to this stream.
+            grows: Whether partitions that are added are read as well.
+        """
+        at = dict(positions)
+        yield _BEGIN
+        with self._watching.followed(topic, [0] * len(at)) as followed:
+            while not self._watching.closing:
+                try:
+                    if followed.failure is not None:
+                        raise followed.failure
+                    number = _next(followed, at, grows=grows)
+                    if number is None:
+                        if not await followed.change(self._heartbeat_s):
+                            yield _HEARTBEAT
+                        continue
+                    end = followed.ends[number]
+                    batch = await self.run(
+                        lambda n=number, e=end: _read(reader, topic, n, at[n], e)
+                    )
+                    if batch is None:  # markers of transactions, or what compaction removed
+                        at[number] = end
+                        continue
+                    for start in range(0, len(batch), RECORDS_AT_ONCE):
+                        part = batch.slice(start, RECORDS_AT_ONCE)
+                        yield await self.run(partial(_events, topic, number, part, at))
+                except MillstreamError as error:
+                    yield _last(error)
+                    return
+
+
+def _next(followed: Followed, at: dict[int, int], *, grows: bool) -> int | None:
+    """Return the partition whose turn it is, of those that have more; they take turns."""
+    if grows:
+        for number in range(len(followed.ends)):
+            at.setdefault(number, 0)
+    ready = [n for n in at if n < len(followed.ends) and at[n] < followed.ends[n]]
+    if not ready:
+        return None
+    number = ready[0]
+    at[number] = at.pop(number)  # behind the others, next time
+    return number
+
+
+def _read(reader: Reader, topic: str, number: int, start: int, end: int) -> pa.RecordBatch | None:
+    batches = reader.read(topic, number, start, end, columns=ALL_COLUMNS, bytes_max=READ_BYTES)
+    return next(batches, None)
+
+
+def _events(topic: str, number: int, batch: pa.RecordBatch, at: dict[int, int]) -> bytes:
+    """Return records as events, and move ``at`` behind them."""
+    lines = []
+    columns = (
+        batch["offset"].to_pylist(),
+        batch["timestamp"].cast(pa.int64()).to_pylist(),
+        batch["key"].to_pylist(),
+        batch["value"].to_pylist(),
+        batch["headers"].to_pylist(),
+    )
+    for offset, timestamp_ms, key, value, headers in zip(*columns, strict=True):
+        at[number] = offset + 1
+        pairs = tuple((header["key"], header["value"]) for header in headers or ())
+        record = Record(topic, number, offset, timestamp_ms, key, value, pairs)
+        lines.append(b"id: %s\ndata: %s\n\n" % (event_id(at).encode(), record_as_json(record)))
+    return b"".join(lines)
+
+
+def _last(error: MillstreamError) -> bytes:
+    """Return the event that ends a stream, and says why."""
+    told: dict[str, Any] = {"kind": type(error).__name__, "message": str(error)}
+    if isinstance(error, OffsetOutOfRangeError | CorruptBatchError):
+        told |= {"start": error.start, "end": error.end}
+    kind = "gone" if isinstance(error, OffsetOutOfRangeError) else "failed"
+    return f"event: {kind}\ndata: {json.dumps(told, ensure_ascii=False)}\n\n".encode()

@@ -1,0 +1,130 @@
+"""Knows of each topic that somebody follows where its partitions end, and wakes those who wait for more.
+
+One thread a topic, however many follow it; none for a topic that nobody follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from millstream.client.reading import Reader
+from millstream.errors import MillstreamError, UnknownTopicError
+
+_LOOK_S = 0.5  # how often a thread looks whether anybody still follows its topic
+
+
+class Followed:
+    """One topic, as its followers see it. All but the thread belongs to the event loop."""
+
+    def __init__(self, ends: Sequence[int]) -> None:
+        self.ends = list(ends)
+        self.failure: MillstreamError | None = None
+        self.followers = 0
+        self.stopped = threading.Event()
+        self._changed = asyncio.Event()
+
+    def told(self, ends: Sequence[int]) -> None:
+        """Take in where the partitions end now."""
+        self.ends = list(ends)
+        self.wake()
+
+    def failed(self, error: MillstreamError) -> None:
+        """Take in that the topic cannot be read any more."""
+        self.failure = error
+        self.wake()
+
+    def wake(self) -> None:
+        """Let all go who wait."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def change(self, timeout_s: float) -> bool:
+        """Wait until there is news; return False if there was none in time."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            return True
+        return False
+
+
+class Watching:
+    """Follows topics for whoever asks; belongs to the event loop.
+
+    Args:
+        open_reader: Makes a reader of the log, for one thread.
+    """
+
+    def __init__(self, open_reader: Callable[[], Reader]) -> None:
+        self._open_reader = open_reader
+        self._topics: dict[str, Followed] = {}
+        self.closing = False
+
+    @contextmanager
+    def followed(self, topic: str, ends: Sequence[int]) -> Iterator[Followed]:
+        """Follow a topic until the block ends.
+
+        Args:
+            ends: Where its partitions ended a moment ago.
+        """
+        followed = self._topics.get(topic)
+        if followed is None or followed.failure is not None:
+            followed = self._topics[topic] = Followed(ends)
+            loop = asyncio.get_running_loop()
+            threading.Thread(
+                target=self._run,
+                args=(topic, followed, list(ends), loop),
+                name=f"millstream edge {topic}",
+                daemon=True,
+            ).start()
+        followed.followers += 1
+        try:
+            yield followed
+        finally:
+            followed.followers -= 1
+            if not followed.followers:
+                followed.stopped.set()
+                if self._topics.get(topic) is followed:
+                    del self._topics[topic]
+
+    @property
+    def followers(self) -> int:
+        """How many streams are open."""
+        return sum(followed.followers for followed in self._topics.values())
+
+    def close(self) -> None:
+        """Let all go who wait."""
+        self.closing = True
+        for followed in self._topics.values():
+            followed.wake()
+
+    def _run(
+        self, topic: str, followed: Followed, ends: list[int], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        reader = self._open_reader()
+        with suppress(RuntimeError):  # the loop is closed: the server has ended
+            try:
+                while not followed.stopped.is_set():
+                    if reader.wait(topic, ends, _LOOK_S):
+                        now = [end for _, end in reader.offsets(topic)]
+                        _check_grown(topic, ends, now)
+                        ends = now
+                        loop.call_soon_threadsafe(followed.told, ends)
+                    else:
+                        _check_grown(topic, ends, [end for _, end in reader.offsets(topic)])
+            except MillstreamError as error:
+                loop.call_soon_threadsafe(followed.failed, error)
+
+
+def _check_grown(topic: str, before: Sequence[int], now: Sequence[int]) -> None:
+    """Refuse to go on with offsets of a topic that is no more.
+
+    Raises:
+        UnknownTopicError: partitions are gone, or end earlier than they did.
+    """
+    if len(now) < len(before) or any(end < known for end, known in zip(now, before, strict=False)):
+        raise UnknownTopicError(
+            f"topic {topic!r} was deleted and made anew, so the positions in it mean nothing any more; "
+            "begin again with from=earliest"
+        )

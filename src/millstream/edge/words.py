@@ -1,0 +1,236 @@
+"""What the parameters and headers of a request mean.
+
+=========================  ========================================================================
+``POST /topics/NAME``
+``Content-Type``           what the body is: see ``incoming.FORMS``
+``key=``                   the key of every event; so does the header ``Millstream-Key``
+``key_field=``             the field of each JSON event that is its key
+``timestamp_field=``       the field that is its time; or the header ``Millstream-Timestamp``
+``partition=``             append to this partition
+``bad=refuse|skip``        one bad line: nothing is appended, or the other lines are
+``Millstream-Header``      ``NAME=VALUE``, a header of every record; may come several times
+``Idempotency-Key``        append once, however often this is sent
+``GET …/events``
+``from=``                  ``earliest``, ``latest``, an offset, a time, or an event's id
+``partition=``             read this partition; may come several times
+``Last-Event-ID``          go on behind this event; goes before ``from=``
+=========================  ========================================================================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+from millstream.client.json_fields import timestamp_ms_of
+from millstream.client.reading import Reader
+from millstream.edge.incoming import FORMS, Asked, Form
+from millstream.errors import ConfigError, OffsetOutOfRangeError
+from millstream.record import to_timestamp_ms
+
+KEY_LENGTH_MAX = 200
+_OF_APPEND = ("key", "key_field", "timestamp_field", "partition", "bad")
+_OF_EVENTS = ("from", "partition")
+_ID = re.compile(r"\d{1,9}:\d{1,19}(,\d{1,9}:\d{1,19})*", re.ASCII)
+
+Pairs = Iterable[tuple[str, str]]
+
+
+def form_of(content_type: str) -> Form | None:
+    """Return what a body of this type is; None for one that is not taken."""
+    kind, *parameters = (part.strip().lower() for part in content_type.split(";"))
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name == "charset" and value.strip('"') not in ("utf-8", "utf8", "us-ascii"):
+            return None
+    return FORMS.get(kind)
+
+
+def asked_of(form: Form, parameters: Pairs, headers: Sequence[tuple[str, str]]) -> Asked:
+    """Return what a request to append says beside its body.
+
+    Args:
+        headers: Names in lower case; values as HTTP has them, in Latin-1.
+
+    Raises:
+        ConfigError: it says what is not understood, or two things that exclude each other.
+    """
+    said = _once(parameters, _OF_APPEND)
+    by_name = dict(headers)
+    key_header = by_name.get("millstream-key")
+    key = None if key_header is None else key_header.encode("latin-1")
+    if "key" in said:
+        key = said["key"].encode("utf-8", "surrogateescape")
+    given = [
+        name
+        for name, is_there in (
+            ("the header Millstream-Key", key_header is not None),
+            ("key=", "key" in said),
+            ("key_field=", "key_field" in said),
+        )
+        if is_there
+    ]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} were given; give one of them")
+    time_header = by_name.get("millstream-timestamp")
+    if time_header is not None and "timestamp_field" in said:
+        raise ConfigError(
+            "the header Millstream-Timestamp and timestamp_field= were given; give one of them"
+        )
+    for name in ("key_field", "timestamp_field"):
+        if name in said and form == "raw":
+            raise ConfigError(
+                f"{name}= needs events in JSON; send them as application/json or "
+                "application/x-ndjson, or leave it out"
+            )
+    bad = said.get("bad", "refuse")
+    if bad not in ("refuse", "skip"):
+        raise ConfigError(f"bad= is {bad!r}; give refuse or skip")
+    return Asked(
+        form=form,
+        key=key,
+        key_field=said.get("key_field"),
+        timestamp_ms=None if time_header is None else _time(time_header),
+        timestamp_field=said.get("timestamp_field"),
+        headers=tuple(_header(value) for name, value in headers if name == "millstream-header"),
+        partition=None if "partition" not in said else _partition(said["partition"]),
+        skip_bad=bad == "skip",
+    )
+
+
+def idempotency_key_of(headers: Mapping[str, str]) -> str | None:
+    """Return the key under which a request is appended once, if it has one.
+
+    Raises:
+        ConfigError: it is empty, too long, or not plain ASCII.
+    """
+    key = headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 0 < len(key) <= KEY_LENGTH_MAX or not key.isascii() or not key.isprintable():
+        raise ConfigError(
+            f"the Idempotency-Key is {key[:KEY_LENGTH_MAX]!r}; give 1 to {KEY_LENGTH_MAX} printable "
+            "characters of ASCII, such as a random UUID"
+        )
+    return key
+
+
+def _once(parameters: Pairs, known: Sequence[str]) -> dict[str, str]:
+    said: dict[str, str] = {}
+    for name, value in parameters:
+        _check_known(name, known)
+        if name in said:
+            raise ConfigError(f"{name}= was given twice; give it once")
+        said[name] = value
+    return said
+
+
+def _check_known(name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise ConfigError(f"there is no parameter {name!r} here; choose of {', '.join(known)}")
+
+
+def _partition(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise ConfigError(f"partition= is {text!r}; give a number, such as 0")
+    return int(text)
+
+
+def _time(text: str) -> int:
+    found = timestamp_ms_of(int(text) if text.isascii() and text.isdigit() else text)
+    if found is None:
+        raise ConfigError(
+            f"the header Millstream-Timestamp is {text!r}; give milliseconds since 1970, or ISO 8601 "
+            "such as 2026-11-21T10:00:00Z"
+        )
+    return found
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise ConfigError(f"a header Millstream-Header is {text!r}; give NAME=VALUE")
+    return name, value.encode("latin-1")
+
+
+# -- where a stream begins --------------------------------------------------------------------
+
+
+def event_id(positions: Mapping[int, int]) -> str:
+    """Return the id of an event: the next offset of each partition, behind it."""
+    return ",".join(f"{number}:{offset}" for number, offset in sorted(positions.items()))
+
+
+def stream_of(parameters: Pairs) -> tuple[str, list[int]]:
+    """Return where a request for events says that it begins, and which partitions it names.
+
+    Raises:
+        ConfigError: it says what is not understood.
+    """
+    begin = "latest"
+    partitions = []
+    for name, value in parameters:
+        _check_known(name, _OF_EVENTS)
+        if name == "partition":
+            partitions.append(_partition(value))
+        else:
+            begin = value
+    return begin, partitions
+
+
+def positions_of(
+    reader: Reader, topic: str, begin: str, partitions: Sequence[int]
+) -> dict[int, int]:
+    """Return the offset of each partition at which a stream begins.
+
+    Of a topic that has got more partitions since the event of an id, these are read from their start.
+
+    Raises:
+        UnknownTopicError, ConfigError: there is no such topic, partition or position.
+        OffsetOutOfRangeError: it is gone or not yet there.
+    """
+    bounds = reader.offsets(topic)
+    for number in partitions:
+        if number >= len(bounds):
+            raise ConfigError(
+                f"topic {topic!r} has no partition {number}; choose of 0 to {len(bounds) - 1}"
+            )
+    chosen = sorted(set(partitions)) or list(range(len(bounds)))
+    if begin == "earliest":
+        return {number: bounds[number][0] for number in chosen}
+    if begin == "latest":
+        return {number: bounds[number][1] for number in chosen}
+    if _ID.fullmatch(begin):
+        said = {int(name): int(at) for name, _, at in (p.partition(":") for p in begin.split(","))}
+        found = {number: said.get(number, bounds[number][0]) for number in chosen}
+    elif begin.isascii() and begin.isdigit() and len(begin) < 20:
+        if len(chosen) > 1:
+            raise ConfigError(
+                f"from={begin} is one offset, and topic {topic!r} has {len(chosen)} partitions; choose one "
+                f"with partition=, or say where in each: from={event_id(dict.fromkeys(chosen, 0))}"
+            )
+        found = {chosen[0]: int(begin)}
+    else:
+        moment_ms = _moment_ms(begin)
+        return {number: reader.offset_for_time(topic, number, moment_ms) for number in chosen}
+    for number, offset in found.items():
+        low, end = bounds[number]
+        if not low <= offset <= end:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} of {topic}/{number} was asked for, which holds [{low}, {end}); begin "
+                "within these, or with from=earliest",
+                start=low,
+                end=end,
+            )
+    return found
+
+
+def _moment_ms(text: str) -> int:
+    try:
+        return to_timestamp_ms(datetime.fromisoformat(text))
+    except ValueError:
+        raise ConfigError(
+            f"from= is {text!r}; give earliest, latest, an offset such as 17, an event's id such as "
+            "0:17,1:4, or a time such as 2026-11-21T10:00"
+        ) from None
