@@ -120,14 +120,18 @@ class _Bad(Exception):
 
 def _event(number: int, line: bytes, asked: Asked, limits: Limits) -> Event | Fault:
     try:
-        if len(line) > limits.event_bytes_max:
-            raise _Bad(f"has {len(line):,} bytes, and an event may have {limits.event_bytes_max:,}")
+        _check_size(line, limits)
         if asked.form == "raw":
             return Event(number, line, asked.key, asked.timestamp_ms)
         decoded = _decoded(line)
         return Event(number, line, _key(decoded, asked), _timestamp_ms(decoded, asked))
     except _Bad as bad:
         return Fault(number, str(bad), line[:_SHOWN].decode(errors="replace"))
+
+
+def _check_size(line: bytes, limits: Limits) -> None:
+    if len(line) > limits.event_bytes_max:
+        raise _Bad(f"has {len(line):,} bytes, and an event may have {limits.event_bytes_max:,}")
 
 
 def _decoded(line: bytes) -> Any:

@@ -74,9 +74,7 @@ class Streams:
                             yield _HEARTBEAT
                         continue
                     end = followed.ends[number]
-                    batch = await self.run(
-                        lambda n=number, e=end: _read(reader, topic, n, at[n], e)
-                    )
+                    batch = await self.run(partial(_read, reader, topic, number, at[number], end))
                     if batch is None:  # markers of transactions, or what compaction removed
                         at[number] = end
                         continue

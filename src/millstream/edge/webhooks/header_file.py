@@ -1,0 +1,39 @@
+"""Headers of requests, from a file: a command line is seen by all of a machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from millstream.errors import ConfigError
+
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
+_OURS = ("webhook-", "millstream-")
+_OWN = frozenset({"content-length", "content-type", "host", "idempotency-key", "transfer-encoding"})
+
+
+def read_headers(path: Path) -> dict[str, str]:
+    """Return the headers that a file holds, one ``NAME: VALUE`` a line.
+
+    Raises:
+        ConfigError: there is no such file, or a line is no header, or one that is set here.
+    """
+    try:
+        lines = path.read_text("latin-1").splitlines()
+    except OSError as error:
+        raise ConfigError(f"The headers cannot be read from {path} ({error}).") from error
+    headers: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        name, colon, value = line.partition(":")
+        if not colon or not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"Line {number} of {path} is no header; give NAME: VALUE, such as Authorization: Bearer …"
+            )
+        if name.lower() in _OWN or name.lower().startswith(_OURS):
+            raise ConfigError(
+                f"The header {name} in {path} is set by the webhook itself; leave it out."
+            )
+        headers[name] = value.strip()
+    return headers
