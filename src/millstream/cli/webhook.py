@@ -131,7 +131,7 @@ def webhook(
       millstream topic create undelivered
       millstream webhook clicks https://example.com/hook --group hook --dead undelivered --secret-file secret
       millstream webhook clicks http://127.0.0.1:9000/ --group test --dead undelivered --attempts 3
-      millstream lag --group hook
+      millstream lag hook
     """
     told = Webhook(
         topic=topic,

@@ -138,16 +138,19 @@ class Listener:
             counts.metrics += 1
             self._send(self._topic, metric.json(), metric.name, metric.timestamp_ms, ())
         for line, reason in malformed:
-            counts.malformed += 1
-            if self._malformed_topic is not None:
-                headers = (("reason", reason.encode()), ("sender", address.encode()))
-                self._send(self._malformed_topic, line, None, None, headers)
+            self._refuse(line, reason, address)
+
+    def _refuse(self, line: bytes, reason: str, address: str) -> None:
+        self._counts.malformed += 1
+        if self._malformed_topic is not None:
+            headers = (("reason", reason.encode()), ("sender", address.encode()))
+            self._send(self._malformed_topic, line, None, None, headers)
 
     def _number(self, metric: Metric, address: str) -> None:
         if isinstance(metric.value, int) and metric.value >= 0 and not metric.relative:
             self._sequences.came(metric.tags.get("sender") or address, metric.value)
         else:
-            self._counts.malformed += 1
+            self._refuse(metric.json(), "a datagram's number is whole and not negative", address)
 
     def _send(
         self,

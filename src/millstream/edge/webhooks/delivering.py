@@ -2,7 +2,8 @@
 
 Records with the same key and partition go through the same lane, one after the other; those without a
 key go by their partition. So a record that is tried again holds up its lane, and nobody else, until it is
-taken or given up. What is in hand is bounded: a lane that is held up for long stops the reading.
+taken or given up. What lies between the first record that is not finished and the last that was read has a
+bound: a record that is tried for long stops the reading.
 
 What a crash leaves, and what the next start does:
 
@@ -42,8 +43,8 @@ from millstream.record import Record, TopicPartition
 COMMIT_EVERY_S = 0.5
 _JSON = "application/json"
 _TICK_S = 0.1
-_IN_HAND_MAX = 1000  # records read and not finished
-_IN_HAND_BYTES = 32 << 20
+_OPEN_MAX = 10_000  # records read and not committable: what a crash has delivered again
+_IN_HAND_BYTES = 32 << 20  # of records read and not finished
 _BURY_AGAIN_MOST_S = 30.0
 _LAST_S = 15.0  # how long an attempt at work may take at the end
 
@@ -131,7 +132,6 @@ class Delivery:
             raise
         self.totals = Totals()
         self._undelivered = Undelivered(log, webhook.dead_topic, f"webhook {webhook.group}")
-        self._in_hand = 0
         self._in_hand_bytes = 0
         self._rests_until_s = 0.0
         self._failing = False
@@ -208,14 +208,14 @@ class Delivery:
         size = len(record.value or b"")
 
         def fits() -> bool:
-            room = self._in_hand_bytes + size <= _IN_HAND_BYTES and self._in_hand < _IN_HAND_MAX
-            return room or not self._in_hand or self._ending.is_set()
+            held = self._in_hand_bytes
+            room = not held or held + size <= _IN_HAND_BYTES
+            return (room and self._progress.open < _OPEN_MAX) or self._ending.is_set()
 
         with self._changed:
             self._changed.wait_for(fits)
             if self._ending.is_set():
                 return False
-            self._in_hand += 1
             self._in_hand_bytes += size
             self._progress.begin(record.partition, record.offset)
         lane = zlib.crc32(record.key or b"", record.partition) % len(self._queues)
@@ -228,7 +228,6 @@ class Delivery:
                 if self._deliver(link, record):
                     with self._changed:
                         self._progress.finish(record.partition, record.offset)
-                        self._in_hand -= 1
                         self._in_hand_bytes -= len(record.value or b"")
                         self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - it goes to who runs this

@@ -35,6 +35,11 @@ class Progress:
             finished.remove(first)
             self._next[partition] = first + 1
 
+    @property
+    def open(self) -> int:
+        """How many records were read and cannot be committed: they would be delivered again."""
+        return sum(map(len, self._begun.values()))
+
     def committable(self) -> dict[int, int]:
         """Return the offset of each partition below which everything is finished."""
         return dict(self._next)
