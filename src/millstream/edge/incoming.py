@@ -136,7 +136,7 @@ def _check_size(line: bytes, limits: Limits) -> None:
 
 def _decoded(line: bytes) -> Any:
     try:
-        return json.loads(line.decode(), parse_constant=_no_number)
+        return _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
         raise _Bad(f"is not UTF-8 (byte {error.start})") from None
     except RecursionError:
@@ -168,6 +168,9 @@ def _timestamp_ms(decoded: Any, asked: Asked) -> int | None:
 
 def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number)
 
 
 def _is_half(text: str) -> bool:

@@ -23,7 +23,9 @@ def test_a_token_is_wanted_from_everybody_who_comes(folder, edge_on):
             assert edge.get("/topics/one/events", **headers).status == 401
             assert edge.get("/status", **headers).status == 401
         assert edge.post("/topics/one", b"1", Authorization=f"bearer {TOKEN}").status == 200
-        assert edge.get("/status", Authorization=f"Bearer {TOKEN}", Host="other.example").status == 200
+        assert (
+            edge.get("/status", Authorization=f"Bearer {TOKEN}", Host="other.example").status == 200
+        )
 
 
 def test_pages_of_others_may_not_send_and_those_that_were_named_may(folder, edge_on):
@@ -68,7 +70,10 @@ def test_a_name_that_was_made_to_lead_here_is_refused(edge):
     ],
 )
 def test_what_others_could_reach_or_cannot_work_does_not_start(folder, options, says):
-    with pytest.raises(ConfigError, match=says), serve(folder, **{"http": "127.0.0.1:0", **options}):
+    with (
+        pytest.raises(ConfigError, match=says),
+        serve(folder, **{"http": "127.0.0.1:0", **options}),
+    ):
         pass
 
 

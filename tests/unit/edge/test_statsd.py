@@ -25,7 +25,10 @@ WAIT_S = 60
     [
         (b"a:1|c", {"name": "a", "value": 1, "type": "counter", "rate": 1.0, "tags": {}}),
         (b"a.b:-2.5|ms|@0.1", {"value": -2.5, "type": "timer", "rate": 0.1}),
-        (b"a:1e3|h|#x:1,y,x:2", {"value": 1000.0, "type": "histogram", "tags": {"x": "1,2", "y": ""}}),
+        (
+            b"a:1e3|h|#x:1,y,x:2",
+            {"value": 1000.0, "type": "histogram", "tags": {"x": "1,2", "y": ""}},
+        ),
         (b"a:7|d|c:abc|T1656581400", {"value": 7, "type": "distribution"}),
         (b"a:u:1|s", {"value": "u:1", "type": "set"}),
         (b"a:+3|g", {"value": 3, "type": "gauge", "relative": True}),

@@ -58,9 +58,9 @@ def test_an_answer_says_whether_to_try_again(status, verdict):
 
 def test_waits_double_up_to_a_limit_and_are_spread_by_chance():
     backoff = Backoff(first_s=1, most_s=10)
-    assert [backoff.wait_s(n, None, lambda: 0.999999) for n in (1, 2, 3, 4, 5, 500)] == pytest.approx(
-        [1, 2, 4, 8, 10, 10], rel=1e-3
-    )
+    assert [
+        backoff.wait_s(n, None, lambda: 0.999999) for n in (1, 2, 3, 4, 5, 500)
+    ] == pytest.approx([1, 2, 4, 8, 10, 10], rel=1e-3)
     assert [backoff.wait_s(n, None, lambda: 0.0) for n in (1, 2, 5)] == [0.5, 1, 5]
 
 
@@ -134,7 +134,9 @@ def test_an_address_that_is_none_is_refused(url):
 
 
 def test_a_kept_connection_that_was_closed_is_no_failure():
-    with Receiver(lambda request: (200, {"Connection": "close"} if request["body"] == b"1" else {})) as it:
+    with Receiver(
+        lambda request: (200, {"Connection": "close"} if request["body"] == b"1" else {})
+    ) as it:
         link = Link(parse_url(it.url), 10)
         assert [link.post(body, {}).status for body in (b"0", b"1", b"2")] == [200] * 3
         link.close()
@@ -191,7 +193,7 @@ def delivered(folder, url, *, tell=None, **options):
     def run():
         try:
             delivery.run()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - it is raised where the block ends
             failed.append(error)
 
     thread = threading.Thread(target=run)
@@ -232,8 +234,11 @@ def dead(folder):
 def test_a_record_comes_whole_signed_and_with_a_key_of_its_own(folder):
     append(folder, "one", ("kä", {"n": 1}))
     secret = b"a secret of some length"
-    with Receiver() as it, delivered(
-        folder, it.url, topic="one", secrets=[secret], headers={"Authorization": "Bearer x"}
+    with (
+        Receiver() as it,
+        delivered(
+            folder, it.url, topic="one", secrets=[secret], headers={"Authorization": "Bearer x"}
+        ),
     ):
         (request,) = it.wait(1)
     with ms.connect(folder) as log:
@@ -254,8 +259,9 @@ def test_a_record_comes_whole_signed_and_with_a_key_of_its_own(folder):
 
 def test_values_can_be_sent_as_they_are(folder):
     append(folder, "one", (None, b"\xff"), ("k", None))
-    with Receiver() as it, delivered(
-        folder, it.url, topic="one", content="value", content_type="image/png"
+    with (
+        Receiver() as it,
+        delivered(folder, it.url, topic="one", content="value", content_type="image/png"),
     ):
         first, second = it.wait(2)
     assert (first["body"], first["content-type"]) == (b"\xff", "image/png")
@@ -286,7 +292,11 @@ def test_what_failed_is_tried_again_with_the_same_key_and_holds_up_only_its_own(
         assert mine == sorted(mine)  # what is tried again comes before those after it
     keys = {request["idempotency-key"] for request in requests}
     assert len(keys) == 40
-    assert [r["millstream-attempt"] for r in requests if b'"value": 3,' in r["body"]] == ["1", "2", "3"]
+    assert [r["millstream-attempt"] for r in requests if b'"value": 3,' in r["body"]] == [
+        "1",
+        "2",
+        "3",
+    ]
     assert sum(committed(folder).values()) == 40
     assert any("fails (503" in line for line in told)
     assert any("takes records again" in line for line in told)
@@ -403,13 +413,15 @@ def test_what_cannot_be_buried_yet_waits_for_the_folder(folder, monkeypatch):
 
     monkeypatch.setattr("millstream.client.embedded.FolderLog.producer", producer)
     told = []
-    with Receiver(lambda request: 400 if b'"value": 1,' in request["body"] else 200) as it:
-        with delivered(folder, it.url, topic="one", tell=told) as delivery:
-            until(lambda: told)
-            assert "cannot be appended to 'dead' yet" in told[0]
-            assert committed(folder) == {0: 0}
-            owned = False
-            until(lambda: delivery.totals.given_up == 1 and delivery.totals.delivered == 1)
+    with (
+        Receiver(lambda request: 400 if b'"value": 1,' in request["body"] else 200) as it,
+        delivered(folder, it.url, topic="one", tell=told) as delivery,
+    ):
+        until(lambda: told)
+        assert "cannot be appended to 'dead' yet" in told[0]
+        assert committed(folder) == {0: 0}
+        owned = False
+        until(lambda: delivery.totals.given_up == 1 and delivery.totals.delivered == 1)
     monkeypatch.undo()
     assert [record.value for record in dead(folder)] == [b"1"]
     assert committed(folder) == {0: 2}
@@ -417,7 +429,13 @@ def test_what_cannot_be_buried_yet_waits_for_the_folder(folder, monkeypatch):
 
 def test_what_cannot_work_is_said_at_the_start(folder):
     def start(**options):
-        options = {"topic": "one", "url": "http://h/", "group": "g", "dead_topic": "dead", **options}
+        options = {
+            "topic": "one",
+            "url": "http://h/",
+            "group": "g",
+            "dead_topic": "dead",
+            **options,
+        }
         Delivery(folder, Webhook(**options), tell=print)
 
     with pytest.raises(UnknownTopicError):
