@@ -15,10 +15,10 @@ MILLSTREAM = [sys.executable, "-m", "millstream"]
 class Process:
     """A command that says when it is ready; ``ready`` has what it says then."""
 
-    def __init__(self, ready_file, *arguments):
+    def __init__(self, ready_file, *arguments, under=()):
         self.ready_file = ready_file
         self.process = subprocess.Popen(
-            [*MILLSTREAM, *map(str, arguments), "--ready-file", str(ready_file)],
+            [*under, *MILLSTREAM, *map(str, arguments), "--ready-file", str(ready_file)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
@@ -304,3 +304,48 @@ def test_two_edges_of_one_broker_append_what_has_a_key_once(tmp_path):
                 thread.join()
         assert (len(appended), sum(appended) <= 8) == (16, True)
         assert sorted(values(address)) == [[n] for n in range(8)]
+
+
+# No file may be larger than 300 kB: what a full disk says, by a limit of the process's own.
+LIMITED = ("sh", "-c", 'ulimit -f 600; exec "$0" "$@"')
+
+
+@of_folders
+def test_a_full_disk_is_answered_503_and_what_was_acknowledged_before_is_there(address, tmp_path):
+    acknowledged = 0
+    with Process(tmp_path / "ready", "edge", address, "--http", "127.0.0.1:0", under=LIMITED) as up:
+        while True:
+            body = b'"' + b"x" * 20_000 + b'"'
+            answer = ask(
+                up.ready[0], "POST", "/topics/clicks?key=k", body, Content_Type="application/json"
+            )
+            if answer.status != 200:
+                break
+            acknowledged += 1
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1"), answer.json
+        assert answer.json["error"]["kind"] == "DiskFullError"
+        assert answer.json["error"]["appended"] == 0
+        assert ask(up.ready[0], "GET", "/topics").status == 200
+    assert 5 < acknowledged < 20
+    assert len(values(address)) == acknowledged
+
+
+def test_a_broker_that_is_away_is_answered_503_until_it_is_back(tmp_path):
+    pytest.importorskip("confluent_kafka")
+    with InProcess(tmp_path / "data") as broker:
+        with ms.connect(f"kafka://{broker.address}") as log:
+            make_topics(log)
+        port = broker.port
+    address = f"kafka://127.0.0.1:{port}"
+    with ExitStack() as opened:
+        with InProcess(tmp_path / "data", listen=f"127.0.0.1:{port}"):
+            edge = opened.enter_context(serving_edge(address))
+            assert edge.post("/topics/clicks", b"1").status == 200
+            assert edge.post("/topics/none", b"1").status == 404
+        away = edge.post("/topics/clicks", b"2")
+        assert (away.status, away.headers["retry-after"]) == (503, "1"), away.json
+        with InProcess(tmp_path / "data", listen=f"127.0.0.1:{port}"):
+            until(lambda: edge.post("/topics/clicks", b"3").status == 200)
+            opened.close()
+            found = values(address)
+    assert {1, 3} <= set(found) <= {1, 2, 3}
