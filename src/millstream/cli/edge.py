@@ -71,7 +71,7 @@ from millstream.edge.token_file import read_token
     type=click.IntRange(min=1),
     default=Settings().in_flight_bytes,
     show_default=True,
-    help="What all requests together may have on their way; beyond it they are answered 429.",
+    help="What all requests together may take of memory, about; beyond it they are answered 429.",
 )
 @click.option(
     "--streams",

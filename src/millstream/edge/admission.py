@@ -11,6 +11,11 @@ from contextlib import contextmanager
 
 from millstream.errors import OverloadError
 
+# Measured, with lines of 10 and of 170 bytes: a body is there as it came, in lines, as records and as a
+# batch; and a line is an event, a future, and a record on its way.
+_COPIES = 4
+_LINE_BYTES = 1000
+
 
 class Ticket:
     """What one request holds."""
@@ -19,15 +24,15 @@ class Ticket:
         self._admission = admission
         self._size = 0
 
-    def hold(self, size: int) -> None:
-        """Hold ``size`` bytes in all, if that is more than it holds.
+    def hold(self, body_bytes: int, lines: int = 0) -> None:
+        """Hold what a body of this size takes, if that is more than it holds.
 
         Raises:
-            OverloadError: there is no room for them.
+            OverloadError: there is no room for it.
         """
-        more = size - self._size
-        if more > 0:
-            self._admission.take(more)
+        size = _COPIES * body_bytes + _LINE_BYTES * lines
+        if size > self._size:
+            self._admission.take(size - self._size, alone=self._admission.held_bytes == self._size)
             self._size = size
 
     def give_back(self) -> None:
@@ -40,7 +45,7 @@ class Admission:
     """Counts bytes and requests on their way. Belongs to one thread, the event loop's.
 
     Args:
-        bytes_max: Of all bodies together. One body alone always has room.
+        bytes_max: Of memory that all bodies together take, about. One alone always has room.
         requests_max: How many requests may append at a time.
     """
 
@@ -72,17 +77,17 @@ class Admission:
             ticket.give_back()
             self.requests -= 1
 
-    def take(self, size: int) -> None:
-        """Hold so many bytes more.
+    def take(self, size: int, *, alone: bool) -> None:
+        """Hold so many bytes more, for a request that is ``alone`` in any case.
 
         Raises:
             OverloadError: there is no room for them.
         """
-        if self.held_bytes and self.held_bytes + size > self.bytes_max:
+        if not alone and self.held_bytes + size > self.bytes_max:
             self.refused += 1
             raise OverloadError(
-                f"{self.held_bytes:,} bytes are on their way and the limit is {self.bytes_max:,}; nothing "
-                "of this request was appended: send it again a moment later"
+                f"requests take {self.held_bytes:,} bytes, and {size:,} more would be over the limit of "
+                f"{self.bytes_max:,}; nothing of this one was appended: send it again a moment later"
             )
         self.held_bytes += size
 

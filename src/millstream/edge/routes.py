@@ -156,6 +156,8 @@ class Edge:
                 body = await self._body(request, ticket)
             except ClientDisconnect:
                 return Response(status_code=400)  # nobody reads it
+            if asked.form == "lines":
+                ticket.hold(len(body), min(body.count(b"\n"), self._limits.lines_max) + 1)
             found = await self._judged(body, asked)
             del body
             if key is not None:

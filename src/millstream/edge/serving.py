@@ -22,11 +22,12 @@ from millstream.listening import address_of, bound, is_loopback, web_library_mis
 
 HTTP = "127.0.0.1:8080"
 STATSD = "127.0.0.1:8125"
-IN_FLIGHT_BYTES = 64 << 20
+IN_FLIGHT_BYTES = 256 << 20
 REQUESTS_MAX = 1000
 SUBSCRIBERS_MAX = 1000
 HEARTBEAT_S = 15.0
 _BACKLOG = 1024
+_STATSD_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Settings:
 
     Args:
         limits: Of one request.
-        in_flight_bytes: What all requests together may have on their way.
+        in_flight_bytes: What all requests together may take of memory, about.
         requests_max: How many may append at a time.
         subscribers_max: How many streams may be open.
         heartbeat_s: After how much silence a stream gives a sign of life.
@@ -161,7 +162,7 @@ def _listening(
     """Take datagrams until what is opened closes; return what counts them."""
     assert settings.statsd_topic is not None, "checked before anything was opened"
     producer = connection.producer(
-        overload="drop_newest", buffer_bytes=settings.in_flight_bytes, block_timeout="10 seconds"
+        overload="drop_newest", buffer_bytes=_STATSD_BYTES, block_timeout="10 seconds"
     )
     listener = Listener(
         udp, producer, settings.statsd_topic, settings.malformed_topic, failure.note
@@ -186,7 +187,9 @@ def _answering(
     answering, edges, appending, access = _libraries()
     appender = None
     if not settings.read_only:
-        appender = appending.Appender(connection, buffer_bytes=2 * settings.in_flight_bytes)
+        # What was let in has room; also one request that is alone, and larger than the limit.
+        room = max(settings.in_flight_bytes, 4 * settings.limits.body_bytes_max)
+        appender = appending.Appender(connection, buffer_bytes=room)
         opened.callback(appender.close)
     edge = edges.Edge(
         appender=appender,

@@ -175,23 +175,39 @@ def test_what_is_too_large_is_refused_before_anything_is_appended(folder, edge_o
 
 def test_beyond_what_may_be_on_its_way_it_says_to_come_later(folder, edge_on, values):
     """A request that has said how much it brings, and has not brought it, takes the room."""
-    with edge_on(folder, in_flight_bytes=100) as edge:
+    with edge_on(folder, in_flight_bytes=400) as edge:
         place = urlsplit(edge.url)
         with socket.create_connection((place.hostname, place.port), timeout=60) as slow:
             slow.sendall(
                 b"POST /topics/one HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: text/plain\r\n"
                 b"Content-Length: 90\r\n\r\n" + b"x" * 10
             )
-            while edge.get("/status").json["http"]["appending_bytes"] < 90:
+            while edge.get("/status").json["http"]["appending_bytes"] < 360:
                 pass
             refused = edge.post("/topics/one", b'"' + b"y" * 20 + b'"')
             assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-            assert "nothing of this request was appended" in refused.json["error"]["message"]
+            assert "nothing of this one was appended" in refused.json["error"]["message"]
             slow.sendall(b"x" * 80)
             assert slow.recv(1000).startswith(b"HTTP/1.1 200")
         assert edge.post("/topics/one", b'"z"').status == 200
         assert edge.get("/status").json["http"]["refused_for_load"] == 1
     assert values("one") == [b"x" * 90, b'"z"']
+
+
+def test_lines_take_room_by_their_number(folder, edge_on):
+    """Many lines of one byte are more on the way than their bytes."""
+    with edge_on(folder, in_flight_bytes=5000) as edge:
+        assert edge.post("/topics/one", b"1\n" * 100, LINES).status == 200  # alone it has room
+        place = urlsplit(edge.url)
+        with socket.create_connection((place.hostname, place.port), timeout=60) as slow:
+            slow.sendall(
+                b"POST /topics/one HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: text/plain\r\n"
+                b"Content-Length: 100\r\n\r\n"
+            )
+            while not edge.get("/status").json["http"]["appending_bytes"]:
+                pass
+            assert edge.post("/topics/one", b"1\n" * 100, LINES).status == 429
+            assert edge.post("/topics/one", b"1\n" * 3, LINES).status == 200
 
 
 def test_under_overload_what_was_acknowledged_is_there_and_nothing_else(folder, edge_on, values):
