@@ -13,8 +13,10 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,6 +29,8 @@ from millstream.errors import CorruptionError, FencedError, MillstreamError
 _log = logging.getLogger(__name__)
 BUFFER_BYTES = 4 << 20  # asked of the kernel, which may give less
 _DATAGRAM_MAX = 65_536
+_LAST_S = 15.0  # how long a record may be on its way at the end
+_LOOK_EVERY = 64  # datagrams
 _DRAIN_S = 1.0  # how long what the kernel has is taken at the end, should more come all the time
 _LOOK_S = 0.2  # how often the thread looks whether it is to end
 
@@ -71,7 +75,7 @@ class Listener:
         self._on_failure = on_failure
         self._counts = StatsdCounts()
         self._sequences = Sequences()
-        self._told = threading.Lock()  # futures are told by another thread
+        self._sent: deque[Future[Any]] = deque()
         self._ending = threading.Event()
         self._drops: int | None = 0
         self._failing = False
@@ -82,10 +86,14 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """Take what the kernel has, and stop; what was taken is on its way to the log."""
+        """Take what the kernel has, wait until it is in the log, and stop."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join()
+        for future in self._sent:
+            with suppress(TimeoutError):  # then it is counted neither as appended nor as lost
+                self._note(future.exception(_LAST_S))
+        self._sent.clear()
         self._drops = self._kernel_drops()
         self._socket.close()
 
@@ -114,12 +122,15 @@ class Listener:
             try:
                 datagram, sender = self._socket.recvfrom(_DATAGRAM_MAX)
             except TimeoutError:
+                self._look_at_sent()
                 if self._ending.is_set():
                     return
                 continue
             except OSError as error:  # of a datagram that somebody else sent; the socket goes on
                 _log.warning("a datagram could not be taken: %s", error)
                 continue
+            if not self._counts.datagrams % _LOOK_EVERY:
+                self._look_at_sent()
             try:
                 self._take(datagram, sender[0])
             except MillstreamError as error:  # the producer has ended
@@ -169,14 +180,17 @@ class Listener:
         except MillstreamError as error:
             self._failed(error)
             return
-        future.add_done_callback(self._note)
+        self._sent.append(future)
 
-    def _note(self, future: Future[Any]) -> None:
-        error = future.exception()
+    def _look_at_sent(self) -> None:
+        """Count what has become of records, as far as it is known; a callback for each costs more."""
+        while self._sent and self._sent[0].done():
+            self._note(self._sent.popleft().exception())
+
+    def _note(self, error: BaseException | None) -> None:
         if error is None:
-            with self._told:
-                self._counts.appended += 1
-                self._failing = False
+            self._counts.appended += 1
+            self._failing = False
             return
         self._failed(error)
         if isinstance(error, CorruptionError | FencedError):
@@ -184,8 +198,7 @@ class Listener:
 
     def _failed(self, error: BaseException) -> None:
         """Count a record that was not appended; say so where it is the first in a row."""
-        with self._told:
-            self._counts.not_appended += 1
-            first, self._failing = not self._failing, True
+        self._counts.not_appended += 1
+        first, self._failing = not self._failing, True
         if first:
             _log.warning("metrics are not appended: %s", error)
