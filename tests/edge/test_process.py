@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -349,3 +351,41 @@ def test_a_broker_that_is_away_is_answered_503_until_it_is_back(tmp_path):
             opened.close()
             found = values(address)
     assert {1, 3} <= set(found) <= {1, 2, 3}
+
+
+# The command, where the disk fails to keep what is written: from then on nothing may be acknowledged.
+FAILING = """
+import os, sys
+from millstream.cli.main import run
+real = os.fdatasync
+def fdatasync(handle):
+    if os.path.exists(sys.argv[1] + ".fails"):
+        raise OSError(5, "Input/output error")
+    real(handle)
+os.fdatasync = fdatasync
+sys.exit(run(["edge", sys.argv[1], "--http", "127.0.0.1:0", "--ready-file", sys.argv[2]]))
+"""
+
+
+@of_folders
+def test_a_disk_that_fails_ends_it_with_an_error_and_nothing_more_is_acknowledged(
+    address, tmp_path
+):
+    ready = tmp_path / "ready"
+    with subprocess.Popen(
+        [sys.executable, "-c", FAILING, str(address), str(ready)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as process:
+        until(ready.exists)
+        url = ready.read_text().strip()
+        path, kind = "/topics/clicks", {"Content_Type": "application/json"}
+        assert ask(url, "POST", path, b"1", **kind).status == 200
+        (tmp_path / "data.fails").touch()
+        failed = ask(url, "POST", path, b"2", **kind)
+        assert (failed.status, failed.json["error"]["kind"]) == (500, "SyncFailedError")
+        err = process.stderr.read().decode()
+        assert process.wait(60) == 1
+    assert err.startswith("millstream: ")
+    assert "Traceback" not in err
+    assert values(address)[:1] == [1]
