@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 from millstream.client.spill import Spill
 from millstream.client.spill_format import Entry
+from millstream.client.writing import Append, Writer
 from millstream.errors import (
     ConfigError,
     DiskFullError,
@@ -40,9 +41,7 @@ from millstream.errors import (
     OutOfOrderSequenceError,
 )
 from millstream.log.batch import SEQUENCE_MAX, ProducerStamp, stamp
-from millstream.log.group_commit import PendingAppend
 from millstream.log.producers import BATCHES_KEPT
-from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 
 
@@ -57,12 +56,12 @@ class Drained:
 
 class _Try(NamedTuple):
     entry: Entry
-    append: PendingAppend | None
+    append: Append | None
     error: MillstreamError | None  # where there was nothing to append to
     next_sequence: int
 
 
-def drain(spill: Spill, writer: LogWriter) -> Drained:
+def drain(spill: Spill, writer: Writer) -> Drained:
     """Move the oldest batches to the log; see the module for the steps.
 
     Raises:
@@ -99,7 +98,7 @@ def drain(spill: Spill, writer: LogWriter) -> Drained:
     return drained
 
 
-def _stamp(spill: Spill, writer: LogWriter) -> list[_Try]:
+def _stamp(spill: Spill, writer: Writer) -> list[_Try]:
     """Return the oldest batches, each ready to be appended with its sequence."""
     identity, sequences = spill.state.identity, dict(spill.state.sequences)
     tries = []

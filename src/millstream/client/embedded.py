@@ -1,7 +1,8 @@
 """The event log in a folder, as a program uses it: topics, producers, consumers, tables.
 
-Everything that reads goes through a ``LogReader`` and needs no right; the first call that writes
-makes this process the owner. What is durable when is told in ``docs/log-format.md``.
+Everything that reads goes through a ``LogReader`` and needs no right. The first call that writes makes
+this process the owner, or has it join the owner (see ``joining``). What is durable when is told in
+``docs/log-format.md``.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -22,7 +24,10 @@ from millstream.client.groups import GroupOffsets, Lag, lag_of
 from millstream.client.producer import BUFFER_BYTES_MAX, LINGER_MS, Overload, Producer
 from millstream.client.settings import topic_settings
 from millstream.durations import Duration, to_us
-from millstream.errors import FencedError, TopicExistsError
+from millstream.errors import FencedError, FolderOwnedError
+from millstream.joining.access import FolderAccess, Line
+from millstream.joining.requests import Asked
+from millstream.joining.writing import FolderWriter
 from millstream.log.archiving import PartitionArchive, ValueColumns, archive_partitions
 from millstream.log.archiving import Progress as ArchiveProgress
 from millstream.log.compression import CompressionName
@@ -34,11 +39,10 @@ from millstream.log.housekeeping import KeepingReport
 from millstream.log.owner import read_format
 from millstream.log.reader import Isolation, LogReader
 from millstream.log.retention import RetentionRisk
-from millstream.log.writer import LogWriter
 from millstream.record import TopicInfo, TopicPartition
 
-_writers: dict[str, tuple[LogWriter, int]] = {}
-_writers_lock = threading.Lock()
+_accesses: dict[str, tuple[FolderAccess, int]] = {}
+_accesses_lock = threading.Lock()
 
 
 class FolderLog(EventLog):
@@ -47,7 +51,7 @@ class FolderLog(EventLog):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._writer: LogWriter | None = None
+        self._line: Line | None = None
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
         self._groups = GroupOffsets(folder)
@@ -55,7 +59,7 @@ class FolderLog(EventLog):
 
     @property
     def identity(self) -> str:
-        self._own()
+        self.own()
         return f"log:{read_format(self.folder, DISK)}"
 
     # -- topics -------------------------------------------------------------------------------
@@ -71,14 +75,14 @@ class FolderLog(EventLog):
         settings: Mapping[str, str] | None = None,
         exist_ok: bool = False,
     ) -> TopicInfo:
-        given = topic_settings(retention, retention_bytes, cleanup, settings)
-        writer = self._own()
-        try:
-            return writer.create_topic(name, partitions=partitions, settings=given)
-        except TopicExistsError:
-            if not exist_ok:
-                raise
-        return writer.topics()[name]
+        args = {
+            "name": name,
+            "partitions": partitions,
+            "settings": topic_settings(retention, retention_bytes, cleanup, settings),
+            "topic_id": uuid.uuid4().hex,
+            "exist_ok": exist_ok,
+        }
+        return TopicInfo(**self._ask("create_topic", args))
 
     def alter_topic(
         self,
@@ -87,16 +91,20 @@ class FolderLog(EventLog):
         partitions: int | None = None,
         settings: Mapping[str, str | None] | None = None,
     ) -> TopicInfo:
-        return self._own().alter_topic(name, partitions=partitions, settings=settings)
+        given = None if settings is None else dict(settings)
+        args = {"name": name, "partitions": partitions, "settings": given}
+        return TopicInfo(**self._ask("alter_topic", args))
 
     def topic_settings(self, name: str) -> dict[str, str]:
         return self._reader().settings(name)
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
-        return self._own().delete_records(TopicPartition(topic, partition), before_offset)
+        args = {"topic": topic, "partition": partition, "before_offset": before_offset}
+        start: int = self._ask("delete_records", args)
+        return start
 
     def delete_topic(self, name: str) -> None:
-        self._own().delete_topic(name)
+        self._ask("delete_topic", {"name": name})
 
     def topics(self) -> dict[str, TopicInfo]:
         return self._reader().topics()
@@ -122,8 +130,11 @@ class FolderLog(EventLog):
         transaction_timeout: Duration = "1 minute",
         name: str | None = None,
     ) -> Producer:
+        line = self._to_owner()
+        line.reach()
+        writer = FolderWriter(line.access)
         producer = Producer(
-            self._own(),
+            writer,
             linger_ms=linger_ms,
             compression=compression,
             durability=durability,
@@ -133,6 +144,7 @@ class FolderLog(EventLog):
             transactional_id=transactional_id,
             transaction_timeout_ms=to_us(transaction_timeout, what="transaction_timeout") // 1000,
             name=name,
+            on_close=writer.close,
         )
         with self._lock:
             self._producers.append(producer)
@@ -151,13 +163,21 @@ class FolderLog(EventLog):
         return self._groups.forget_fences(checked_prefix(prefix))
 
     def own(self) -> None:
-        self._own()
+        self._to_owner().reach()
 
     def keep_house(self) -> KeepingReport:
-        return self._own().keep_house()
+        found = self._ask("keep_house", {})
+        risks = [RetentionRisk(**one) for one in found.pop("risks")]
+        return KeepingReport(**found, risks=risks)
 
     def on_retention_risk(self, callback: Callable[[RetentionRisk], None]) -> None:
-        self._own().housekeeper.on_risk(callback)
+        line = self._to_owner()
+        if line.reach() is None:
+            raise FolderOwnedError(
+                f"the log folder {self.folder} is owned by another process, which watches over it; "
+                "ask there to be told, or look at lag()"
+            )
+        line.access.on_risk(callback)
 
     def archive(
         self,
@@ -168,9 +188,10 @@ class FolderLog(EventLog):
         progress: ArchiveProgress | None = None,
     ) -> list[PartitionArchive]:
         count = len(self._reader().offsets(topic))
-        writer = self._own()
-        partitions = [writer.partition(TopicPartition(topic, number)) for number in range(count)]
-        return archive_partitions(writer, partitions, columns, roll=roll, progress=progress)
+        with self._to_owner().owning() as writer:
+            names = [TopicPartition(topic, number) for number in range(count)]
+            partitions = [writer.partition(name) for name in names]
+            return archive_partitions(writer, partitions, columns, roll=roll, progress=progress)
 
     # -- groups -------------------------------------------------------------------------------
 
@@ -251,12 +272,13 @@ class FolderLog(EventLog):
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            writer, self._writer = self._writer, None
+            line, self._line = self._line, None
             producers, self._producers = self._producers, []
             consumers, self._consumers = self._consumers, []
         with ExitStack() as closing:  # each is closed, whatever the others say; last in, first out
-            if writer is not None:
-                closing.callback(_give_back, writer)
+            if line is not None:
+                closing.callback(_give_back, line.access)
+                closing.callback(line.hang_up)
             closing.callback(self._groups.close)
             for producer in producers:
                 closing.callback(producer.close)
@@ -268,42 +290,46 @@ class FolderLog(EventLog):
             raise FencedError(f"this connection to {self.folder} was closed; connect again")
         return LogReader(self.folder, isolation=isolation)
 
-    def _own(self) -> LogWriter:
+    def _to_owner(self) -> Line:
         with self._lock:
             if self._closed:
                 raise FencedError(f"this connection to {self.folder} was closed; connect again")
-            if self._writer is None:
-                self._writer = _borrow(self.folder)
-            return self._writer
+            if self._line is None:
+                self._line = Line(_borrow(self.folder))
+            return self._line
+
+    def _ask(self, name: str, args: Mapping[str, object]) -> Any:
+        """Return what the owner answers, which may be this process."""
+        return self._to_owner().ask(Asked(name, args))
 
 
-def _borrow(folder: Path) -> LogWriter:
-    """Return this process's writer of a folder, opening it if nobody here has."""
+def _borrow(folder: Path) -> FolderAccess:
+    """Return this process's standing with a folder."""
     key = os.path.realpath(folder)
-    with _writers_lock:
-        writer, users = _writers.get(key) or (LogWriter(folder), 0)
-        _writers[key] = writer, users + 1
-        return writer
+    with _accesses_lock:
+        access, users = _accesses.get(key) or (FolderAccess(folder), 0)
+        _accesses[key] = access, users + 1
+        return access
 
 
-def _give_back(writer: LogWriter) -> None:
-    """Close the writer when its last user in this process gives it back."""
-    key = os.path.realpath(writer.folder)
-    with _writers_lock:
-        known, users = _writers.get(key, (None, 0))
-        if known is not writer:
-            return  # a forked child: the writer is the parent's
+def _give_back(access: FolderAccess) -> None:
+    """Give the folder up when its last user in this process does."""
+    key = os.path.realpath(access.folder)
+    with _accesses_lock:
+        known, users = _accesses.get(key, (None, 0))
+        if known is not access:
+            return  # a forked child: the standing is the parent's
         if users > 1:
-            _writers[key] = writer, users - 1
+            _accesses[key] = access, users - 1
         else:
-            del _writers[key]
-            writer.close()
+            del _accesses[key]
+            access.close()
 
 
 def _forget_in_child() -> None:
-    global _writers_lock  # noqa: PLW0603 - a thread of the parent may have held it at the fork
-    _writers_lock = threading.Lock()
-    _writers.clear()
+    global _accesses_lock  # noqa: PLW0603 - a thread of the parent may have held it at the fork
+    _accesses_lock = threading.Lock()
+    _accesses.clear()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

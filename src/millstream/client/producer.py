@@ -36,6 +36,7 @@ from millstream.client.spill import Spill
 from millstream.client.spilling import SpillingSender
 from millstream.client.transaction import Transaction, TransactionSession
 from millstream.client.values import GivenHeaders, encode_headers, encode_key, encode_value
+from millstream.client.writing import Writer
 from millstream.errors import ConfigError, FencedError, MillstreamError, OverloadError
 from millstream.log.batch import RECORD_BYTES_MAX
 from millstream.log.compression import COMPRESSIONS, CompressionName
@@ -45,7 +46,7 @@ from millstream.log.group_commit import DURABILITIES, Durability
 from millstream.log.owner import read_format
 from millstream.log.topics import check_topic_name
 from millstream.log.transactions import TIMEOUT_MS
-from millstream.log.writer import LogWriter, wall_clock_ms
+from millstream.log.writer import wall_clock_ms
 from millstream.record import Place, TopicPartition
 
 __all__ = ["BLOCK_TIMEOUT_S", "BUFFER_BYTES_MAX", "LINGER_MS", "Overload", "Producer"]
@@ -76,6 +77,7 @@ class Producer:
         spill_folder: Where records are spilled to; ``spill/<name>`` in the folder of the log.
         files: The file system of the spill; only tests give another one.
         clock_ms: Milliseconds since 1970; only tests give another clock.
+        on_close: Called when the producer is closed, and nothing of it is on its way any more.
 
     Raises:
         ConfigError: a setting is not possible.
@@ -85,7 +87,7 @@ class Producer:
 
     def __init__(
         self,
-        writer: LogWriter,
+        writer: Writer,
         *,
         linger_ms: float = LINGER_MS,
         compression: CompressionName = "none",
@@ -99,6 +101,7 @@ class Producer:
         spill_folder: Path | str | None = None,
         files: Files = DISK,
         clock_ms: Callable[[], int] = wall_clock_ms,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         check_choice("compression", compression, COMPRESSIONS)
         check_choice("durability", durability, DURABILITIES)
@@ -109,6 +112,7 @@ class Producer:
         _check_spill(overload, name, spill_folder, transactional_id)
         self._writer = writer
         self._clock_ms = clock_ms
+        self._on_close = on_close
         self._buffer = Buffer(limit_bytes=buffer_bytes, linger_s=linger_ms / 1000)
         self._partitioner = Partitioner(writer)
         self._session: TransactionSession | None = None
@@ -330,6 +334,7 @@ class Producer:
         finally:
             buffer.close()
             self._sender.join()
+            self._on_close()
 
     def __enter__(self) -> Self:
         return self
@@ -359,7 +364,7 @@ def _failed(error: OverloadError) -> SendFuture:
     return SendFuture(outcome, 0)
 
 
-def _open_spill(writer: LogWriter, name: str, folder: Path | str | None, files: Files) -> Spill:
+def _open_spill(writer: Writer, name: str, folder: Path | str | None, files: Files) -> Spill:
     directory_id = read_format(writer.folder, files)
     assert directory_id is not None, "a log that is open has its FORMAT"
     return Spill(

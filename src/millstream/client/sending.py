@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeGuard
 
 from millstream.client.buffer import Buffer
 from millstream.client.parts import Part
+from millstream.client.writing import Append, Writer
 from millstream.errors import (
     ConfigError,
     ConflictError,
@@ -25,8 +26,7 @@ from millstream.errors import (
 )
 from millstream.log.batch import EncodedBatch
 from millstream.log.compression import CompressionName, compress
-from millstream.log.group_commit import Durability, PendingAppend
-from millstream.log.writer import LogWriter
+from millstream.log.group_commit import Durability
 from millstream.record import TopicPartition
 
 _PAUSE_S_MIN, _PAUSE_S_HURRIED, _PAUSE_S_MAX = 0.01, 0.05, 1.0
@@ -87,7 +87,7 @@ class Sender:
 
     def __init__(
         self,
-        writer: LogWriter,
+        writer: Writer,
         buffer: Buffer,
         settings: SendSettings,
         *,
@@ -175,7 +175,7 @@ class Sender:
             MillstreamError: the log takes nothing any more.
         """
         outcomes: list[tuple[Part, int | MillstreamError]] = []
-        pending: list[tuple[Attempt, PendingAppend]] = []
+        pending: list[tuple[Attempt, Append]] = []
         for attempt in attempts:
             try:
                 append = self._writer.pending(*attempt.part.name, attempt.batch)

@@ -24,8 +24,8 @@ from millstream.client.parts import Part
 from millstream.client.sending import Attempt, Pause, Sender, SendSettings
 from millstream.client.spill import Spill
 from millstream.client.spill_format import Entry
+from millstream.client.writing import Writer
 from millstream.errors import DiskFullError, FencedError, MillstreamError
-from millstream.log.writer import LogWriter
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class SpillingSender(Sender):
 
     def __init__(
         self,
-        writer: LogWriter,
+        writer: Writer,
         buffer: Buffer,
         settings: SendSettings,
         *,

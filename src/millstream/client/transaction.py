@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import Literal, Protocol, Self
 
 from millstream.client.buffer import Buffer
+from millstream.client.writing import Writer
 from millstream.errors import (
     ConfigError,
     FencePassedError,
@@ -41,7 +42,6 @@ from millstream.errors import (
 from millstream.log.batch import SEQUENCE_MAX, EncodedBatch, ProducerStamp, stamp
 from millstream.log.groups import Offsets, check_offsets
 from millstream.log.transactions import PRODUCER_EPOCH_MAX, ProducerIdentity
-from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class TransactionSession:
     """
 
     def __init__(
-        self, writer: LogWriter, buffer: Buffer, *, transactional_id: str, timeout_ms: int
+        self, writer: Writer, buffer: Buffer, *, transactional_id: str, timeout_ms: int
     ) -> None:
         self._coordinator = writer.transactions
         self._buffer = buffer

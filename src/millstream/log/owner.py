@@ -18,6 +18,7 @@ from millstream.errors import ConfigError, FolderOwnedError
 from millstream.log.files import Files, read_whole, replace_file, write_whole
 
 FORMAT_VERSION = 1
+GATE_NAME = "GATE"  # the socket at which other processes reach the owner
 
 _held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
@@ -74,6 +75,12 @@ def _drop_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_drop_in_child)
+
+
+def remove_gate(folder: Path, files: Files) -> None:
+    """Remove the gate of an owner that died. Only the holder of the lock may do so."""
+    if files.exists(folder / GATE_NAME):
+        files.remove(folder / GATE_NAME)
 
 
 def read_format(folder: Path, files: Files) -> str | None:

@@ -152,6 +152,14 @@ class LogReader:
         states = [self._partition_state(found, number) for number in range(len(found.slots))]
         return [(state.log_start, self._end(state)) for state in states]
 
+    def partition_count(self, topic: str) -> int:
+        """Return how many partitions a topic has.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        return len(self._topic(topic).slots)
+
     def high_watermark(self, topic: str, partition: int) -> int:
         """Return the offset after the last durable record, whether committed or not.
 

@@ -33,6 +33,13 @@ def note_begun(connection: sqlite3.Connection, producer_id: int, producer_epoch:
     )
 
 
+def note_home(connection: sqlite3.Connection, producer_id: int, *, in_process: bool) -> None:
+    """Write down whether a producer lives in the owner's process from now on."""
+    connection.execute(
+        "UPDATE producers SET in_process = ? WHERE producer_id = ?", (in_process, producer_id)
+    )
+
+
 def put_pending(
     connection: sqlite3.Connection,
     producer_id: int,

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from millstream.errors import ConfigError, CorruptionError
+from millstream.errors import ConfigError, CorruptionError, DiskFullError
 from millstream.log.files import Files, size_of
 from millstream.log.recovery import DurableEnd
-from millstream.log.segment import segment_offsets
+from millstream.log.segment import Segment, segment_offsets
 from millstream.log.state_file import StateFile
 from millstream.log.topics import Catalog, Topic, partition_folder
 
@@ -45,6 +45,30 @@ def durable_end(
         exact=exact,
         last_stable=found.last_stable_offset,
     )
+
+
+def make_partition_folders(files: Files, folder: Path, topic: Topic, first: int) -> list[Segment]:
+    """Make the folders of a topic's partitions from ``first`` on, each with an empty segment.
+
+    Raises:
+        DiskFullError: what there is of them is removed at the next opening.
+    """
+    segments = []
+    try:
+        for number in range(first, len(topic.slots)):
+            path = partition_folder(folder, topic, number)
+            files.make_folder(path)
+            segments.append(Segment.create(files, path, 0))
+        if segments:
+            files.sync_folder(folder / "t" / topic.folder_name)
+            files.sync_folder(folder / "t")
+            files.sync_folder(folder)
+    except OSError as error:
+        raise DiskFullError(
+            f"topic {topic.name!r} could not be made in {folder}: {error}; what there is "
+            "of it is removed at the next opening. Make room on the disk, then try again"
+        ) from error
+    return segments
 
 
 def remove_leftovers(

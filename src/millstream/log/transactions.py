@@ -36,9 +36,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from millstream.errors import (
     ConfigError,
@@ -54,10 +54,12 @@ from millstream.log.markers import encode_marker
 from millstream.log.remote import (
     forget_producers,
     note_begun,
+    note_home,
     put_pending,
     remote_transactions,
     settle,
 )
+from millstream.log.transaction_log import OpenPartition, TransactionLog
 from millstream.record import TopicPartition
 
 PRODUCER_EPOCH_MAX = (1 << 15) - 1
@@ -73,15 +75,6 @@ class ProducerIdentity(NamedTuple):
     producer_epoch: int
 
 
-class OpenPartition(NamedTuple):
-    """Where a transaction is open: since which offset, by which life of its producer."""
-
-    name: TopicPartition
-    topic_id: str
-    producer_epoch: int
-    first_offset: int
-
-
 class NamedProducer(NamedTuple):
     """A producer with a transactional id; ``open_since_ms`` is None while no transaction is open."""
 
@@ -89,27 +82,6 @@ class NamedProducer(NamedTuple):
     identity: ProducerIdentity
     timeout_ms: int
     open_since_ms: int | None
-
-
-class TransactionLog(Protocol):
-    """What transactions need of the log."""
-
-    leader_epoch: int
-
-    def exclusively(self, action: Callable[[], None]) -> None:
-        """Run ``action`` while nothing is being appended."""
-
-    def sync(self) -> None:
-        """Return when everything appended is durable and published."""
-
-    def open_partitions(self) -> dict[int, list[OpenPartition]]:
-        """Return where transactions are open, by producer id."""
-
-    def append_markers(self, markers: Sequence[tuple[TopicPartition, EncodedBatch]]) -> None:
-        """Append control batches; they are durable and published when this returns."""
-
-    def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the ids of topics that exist."""
 
 
 @dataclass(slots=True)
@@ -247,11 +219,18 @@ class Transactions:
 
     # -- one transaction ----------------------------------------------------------------------
 
-    def begin(self, identity: ProducerIdentity, *, again: bool = False) -> None:
+    def begin(
+        self,
+        identity: ProducerIdentity,
+        *,
+        again: bool = False,
+        in_process: bool | None = None,
+    ) -> None:
         """Open a transaction.
 
         Args:
             again: One that is open goes on; it, and how it ends, is known to the next owner too.
+            in_process: Whether the producer dies with this process; as it was if not given.
 
         Raises:
             ProducerFencedError: a newer producer of this name has taken over.
@@ -267,9 +246,15 @@ class Transactions:
                 raise ConfigError(
                     "a transaction of this producer is open already; commit or abort it first"
                 )
-            if again:
+            moved = in_process is not None and in_process != producer.in_process
+            if again or moved:
                 with self._control.commit() as connection:
-                    note_begun(connection, *identity)
+                    if again:
+                        note_begun(connection, *identity)
+                    if moved:
+                        note_home(connection, identity.producer_id, in_process=bool(in_process))
+            if moved:
+                producer.in_process = bool(in_process)
             producer.state, producer.started_ms = "open", self._clock_ms()
 
     def add_offsets(self, identity: ProducerIdentity, group: str, offsets: Offsets) -> None:
@@ -386,6 +371,14 @@ class Transactions:
                     expired += 1
         return expired
 
+    def take_back(self, identity: ProducerIdentity) -> None:
+        """Abort the open transaction of a producer whose process is gone, if that is its last life."""
+        with self._lock:
+            producer = self._producers.get(identity.producer_id)
+            here = producer is not None and producer.producer_epoch == identity.producer_epoch
+            if producer is not None and here and producer.state == "open":
+                self._take_back(producer)
+
     def _take_back(self, producer: _Producer) -> None:
         """Abort a transaction whose time is over; it stays open where that cannot be noted."""
         self._close_door(producer)
@@ -441,6 +434,11 @@ class Transactions:
                 for name, one in sorted(self._by_name.items())
             ]
 
+    def open_in_process(self) -> int:
+        """Return how many transactions of this process's own producers are open."""
+        with self._lock:
+            return sum(one.state != "idle" and one.in_process for one in self._producers.values())
+
     def open_count(self) -> int:
         """Return how many transactions are open."""
         with self._lock:
@@ -460,7 +458,9 @@ class Transactions:
             for producer_id, remote in remote_transactions(self._control).items():
                 producer = self._producers.get(producer_id)
                 here = producer is not None and producer.producer_epoch == remote.producer_epoch
-                if producer is not None and here and remote.state == "open":
+                if producer is None or producer.in_process:
+                    continue  # it died with the owner, wherever it began
+                if here and remote.state == "open":
                     producer.state, producer.started_ms = "open", now_ms
             for producer_id, places in self._log.open_partitions().items():
                 producer = self._producers.get(producer_id)

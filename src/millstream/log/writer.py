@@ -12,7 +12,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -32,7 +32,7 @@ from millstream.log.files import DISK, Files, replace_file
 from millstream.log.group_commit import Durability, GroupCommit, PendingAppend
 from millstream.log.groups import Offsets, check_offsets, put_offsets
 from millstream.log.housekeeping import Housekeeper, KeepingReport
-from millstream.log.owner import FolderLock, make_format
+from millstream.log.owner import FolderLock, make_format, remove_gate
 from millstream.log.partition import Partition
 from millstream.log.producers import ProducerStates
 from millstream.log.recovery import Recovered, Recovery
@@ -44,7 +44,13 @@ from millstream.log.state_file import (
     StateFile,
     check_same_folder,
 )
-from millstream.log.takeover import durable_end, opening, remove_leftovers, remove_topic
+from millstream.log.takeover import (
+    durable_end,
+    make_partition_folders,
+    opening,
+    remove_leftovers,
+    remove_topic,
+)
 from millstream.log.topics import (
     Catalog,
     Topic,
@@ -52,7 +58,8 @@ from millstream.log.topics import (
     partition_folder,
     unknown_topic,
 )
-from millstream.log.transactions import OpenPartition, Transactions
+from millstream.log.transaction_log import OpenPartition
+from millstream.log.transactions import Transactions
 from millstream.record import TopicInfo, TopicPartition
 
 NEEDS_VERIFY = "NEEDS_VERIFY"
@@ -75,6 +82,8 @@ class LogWriter:
         control: What stands in control.db; only tests give another one.
         clock_ms: Milliseconds since 1970; only tests give another clock.
         sync_threads: How many partitions are synced at the same time.
+        gate: Where other processes come to this one; entered as soon as the folder is owned, and
+            left when it is about to be given up.
         background: Keep house (retention, compaction, timeouts) and sync from threads; without it,
             the caller does: :meth:`keep_house`, :meth:`sync`.
 
@@ -93,6 +102,7 @@ class LogWriter:
         control: ControlDb | None = None,
         clock_ms: Callable[[], int] = wall_clock_ms,
         sync_threads: int = 4,
+        gate: AbstractContextManager[object] | None = None,
         background: bool = True,
     ) -> None:
         self.folder = Path(folder)
@@ -106,6 +116,9 @@ class LogWriter:
             files.make_folder(self.folder)
             lock = FolderLock(self.folder, files)
             undo.callback(lock.release)
+            remove_gate(self.folder, files)  # whose owner is dead
+            if gate is not None:
+                undo.enter_context(gate)
             directory_id = make_format(self.folder, files)
             self._state = StateFile(self.folder, files, write=True)
             undo.callback(self._state.close)
@@ -209,7 +222,12 @@ class LogWriter:
         return len(self._topic(topic).slots)
 
     def create_topic(
-        self, name: str, *, partitions: int = 1, settings: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        settings: Mapping[str, str] | None = None,
+        topic_id: str | None = None,
     ) -> TopicInfo:
         """Make a topic; when this returns it survives the loss of power.
 
@@ -222,6 +240,7 @@ class LogWriter:
 
         Args:
             settings: Under Kafka's names, see ``config``.
+            topic_id: 32 hexadecimal digits that no other topic has; drawn if not given.
 
         Raises:
             TopicExistsError: the name is taken.
@@ -238,8 +257,8 @@ class LogWriter:
                     f"there is a topic {name!r} already; use it, or choose another name"
                 )
             slots = self._catalog.free_slots(partitions)
-            topic = Topic(name, uuid.uuid4().hex, slots, dict(settings or {}))
-            segments = self._make_partition_folders(topic, 0)
+            topic = Topic(name, topic_id or uuid.uuid4().hex, slots, dict(settings or {}))
+            segments = make_partition_folders(self._files, self.folder, topic, 0)
             self._catalog.insert(topic)
             self._show(topic, segments, 0)
         return topic.info
@@ -275,7 +294,7 @@ class LogWriter:
             TopicConfig.parse(kept)
             slots = before.slots + self._catalog.free_slots(wanted - count)
             topic = replace(before, slots=slots, settings=kept)
-            segments = self._make_partition_folders(topic, count)
+            segments = make_partition_folders(self._files, self.folder, topic, count)
             self._catalog.update(topic, partitions_before=count)
             self._show(topic, segments, count)
             config = self.config_of(topic)
@@ -325,24 +344,6 @@ class LogWriter:
             self._commit.exclusively(unlink)
             self._bump_catalog_version()
             remove_topic(self._files, self.folder, self._catalog, topic)
-
-    def _make_partition_folders(self, topic: Topic, first: int) -> list[Segment]:
-        segments = []
-        try:
-            for number in range(first, len(topic.slots)):
-                folder = partition_folder(self.folder, topic, number)
-                self._files.make_folder(folder)
-                segments.append(Segment.create(self._files, folder, 0))
-            if segments:
-                self._files.sync_folder(self.folder / "t" / topic.folder_name)
-                self._files.sync_folder(self.folder / "t")
-                self._files.sync_folder(self.folder)
-        except OSError as error:
-            raise DiskFullError(
-                f"topic {topic.name!r} could not be made in {self.folder}: {error}; what there is "
-                "of it is removed at the next opening. Make room on the disk, then try again"
-            ) from error
-        return segments
 
     def _topic(self, name: str) -> Topic:
         topic = self._topics.get(name)
