@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from broker.running import InProcess
-from contract.logs import DIFFERENCES, Broker, Folder, wipe
+from contract.logs import DIFFERENCES, Broker, Folder, Joined, Owners, wipe
 
 from millstream.client import EventLog
 
@@ -24,13 +24,25 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
             yield backend
 
 
-@pytest.fixture(params=["folder", "broker"])
+@pytest.fixture(scope="session")
+def owners() -> Iterator[Owners]:
+    """One process for all tests, which owns the folder of each for as long as it lasts."""
+    with Owners() as started:
+        yield started
+
+
+@pytest.fixture(params=["folder", "joined", "broker"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder | Broker]:
     reason = DIFFERENCES[request.param].get(request.node.originalname)
     if reason is not None:
         request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     if request.param == "folder":
         yield Folder(tmp_path / "data")
+        return
+    if request.param == "joined":
+        owners = request.getfixturevalue("owners")
+        yield Joined(tmp_path / "data", owners)
+        owners.leave(tmp_path / "data")
         return
     broker = request.getfixturevalue("broker")
     yield broker

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Self
 
 from broker.running import InProcess
 
@@ -18,6 +21,7 @@ with warnings.catch_warnings():  # kafka-python warns of its own deprecated call
 _NO_TIME_BEFORE_1970 = "the client takes time 0 for now: it is refused"
 DIFFERENCES: dict[str, dict[str, str]] = {
     "folder": {},
+    "joined": {},
     "broker": {"test_s3_a_time_may_lie_before_1970": _NO_TIME_BEFORE_1970},
     "kafka": {"test_s3_a_time_may_lie_before_1970": _NO_TIME_BEFORE_1970},
 }
@@ -38,6 +42,55 @@ class Folder:
         """Have retention and compaction do what they would do by themselves, later."""
         for _ in range(times):
             log.keep_house()
+
+
+class Owners:
+    """A process that owns folders, for as long as the context lasts."""
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate("", timeout=30)
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "done\n"
+
+    def own(self, folder: Path) -> None:
+        self._tell(f"own {folder}")
+
+    def leave(self, folder: Path) -> None:
+        self._tell(f"leave {folder}")
+
+
+_OWNER = """
+import sys
+from millstream.client import connect
+logs = {}
+for line in sys.stdin:
+    what, folder = line.rstrip().split(" ", 1)
+    if what == "own":
+        logs[folder] = connect(folder)
+        logs[folder].own()
+    else:
+        logs.pop(folder).close()
+    print("done", flush=True)
+"""
+
+
+class Joined(Folder):
+    """The embedded log, which another process owns."""
+
+    def __init__(self, folder: Path, owners: Owners) -> None:
+        super().__init__(folder)
+        owners.own(folder)
 
 
 class Broker:

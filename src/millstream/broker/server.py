@@ -22,6 +22,8 @@ from millstream.broker.node import Node
 from millstream.broker.settings import Settings
 from millstream.broker.users import UsersFile
 from millstream.errors import ConfigError, MillstreamError
+from millstream.joining.access import claim
+from millstream.joining.gate import Gate
 from millstream.listening import address_of, bound, is_loopback
 from millstream.log.writer import LogWriter
 
@@ -78,7 +80,8 @@ async def serve(
     Raises:
         ConfigError: an address is none, is taken, or could be reached by others without TLS and users;
             certificate, key or users cannot be used.
-        FolderOwnedError: another process writes to this folder.
+        FolderOwnedError: another process owns this folder and does not give it up: another broker,
+            or one that is in the middle of a transaction.
         CorruptionError: the folder cannot be opened; see ``LogWriter``.
     Guarantees: when the block ends, requests at work are answered, everything that was acknowledged
         is synced, and the folder is free.
@@ -89,12 +92,15 @@ async def serve(
     if not insecure and not is_loopback(host):
         door.check_fit_for_others(listen)
     with closing(door), bound(host, port, "broker") as listener:
-        writer = await asyncio.to_thread(LogWriter, folder)
+        gate = Gate(Path(folder))
+        writer = await asyncio.to_thread(claim, Path(folder), gate)
         try:
             async with _serving(writer, listener, told, door, settings or Settings()) as failed:
+                gate.open(writer)
                 name, number = listener.getsockname()[:2]
                 yield Serving(name, number, failed, writer, encrypted=door.certificate is not None)
         finally:
+            await asyncio.to_thread(gate.close)
             await asyncio.to_thread(writer.close)
 
 
