@@ -103,8 +103,12 @@ def test_this_machine_reads_the_folder_beside_it(folder) -> None:
         (at,) = reader.committed([TopicPartition("t", 0)], WAIT_S)
         reader.close()
         assert at.offset == 100  # what one side commits, the other goes on with
-        with pytest.raises(FolderOwnedError):
-            log.create_topic("u")
+        with pytest.raises(FolderOwnedError, match="owned by process"):
+            log.own()
+        log.create_topic("u")  # through the broker, as everything that is written
+        with log.producer() as beside:
+            assert beside.send("t", b"beside").result(WAIT_S) == (0, 100)
+        assert log.read("t", 0, 100)["value"].to_pylist() == [b"beside"]
 
 
 @pytest.mark.client("confluent-kafka")

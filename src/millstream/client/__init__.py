@@ -17,15 +17,16 @@ def connect(address: Path | str) -> EventLog:
     """Return the event log at an address: a folder, or ``kafka://host:port[,host:port][?options]``.
 
     A folder is made when something is first written to it. Reading needs no right; the first call that
-    writes makes this process the folder's owner until ``close``. Several connections of one process to
-    a folder share the ownership.
+    writes makes this process the folder's owner until ``close``, or has it join the process that is:
+    then writing goes through that one, and this one takes over when the owner closes the log or dies.
+    Several connections of one process to a folder share what it is.
 
     Behind ``kafka://`` is Millstream's broker, or Apache Kafka: docs/kafka.md tells of the options, and
     of what differs.
 
     Raises:
         ConfigError: the address is neither, or has an option that there is not. (Writing, later on,
-            raises FolderOwnedError when another process owns the folder.)
+            raises FolderOwnedError when the folder's owner cannot be joined.)
         EnvironmentProblem: confluent-kafka, the extra ``kafka``, is not installed.
         BrokerAwayError: no broker answers.
     """

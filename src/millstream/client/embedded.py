@@ -59,7 +59,7 @@ class FolderLog(EventLog):
 
     @property
     def identity(self) -> str:
-        self.own()
+        self._to_owner().reach()
         return f"log:{read_format(self.folder, DISK)}"
 
     # -- topics -------------------------------------------------------------------------------
@@ -163,7 +163,12 @@ class FolderLog(EventLog):
         return self._groups.forget_fences(checked_prefix(prefix))
 
     def own(self) -> None:
-        self._to_owner().reach()
+        line = self._to_owner()
+        if line.reach() is None:
+            raise FolderOwnedError(
+                f"the log folder {self.folder} is owned by process {line.owner}; this one writes "
+                "through it. To own the folder yourself, stop that one first"
+            )
 
     def keep_house(self) -> KeepingReport:
         found = self._ask("keep_house", {})
@@ -174,8 +179,8 @@ class FolderLog(EventLog):
         line = self._to_owner()
         if line.reach() is None:
             raise FolderOwnedError(
-                f"the log folder {self.folder} is owned by another process, which watches over it; "
-                "ask there to be told, or look at lag()"
+                f"the log folder {self.folder} is owned by process {line.owner}, which watches over "
+                "it; ask there to be told, or look at lag()"
             )
         line.access.on_risk(callback)
 

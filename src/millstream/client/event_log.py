@@ -39,6 +39,9 @@ LogProducer: TypeAlias = "Producer | KafkaProducer"
 class EventLog(ABC):
     """A connection to a log; :func:`millstream.connect` makes it.
 
+    Of a folder, one process is the owner. What another one writes goes through the owner, and when that
+    ends or dies, the next that writes takes the folder over: docs/log.md.
+
     Guarantees: thread-safe, but a consumer belongs to one thread. Close it, or use it in ``with``.
     """
 
@@ -48,7 +51,7 @@ class EventLog(ABC):
         """What tells this log from one that was put in its place.
 
         Raises:
-            FolderOwnedError: another process writes to this folder.
+            FolderOwnedError: the folder's owner lets nobody join it, or does not answer.
         """
 
     # -- topics -------------------------------------------------------------------------------
@@ -78,7 +81,7 @@ class EventLog(ABC):
         Raises:
             TopicExistsError: the name is taken.
             ConfigError: the name, the number of partitions or a setting is not possible.
-            FolderOwnedError: another process writes to this folder.
+            FolderOwnedError: the folder's owner lets nobody join it, or does not answer.
         """
 
     @abstractmethod
@@ -96,7 +99,7 @@ class EventLog(ABC):
         Raises:
             UnknownTopicError: there is no such topic.
             ConfigError: a setting is not possible, or there would be fewer partitions.
-            FolderOwnedError: another process writes to this folder.
+            FolderOwnedError: the folder's owner lets nobody join it, or does not answer.
         """
 
     @abstractmethod
@@ -114,7 +117,7 @@ class EventLog(ABC):
         Raises:
             OffsetOutOfRangeError: the offset is above the end.
             UnknownTopicError, ConfigError: there is no such topic or partition.
-            FolderOwnedError: another process writes to this folder.
+            FolderOwnedError: the folder's owner lets nobody join it, or does not answer.
         """
 
     @abstractmethod
@@ -123,7 +126,7 @@ class EventLog(ABC):
 
         Raises:
             UnknownTopicError: there is no such topic.
-            FolderOwnedError: another process writes to this folder.
+            FolderOwnedError: the folder's owner lets nobody join it, or does not answer.
         """
 
     @abstractmethod
@@ -188,7 +191,7 @@ class EventLog(ABC):
 
         Raises:
             ConfigError: a setting is not possible.
-            FolderOwnedError: another process writes to this folder.
+            FolderOwnedError: the folder's owner lets nobody join it, or does not answer.
         """
 
     @abstractmethod
@@ -217,7 +220,7 @@ class EventLog(ABC):
         """Become the owner of the folder now, instead of with the first write.
 
         Raises:
-            FolderOwnedError: another process writes to this folder.
+            FolderOwnedError: another process owns the folder; writing goes through that one.
         """
 
     @abstractmethod
@@ -225,7 +228,7 @@ class EventLog(ABC):
         """Do now what the owner does every half minute: retention, compaction, timeouts.
 
         Raises:
-            FolderOwnedError: another process writes to this folder, and keeps house.
+            FolderOwnedError: the folder's owner lets nobody join it, or does not answer.
             ConfigError: the log is Kafka's, whose brokers keep house themselves.
         """
 
@@ -236,7 +239,7 @@ class EventLog(ABC):
         Once when the risk begins and once when records are lost, from a thread of the owner.
 
         Raises:
-            FolderOwnedError: another process writes to this folder, and watches over it.
+            FolderOwnedError: another process owns this folder, and watches over it.
             ConfigError: the log is Kafka's: ``lag`` tells what was lost.
         """
 
@@ -254,10 +257,12 @@ class EventLog(ABC):
         What is to be said of the values' columns only a schema knows: see
         :meth:`millstream.Topic.archive`, which calls this.
 
+        Only the owner can: another process is asked to give the folder up, and joins this one.
+
         Raises:
             UnknownTopicError: there is no such topic.
             DiskFullError: there is no room; what is archived stays so.
-            FolderOwnedError: another process writes to this folder.
+            FolderOwnedError: the owner does not give the folder up: it is a broker, or at work.
         """
 
     # -- groups -------------------------------------------------------------------------------

@@ -34,9 +34,9 @@ def create_topic(log: EventLog, *, wait_s: float = OWNER_WAIT_S) -> list[int]:
     Raises:
         FolderOwnedError: Another process, perhaps another demo, owns the folder and stays.
     """
-    with as_owner(log.producer, wait_s=wait_s):
-        log.create_topic(TOPIC, partitions=PARTITIONS, exist_ok=True)
-        return log.end_offsets(TOPIC)
+    as_owner(log.own, wait_s=wait_s)
+    log.create_topic(TOPIC, partitions=PARTITIONS, exist_ok=True)
+    return log.end_offsets(TOPIC)
 
 
 def as_owner(write: Callable[[], _T], *, wait_s: float = OWNER_WAIT_S) -> _T:
@@ -123,7 +123,7 @@ def feed(
     """
     create_topic(log)
     written = 0
-    with as_owner(log.producer) as producer:
+    with log.producer() as producer:
         # Only as the owner is it sure that nobody, such as an older demo, still adds to these.
         rest = remaining(travel, log.end_offsets(TOPIC))
         for chunk in chunks(rest, speed=speed, clock=clock, pause=pause, stopped=stopped):

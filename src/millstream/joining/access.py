@@ -316,6 +316,12 @@ class Line:
                     self._asked(self._guest, Asked(HAND_OVER, {}))
             self.hang_up()
 
+    @property
+    def owner(self) -> int | None:
+        """The process that was asked last; None if that was this one."""
+        guest = self._guest
+        return None if guest is None else guest.owner
+
     def hang_up(self) -> None:
         """Close the connection, if there is one."""
         guest = self._guest

@@ -17,8 +17,10 @@ from millstream.joining.frames import (
 )
 from millstream.joining.gate import close_in_child, gate_path
 from millstream.joining.requests import Asked
+from millstream.log.files import DISK
+from millstream.log.owner import owner_of
 
-GREETING_S = 60.0  # an owner that recovers a large log greets late; one that is stopped never does
+GREETING_S = 30.0  # an owner that recovers a large log greets late; one that is stopped never does
 
 
 class Guest:
@@ -74,8 +76,9 @@ def dial(folder: Path, greeting_s: float = GREETING_S) -> Guest | None:
             greeting = receive_frame(connection).header
         except TimeoutError:
             raise FolderOwnedError(
-                f"the owner of the log folder {folder} has not answered for {greeting_s:.0f} s; it "
-                "may have been stopped: let it go on, or end it, and the next call takes over"
+                f"the log folder {folder} is owned by process {owner_of(folder, DISK)}, which has not "
+                f"answered for {greeting_s:.0f} s; if it was stopped, let it go on, or end it: the "
+                "next call takes over"
             ) from None
         connection.settimeout(None)
         check_protocol(greeting.get("protocol"))

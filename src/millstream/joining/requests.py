@@ -188,19 +188,27 @@ def _end(writer: LogWriter, asked: Asked) -> list[int]:
             fence=None if fence is None else (fence[0], fence[1]),
         )
     except (ProducerFencedError, TransactionAbortedError):
-        if not _was_committed(writer, identity) or not commit:
+        if not _was_ended(writer, asked, identity):
             raise
-        # It was, and the answer was lost. Whoever has begun a newer life since then has fenced us,
-        # which the next call is told: the life behind ours is not that of anybody else.
         if identity.producer_epoch + 1 >= PRODUCER_EPOCH_MAX - 1:
             return _register(writer, asked)
         return [identity.producer_id, identity.producer_epoch + 1]
     return list(following)
 
 
-def _was_committed(writer: LogWriter, identity: ProducerIdentity) -> bool:
+def _was_ended(writer: LogWriter, asked: Asked, identity: ProducerIdentity) -> bool:
+    """Return whether a transaction has ended as asked for, so that only the answer was lost.
+
+    Whoever ends a transaction raises the producer epoch by one. A producer of the same name that came
+    after a commit has a later life than the one behind it. One that took an open transaction back
+    raised it by two: else that would look like the abort asked for, and two producers be one.
+    """
+    commit = asked.args["commit"]
     last = remote_transaction(writer.control, identity.producer_id)
-    return last == (identity.producer_epoch, "committed")
+    if not asked.again or last != (identity.producer_epoch, "committed" if commit else "aborted"):
+        return False
+    behind = identity._replace(producer_epoch=identity.producer_epoch + 1)
+    return commit or writer.transactions.identity_of(asked.args["transactional_id"]) == behind
 
 
 def offsets_as_plain(offsets: Offsets) -> list[list[object]]:

@@ -12,12 +12,15 @@ and a sequence by then, so that it can be sent again to whoever owns the folder 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from millstream.errors import (
     DiskFullError,
+    FolderOwnedError,
     MillstreamError,
     OutOfOrderSequenceError,
     ProducerFencedError,
@@ -43,6 +46,7 @@ from millstream.log.transactions import TIMEOUT_MS, ProducerIdentity
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 
+_log = logging.getLogger(__name__)
 QUESTION_BYTES_MAX = 8 << 20  # so that answers come, and memory is freed, from time to time
 
 
@@ -131,8 +135,11 @@ class FolderWriter:
     def commit(self, appends: Sequence[FolderAppend], durability: Durability = "synced") -> None:
         """Return when each append has its offset, or its ``error``; see ``group_commit``.
 
+        While the owner cannot be reached, stopped or of a kind that lets nobody in, this waits: what
+        was asked may have been done, and only the next owner knows.
+
         Raises:
-            MillstreamError: nobody can be asked.
+            MillstreamError: the log takes nothing any more.
         """
         if self._committed_here(appends, durability):
             return
@@ -163,7 +170,7 @@ class FolderWriter:
         stamped = [self._stamped(append, sequences) for append in chosen]
         names = [append.name for append in chosen]
         asked = append_question(zip(names, stamped, strict=True), durability)
-        outcomes = append_outcomes(self._line.ask(asked))
+        outcomes = append_outcomes(self._answer(asked))
         again: list[FolderAppend] = []
         refused: set[TopicPartition] = set()
         for append, batch, outcome in zip(chosen, stamped, outcomes, strict=True):
@@ -183,12 +190,20 @@ class FolderWriter:
                     rest = _refuse_behind(append, rest)
         return again + rest
 
+    def _answer(self, asked: Asked) -> Any:
+        while True:
+            try:
+                return self._line.ask(asked)
+            except FolderOwnedError as error:
+                _log.warning("records wait for the owner of the folder: %s", error)
+            asked = replace(asked, again=True)
+
     def _stamped(self, append: FolderAppend, sequences: dict[TopicPartition, int]) -> EncodedBatch:
         if append.batch.producer != NO_PRODUCER:
             return append.batch
         if self._own is None:
             args = {"transactional_id": None, "timeout_ms": TIMEOUT_MS}
-            self._own = ProducerIdentity(*self._line.ask(Asked("register", args)))
+            self._own = ProducerIdentity(*self._answer(Asked("register", args)))
         sequence = sequences.get(append.name, 0)
         batch = stamp(append.batch, ProducerStamp(*self._own, sequence), transactional=False)
         sequences[append.name] = _next_sequence(batch)

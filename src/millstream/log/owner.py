@@ -37,9 +37,8 @@ class FolderLock:
         try:
             self._handle: int | None = files.lock(path)
         except BlockingIOError:
-            owner = read_whole(files, path).decode("ascii", "replace").strip() or "unknown"
             raise FolderOwnedError(
-                f"the log folder {folder} is owned by process {owner}; only one process may write "
+                f"the log folder {folder} is owned by process {owner_of(folder, files)}; only one process may write "
                 "to it: stop that one, or read the folder without writing"
             ) from None
         files.truncate(self._handle, 0)
@@ -75,6 +74,11 @@ def _drop_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_drop_in_child)
+
+
+def owner_of(folder: Path, files: Files) -> str:
+    """Return the process id of the last that took the lock; "unknown" for a moment meanwhile."""
+    return read_whole(files, folder / "LOCK").decode("ascii", "replace").strip() or "unknown"
 
 
 def remove_gate(folder: Path, files: Files) -> None:

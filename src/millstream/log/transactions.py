@@ -196,26 +196,23 @@ class Transactions:
             self._by_name[transactional_id] = producer
         return ProducerIdentity(producer_id, 0)
 
-    def _raise_epoch(
-        self, producer: _Producer, *, timeout_ms: int | None = None, in_process: bool | None = None
-    ) -> None:
-        timeout = producer.timeout_ms if timeout_ms is None else timeout_ms
-        local = producer.in_process if in_process is None else in_process
+    def _raise_epoch(self, producer: _Producer, *, timeout_ms: int, in_process: bool) -> None:
+        """Begin the next life of a producer.
+
+        By one, and by one more for the end of a transaction that is taken back with it: so its own
+        end, of which a producer was not told, can be told from one that a newer producer brought.
+        """
+        following = producer.producer_epoch + (1 if producer.state == "idle" else 2)
+        now_ms = self._clock_ms()
         with self._control.commit() as connection:
-            settle(connection, producer.producer_id, commit=False, now_ms=self._clock_ms())
+            settle(connection, producer.producer_id, commit=False, now_ms=now_ms)
             connection.execute(
                 "UPDATE producers SET producer_epoch = ?, timeout_ms = ?, in_process = ?, "
                 "used_ms = ? WHERE producer_id = ?",
-                (
-                    producer.producer_epoch + 1,
-                    timeout,
-                    local,
-                    self._clock_ms(),
-                    producer.producer_id,
-                ),
+                (following, timeout_ms, in_process, now_ms, producer.producer_id),
             )
-        producer.producer_epoch += 1
-        producer.timeout_ms, producer.in_process = timeout, local
+        producer.producer_epoch = following
+        producer.timeout_ms, producer.in_process = timeout_ms, in_process
 
     # -- one transaction ----------------------------------------------------------------------
 

@@ -94,11 +94,12 @@ def replay(
     Raises:
         UnknownViewError: the folder has no views of such an app.
         UnknownTopicError: the topic of a record is gone; nothing of its transaction was appended.
-        FolderOwnedError: another process owns the log's folder. Nothing was appended; stop it, or
-            replay from there.
+        FolderOwnedError: the owner of the log's folder cannot be joined. Nothing was appended.
+        ProducerFencedError: somebody else replays at the same time, and goes on with these records.
     """
     path = _store_of(log, app)
-    # The log is owned first: whoever replays at the same time is told so before rows are marked.
+    # The producer's name is taken first: whoever replays at the same time is fenced off, or fences
+    # this one, and the fence of a transaction lets each record pass once.
     with connect(log) as opened, ViewStore(path) as store:
         run = _Replay(opened, store, app)
         finished = run.finish()

@@ -104,7 +104,7 @@ class Topic:
         Raises:
             UnknownTopicError: the log has no such topic.
             DiskFullError: there is no room; what is archived stays so, and a second call goes on.
-            FolderOwnedError: another process writes to the log.
+            FolderOwnedError: the owner of the log's folder does not give it up.
         """
         columns = ArchiveColumns(self.values, self.fields, RECORD_SCHEMA.names)
         with connect(self.app.log) as log:

@@ -43,7 +43,8 @@ def relay(log: Path | str, app: str, folder: Path | str | None = None) -> int:
         folder: Where apps keep their views; the log, if not given.
 
     Raises:
-        FolderOwnedError: another process owns the log's folder. They stay in the view; call again.
+        FolderOwnedError: the owner of the log's folder cannot be joined. They stay in the view; call
+            again.
         ConfigError: the app has no views.
     """
     path = store_path(log if folder is None else folder, app)

@@ -1,12 +1,11 @@
 """Topics of a log as a target: a batch's records, of all topics, in one transaction with its fence.
 
-The driver writes them through the log's transactional producer. Where the log is a folder, it owns that
-for as long as the run lasts; the job's own source reads it without that right, as ever.
+The driver writes them through the log's transactional producer. Where the log is a folder, it owns
+that, or joins the process that does; the job's own source reads it without either, as ever.
 
 What a crash leaves is the log's business (`log/transactions.py`, `client/kafka/transaction.py`): the
 records of a transaction are seen together with its fence, or never. The fence's writer is named after
-app, job and checkpoint. A stale run is fenced by the name of its producer; in another process it cannot
-write to a folder anyway, as it does not own it.
+app, job and checkpoint. A stale run, in this process or another, is fenced by the name of its producer.
 
 A run takes the producer's name before it looks where the fence stands: from then on it stands still,
 as what the run before it left open has been ended, one way or the other.
@@ -36,10 +35,11 @@ class TopicsTarget:
     remembers = True
 
     def __init__(self, log: Path | str, sinks: Sequence[SinkPlan]) -> None:
-        """Own the folder, if it is one, and create the topics that the log lacks.
+        """Reach the log for writing, and create the topics that it lacks.
 
         Raises:
-            ConfigError: another process owns the folder, or a topic is not as it was declared.
+            ConfigError: another process owns the folder and lets nobody join it, or a topic is not as
+                it was declared.
         """
         self.name = f"the log {shown(log)}"
         self._ends = {sink.name: _end(sink) for sink in sinks}
@@ -47,20 +47,19 @@ class TopicsTarget:
         self._producer: LogProducer | None = None
         self._writer = ""
         try:
-            self._own(log)
+            self.identity = self._reach(log)
             self._compacted = {end.topic: self._prepare(end) for end in self._ends.values()}
-            self.identity = self._log.identity
         except BaseException:
             self._log.close()
             raise
 
-    def _own(self, folder: Path | str) -> None:
+    def _reach(self, log: Path | str) -> str:
+        """Return what tells the log from others, once it can be written to."""
         try:
-            self._log.own()
+            return self._log.identity
         except FolderOwnedError as error:
             raise ConfigError(
-                f"The app writes to topics of {folder}, which one process at a time may do: {error}. "
-                "Or start the app from that process."
+                f"The app writes to topics of {shown(log)}, which it cannot now: {error}"
             ) from error
 
     def _prepare(self, end: TopicEnd) -> bool:

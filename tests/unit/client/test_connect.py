@@ -16,7 +16,6 @@ from millstream.errors import (
     ConfigError,
     FencedError,
     FolderOwnedError,
-    MillstreamError,
     OffsetOutOfRangeError,
     UnknownTopicError,
 )
@@ -246,8 +245,8 @@ def test_a_reader_in_another_process_sees_what_is_committed(tmp_path: Path) -> N
         assert reader.wait("t", seen, 30)
         (batch,) = reader.read("t", int(partition), int(offset), int(offset) + 1)
         assert batch["value"].to_pylist() == [value]
-        with connect(tmp_path) as log, pytest.raises(MillstreamError, match=str(process.pid)):
-            log.producer()
+        with connect(tmp_path) as log, pytest.raises(FolderOwnedError, match=str(process.pid)):
+            log.own()
     finally:
         process.kill()
         process.communicate()

@@ -391,17 +391,35 @@ def test_the_key_is_the_same_for_a_repeated_call_and_another_for_every_other(tmp
 
 HOLDER = textwrap.dedent(
     """
-    import sys, millstream as ms
-    with ms.connect(sys.argv[1]) as log:
-        log.own()
+    import sys
+    from millstream.{module} import {name}
+    with {name}(sys.argv[1]) as log:
+        {owns}
         print("owned", flush=True)
         sys.stdin.read()
     """
 )
+JOINABLE = HOLDER.format(module="client", name="connect", owns="log.own()")
+ALONE = HOLDER.format(module="log.writer", name="LogWriter", owns="pass")
 
 
-def test_a_folder_that_another_process_owns_is_refused_with_its_number(tmp_path):
-    command = [sys.executable, "-c", HOLDER, str(tmp_path / "log")]
+def test_a_folder_that_another_process_owns_is_joined(tmp_path):
+    command = [sys.executable, "-c", JOINABLE, str(tmp_path / "log")]
+    world = World(tmp_path, None, ("topics",))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"owned\n"
+        with world.run() as (targets, first):
+            assert first == 0
+            assert targets.commit(0, world.outcome(0), {})
+            beside = world.holds()
+    assert len(beside["all/0"]) + len(beside["all/1"]) > 0
+    with world.run() as (_, first):
+        assert first == 1
+    assert world.holds() == beside
+
+
+def test_a_folder_whose_owner_lets_nobody_in_is_refused_with_its_number(tmp_path):
+    command = [sys.executable, "-c", ALONE, str(tmp_path / "log")]
     world = World(tmp_path, None, ("topics",))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"owned\n"

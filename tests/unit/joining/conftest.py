@@ -1,0 +1,108 @@
+"""Processes that own folders, quickly: one Python that has loaded everything forks an owner at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROGRAM = '''
+import os, signal, sys, time
+from millstream.client import connect
+from millstream.joining import gate
+from millstream.log.writer import LogWriter
+
+answer = gate.answer
+asked_yet = 0
+
+
+def dying(at, when):
+    """Answer as ever; but at the question of that number, die before or after it is done."""
+    def answered(writer, asked):
+        global asked_yet
+        asked_yet += 1
+        if (asked_yet, when) == (at, "before"):
+            os._exit(9)
+        result = answer(writer, asked)
+        if (asked_yet, when) == (at, "after"):
+            os._exit(9)
+        return result
+    return answered
+
+
+def serve(kind, folder, at, when):
+    if kind == "alone":
+        log = LogWriter(folder)
+    else:
+        gate.answer = dying(int(at), when)
+        log = connect(folder)
+        if kind != "guest":
+            log.own()
+        log.create_topic("t", partitions=2, exist_ok=True)
+    if kind == "forking" and os.fork() == 0:
+        while os.getppid() != 1 and not os.path.exists(folder + "/../stop"):
+            time.sleep(0.01)  # it outlives its parent for a while
+        time.sleep(5)
+        os._exit(0)
+    if kind in ("open", "guest"):
+        producer = log.producer(transactional_id="owners", linger_ms=0)
+        producer.transaction().__enter__()
+        producer.send("t", b"never").result()
+    ended = []
+    signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
+    print(os.getpid(), flush=True)
+    while not ended:
+        signal.pause()
+    log.close()
+    os._exit(0)
+
+
+for line in sys.stdin:
+    if os.fork() == 0:
+        serve(*line.rstrip().split("\\t"))
+'''
+
+
+class Owners:
+    """Starts owners, each of which prints its process id once it owns the folder."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.started: list[int] = []
+
+    def start(
+        self, folder: Path, kind: str = "joinable", *, at: int = 0, when: str = "never"
+    ) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{kind}\t{folder}\t{at}\t{when}\n")
+        self._process.stdin.flush()
+        self.started.append(int(self._process.stdout.readline()))
+        return self.started[-1]
+
+
+@pytest.fixture(scope="session")
+def program() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+
+
+@pytest.fixture
+def owners(program: subprocess.Popen[str]) -> Iterator[Owners]:
+    started = Owners(program)
+    yield started
+    for process in started.started:
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
