@@ -11,7 +11,7 @@ carry the data. A message names the value seen, what is allowed, and the next st
     │   ├── RecordTooLargeError     send a smaller record
     │   └── EnvironmentProblem      install or set what is missing; `millstream doctor` checks it
     ├── RetriableError          try again later, unchanged
-    │   ├── FolderOwnedError        another process owns the folder; wait, or stop that process
+    │   ├── FolderOwnedError        another process owns the folder, alone; wait, or stop that process
     │   ├── DiskFullError           nothing was appended; make room, then send again
     │   ├── BrokerAwayError         no broker answers at the address; start it, or mend the address
     │   └── OverloadError           the producer's buffer is full; slow down, or choose what gives way
@@ -66,7 +66,7 @@ class RetriableError(MillstreamError):
 
 
 class FolderOwnedError(RetriableError):
-    """Another living process owns the log folder. Wait for it, or stop it."""
+    """Another living process owns the log folder, and cannot be joined. Wait for it, or stop it."""
 
 
 class DiskFullError(RetriableError):

@@ -111,6 +111,23 @@ def test_this_machine_reads_the_folder_beside_it(folder) -> None:
         assert log.read("t", 0, 100)["value"].to_pylist() == [b"beside"]
 
 
+def test_it_takes_the_folder_over_from_a_program_which_goes_on_through_it(folder) -> None:
+    with ms.connect(folder) as log, log.producer(linger_ms=0) as producer:
+        log.create_topic("t")
+        producer.send("t", b"owner").result(WAIT_S)
+        with AsProcess(folder) as broker:
+            producer.send("t", b"guest").result(WAIT_S)
+            with pytest.raises(FolderOwnedError):
+                log.own()
+            made = Producer({"bootstrap.servers": broker.address, **SILENT})
+            made.produce("t", b"client")
+            assert made.flush(WAIT_S) == 0
+        producer.send("t", b"owner again").result(WAIT_S)
+        log.own()
+        found = [record.value for record in log.consumer("t", follow=False)]
+    assert found == [b"owner", b"guest", b"client", b"owner again"]
+
+
 @pytest.mark.client("confluent-kafka")
 def test_nothing_acknowledged_is_lost_when_it_is_killed_in_the_middle(folder) -> None:
     """Three times, while an idempotent producer sends: each record is there once, in order."""

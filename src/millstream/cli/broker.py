@@ -90,8 +90,9 @@ def broker(
 ) -> None:
     """Serve the log in the folder DIR to Kafka's clients, until Ctrl-C or SIGTERM.
 
-    It owns the folder meanwhile; on this machine, others read it as before. Where other machines
-    are to reach it, it wants a certificate and users.
+    It owns the folder meanwhile, and takes it over from a program that does; on this machine, others
+    read it as before, and write through it. Where other machines are to reach it, it wants a
+    certificate and users.
 
     \b
     Examples:
