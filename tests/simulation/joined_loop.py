@@ -1,7 +1,8 @@
 """The program of the take-over loop: a process that writes to a folder, as its owner or as a guest.
 
 It sends numbered records to all partitions, a few at a time, and commits transactions of one record for
-each of two topics. What was acknowledged goes into its journal, line by line; it ends when it is told.
+each of two topics. What was acknowledged goes into its journal, line by line; it ends when it is told, and
+at SIGTERM.
 
     python joined_loop.py NAME FOLDER JOURNAL STOP_FILE
 """
@@ -9,6 +10,7 @@ each of two topics. What was acknowledged goes into its journal, line by line; i
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections import deque
@@ -31,6 +33,8 @@ def owner_of(folder: Path) -> int | None:
 def write(name: str, folder: Path, journal: Path, stop: Path) -> None:
     import millstream as ms
 
+    ended = []
+    signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
     handle = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     with ms.connect(folder) as log:
         log.create_topic(TOPIC, partitions=PARTITIONS, exist_ok=True)
@@ -40,7 +44,7 @@ def write(name: str, folder: Path, journal: Path, stop: Path) -> None:
         producer = log.producer(linger_ms=1)
         number = 0
         waiting = deque()
-        while not stop.exists():
+        while not (ended or stop.exists()):
             number += 1
             sent_s = time.monotonic()
             future = producer.send(TOPIC, f"{name}:{number}", partition=number % PARTITIONS)

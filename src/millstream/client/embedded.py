@@ -312,7 +312,8 @@ def _borrow(folder: Path) -> FolderAccess:
     """Return this process's standing with a folder."""
     key = os.path.realpath(folder)
     with _accesses_lock:
-        access, users = _accesses.get(key) or (FolderAccess(folder), 0)
+        # A program that goes to another folder must not take over what is called so there.
+        access, users = _accesses.get(key) or (FolderAccess(folder.absolute()), 0)
         _accesses[key] = access, users + 1
         return access
 

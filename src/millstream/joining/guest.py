@@ -62,6 +62,7 @@ def dial(folder: Path, greeting_s: float = GREETING_S) -> Guest | None:
         ConfigError: it is of another version.
     """
     connection = close_in_child(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    connection.settimeout(greeting_s)
     try:
         try:
             with gate_path(folder) as path:
@@ -71,7 +72,6 @@ def dial(folder: Path, greeting_s: float = GREETING_S) -> Guest | None:
             return None
         except OSError as error:
             raise OwnerGone(str(error)) from error
-        connection.settimeout(greeting_s)
         try:
             greeting = receive_frame(connection).header
         except TimeoutError:

@@ -74,6 +74,8 @@ class StateFile:
     def __init__(self, folder: Path, files: Files, *, write: bool) -> None:
         self._map: Mapping = files.map(folder / STATE_NAME, STATE_BYTES, write=write)
         self._generations: dict[int, int] = {}
+        self._header_bytes = b""
+        self._header: FolderState | None = None
 
     def close(self) -> None:
         """Give the mapping back."""
@@ -85,10 +87,13 @@ class StateFile:
 
     def header(self) -> FolderState | None:
         """Return the header, or None if no copy of it is whole."""
-        found = self._newest(0, _HEADER_COPY, _HEADER)
-        if found is None or found[0] != _MAGIC:
-            return None
-        return FolderState._make(found[2:])
+        both = self._map[0 : 2 * _HEADER_COPY]
+        if both != self._header_bytes:  # producers look for each record that they send
+            found = _newest_of(both, _HEADER_COPY, _HEADER)
+            whole = found is not None and found[0] == _MAGIC
+            self._header = FolderState._make(found[2:]) if found is not None and whole else None
+            self._header_bytes = both
+        return self._header
 
     def publish_header(self, state: FolderState) -> None:
         """Make ``state`` what every reader sees from now on."""
@@ -112,17 +117,7 @@ class StateFile:
         self._put(place, _SLOT_COPY, generation, content)
 
     def _newest(self, place: int, size: int, layout: struct.Struct) -> tuple[Any, ...] | None:
-        both = self._map[place : place + 2 * size]
-        best: tuple[Any, ...] | None = None
-        best_generation = 0
-        for at in (0, size):
-            content = both[at : at + layout.size]
-            (crc,) = _CRC.unpack_from(both, at + layout.size)
-            fields = layout.unpack(content)
-            generation = fields[1] if layout is _HEADER else fields[0]
-            if generation > best_generation and google_crc32c.value(content) == crc:
-                best, best_generation = fields, generation
-        return best
+        return _newest_of(self._map[place : place + 2 * size], size, layout)
 
     def _next_generation(self, place: int, size: int, layout: struct.Struct) -> int:
         if place not in self._generations:
@@ -136,6 +131,20 @@ class StateFile:
         at = place + size * (generation % 2)
         sealed = content + _CRC.pack(google_crc32c.value(content))
         self._map[at : at + len(sealed)] = sealed
+
+
+def _newest_of(both: bytes, size: int, layout: struct.Struct) -> tuple[Any, ...] | None:
+    """Return the fields of the newer of two copies that is whole."""
+    best: tuple[Any, ...] | None = None
+    best_generation = 0
+    for at in (0, size):
+        content = both[at : at + layout.size]
+        (crc,) = _CRC.unpack_from(both, at + layout.size)
+        fields = layout.unpack(content)
+        generation = fields[1] if layout is _HEADER else fields[0]
+        if generation > best_generation and google_crc32c.value(content) == crc:
+            best, best_generation = fields, generation
+    return best
 
 
 def check_same_folder(state: FolderState, directory_id: str, folder: Path) -> None:
