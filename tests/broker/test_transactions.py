@@ -109,7 +109,8 @@ def test_who_was_replaced_is_told_so_in_every_answer(asking, version, code) -> N
     old.add(0)
     old.send(b"zombie")
     new = Producer(asking)
-    assert (new.producer_id, new.producer_epoch) == (old.producer_id, old.producer_epoch + 1)
+    # One for the life that ends, one for the end of the transaction that was taken back with it.
+    assert (new.producer_id, new.producer_epoch) == (old.producer_id, old.producer_epoch + 2)
     assert old.add(0, version=version) == [code]
     assert old.end(commit=True, version=version) == code
     assert old.send(b"zombie") == Code.INVALID_PRODUCER_EPOCH
