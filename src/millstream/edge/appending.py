@@ -70,7 +70,7 @@ class Appender:
         now: The time; only tests give another clock.
 
     Raises:
-        FolderOwnedError: another process writes to this folder.
+        FolderOwnedError: the folder's owner cannot be joined.
     """
 
     def __init__(

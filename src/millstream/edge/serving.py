@@ -108,7 +108,7 @@ def serve(
     Raises:
         EnvironmentProblem: The extra ``ui`` is not installed.
         ConfigError: An address is none, is taken, or could be reached by others; a topic is missing.
-        FolderOwnedError: Another process writes to this folder.
+        FolderOwnedError: The folder's owner cannot be joined.
         BrokerAwayError: No broker answers.
     """
     chosen = settings or Settings()

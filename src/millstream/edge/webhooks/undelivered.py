@@ -47,7 +47,7 @@ class Undelivered:
         """Append a record; durable when this returns.
 
         Raises:
-            FolderOwnedError: another process writes to this folder; try again later.
+            FolderOwnedError: the folder's owner cannot be joined; try again later.
             MillstreamError: it was not appended.
         """
         headers = [
