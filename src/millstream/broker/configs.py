@@ -1,4 +1,4 @@
-"""DescribeConfigs and the two ways to alter them: the settings of topics, and what the broker says.
+"""DescribeConfigs and the two ways to alter them: the settings of topics and groups, and the broker's.
 
 A topic's settings are those of ``log.config``. Kafka has more; of those, ``FIXED`` lists the ones that
 tools set or read, with the one value that is true here: it is taken, and any other is refused.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from millstream.broker import group_configs
 from millstream.broker.codes import Code, Refused, code_of
 from millstream.broker.node import NODE_ID, Call, Node
 from millstream.broker.wire import Message
 from millstream.errors import ConfigError, MillstreamError
 from millstream.log.config import TopicConfig
 
-_TOPIC, _BROKER = 2, 4  # kinds of resources
+_TOPIC, _BROKER, _GROUP = 2, 4, 32  # kinds of resources
 _SOURCE_TOPIC, _SOURCE_STATIC, _SOURCE_DEFAULT = 1, 4, 5
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 _STRING, _INT, _LONG, _DOUBLE, _LIST = 2, 3, 5, 6, 7
@@ -118,9 +119,11 @@ def _configs(node: Node, resource: Message) -> list[Message]:
             for key, value in sorted(_of_broker(node).items())
             if only is None or key in only
         ]
+    if kind == _GROUP:
+        return group_configs.describe(node, name, only)
     raise Refused(
         Code.INVALID_REQUEST,
-        f"resource {name!r} of kind {kind}; there are topics (2) and broker {NODE_ID} (4)",
+        f"resource {name!r} of kind {kind}; there are topics (2), broker {NODE_ID} (4) and groups (32)",
     )
 
 
@@ -156,6 +159,9 @@ async def alter_configs(node: Node, call: Call) -> Message:
     """Answer an AlterConfigs request: what is not named goes back to its default."""
 
     def alter(resource: Message) -> Message:
+        if resource["resource_type"] == _GROUP:
+            group_configs.replace(node, resource, validate_only=call.request["validate_only"])
+            return {}
         name = _topic_of(resource)
         wanted = settings_from({one["name"]: one["value"] for one in resource["configs"]})
         gone = dict.fromkeys(set(node.writer.given_settings(name)) - set(wanted))
@@ -169,6 +175,9 @@ async def incremental_alter_configs(node: Node, call: Call) -> Message:
     """Answer an IncrementalAlterConfigs request: what is not named stays."""
 
     def alter(resource: Message) -> Message:
+        if resource["resource_type"] == _GROUP:
+            group_configs.change(node, resource, validate_only=call.request["validate_only"])
+            return {}
         name = _topic_of(resource)
         now = node.writer.settings(name)
         changes: dict[str, str | None] = {}
@@ -203,7 +212,8 @@ def _change(one: Message, now: Mapping[str, str]) -> dict[str, str | None]:
 def _topic_of(resource: Message) -> str:
     if resource["resource_type"] != _TOPIC:
         raise Refused(
-            Code.INVALID_REQUEST, "only settings of topics can be altered; the broker's are options"
+            Code.INVALID_REQUEST,
+            "only settings of topics and groups can be altered; the broker's are options",
         )
     return str(resource["resource_name"])
 

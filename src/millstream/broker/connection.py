@@ -85,6 +85,7 @@ class Connection:
             else:
                 self._writer.close()
             results = await asyncio.gather(reading, serving, return_exceptions=True)
+            self._node.connection_closed(self._peer.connection)
             self._memory.release(self._held)
             for error in results:
                 self._tell(error)

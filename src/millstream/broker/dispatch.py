@@ -23,8 +23,11 @@ from millstream.broker import (
     messages_admin,
     messages_groups,
     messages_security,
+    messages_share,
     messages_transactions,
     producing,
+    share_administration,
+    share_fetching,
     topics,
     transactions,
 )
@@ -106,6 +109,13 @@ HANDLERS: Mapping[Api, Handler] = {
     messages_admin.DESCRIBE_CLUSTER: topics.describe_cluster,
     messages_security.SASL_HANDSHAKE: authentication.sasl_handshake,
     messages_security.SASL_AUTHENTICATE: authentication.sasl_authenticate,
+    messages_share.SHARE_GROUP_HEARTBEAT: share_administration.share_group_heartbeat,
+    messages_share.SHARE_GROUP_DESCRIBE: share_administration.share_group_describe,
+    messages_share.SHARE_FETCH: share_fetching.share_fetch,
+    messages_share.SHARE_ACKNOWLEDGE: share_fetching.share_acknowledge,
+    messages_share.DESCRIBE_SHARE_GROUP_OFFSETS: share_administration.describe_share_group_offsets,
+    messages_share.ALTER_SHARE_GROUP_OFFSETS: share_administration.alter_share_group_offsets,
+    messages_share.DELETE_SHARE_GROUP_OFFSETS: share_administration.delete_share_group_offsets,
 }
 _BY_KEY = {api.key: api for api in HANDLERS}
 

@@ -14,13 +14,16 @@ from millstream.broker.coordinator import check_name
 from millstream.broker.members import Identity, Joining, Member, MemberIdRequired
 from millstream.broker.membership import Group
 from millstream.broker.node import NODE_ID, Call, Node
+from millstream.broker.share_administration import delete_share_group
 from millstream.broker.wire import MalformedError, Message, Source
 from millstream.log.groups import forget_offsets, group_names
+from millstream.log.shares import share_names
 
 _COORDINATED = (0, 1)  # kinds of keys: groups and transactional ids
 _ID_FIRST_FROM, _SKIPS_FROM = 4, 9  # versions of JoinGroup
 _MEMBERS_FROM = 3  # version of LeaveGroup
 _CONSUMERS = "consumer"  # the protocol type whose members say which topics they read
+_SHARE = "share"
 _DEAD = "Dead"
 
 
@@ -70,6 +73,8 @@ async def join_group(node: Node, call: Call) -> Message:
 def _group_to_join(node: Node, request: Message) -> Group:
     name, timeout_ms = request["group_id"], request["session_timeout_ms"]
     check_name(name)
+    if node.share_groups.get(name) is not None:
+        raise Refused(Code.INCONSISTENT_GROUP_PROTOCOL, f"group {name!r} is a share group")
     settings = node.settings
     low, high = settings.session_timeout_ms_min, settings.session_timeout_ms_max
     if not low <= timeout_ms <= high:
@@ -167,8 +172,17 @@ async def list_groups(node: Node, call: Call) -> Message:
     """Answer a ListGroups request: groups with members, and those that have committed something."""
     request = call.request
     stored = await node.run(lambda: group_names(node.writer.control))
-    groups = []
-    for name in sorted({*stored, *node.groups.names()}):
+    shares = {*await node.run(lambda: share_names(node.writer.control)), *node.share_groups.names()}
+    groups = [
+        {
+            "group_id": name,
+            "protocol_type": _SHARE,
+            "group_state": "Stable" if node.share_groups.get(name) else "Empty",
+            "group_type": _SHARE,
+        }
+        for name in sorted(shares)
+    ]
+    for name in sorted({*stored, *node.groups.names()} - shares):
         group = node.groups.get(name)
         groups.append(
             {
@@ -230,8 +244,10 @@ async def delete_groups(node: Node, call: Call) -> Message:
     results = []
     for name in call.request["groups_names"]:
         code = Code.NONE
-        if node.groups.get(name) is not None:
+        if node.groups.get(name) is not None or node.share_groups.get(name) is not None:
             code = Code.NON_EMPTY_GROUP
+        elif await delete_share_group(node, name):
+            code = Code.NONE
         else:
             gone = await node.change(lambda name=name: forget_offsets(node.writer.control, name))  # type: ignore[misc]
             code = code if gone else Code.GROUP_ID_NOT_FOUND

@@ -10,6 +10,7 @@ from __future__ import annotations
 from millstream.broker.messages_admin import ADMIN_APIS
 from millstream.broker.messages_groups import GROUP_APIS
 from millstream.broker.messages_security import SECURITY_APIS
+from millstream.broker.messages_share import SHARE_APIS
 from millstream.broker.messages_transactions import TRANSACTION_APIS
 from millstream.broker.schema import Api, parse, structure_of
 
@@ -196,6 +197,7 @@ _APIS = (
     *TRANSACTION_APIS,
     *ADMIN_APIS,
     *SECURITY_APIS,
+    *SHARE_APIS,
 )
 APIS = {one.key: one for one in sorted(_APIS, key=lambda one: one.key)}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,14 +19,19 @@ from millstream.broker.memory import ResponseMemory
 from millstream.broker.offset_commits import OffsetCommits
 from millstream.broker.schema import Api
 from millstream.broker.settings import Settings
+from millstream.broker.share_groups import ShareGroup, ShareGroups
+from millstream.broker.share_sessions import Sessions
+from millstream.broker.shares import Shares
 from millstream.broker.watch import Watch
 from millstream.broker.wire import Message
 from millstream.errors import MillstreamError
 from millstream.log.batches import BatchReader
 from millstream.log.files import DISK
 from millstream.log.owner import read_format
+from millstream.log.shares import ShareMember, forget_members, put_members
 from millstream.log.signal import signal_of
 from millstream.log.writer import LogWriter, wall_clock_ms
+from millstream.record import TopicPartition
 
 if TYPE_CHECKING:
     from millstream.broker.authentication import Login
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
 NODE_ID = 1
 READING_THREADS, CHANGING_THREADS = 4, 2
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -83,6 +90,12 @@ class Node:
         self.cluster_id = base64.urlsafe_b64encode(bytes.fromhex(directory_id)).decode().rstrip("=")
         self.groups = Groups(settings)
         self.closings = Closings()
+        self.shares = Shares(self)
+        self.share_sessions = Sessions()
+        self.share_groups = ShareGroups(
+            on_change=self._share_group_changed, on_gone=self._share_member_gone
+        )
+        self._noting: dict[str, asyncio.Task[None]] = {}
         self.commits = OffsetCommits(self.loop, self.change, writer)
         self.clock_ms = wall_clock_ms
         self.spoke: dict[int, int] = {}  # by producer id: the last connection to its coordinator
@@ -106,6 +119,51 @@ class Node:
         self._closing.close()
         self.closings.sum_up(at_end=True)
 
+    async def begin(self) -> None:
+        """Go on with what the last owner left of share groups."""
+        await self.change(lambda: forget_members(self.writer.control))
+        await self.shares.resume()
+
+    async def end(self) -> None:
+        """Answer all who wait, and write down what share groups still have to."""
+        self.groups.close()
+        self.share_groups.close()
+        await self.shares.close()
+        await asyncio.gather(*self._noting.values(), return_exceptions=True)
+
+    # -- members that come and go -------------------------------------------------------------
+
+    def connection_closed(self, connection: int) -> None:
+        """Take members for dead whose sessions lived on a connection."""
+        for session in self.share_sessions.of_connection(connection):
+            self.share_sessions.end(session.group, session.member)
+            self.shares.release(session.group, session.member)
+
+    def _share_member_gone(self, group: str, member: str) -> None:
+        self.share_sessions.end(group, member)
+        self.shares.release(group, member)
+
+    def _share_group_changed(self, group: ShareGroup) -> None:
+        """Note who is in a share group, for those who look at it from elsewhere."""
+        before = self._noting.get(group.name)
+        self._noting[group.name] = self.loop.create_task(self._note_members(group, before))
+
+    async def _note_members(self, group: ShareGroup, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        members = [
+            ShareMember(one.member_id, one.client_id, one.client_host, _by_topic(one.assignment))
+            for one in group.members.values()
+        ]
+        try:
+            await self.change(lambda: put_members(self.writer.control, group.name, members))
+        except MillstreamError as error:
+            _log.warning("the members of group %r could not be noted: %s", group.name, error)
+        if self._noting.get(group.name) is asyncio.current_task():
+            del self._noting[group.name]
+
+    # -- threads ------------------------------------------------------------------------------
+
     def next_connection(self) -> int:
         """Return the number of a connection that has just come."""
         self._connections += 1
@@ -126,3 +184,10 @@ class Node:
     async def change(self, work: Callable[[], T]) -> T:
         """Return what ``work`` returns, which changes something besides records."""
         return await self.loop.run_in_executor(self._changing, work)
+
+
+def _by_topic(places: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for place in places:
+        found.setdefault(place.topic, []).append(place.partition)
+    return found

@@ -10,8 +10,8 @@ One line is one field, indented under the array that it is an element of::
     topics      []        0+ null 1+
       name      string
 
-A type is one of ``wire``, ``[]type`` for an array of it, or ``[]`` for an array of structs whose
-fields follow. Versions are ``4+``, ``0-7``, ``1`` or nothing (all). ``null 1+`` says from which version
+A type is one of ``wire``, ``[]type`` for an array of it, ``[]`` for an array of structs whose
+fields follow, or ``{}`` for one such struct. Versions are ``4+``, ``0-7``, ``1`` or nothing (all). ``null 1+`` says from which version
 on it may be null, ``tag 0`` that it is a tagged field, ``= -1`` what stands for it where it is absent.
 Names are Kafka's, in lower case.
 
@@ -33,12 +33,13 @@ from millstream.broker.wire import (
     Source,
     Value,
     array,
+    optional,
     sized,
     structure,
 )
 
 _LINE = re.compile(
-    r"(?P<indent> *)(?P<name>\w+) +(?P<type>(?:\[\])?\w*)(?: +(?P<versions>\d+(?:\+|-\d+)?))?"
+    r"(?P<indent> *)(?P<name>\w+) +(?P<type>\{\}|(?:\[\])?\w*)(?: +(?P<versions>\d+(?:\+|-\d+)?))?"
     r"(?: +null (?P<null>\d+)\+)?(?: +tag (?P<tag>\d+))?(?: += (?P<default>\S+))?"
 )
 _FOR_EVER = 1 << 15
@@ -65,6 +66,9 @@ class Field:
         if self.kind == "[]":
             one = structure_of(self.fields, version, flexible=flexible)
             codec = array(one, flexible=flexible, nullable=nullable)
+        elif self.kind == "{}":
+            one = structure_of(self.fields, version, flexible=flexible)
+            codec = optional(one) if nullable else one
         elif self.kind.startswith("[]"):
             one = _scalar(self.kind[2:], flexible=flexible, nullable=False)
             codec = array(one, flexible=flexible, nullable=nullable)
@@ -110,7 +114,9 @@ def _field(found: re.Match[str]) -> Field:
         first = int(low.rstrip("+"))
         last = int(high) if high else _FOR_EVER if low.endswith("+") else first
     kind = found["type"]
-    default: Value = [] if kind.startswith("[]") else ZERO[kind]  # nobody changes a message
+    default: Value = (
+        [] if kind.startswith("[]") else {} if kind == "{}" else ZERO[kind]
+    )  # unchanged
     if found["default"] is not None:
         default = {"null": None, "true": True}.get(found["default"], found["default"])
         default = int(default) if isinstance(default, str) else default

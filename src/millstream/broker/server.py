@@ -185,6 +185,7 @@ async def _serving(
             del connections[task]
 
     node.start()
+    await node.begin()
     keeping = [asyncio.create_task(keep_house(node))]
     if door.certificate is not None:
         keeping.append(asyncio.create_task(keep_certificate(node, door.certificate)))
@@ -204,7 +205,7 @@ async def _serving(
         finally:
             server.close()
             await _end(connections)
-            node.groups.close()
+            await node.end()
     finally:
         for task in keeping:
             task.cancel()

@@ -254,6 +254,21 @@ def structure(members: Sequence[Member], *, flexible: bool) -> Codec:
     return Codec(read, write)
 
 
+def optional(one: Codec) -> Codec:
+    """Return the codec of a struct that may be null: a byte says whether it is there."""
+    here = FIXED["int8"]
+
+    def read(source: Source) -> Value:
+        return None if here.read(source) < 0 else one.read(source)
+
+    def write(value: Value, out: list[bytes]) -> None:
+        here.write(-1 if value is None else 1, out)
+        if value is not None:
+            one.write(value, out)
+
+    return Codec(read, write)
+
+
 def _read_tags(source: Source, tagged: Mapping[int, Member], value: Message) -> None:
     for _ in range(source.uvarint()):
         tag, size = source.uvarint(), source.uvarint()

@@ -51,6 +51,25 @@ CREATE TABLE IF NOT EXISTS pending_offsets (
     topic_id TEXT NOT NULL REFERENCES topics (topic_id) ON DELETE CASCADE,
     partition INTEGER NOT NULL, committed_offset INTEGER NOT NULL, metadata TEXT NOT NULL,
     PRIMARY KEY (producer_id, group_name, topic_id, partition)) STRICT;
+CREATE TABLE IF NOT EXISTS share_partitions (
+    group_name TEXT NOT NULL,
+    topic_id TEXT NOT NULL REFERENCES topics (topic_id) ON DELETE CASCADE,
+    partition INTEGER NOT NULL, start_offset INTEGER NOT NULL,
+    PRIMARY KEY (group_name, topic_id, partition)) STRICT;
+CREATE TABLE IF NOT EXISTS share_spans (
+    group_name TEXT NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL,
+    first_offset INTEGER NOT NULL, end_offset INTEGER NOT NULL,
+    state TEXT NOT NULL, deliveries INTEGER NOT NULL,
+    PRIMARY KEY (group_name, topic_id, partition, first_offset),
+    FOREIGN KEY (group_name, topic_id, partition) REFERENCES share_partitions ON DELETE CASCADE)
+    STRICT;
+CREATE TABLE IF NOT EXISTS share_members (
+    group_name TEXT NOT NULL, member_id TEXT NOT NULL, client_id TEXT NOT NULL,
+    client_host TEXT NOT NULL, assignment TEXT NOT NULL,
+    PRIMARY KEY (group_name, member_id)) STRICT;
+CREATE TABLE IF NOT EXISTS group_settings (
+    group_name TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
+    PRIMARY KEY (group_name, name)) STRICT;
 """
 
 

@@ -35,6 +35,7 @@ producer epoch must rise.
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -294,6 +295,7 @@ class Transactions:
         commit: bool,
         offsets: Mapping[str, Offsets] | None = None,
         fence: tuple[str, int] | None = None,
+        also: Callable[[sqlite3.Connection], None] | None = None,
         raise_epoch: bool = True,
     ) -> ProducerIdentity:
         """Commit or abort the open transaction; return the identity for the next one.
@@ -303,6 +305,7 @@ class Transactions:
             offsets: By group, what it has read; committed together with the transaction.
             fence: A writer's name and the id of the batch that this transaction is. It stands until
                 a higher one is committed.
+            also: What else becomes true with the decision to commit, written by this.
 
         Raises:
             ProducerFencedError: a newer producer of this name has taken over.
@@ -330,6 +333,7 @@ class Transactions:
                     offsets=given,
                     topic_ids=topic_ids,
                     fence=fence if commit else None,
+                    also=also if commit else None,
                     raise_epoch=raise_epoch,
                 )
             except FencePassedError:
@@ -507,6 +511,7 @@ class Transactions:
         offsets: Mapping[str, Offsets] | None = None,
         topic_ids: Mapping[str, str] | None = None,
         fence: tuple[str, int] | None = None,
+        also: Callable[[sqlite3.Connection], None] | None = None,
         raise_epoch: bool = True,
     ) -> None:
         """Step 2: make the decision durable, and note the markers that follow from it."""
@@ -515,6 +520,8 @@ class Transactions:
         with self._control.commit() as connection:
             if fence is not None:
                 pass_fence(connection, *fence)
+            if also is not None:
+                also(connection)
             connection.execute(
                 "DELETE FROM decisions WHERE producer_id = ?", (producer.producer_id,)
             )

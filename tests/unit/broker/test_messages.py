@@ -52,6 +52,8 @@ def versions(api: Api) -> range:
 def values_of(field: Field, version: int) -> st.SearchStrategy:
     if field.kind == "[]":
         strategy = st.lists(messages_of(field.fields, version), max_size=3)
+    elif field.kind == "{}":
+        strategy = messages_of(field.fields, version)
     elif field.kind.startswith("[]"):
         strategy = st.lists(_SCALARS[field.kind[2:]], max_size=3)
     else:
