@@ -112,6 +112,7 @@ class AsProcess:
         """End it as a crash would."""
         self.process.send_signal(signal.SIGKILL)
         self.process.communicate()
+        self.ready_file.unlink(missing_ok=True)  # the next one is not ready because this one was
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
         """End it as a service manager would; return exit code, output and errors."""

@@ -1,0 +1,394 @@
+"""A share partition against a model that knows every record by itself, with crashes at every commit."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, replace
+
+import pytest
+from drawn import some
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from millstream.broker.share_partition import (
+    DONE,
+    DOOMED,
+    Kept,
+    Limits,
+    NotAcquiredError,
+    Saying,
+    SharePartition,
+    Span,
+    State,
+    Verdict,
+)
+from millstream.broker.shares import partition_of, state_of
+from millstream.log.control import ControlDb
+from millstream.log.shares import ShareKey, put_share, share_state
+
+LIMITS = Limits(lock_ms=100, deliveries_max=3, in_flight_max=6)
+MEMBERS = ("ann", "bob")
+KEY = ShareKey("g", "a topic", 0)
+
+
+class Crash(BaseException):
+    """What ends a process."""
+
+
+@dataclass(frozen=True)
+class One:
+    """What is true of one record."""
+
+    state: State = State.AVAILABLE
+    deliveries: int = 0
+    member: str = ""
+    until_ms: int = 0
+
+    def released(self) -> One:
+        last = self.deliveries >= LIMITS.deliveries_max
+        return One(State.EXHAUSTED if last else State.AVAILABLE, self.deliveries)
+
+
+class Model(RuleBasedStateMachine):
+    """Every record is available, acquired, acknowledged, archived, or about to be archived."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.partition = SharePartition(0)
+        self.records: dict[int, One] = {}
+        self.batches: list[list[int]] = []  # the offsets that are records, batch by batch
+        self.end = 0
+        self.now_ms = 0
+        self.given: tuple[str, list[Span]] = ("", [])
+        self.acknowledged: set[int] = set()
+        self.crashing = False
+        connection = sqlite3.connect(":memory:", isolation_level=None)
+        self.control = ControlDb(connection, write=True, before_commit=self._crash)
+        with self.control.commit() as inside:
+            inside.execute("INSERT INTO topics VALUES ('t', 'a topic', '{}', 0)")
+        self.written = None
+        self.durable: dict[int, One] = {}
+
+    def teardown(self) -> None:
+        self.control.close()
+
+    def _crash(self) -> None:
+        if self.crashing:
+            raise Crash
+
+    # -- what happens -------------------------------------------------------------------------
+
+    @rule(sizes=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=3))
+    def records_come(self, sizes) -> None:
+        for gap, size in sizes:
+            first = self.end + gap
+            self.batches.append(list(range(first, first + size)))
+            self.records.update(dict.fromkeys(self.batches[-1], One()))
+            self.end = first + size
+
+    @rule(
+        member=st.sampled_from(MEMBERS),
+        count_max=st.integers(1, 7),
+        reach=st.integers(1, 9),
+        exactly=st.booleans(),
+    )
+    def a_member_fetches(self, member, count_max, reach, exactly) -> None:
+        start = self.partition.wanted(LIMITS)
+        in_flight = self.in_flight()
+        room = in_flight < LIMITS.in_flight_max
+        failed = [at for at, one in sorted(self.records.items()) if self.failed(one)]
+        fresh = [
+            at for at, one in sorted(self.records.items()) if one == One() and at >= self.first_left()
+        ]
+        if start is None:
+            assert not failed
+            assert not room
+            return
+        stop = min(start + reach, self.end)
+        found = [
+            (part[0], part[-1] + 1)
+            for batch in self.batches
+            if (part := [at for at in batch if start <= at < stop])
+        ]
+        given = self.partition.acquire(
+            member,
+            found,
+            (start, stop),
+            count_max=count_max,
+            limits=LIMITS,
+            now_ms=self.now_ms,
+            exactly=exactly,
+        )
+        offsets = [at for span in given for at in range(span.first, span.end)]
+        assert offsets == sorted(set(offsets))
+        again = 0
+        for span in given:
+            for at in range(span.first, span.end):
+                one = self.records[at]  # and no gap
+                assert one.state == State.AVAILABLE
+                assert span.deliveries == one.deliveries + 1 <= LIMITS.deliveries_max
+                again += one.deliveries > 0
+                self.records[at] = One(
+                    State.ACQUIRED, span.deliveries, member, self.now_ms + LIMITS.lock_ms
+                )
+        if any(span.deliveries == LIMITS.deliveries_max for span in given):
+            assert len(offsets) == 1, "a last delivery goes alone"
+        if exactly or again:
+            assert len(offsets) <= count_max
+        else:
+            assert len(offsets) <= max(count_max - 1, 0) + 4, "up to the end of a batch"
+        assert self.in_flight() <= max(LIMITS.in_flight_max, in_flight)
+        reachable = [at for at in failed + (fresh if room else []) if start <= at < stop]
+        assert bool(offsets) == bool(reachable), "nobody goes away empty-handed"
+        self.given = (member, given)
+
+    @precondition(lambda self: self.given[1])
+    @rule()
+    def what_was_given_is_not_sent(self) -> None:
+        member, given = self.given
+        mine = [
+            at
+            for span in given
+            for at in range(span.first, span.end)
+            if self.records[at].state == State.ACQUIRED and self.records[at].member == member
+        ]
+        self.partition.withdraw(member, given)
+        for at in mine:
+            self.records[at] = One(State.AVAILABLE, self.records[at].deliveries - 1)
+        self.given = ("", [])
+
+    @rule(
+        member=st.sampled_from(MEMBERS),
+        verdicts=st.lists(
+            st.tuples(st.integers(0, 8), st.integers(1, 4), st.sampled_from(Verdict)),
+            min_size=1,
+            max_size=3,
+        ),
+    )
+    def a_member_speaks(self, member, verdicts) -> None:
+        self.given = ("", [])
+        at, sayings = self.partition.start, []
+        for skip, size, verdict in verdicts:
+            sayings.append(Saying(at + skip, at + skip + size, verdict))
+            at += skip + size
+        meant = [(at, one.verdict) for one in sayings for at in range(one.first, one.end)]
+        holds = all(self.has(member, at) for at, _ in meant)
+        try:
+            self.partition.acknowledge(member, sayings, limits=LIMITS, now_ms=self.now_ms)
+        except NotAcquiredError:
+            assert not holds
+            return
+        assert holds
+        for at, verdict in meant:
+            self.records[at] = self.after(self.records[at], verdict)
+            if verdict == Verdict.ACCEPT:
+                self.acknowledged.add(at)
+
+    @rule(member=st.sampled_from(MEMBERS))
+    def a_member_acknowledges_all_it_has(self, member) -> None:
+        mine = [at for at in self.records if self.has(member, at)]
+        said = [Saying(at, at + 1, Verdict.ACCEPT) for at in mine]
+        self.partition.acknowledge(member, said, limits=LIMITS, now_ms=self.now_ms)
+        for at in mine:
+            self.records[at] = One(State.ACKNOWLEDGED, self.records[at].deliveries)
+        self.acknowledged.update(mine)
+        self.given = ("", [])
+
+    @rule(member=st.sampled_from(MEMBERS))
+    def a_member_dies(self, member) -> None:
+        had = any(self.records[at].member == member for at in self.records)
+        assert self.partition.release(member, LIMITS) == had
+        for at, one in self.records.items():
+            if one.member == member:
+                self.records[at] = one.released()
+        self.given = ("", [])
+
+    @rule(passed_ms=st.integers(1, 150))
+    def time_passes(self, passed_ms) -> None:
+        self.now_ms += passed_ms
+        self.partition.expire(self.now_ms, LIMITS)
+        for at, one in self.records.items():
+            if one.state == State.ACQUIRED and one.until_ms <= self.now_ms:
+                self.records[at] = one.released()
+        left = [one.until_ms for one in self.records.values() if one.state == State.ACQUIRED]
+        assert self.partition.next_expiry_ms() == min(left, default=None)
+        self.given = ("", [])
+
+    @rule()
+    def copies_are_written(self) -> None:
+        self.partition.bury(self.partition.doomed())
+        for at, one in self.records.items():
+            if one.state in DOOMED:
+                self.records[at] = One(State.ARCHIVED, one.deliveries)
+
+    @rule(crashes=st.booleans())
+    def what_changed_is_written(self, crashes) -> None:
+        after, self.crashing = state_of(self.partition), crashes
+        try:
+            with self.control.commit() as connection:
+                put_share(connection, KEY, self.written, after)
+        except Crash:
+            self.begin_anew()
+        else:
+            self.written = after
+            self.durable = {at: self.kept(one) for at, one in self.records.items()}
+        finally:
+            self.crashing = False
+
+    @rule()
+    def the_broker_dies(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        self.written = share_state(self.control, KEY)
+        self.partition = partition_of(self.written) if self.written else SharePartition(0)
+        kept = {at: self.durable.get(at, One()) for at in self.records}
+        # What was acknowledged and not written may come again; what was written may not.
+        self.acknowledged = {at for at, one in kept.items() if one.state == State.ACKNOWLEDGED}
+        self.records, self.given = kept, ("", [])
+
+    # -- what holds ---------------------------------------------------------------------------
+
+    def has(self, member: str, at: int) -> bool:
+        one = self.records.get(at, One())
+        return (
+            one.state == State.ACQUIRED and one.member == member and one.until_ms > self.now_ms
+        )
+
+    def after(self, one: One, verdict: Verdict) -> One:
+        if verdict == Verdict.RELEASE:
+            return one.released()
+        if verdict == Verdict.RENEW:
+            return replace(one, until_ms=self.now_ms + LIMITS.lock_ms)
+        states = {
+            Verdict.GAP: State.ARCHIVED,
+            Verdict.ACCEPT: State.ACKNOWLEDGED,
+            Verdict.REJECT: State.REJECTED,
+        }
+        return One(states[verdict], one.deliveries)
+
+    @staticmethod
+    def kept(one: One) -> One:
+        return One(State.AVAILABLE, one.deliveries) if one.state == State.ACQUIRED else one
+
+    @staticmethod
+    def failed(one: One) -> bool:
+        return one.state == State.AVAILABLE and one.deliveries > 0
+
+    def in_flight(self) -> int:
+        return sum(
+            one.deliveries > 0 and one.state not in DONE for one in self.records.values()
+        )
+
+    def first_left(self) -> int:
+        return self.partition.start
+
+    @invariant()
+    def every_record_stands_as_the_model_says(self) -> None:
+        spans = self.partition.spans
+        assert all(one.first < one.end for one in spans)
+        bounds = [self.partition.start, *(one.end for one in spans)]
+        assert [one.first for one in spans] == bounds[:-1], "spans follow each other"
+        found = {at: span for span in spans for at in range(span.first, span.end)}
+        for at, one in self.records.items():
+            if at < self.partition.start:
+                assert one.state in DONE, "nothing is lost"
+            elif at >= self.partition.end:
+                assert one == One()
+            else:
+                assert One(*found[at][2:]) == one
+        assert all(self.records[at].state == State.ACKNOWLEDGED for at in self.acknowledged)
+        gaps = set(found) - set(self.records)
+        assert all(found[at].state in (State.AVAILABLE, State.ARCHIVED) for at in gaps)
+
+    @invariant()
+    def what_is_kept_is_small(self) -> None:
+        assert len(self.partition.spans) <= 2 * LIMITS.in_flight_max + 2 * len(self.batches) + 1
+
+
+Model.TestCase.settings = settings(
+    max_examples=some(60), stateful_step_count=40, suppress_health_check=list(HealthCheck), deadline=None
+)
+TestAgainstAModel = Model.TestCase
+
+
+# -- by hand ----------------------------------------------------------------------------------
+
+
+def fetch(partition: SharePartition, member: str, *batches: tuple[int, int], **options) -> list:
+    wanted = {"count_max": 500, "limits": LIMITS, "now_ms": 0, **options}
+    read = (batches[0][0], batches[-1][1])
+    given = partition.acquire(member, list(batches), read, **wanted)
+    return [(one.first, one.end, one.deliveries) for one in given]
+
+
+def test_a_batch_is_given_whole_unless_that_is_not_wanted() -> None:
+    limits = Limits(in_flight_max=100)
+    batches = ((0, 10), (10, 20), (20, 30))
+    assert fetch(SharePartition(0), "ann", *batches, count_max=12, limits=limits) == [
+        (0, 10, 1),
+        (10, 20, 1),
+    ]
+    assert fetch(SharePartition(0), "ann", *batches, count_max=12, limits=limits, exactly=True) == [
+        (0, 10, 1),
+        (10, 12, 1),
+    ]
+
+
+def test_what_failed_before_comes_in_smaller_numbers_and_at_last_alone() -> None:
+    limits = Limits(deliveries_max=4, in_flight_max=1000)
+    partition, sizes = SharePartition(0), []
+    for _ in range(4):
+        found = fetch(partition, "ann", (0, 600), limits=limits, count_max=400)
+        sizes.append(sum(end - first for first, end, _ in found))
+        partition.release("ann", limits)
+    assert sizes == [600, 100, 25, 1]
+    assert [(one.first, one.end) for one in partition.doomed()] == [(0, 1)]
+
+
+def test_one_record_that_takes_for_ever_lets_a_hundred_thousand_others_pass() -> None:
+    partition = SharePartition(0)
+    fetch(partition, "ann", (0, 1))
+    for at in range(1, 100_001, 1000):
+        limits = Limits(in_flight_max=2000)
+        assert partition.wanted(limits) == at
+        fetch(partition, "bob", (at, at + 1000), limits=limits, count_max=1000)
+        said = [Saying(at, at + 1000, Verdict.ACCEPT)]
+        partition.acknowledge("bob", said, limits=limits, now_ms=0)
+    assert partition.start == 0
+    assert len(partition.spans) == 2
+
+
+def test_records_that_retention_removed_are_done_with() -> None:
+    partition = SharePartition(0, [Kept(2, 6, State.AVAILABLE, 1), Kept(8, 9, State.ARCHIVED, 1)])
+    partition.removed_below(4)
+    assert (partition.start, partition.kept()[0]) == (4, Kept(4, 6, State.AVAILABLE, 1))
+    partition.removed_below(100)
+    assert (partition.start, partition.spans) == (100, [])
+    partition.acknowledge("ann", [Saying(3, 5, Verdict.ACCEPT)], limits=LIMITS, now_ms=0)
+
+
+def test_a_lower_limit_counts_for_what_was_delivered_before_it() -> None:
+    partition = SharePartition(0, [Kept(0, 2, State.AVAILABLE, 3)])
+    assert fetch(partition, "ann", (0, 4), limits=LIMITS) == [(2, 4, 1)]
+    assert [(one.first, one.end, one.state) for one in partition.doomed()] == [
+        (0, 2, State.EXHAUSTED)
+    ]
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_nobody_speaks_of_what_another_has(verdict: Verdict) -> None:
+    partition = SharePartition(0)
+    fetch(partition, "ann", (0, 3))
+    before = list(partition.spans)
+    for member, saying in (
+        ("bob", Saying(0, 1, verdict)),
+        ("ann", Saying(1, 4, verdict)),
+        ("ann", Saying(5, 6, verdict)),
+    ):
+        with pytest.raises(NotAcquiredError):
+            partition.acknowledge(member, [saying], limits=LIMITS, now_ms=0)
+    with pytest.raises(NotAcquiredError):
+        partition.acknowledge("ann", [Saying(0, 3, verdict)], limits=LIMITS, now_ms=100)
+    assert partition.spans == before
