@@ -23,6 +23,7 @@ import org.apache.kafka.common.utils.AppInfoParser;
  */
 public final class Shares {
     private static final PrintStream TOLD = System.out;
+    private static int renewals;
 
     public static void main(String[] given) throws Exception {
         boolean explicit = given[3].equals("explicit");
@@ -44,15 +45,8 @@ public final class Shares {
                 for (ConsumerRecord<String, String> one : consumer.poll(Duration.ofMillis(200))) {
                     tell("got", one.value(), String.valueOf(one.deliveryCount().orElse((short) -1)));
                     AcknowledgeType verdict = verdict(one);
-                    if (one.value().startsWith("slow")) {
+                    if (one.value().startsWith("slow") || one.value().startsWith("renewed")) {
                         Thread.sleep(Long.parseLong(one.value().split("-")[1]));
-                    }
-                    if (one.value().startsWith("renewed") && verdict == AcknowledgeType.RENEW) {
-                        consumer.acknowledge(one, AcknowledgeType.RENEW);
-                        consumer.commitSync();
-                        tell("said", one.value(), "RENEW");
-                        Thread.sleep(800);
-                        verdict = AcknowledgeType.ACCEPT;
                     }
                     if (explicit) {
                         consumer.acknowledge(one, verdict);
@@ -80,7 +74,8 @@ public final class Shares {
             case "again" -> deliveries < 3 ? AcknowledgeType.RELEASE : AcknowledgeType.ACCEPT;
             case "bad" -> AcknowledgeType.REJECT;
             case "poison" -> AcknowledgeType.RELEASE;
-            case "renewed" -> AcknowledgeType.RENEW;
+            // One that is renewed is given again by the next poll, as it stands.
+            case "renewed" -> ++renewals < 3 ? AcknowledgeType.RENEW : AcknowledgeType.ACCEPT;
             default -> AcknowledgeType.ACCEPT;
         };
     }

@@ -99,7 +99,9 @@ class Model(RuleBasedStateMachine):
         room = in_flight < LIMITS.in_flight_max
         failed = [at for at, one in sorted(self.records.items()) if self.failed(one)]
         fresh = [
-            at for at, one in sorted(self.records.items()) if one == One() and at >= self.first_left()
+            at
+            for at, one in sorted(self.records.items())
+            if one == One() and at >= self.first_left()
         ]
         if start is None:
             assert not failed
@@ -252,9 +254,7 @@ class Model(RuleBasedStateMachine):
 
     def has(self, member: str, at: int) -> bool:
         one = self.records.get(at, One())
-        return (
-            one.state == State.ACQUIRED and one.member == member and one.until_ms > self.now_ms
-        )
+        return one.state == State.ACQUIRED and one.member == member and one.until_ms > self.now_ms
 
     def after(self, one: One, verdict: Verdict) -> One:
         if verdict == Verdict.RELEASE:
@@ -277,9 +277,7 @@ class Model(RuleBasedStateMachine):
         return one.state == State.AVAILABLE and one.deliveries > 0
 
     def in_flight(self) -> int:
-        return sum(
-            one.deliveries > 0 and one.state not in DONE for one in self.records.values()
-        )
+        return sum(one.deliveries > 0 and one.state not in DONE for one in self.records.values())
 
     def first_left(self) -> int:
         return self.partition.start
@@ -308,7 +306,10 @@ class Model(RuleBasedStateMachine):
 
 
 Model.TestCase.settings = settings(
-    max_examples=some(60), stateful_step_count=40, suppress_health_check=list(HealthCheck), deadline=None
+    max_examples=some(60),
+    stateful_step_count=40,
+    suppress_health_check=list(HealthCheck),
+    deadline=None,
 )
 TestAgainstAModel = Model.TestCase
 
