@@ -247,13 +247,13 @@ def test_a_share_consumer_renews_its_lock_and_loses_one_that_it_does_not_renew(
     work, folder
 ) -> None:
     with InProcess(folder) as broker:
-        made(broker.address, "g", share_record_lock_duration_ms=1000)
-        send(broker.address, ["renewed-600-1", "slow-1500-1"])
+        made(broker.address, "g", share_record_lock_duration_ms=3000)
+        send(broker.address, ["renewed-1600-1", "slow-3500-1"])
         ann = work(broker.address, "g", "max.poll.records=1", "share.acquire.mode=record_limit")
         until(lambda: len([one for one in ann.of("got") if one.value.startswith("slow")]) >= 2, ann)
-        renewed = [line.told for line in ann.of("got") if line.value == "renewed-600-1"]
+        renewed = [line.told for line in ann.of("got") if line.value == "renewed-1600-1"]
         assert renewed == ["1"] * 3, "it was given out once, and kept for longer than a lock lasts"
-        assert "accept" in [line.told for line in ann.of("said") if line.value == "renewed-600-1"]
+        assert "accept" in [line.told for line in ann.of("said") if line.value == "renewed-1600-1"]
         assert ann.of("failed"), "who speaks too late is told so"
 
 

@@ -2,131 +2,33 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 import sqlite3
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from broker.asking import Asking, batch, create, produce, raw
 from broker.running import AsProcess, InProcess
+from broker.sharing import (
+    ACCEPT,
+    REJECT,
+    RELEASE,
+    RENEW,
+    Member,
+    configure,
+    given,
+    prepare,
+    until,
+    where,
+)
 
 from millstream.broker.codes import Code
 from millstream.broker.wire import Message
+from millstream.cli.main import run
 from millstream.log.batch import ProducerStamp, stamp, walk
 from millstream.log.encoding import Row, encode_rows
-
-ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
-GROUP = 32
-
-
-class Member(Asking):
-    """A member of a share group, on a connection of its own."""
-
-    def __init__(self, address: str, name: str = "ann", *, group: str = "g") -> None:
-        super().__init__(address)
-        self.name, self.group, self.turn = name, group, 0
-        topics = self.ask("Metadata", 12, {"topics": [{"topic_id": bytes(16), "name": "t"}]})
-        self.topic_id = topics["topics"][0]["topic_id"]
-
-    def fetch(self, *said: tuple[int, int, int], partition: int = 0, **options: object) -> Message:
-        """Say what became of [first, end), fetch, and return what the partition is answered."""
-        self.say("ShareFetch", 2, self.fetching(*said, partition=partition, **options))
-        return self.heard()
-
-    def fetching(
-        self, *said: tuple[int, int, int], partition: int = 0, **options: object
-    ) -> Message:
-        request = {
-            "group_id": self.group,
-            "member_id": self.name,
-            "share_session_epoch": self.turn,
-            "max_wait_ms": 0,
-            "min_bytes": 1,
-            "max_records": 500,
-            "share_acquire_mode": 1,
-            "topics": self.topics(said, partition),
-            **options,
-        }
-        self.turn = request["share_session_epoch"] + 1
-        return request
-
-    def topics(self, said: tuple[tuple[int, int, int], ...], partition: int = 0) -> list[Message]:
-        batches = [
-            {"first_offset": first, "last_offset": end - 1, "acknowledge_types": [kind]}
-            for first, end, kind in said
-        ]
-        one = {"partition_index": partition, "acknowledgement_batches": batches}
-        return [{"topic_id": self.topic_id, "partitions": [one]}]
-
-    def heard(self) -> Message:
-        answer = self.hear()
-        if answer["error_code"]:
-            return {"error": answer["error_code"]}
-        parts = [one for topic in answer["responses"] for one in topic["partitions"]]
-        return parts[0] if parts else {"acquired_records": [], "records": b"", "error_code": 0}
-
-    def given(self, *said: tuple[int, int, int], **options: object) -> list[tuple[int, int, int]]:
-        """Return what it is given: first offset, end, deliveries."""
-        return given(self.fetch(*said, **options))
-
-    def acknowledge(self, *said: tuple[int, int, int], **options: object) -> int:
-        request = {
-            "group_id": self.group,
-            "member_id": self.name,
-            "share_session_epoch": self.turn,
-            "topics": self.topics(said),
-            **options,
-        }
-        self.turn += 1
-        answer = self.ask("ShareAcknowledge", 2, request)
-        return answer["error_code"] or answer["responses"][0]["partitions"][0]["error_code"]
-
-
-def given(answer: Message) -> list[tuple[int, int, int]]:
-    assert not answer.get("error_code"), answer
-    return [
-        (one["first_offset"], one["last_offset"] + 1, one["delivery_count"])
-        for one in answer["acquired_records"]
-    ]
-
-
-def prepare(address: str, *values: bytes, group: str = "g", **settings: object) -> None:
-    """Make the topic, fill it, and say how the group is to be."""
-    with Asking(address) as client:
-        client.ask("CreateTopics", 4, create())
-        if values:
-            client.ask("Produce", 7, produce(batch(*values)))
-    configure(address, group, share_auto_offset_reset="earliest", **settings)
-
-
-def configure(address: str, group: str = "g", **settings: object) -> int:
-    configs = [
-        {"name": name.replace("_", "."), "config_operation": 0, "value": str(value)}
-        for name, value in settings.items()
-    ]
-    resource = {"resource_type": GROUP, "resource_name": group, "configs": configs}
-    with Asking(address) as client:
-        (one,) = client.ask("IncrementalAlterConfigs", 1, {"resources": [resource]})["responses"]
-    return one["error_code"]
-
-
-def where(address: str, group: str = "g") -> tuple[int, int]:
-    """Return start offset and lag."""
-    with Asking(address) as client:
-        asked = {"groups": [{"group_id": group, "topics": None}]}
-        (answer,) = client.ask("DescribeShareGroupOffsets", 1, asked)["groups"]
-    one = answer["topics"][0]["partitions"][0]
-    return one["start_offset"], one["lag"]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -195,19 +97,6 @@ def test_verdicts_are_given_one_by_one_or_for_all(ann, five) -> None:
     assert ann.given(topics=topics) == [(1, 3, 2)]
     one["acknowledge_types"] = kinds[:2]
     assert ann.acknowledge(topics=topics) == Code.INVALID_REQUEST
-
-
-def test_a_lock_expires_unless_it_is_renewed(ann, bob, five) -> None:
-    configure(five.address, share_record_lock_duration_ms=400)
-    with Member(five.address, "eve") as eve:
-        assert eve.given(max_records=2) == [(0, 2, 1)]
-        began_s = time.monotonic()
-        while time.monotonic() < began_s + 0.6:
-            assert eve.acknowledge((1, 2, RENEW), is_renew_ack=True) == 0
-            time.sleep(0.05)
-        assert eve.acknowledge((0, 1, ACCEPT)) == Code.INVALID_RECORD_STATE
-        assert bob.given(max_records=1) == [(0, 1, 2)]
-        assert eve.acknowledge((1, 2, ACCEPT)) == 0
 
 
 def test_a_fetch_waits_for_records_and_for_those_that_become_available_again(
@@ -385,10 +274,10 @@ def test_open_transactions_are_waited_for_and_aborted_ones_are_not_given(broker,
         )
         identity = (named["producer_id"], named["producer_epoch"])
         taking = {
-            "transactional_id": "x",
-            "producer_id": identity[0],
-            "producer_epoch": identity[1],
-            "topics": [{"name": "t", "partitions": [0]}],
+            "v3_and_below_transactional_id": "x",
+            "v3_and_below_producer_id": identity[0],
+            "v3_and_below_producer_epoch": identity[1],
+            "v3_and_below_topics": [{"name": "t", "partitions": [0]}],
         }
         client.ask("AddPartitionsToTxn", 0, taking)
         transaction(0, b"0", b"1")  # marker: 2
@@ -409,24 +298,6 @@ def test_open_transactions_are_waited_for_and_aborted_ones_are_not_given(broker,
 
 
 # -- crashes and disks ------------------------------------------------------------------------
-
-
-def test_deliveries_are_counted_from_life_to_life_and_come_to_an_end(tmp_path: Path) -> None:
-    """A copy of the folder of a broker at work is what its death would leave."""
-    counts = []
-    for life in range(6):
-        with InProcess(tmp_path / str(life)) as broker:
-            if not life:
-                prepare(broker.address, b"poison", b"good", errors_deadletterqueue_topic_name="dead")
-            with Member(broker.address) as ann:
-                found = ann.given(max_records=1)
-                counts += [count for first, _, count in found if not first]
-                if life == 5:
-                    assert found == [(1, 2, 1)]
-                    assert ann.acknowledge((1, 2, ACCEPT)) == 0
-                    until(lambda at=broker.address: where(at) == (2, 0))
-                shutil.copytree(tmp_path / str(life), tmp_path / str(life + 1))
-    assert counts == [1, 2, 3, 4, 5]
 
 
 def test_what_was_acknowledged_before_a_crash_does_not_come_again(folder: Path) -> None:
@@ -484,3 +355,38 @@ def test_many_members_fetch_and_die_at_once_and_every_record_is_processed(five) 
         thread.join(60)
         assert not thread.is_alive()
     assert sorted(done) == list(range(305))
+
+
+# -- the command ------------------------------------------------------------------------------
+
+
+def test_the_command_shows_members_progress_and_what_is_in_flight(
+    ann, five, folder, capsys
+) -> None:
+    def told(*words: str, code: int = 0) -> str:
+        assert run(["group", *words, "--log", str(folder)]) == code
+        out, errors = capsys.readouterr()
+        return out + errors
+
+    joining = {
+        "group_id": "g",
+        "member_id": "ann",
+        "member_epoch": 0,
+        "subscribed_topic_names": ["t"],
+    }
+    assert ann.ask("ShareGroupHeartbeat", 1, joining)["error_code"] == 0
+    assert ann.given() == [(0, 5, 1)]
+    assert ann.acknowledge((0, 1, ACCEPT), (2, 3, ACCEPT), (3, 4, RELEASE)) == 0
+    assert ann.given() == [(3, 4, 2)]
+    (listed,) = json.loads(told("list", "--json"))
+    assert (listed["group"], listed["behind"]) == ("g", 3)
+    until(lambda: "t/0" in told("describe", "g"))
+    seen = json.loads(told("describe", "g", "--json"))
+    assert seen["state"] == "Stable"
+    assert seen["members"][0]["assignment"] == {"t": [0]}
+    (one,) = seen["partitions"]
+    assert (one["start_offset"], one["end_offset"], one["behind"]) == (1, 5, 3)
+    assert (one["in_flight"], one["deliveries_max"], one["doomed"]) == (3, 2, 0)
+    assert "share group, 1 member" in told("list")
+    assert "share group g: Stable" in told("describe", "g")
+    assert "kafka-share-groups.sh" in told("delete", "g", "--yes", code=2)

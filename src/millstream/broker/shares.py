@@ -273,18 +273,20 @@ class Shares:
 
     async def _write(self, shares: Sequence[Share]) -> dict[Share, MillstreamError]:
         """Write what changed; return what could not be written, and why."""
-        changes = []
+        changes: list[tuple[Share, ShareState]] = []
+        failed: dict[Share, MillstreamError] = {}
         for share in shares:
             if not (await self.settings(share.key.group)).dead_letters:
                 self._archive(share)
             after = share.state()
-            if after != share.written and self._shares.get(share.key) is share:
+            if self._shares.get(share.key) is not share:
+                failed[share] = UnknownTopicError("the topic was deleted, or the group made anew")
+            elif after != share.written:
                 changes.append((share, after))
         if not changes:
-            return {}
+            return failed
         rows = [(share.key, share.written, after) for share, after in changes]
         errors = await self._node.change(partial(_put, self._node.writer, rows))
-        failed = {}
         for (share, after), error in zip(changes, errors, strict=True):
             if error is None:
                 share.written = after

@@ -9,6 +9,7 @@ import click
 
 from millstream.cli.lag import advise, known_group, lag_row, state_text
 from millstream.cli.positions import check_partitions, offsets_at, parse_position
+from millstream.cli.share_group import describe_shared, refuse_shared, shared, shared_summary
 from millstream.cli.tables import (
     Column,
     Row,
@@ -60,6 +61,7 @@ def list_groups(address: Path | str, *, as_json: bool) -> None:
         rows = [
             _summary(name, [one for one in found if one.group == name]) for name in log.groups()
         ]
+        rows += [shared_summary(one) for one in shared(address)]
     if as_json or rows:
         show(rows, _LIST_COLUMNS, as_json=as_json)
     else:
@@ -78,10 +80,17 @@ def describe(name: str, address: Path | str, *, as_json: bool) -> None:
     The partition holds the offsets from `start` up to, but without, `end`; `committed` is the next
     one that the group will read. See `millstream lag --help` for the other columns.
 
+    Of a share group of a folder, its members are shown, and of each partition: the first record that is
+    not done with (`start`), how many are `behind`, of these how many were delivered (`in flight`), how
+    often at most (`deliveries`), and how many are to be given up (`doomed`).
+
     \b
     Example:
       millstream group describe billing
     """
+    for group in shared(address, name):
+        describe_shared(group, as_json=as_json)
+        return
     with connect(address) as log:
         found = log.lag(known_group(log, name))
         committed = log.committed_offsets(name)
@@ -137,6 +146,7 @@ def reset(
       millstream group reset billing --topic clicks --to 2026-11-21T10:00 --yes
       millstream group reset billing --topic clicks --to 1200 --partition 0
     """
+    refuse_shared(address, name)
     position = parse_position("--to", to, ("earliest", "latest"))
     reader = open_reader(address)
     numbers = check_partitions(reader, topic, partitions)
@@ -175,6 +185,7 @@ def delete(name: str, address: Path | str, *, yes: bool, as_json: bool) -> None:
     Example:
       millstream group delete billing --yes
     """
+    refuse_shared(address, name)
     with connect(address) as log:
         places = len(log.committed_offsets(known_group(log, name)))
         if not yes:

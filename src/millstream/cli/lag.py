@@ -105,7 +105,7 @@ def state_text(row: Row) -> Text:
         parts.append(Text(f"lost {row['lost']}", "bold red"))
     if row["at_risk"]:
         parts.append(Text(f"at risk {row['at_risk']}", "yellow"))
-    return Text("\n").join(parts)
+    return Text("\n").join(parts) if parts else Text(str(row["state"]))
 
 
 _COLUMNS = [

@@ -79,10 +79,15 @@ class House:
 
     def __init__(self) -> None:
         self.gone: list[str] = []
+        self.somebody_went = asyncio.Event()
         self.counts = {"a": 2}
         self.groups = ShareGroups(
-            on_change=lambda group: None, on_gone=lambda group, member: self.gone.append(member)
+            on_change=lambda group: None, on_gone=lambda group, member: self.went(member)
         )
+
+    def went(self, member: str) -> None:
+        self.gone.append(member)
+        self.somebody_went.set()
 
     def beat(self, member: str, generation: int, topics=None, timeout_ms: int = 60_000):
         beat = Beat(member, generation, topics, "client", "127.0.0.1")
@@ -145,8 +150,8 @@ def test_a_member_that_is_silent_is_put_out() -> None:
     async def story(house: House) -> None:
         house.beat("ann", 0, ["a"], timeout_ms=20)
         house.beat("bob", 0, ["a"])
-        while house.gone != ["ann"]:
-            await asyncio.sleep(0.005)
+        await house.somebody_went.wait()
+        assert house.gone == ["ann"]
         assert len(house.beat("bob", 2).assignment) == 2
 
     run(story)
