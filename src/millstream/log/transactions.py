@@ -516,7 +516,7 @@ class Transactions:
     ) -> None:
         """Step 2: make the decision durable, and note the markers that follow from it."""
         places = self._log.open_partitions().get(producer.producer_id, [])
-        next_epoch = producer.producer_epoch + int(raise_epoch)
+        next_epoch, now_ms = producer.producer_epoch + int(raise_epoch), self._clock_ms()
         with self._control.commit() as connection:
             if fence is not None:
                 pass_fence(connection, *fence)
@@ -540,17 +540,11 @@ class Transactions:
                 ],
             )
             for group, of_group in (offsets or {}).items():
-                put_offsets(
-                    connection,
-                    group,
-                    of_group,
-                    topic_ids=topic_ids or {},
-                    now_ms=self._clock_ms(),
-                )
-            settle(connection, producer.producer_id, commit=commit, now_ms=self._clock_ms())
+                put_offsets(connection, group, of_group, topic_ids=topic_ids or {}, now_ms=now_ms)
+            settle(connection, producer.producer_id, commit=commit, now_ms=now_ms)
             connection.execute(
                 "UPDATE producers SET producer_epoch = ?, used_ms = ? WHERE producer_id = ?",
-                (next_epoch, self._clock_ms(), producer.producer_id),
+                (next_epoch, now_ms, producer.producer_id),
             )
         for place in places:
             self._mark(producer.producer_id, place, commit=commit)
