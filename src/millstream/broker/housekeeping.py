@@ -25,6 +25,7 @@ async def keep_house(node: Node) -> None:
             if node.loop.time() >= offsets_due_s:
                 offsets_due_s = node.loop.time() + OFFSETS_EVERY_S
                 await _forget_groups(node)
+                node.shares.sweep(node.share_groups.names())
         except RetriableError as error:
             _log.warning("housekeeping is tried again: %s", error)
         except MillstreamError:

@@ -89,7 +89,7 @@ class ShareGroup:
         if beat.topics is not None:
             member.topics = tuple(sorted(set(beat.topics)))
         member.client_id, member.client_host = beat.client_id, beat.client_host
-        if beat.generation == JOINS:
+        if beat.generation != member.generation:  # it was not told, or the answer was lost
             member.knows = -1
         subscribed = {topic for one in self.members.values() for topic in one.topics}
         partitions = {topic: counts[topic] for topic in sorted(subscribed) if topic in counts}

@@ -199,6 +199,15 @@ class Shares:
                 timer.cancel()
         share.wake()
 
+    def sweep(self, in_use: Iterable[str]) -> None:
+        """Forget share partitions of topics that are gone, and settings of groups not in use."""
+        there = {info.topic_id for info in self._node.writer.topics().values()}
+        for share in list(self._shares.values()):
+            if share.key.topic_id not in there:
+                self._drop(share)
+        kept = {*in_use, *(key.group for key in self._shares)}
+        self._settings = {group: one for group, one in self._settings.items() if group in kept}
+
     # -- time and death -----------------------------------------------------------------------
 
     def watch_locks(self, share: Share) -> None:

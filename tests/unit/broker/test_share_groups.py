@@ -130,6 +130,21 @@ def test_members_are_told_of_a_new_assignment_by_their_next_heartbeat() -> None:
     run(story)
 
 
+def test_a_member_whose_answer_was_lost_is_told_again() -> None:
+    async def story(house: House) -> None:
+        house.beat("ann", 0, ["a"])
+        ann = house.beat("ann", 1)
+        ann.knows = ann.generation
+        house.beat("bob", 0, ["b"])
+        assert house.beat("ann", 1).generation == 2
+        ann.knows = ann.generation  # as the answer goes out, and is lost
+        assert house.beat("ann", 1).knows == -1
+        ann.knows = ann.generation
+        assert house.beat("ann", 2).knows == 2
+
+    run(story)
+
+
 def test_who_is_not_in_the_group_or_at_another_generation_is_told_so() -> None:
     async def story(house: House) -> None:
         assert refusal(lambda: house.beat("ann", 1)) == Code.UNKNOWN_MEMBER_ID
