@@ -402,6 +402,7 @@ class _Giving:
         self._exactly = exactly
         self.count = 0
         self._allowed = count_max  # less, once one is among them that failed before
+        self._careful = False
         self.over = count_max <= 0
 
     def next_batch(self) -> None:
@@ -433,11 +434,12 @@ class _Giving:
         size = one.end - one.first
         if not one.deliveries:
             # A batch that was begun is given whole, unless that was not wanted.
-            whole = not self._exactly and self._allowed == self._count_max
+            whole = not self._exactly and not self._careful
             left = size if whole else self._allowed - self.count
             count = min(size, left, self.room)
             self.room -= max(count, 0)
             return count
+        self._careful = True
         last = one.deliveries == self._limits.deliveries_max - 1
         fewer = 1 if last else max(1, self._count_max >> (_CAUTION * one.deliveries))
         self._allowed = min(self._allowed, fewer)

@@ -9,7 +9,7 @@ import pytest
 from drawn import some
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from millstream.broker.share_partition import (
     DONE,
@@ -79,6 +79,11 @@ class Model(RuleBasedStateMachine):
 
     # -- what happens -------------------------------------------------------------------------
 
+    @initialize()
+    def there_are_records(self) -> None:
+        self.records_come([(0, 4), (2, 3), (1, 1), (0, 4)])
+
+    @precondition(lambda self: len(self.records) < 40)
     @rule(sizes=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=3))
     def records_come(self, sizes) -> None:
         for gap, size in sizes:
@@ -124,6 +129,10 @@ class Model(RuleBasedStateMachine):
         )
         offsets = [at for span in given for at in range(span.first, span.end)]
         assert offsets == sorted(set(offsets))
+        for span in self.partition.doomed():  # its last delivery was made before the broker died
+            for at in range(max(span.first, start), min(span.end, stop)):
+                if self.records[at] == One(State.AVAILABLE, LIMITS.deliveries_max):
+                    self.records[at] = One(State.EXHAUSTED, LIMITS.deliveries_max)
         again = 0
         for span in given:
             for at in range(span.first, span.end):
@@ -187,14 +196,24 @@ class Model(RuleBasedStateMachine):
             if verdict == Verdict.ACCEPT:
                 self.acknowledged.add(at)
 
-    @rule(member=st.sampled_from(MEMBERS))
-    def a_member_acknowledges_all_it_has(self, member) -> None:
+    @rule(
+        member=st.sampled_from(MEMBERS),
+        count_max=st.integers(1, 7),
+        exactly=st.booleans(),
+        verdicts=st.lists(st.sampled_from(Verdict), min_size=12, max_size=12),
+    )
+    def a_member_fetches_and_speaks_of_what_it_has(
+        self, member, count_max, exactly, verdicts
+    ) -> None:
+        self.a_member_fetches(member, count_max, 9, exactly)
         mine = [at for at in self.records if self.has(member, at)]
-        said = [Saying(at, at + 1, Verdict.ACCEPT) for at in mine]
-        self.partition.acknowledge(member, said, limits=LIMITS, now_ms=self.now_ms)
-        for at in mine:
-            self.records[at] = One(State.ACKNOWLEDGED, self.records[at].deliveries)
-        self.acknowledged.update(mine)
+        said = list(zip(mine, verdicts, strict=False))
+        sayings = [Saying(at, at + 1, verdict) for at, verdict in said]
+        self.partition.acknowledge(member, sayings, limits=LIMITS, now_ms=self.now_ms)
+        for at, verdict in said:
+            self.records[at] = self.after(self.records[at], verdict)
+            if verdict == Verdict.ACCEPT:
+                self.acknowledged.add(at)
         self.given = ("", [])
 
     @rule(member=st.sampled_from(MEMBERS))
@@ -206,7 +225,7 @@ class Model(RuleBasedStateMachine):
                 self.records[at] = one.released()
         self.given = ("", [])
 
-    @rule(passed_ms=st.integers(1, 150))
+    @rule(passed_ms=st.sampled_from((1, 30, 60, 100)))
     def time_passes(self, passed_ms) -> None:
         self.now_ms += passed_ms
         self.partition.expire(self.now_ms, LIMITS)
@@ -224,9 +243,9 @@ class Model(RuleBasedStateMachine):
             if one.state in DOOMED:
                 self.records[at] = One(State.ARCHIVED, one.deliveries)
 
-    @rule(crashes=st.booleans())
-    def what_changed_is_written(self, crashes) -> None:
-        after, self.crashing = state_of(self.partition), crashes
+    @rule(commits=st.integers(0, 4))
+    def what_changed_is_written(self, commits) -> None:
+        after, self.crashing = state_of(self.partition), not commits
         try:
             with self.control.commit() as connection:
                 put_share(connection, KEY, self.written, after)
@@ -238,6 +257,7 @@ class Model(RuleBasedStateMachine):
         finally:
             self.crashing = False
 
+    @precondition(lambda self: any(one.deliveries > 1 for one in self.durable.values()))
     @rule()
     def the_broker_dies(self) -> None:
         self.begin_anew()
@@ -274,7 +294,7 @@ class Model(RuleBasedStateMachine):
 
     @staticmethod
     def failed(one: One) -> bool:
-        return one.state == State.AVAILABLE and one.deliveries > 0
+        return one.state == State.AVAILABLE and 0 < one.deliveries < LIMITS.deliveries_max
 
     def in_flight(self) -> int:
         return sum(one.deliveries > 0 and one.state not in DONE for one in self.records.values())
@@ -306,7 +326,7 @@ class Model(RuleBasedStateMachine):
 
 
 Model.TestCase.settings = settings(
-    max_examples=some(60),
+    max_examples=some(120),
     stateful_step_count=40,
     suppress_health_check=list(HealthCheck),
     deadline=None,
