@@ -45,7 +45,7 @@ CLIENTS = {
     "uncommitted": 1,
 }
 START_S = 30.0
-HUNG_S = 90.0  # without a beat: longer than any call of a client may take
+HUNG_S = 60.0  # without a beat: longer than any call of a client may take
 END_S = 120.0
 SEGMENT_BYTES = 500_000  # so that segments are closed while it runs
 BROKER = (sys.executable, "-m", "millstream", "broker")
@@ -175,7 +175,7 @@ class Client:
             self._run.ended[f"{self.role}: {self._reason(code)}"] += 1
             self.start()
         elif self.is_hung():
-            self._run.hung[f"{self.role}: {self.step()}"] += 1
+            self._run.hung[f"{self.name}: {self.step()}"] += 1
             self.process.kill()
             self.start()
 
@@ -380,7 +380,7 @@ def _finish(clients: Sequence[Client], address: str, folder: Path, run: Run) -> 
     for client in clients:
         code = client.process.wait(END_S)
         if code is None:
-            run.hung[f"{client.role}, at the end: {client.step()}"] += 1
+            run.hung[f"{client.name}, at the end: {client.step()}"] += 1
         elif code:
             run.ended[f"{client.role}: {client._reason(code)}"] += 1
     last = Process(
