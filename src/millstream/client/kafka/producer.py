@@ -119,7 +119,9 @@ class KafkaProducer:
         if transactional_id is None:
             settings["message.timeout.ms"] = int(linger_ms) + max(int(1000 * block_timeout_s), 1000)
         else:
-            settings |= KafkaTransactions.settings(transactional_id, transaction_timeout_ms)
+            settings |= KafkaTransactions.settings(
+                transactional_id, transaction_timeout_ms, dict(cluster.address.settings)
+            )
         self._settings = settings
         self._clients = clients
         self._client = clients.take(cluster, settings)

@@ -31,9 +31,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaPlace
 from confluent_kafka.admin import OffsetSpec
 
@@ -63,11 +64,27 @@ if TYPE_CHECKING:
 _MARGIN_MS = 10_000  # what brokers wait for longer than the producer itself
 _TRIES = 3
 _LOOK_AGAIN_S = 0.002
+_KEEPS_BROKERS = {"metadata.recovery.strategy": "none"}
 _OF_FENCES = {
     "cleanup.policy": "compact",
     "min.cleanable.dirty.ratio": "0.1",
     "segment.ms": "3600000",  # what is not closed is not compacted
 }
+
+
+@cache
+def keeps_brokers() -> dict[str, object]:
+    """Return what makes a client remember its brokers when none of them answers.
+
+    Else it begins anew with the addresses it was given, and would wait for a coordinator that it has
+    forgotten, beyond any timeout, when offsets are to go with a transaction
+    (https://github.com/confluentinc/librdkafka/issues/5511). Nothing, in versions that never forget.
+    """
+    try:
+        Producer({"log_level": 0, **_KEEPS_BROKERS})
+    except KafkaException:
+        return {}
+    return dict(_KEEPS_BROKERS)
 
 
 class KafkaTransactions:
@@ -100,8 +117,10 @@ class KafkaTransactions:
         )
 
     @staticmethod
-    def settings(transactional_id: str, timeout_ms: int) -> dict[str, object]:
-        """Return what the client is told.
+    def settings(
+        transactional_id: str, timeout_ms: int, given: Mapping[str, object]
+    ) -> dict[str, object]:
+        """Return what the client is told besides what it is given.
 
         Raises:
             ConfigError: the name or the timeout is not possible.
@@ -113,7 +132,12 @@ class KafkaTransactions:
                 f"a transaction timeout of {timeout_ms} ms is not possible; give 1 to {TIMEOUT_MS_MAX}"
             )
         longer_ms = min(timeout_ms + _MARGIN_MS, TIMEOUT_MS_MAX)
-        return {"transactional.id": transactional_id, "transaction.timeout.ms": longer_ms}
+        keeps = {} if _KEEPS_BROKERS.keys() & given.keys() else keeps_brokers()
+        return {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": longer_ms,
+            **keeps,
+        }
 
     def begin(self) -> None:
         """Open a transaction.
@@ -280,8 +304,8 @@ class KafkaTransactions:
     def _send_offsets(self, given: Sequence[KafkaPlace], member: Any) -> None:
         """Let a group's offsets go with the transaction.
 
-        Where brokers began anew meanwhile, the client may wait in vain, and beyond the time that it
-        was given. So it waits in a thread, and this producer ends where the wait does not.
+        Where a broker went for good meanwhile, the client may wait in vain, and beyond the time that
+        it was given. So it waits in a thread, and this producer ends where the wait does not.
 
         Raises:
             MillstreamError: it failed.
