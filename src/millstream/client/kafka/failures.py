@@ -29,6 +29,7 @@ OUT_OF_RANGE = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
 AWAY = (
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._MSG_TIMED_OUT,
+    KafkaError._NOENT,  # "No leaders found": of a broker that has just come back
     KafkaError._RESOLVE,
     KafkaError._TIMED_OUT,
     KafkaError._TIMED_OUT_QUEUE,
@@ -43,6 +44,7 @@ AWAY = (
 )
 # What passes by itself in a moment: after a topic was made, after a broker began.
 PASSING = (
+    KafkaError._NOENT,
     KafkaError._WAIT_COORD,
     KafkaError.CONCURRENT_TRANSACTIONS,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
