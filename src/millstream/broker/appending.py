@@ -8,6 +8,7 @@ disk, a sync serves every producer that waits for one, and the batches of a conn
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from millstream.errors import MillstreamError, SyncFailedError
 from millstream.log.group_commit import Durability, PendingAppend
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -127,6 +130,10 @@ class Appender:
             arrival.refuse(error)
             if not isinstance(error, Refused) and arrival.code == Code.INVALID_REQUEST:
                 arrival.code = Code.UNKNOWN_TOPIC_OR_PARTITION
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this batch alone
+            # A defect of ours that one batch brought to light is not the others' failure.
+            _log.exception("a batch for %s/%s could not be looked at", *arrival.name)
+            arrival.refuse(error)
         finally:
             arrival.data = None
 

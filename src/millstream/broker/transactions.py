@@ -45,6 +45,7 @@ from millstream.record import TopicPartition
 _FENCED_FROM = {22: 4, 24: 2, 25: 2, 26: 2}  # by API key: the version that knows PRODUCER_FENCED
 _STATES = {"open": "Ongoing", "committed": "CompleteCommit", "aborted": "CompleteAbort"}
 _EMPTY = "Empty"
+_SPEAKERS_MAX = 10_000  # producers whose last connection is known
 _KNOWN_STATES = frozenset(
     {
         *_STATES.values(),
@@ -132,8 +133,10 @@ def _known(node: Node, name: str, producer_id: int, producer_epoch: int) -> Prod
 
 def _is_held_up(node: Node, call: Call, producer_id: int) -> bool:
     """Return whether a request comes on a connection that its producer has given up."""
-    last = node.spoke.get(producer_id, 0)
-    node.spoke[producer_id] = max(last, call.connection)
+    last = node.spoke.pop(producer_id, 0)
+    node.spoke[producer_id] = max(last, call.connection)  # as the newest of all
+    if len(node.spoke) > _SPEAKERS_MAX:  # whoever asks may name any number of producers
+        del node.spoke[next(iter(node.spoke))]
     return call.connection < last
 
 

@@ -203,12 +203,13 @@ def _read_snappy(block: bytes, bytes_max: int) -> bytes:
 
 
 def _read_stream(body: bytes, name: CompressionName) -> bytes:
-    pieces: list[bytes] = []
+    pieces: list[pa.Buffer] = []
     size, want = 0, max(_READ_BYTES, 4 * len(body))
     with pa.CompressedInputStream(pa.BufferReader(body), name) as stream:
-        while piece := stream.read(min(want, DECOMPRESSED_BYTES_MAX + 1 - size)):
+        # Not read(): where the bytes make no sense it keeps what it has allocated, for ever.
+        while (piece := stream.read_buffer(min(want, DECOMPRESSED_BYTES_MAX + 1 - size))).size:
             pieces.append(piece)
-            size += len(piece)
+            size += piece.size
             if size > DECOMPRESSED_BYTES_MAX:
                 raise _TooLargeError
             want = max(want, size)

@@ -46,6 +46,7 @@ SCHEMA = pa.schema(
     ]
 )
 _FEW_RECORDS = 40  # up to here it is quicker to look at them one by one
+_TIMES = 1 << 63  # a timestamp has 64 bits, and a batch adds two such numbers
 PART_BYTES_MAX = 64 * 1024 * 1024  # decompressed batches are decoded together up to this
 
 
@@ -274,7 +275,10 @@ class _Records:
                 for record in range(header.record_count):
                     no_key, delta, at = _check_record(self._part.data, at, stop, record)
                     unkeyed |= no_key
-                    latest = max(latest, header.base_timestamp_ms + delta)
+                    time_ms = header.base_timestamp_ms + delta
+                    if not -_TIMES <= time_ms < _TIMES:
+                        raise self._misfit("a timestamp", number)
+                    latest = max(latest, time_ms)
             except ValueError:
                 raise self._misfit("a record", number) from None
             if at != stop:
@@ -291,7 +295,9 @@ class _Records:
         keys, at = self._field(at, ends)
         values, at = self._field(at + np.maximum(keys, 0), ends)
         self._headers(at + np.maximum(values, 0), ends)
-        times = self._repeat([h.base_timestamp_ms for h in self._heads]) + time_deltas
+        bases = self._repeat([h.base_timestamp_ms for h in self._heads])
+        times = bases + time_deltas  # which begins anew beyond 64 bits, and then has another sign
+        self._check(((bases ^ times) & (time_deltas ^ times)) >= 0, "a timestamp")
         return RecordFacts(bool((keys < 0).any()), max(int(times.max()), NO_TIMESTAMP_MS))
 
     def _bounds(self) -> tuple[Int64s, Int64s]:
