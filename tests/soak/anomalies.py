@@ -110,11 +110,17 @@ class _Facts:
             self.conflicts.append(Finding(kind, f"{version}: {known} and {value}"))
 
     def must_be_there(self, value: str) -> bool:
-        """Return whether a value was written for certain, and is there for committed readers."""
+        """Return whether a value was written for certain, and is there for committed readers.
+
+        What is there of a transaction shows that all of it is.
+        """
         if value in self.seen_committed:
             return True
-        writer = self.writers.get(value)
-        return writer is not None and writer[0].outcome == "ok"
+        if value not in self.writers:
+            return False
+        one, _ = self.writers[value]
+        told = one.outcome != "fail" and any(sent.value in self.seen_committed for sent in one.sent)
+        return one.outcome == "ok" or told
 
     def offset_of(self, sent: Sent) -> int | None:
         """Return where a record is, as it was acknowledged or seen."""
