@@ -663,7 +663,14 @@ LONG_FILES = (
     "tests/spark/test_demo_document.py",
 )
 HOUSE_RULES = "tests/unit/test_frame.py"
-QUICK_TESTS = ("tests/unit", "tests/cases", "tests/contract", "tests/faults", "tests/simulation")
+QUICK_TESTS = (
+    "tests/unit",
+    "tests/cases",
+    "tests/contract",
+    "tests/faults",
+    "tests/simulation",
+    "tests/soak",
+)
 PYTEST: tuple[str | Path, ...] = (python_of(ENVIRONMENT), "-m", "pytest", "-q")
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "setup": setup,

@@ -166,18 +166,22 @@ def _uncommitted(facts: _Facts) -> Iterator[Finding]:
     for one in facts.operations:
         for read in one.read:
             writer = facts.writers.get(read.value)
-            if writer is None:
-                continue
-            by = writer[0]
-            told = f"{one.process} read {read}; written by {by.process}, its operation {by.number}"
-            if by.kind != "transaction":
-                if by.outcome == "fail":
-                    yield Finding("aborted-read", told)
-            elif one.isolation == "committed":
-                if by.outcome == "fail":
-                    yield Finding("aborted-read", told)
-                elif by.asked is None or one.ended < by.asked or one is by:
-                    yield Finding("precommitted-read", told)
+            kind = None if writer is None else _too_early(one, writer[0])
+            if writer is not None and kind is not None:
+                by = f"{writer[0].process}, its operation {writer[0].number}"
+                yield Finding(kind, f"{one.process} read {read}; written by {by}")
+
+
+def _too_early(reader: Operation, writer: Operation) -> str | None:
+    """Return what is wrong with having read what was written; None if nothing is."""
+    if writer.kind != "transaction":
+        return "aborted-read" if writer.outcome == "fail" else None
+    if reader.isolation != "committed":
+        return None
+    if writer.outcome == "fail":
+        return "aborted-read"
+    early = writer.asked is None or reader.ended < writer.asked or reader is writer
+    return "precommitted-read" if early else None
 
 
 def _torn(facts: _Facts) -> Iterator[Finding]:

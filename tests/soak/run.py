@@ -46,7 +46,7 @@ CLIENTS = {
 }
 START_S = 30.0
 HUNG_S = 60.0  # without a beat: longer than any call of a client may take
-END_S = 120.0
+END_S = 75.0  # longer than any call of a client may take
 SEGMENT_BYTES = 500_000  # so that segments are closed while it runs
 BROKER = (sys.executable, "-m", "millstream", "broker")
 
@@ -299,12 +299,14 @@ def soak(
     seconds: float,
     seed: int,
     every_s: float = 4.0,
+    settle_s: float = 5.0,
     broker_words: Sequence[str] = BROKER,
 ) -> Run:
     """Run it; return what it came to.
 
     Args:
         every_s: How far apart faults are, on average.
+        settle_s: For how long the clients go on undisturbed at the end.
         broker_words: The command that is the broker, for one with a fault of its own.
     """
     run, chance = Run(), random.Random(seed)
@@ -323,7 +325,7 @@ def soak(
                     clients.append(Client(role, name, proxy.address, folder, run))
             faults = Faults(broker, clients, proxy, run, chance)
             _disturb(clients, faults, chance, seconds=seconds, every_s=every_s)
-            _finish(clients, proxy.address, folder, run)
+            _finish(clients, proxy.address, folder, run, settle_s)
             broker.note_use()
             if broker.process.end(END_S) != 0:
                 run.problems.append("the broker did not end in order")
@@ -369,9 +371,11 @@ def _disturb(
     faults.heal()
 
 
-def _finish(clients: Sequence[Client], address: str, folder: Path, run: Run) -> None:
+def _finish(
+    clients: Sequence[Client], address: str, folder: Path, run: Run, settle_s: float
+) -> None:
     """Let all clients go on undisturbed, end, and read everything."""
-    end_s = time.monotonic() + 5.0
+    end_s = time.monotonic() + settle_s
     while time.monotonic() < end_s:
         for client in clients:
             client.look_after()

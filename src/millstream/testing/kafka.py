@@ -209,6 +209,12 @@ class ApacheKafka:
             time.sleep(0.05)
         return False
 
+    @property
+    def pid(self) -> int:
+        """The number of the node's process."""
+        assert self._process is not None, "the node was closed"
+        return self._process.pid
+
     def kill(self) -> None:
         """End the node as a crash would."""
         if self._process is not None:

@@ -1,0 +1,138 @@
+"""A broker with defects that were put into it, for tests of the soak: it must not pass for a good one.
+
+    python -m soak.faulty_broker DEFECT[,DEFECT] broker DIR [options of `millstream broker`]
+
+The defects are laid over the broker's own code in this process; the package knows nothing of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+from millstream.broker import (
+    appending,
+    committed,
+    dispatch,
+    fetching,
+    messages,
+    messages_groups,
+    messages_transactions,
+    transactions,
+)
+from millstream.broker.appending import Appender
+from millstream.broker.codes import Code
+from millstream.broker.node import Call, Node
+from millstream.broker.wire import Message
+from millstream.cli.main import main
+from millstream.log.batch import NO_PRODUCER, TRANSACTIONAL
+from millstream.log.group_commit import PendingAppend
+
+_EVERY = 20  # so that most of what it does is right
+_numbers = count(1)
+
+
+def _now(every: int = _EVERY) -> bool:
+    return next(_numbers) % every == 0
+
+
+def loses_records() -> None:
+    """Acknowledges a batch that it has not appended."""
+    look_at = Appender._look_at
+
+    def lose(self: Appender, arrival: appending.Arrival, delivery: appending._Delivery) -> None:
+        look_at(self, arrival, delivery)
+        if arrival.code == Code.NONE and _now():
+            _, append = delivery.pending.pop()
+            arrival.offset = append.partition.log_end_offset
+            arrival.log_start = append.partition.log_start
+
+    Appender._look_at = lose
+
+
+def doubles_records() -> None:
+    """Appends a batch twice."""
+    look_at = Appender._look_at
+
+    def double(self: Appender, arrival: appending.Arrival, delivery: appending._Delivery) -> None:
+        look_at(self, arrival, delivery)
+        if arrival.code == Code.NONE and delivery.pending:
+            _, append = delivery.pending[-1]
+            if not append.batch.attributes & TRANSACTIONAL and _now():
+                again = replace(append.batch, producer=NO_PRODUCER)
+                ignored = appending.Arrival(arrival.name, None)
+                delivery.pending.append((ignored, PendingAppend(append.partition, again)))
+
+    Appender._look_at = double
+
+
+def shows_aborted() -> None:
+    """Does not tell committed readers what was taken back."""
+    good = fetching._answer
+
+    def answer(one: fetching.Wanted, isolation: fetching.Isolation) -> Message:
+        return {**good(one, isolation), "aborted_transactions": []}
+
+    fetching._answer = answer
+
+
+def shows_open() -> None:
+    """Shows everybody what is not committed yet."""
+
+    async def fetch(node: Node, call: Call) -> Message:
+        call.request["isolation_level"] = 0
+        return await fetching.fetch(node, call)
+
+    _instead(messages.FETCH, fetch)
+
+
+def forgets_offsets() -> None:
+    """Acknowledges offsets of groups that it does not keep; of a transaction, too."""
+
+    async def commit(node: Node, call: Call) -> Message:
+        if _now(every=2):  # the next one would make up for it
+            return {"topics": committed.outcomes(call.request["topics"], {})}
+        return await committed.offset_commit(node, call)
+
+    async def in_transaction(node: Node, call: Call) -> Message:
+        if _now(every=2):  # the next one would make up for it
+            return {"topics": committed.outcomes(call.request["topics"], {})}
+        return await transactions.txn_offset_commit(node, call)
+
+    _instead(messages_groups.OFFSET_COMMIT, commit)
+    _instead(messages_transactions.TXN_OFFSET_COMMIT, in_transaction)
+
+
+def commits_offsets_alone() -> None:
+    """Keeps the offsets of a transaction at once, whether it is committed or not."""
+
+    async def in_transaction(node: Node, call: Call) -> Message:
+        offsets, _ = committed.acceptable(node, call.request["topics"])
+        await node.commits.commit(call.request["group_id"], offsets)
+        return {"topics": committed.outcomes(call.request["topics"], {})}
+
+    _instead(messages_transactions.TXN_OFFSET_COMMIT, in_transaction)
+
+
+def _instead(api: object, handler: Callable[..., object]) -> None:
+    dispatch.HANDLERS[api] = handler
+
+
+DEFECTS = {
+    one.__name__: one
+    for one in (
+        loses_records,
+        doubles_records,
+        shows_aborted,
+        shows_open,
+        forgets_offsets,
+        commits_offsets_alone,
+    )
+}
+
+if __name__ == "__main__":
+    for name in sys.argv.pop(1).split(","):
+        DEFECTS[name]()
+    main()
