@@ -44,7 +44,7 @@ CLIENTS = {
     "committed": 1,
     "uncommitted": 1,
 }
-START_S = 30.0
+START_S = 60.0
 HUNG_S = 60.0  # without a beat: longer than any call of a client may take
 END_S = 75.0  # longer than any call of a client may take
 SEGMENT_BYTES = 500_000  # so that segments are closed while it runs
