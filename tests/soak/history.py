@@ -13,7 +13,9 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from sys import intern
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal["send", "transaction", "poll", "assign", "commit", "committed"]
@@ -137,6 +139,11 @@ def read_journals(paths: Iterable[Path]) -> list[Operation]:
     return [one for path in paths for one in _read_journal(path)]
 
 
+@cache
+def _place(topic: str, partition: int) -> Place:
+    return Place(topic, partition)  # one for all: a long history has millions
+
+
 def _read_journal(path: Path) -> list[Operation]:
     found: dict[int, Operation] = {}
     for text in path.read_bytes().splitlines(keepends=True):
@@ -155,10 +162,11 @@ def _read_journal(path: Path) -> list[Operation]:
         )
         if "sent" in line:
             one.sent = [
-                Sent(Place(t, p), value, at, source) for t, p, value, at, source in line["sent"]
+                Sent(_place(t, p), intern(value), at, source)
+                for t, p, value, at, source in line["sent"]
             ]
         if "read" in line:
-            one.read = [Read(Place(t, p), at, value) for t, p, at, value in line["read"]]
+            one.read = [Read(_place(t, p), at, intern(value)) for t, p, at, value in line["read"]]
         if "offsets" in line:
-            one.offsets = {Place(t, p): at for t, p, at in line["offsets"]}
+            one.offsets = {_place(t, p): at for t, p, at in line["offsets"]}
     return list(found.values())
