@@ -300,6 +300,7 @@ def soak(
     seed: int,
     every_s: float = 4.0,
     settle_s: float = 5.0,
+    forgetting: bool = True,
     broker_words: Sequence[str] = BROKER,
 ) -> Run:
     """Run it; return what it came to.
@@ -307,6 +308,7 @@ def soak(
     Args:
         every_s: How far apart faults are, on average.
         settle_s: For how long the clients go on undisturbed at the end.
+        forgetting: Whether every other client forgets its brokers, and may hang (``clients``).
         broker_words: The command that is the broker, for one with a fault of its own.
     """
     run, chance = Run(), random.Random(seed)
@@ -321,7 +323,7 @@ def soak(
             _make_topics(proxy.address)
             for role, count in CLIENTS.items():
                 for number in range(count):
-                    name = f"{role}-{number}"
+                    name = f"{role}-{number if forgetting else 2 * number + 1}"
                     clients.append(Client(role, name, proxy.address, folder, run))
             faults = Faults(broker, clients, proxy, run, chance)
             _disturb(clients, faults, chance, seconds=seconds, every_s=every_s)

@@ -28,10 +28,10 @@ TOGETHER = [
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_two_minutes_of_faults_leave_no_trace(tmp_path: Path) -> None:
-    run = soak(tmp_path / "soak", seconds=90, seed=7, every_s=3.0)
+    run = soak(tmp_path / "soak", seconds=90, seed=7, every_s=3.0, forgetting=False)
     text = report(run, seed=7, commit="this")
     assert run.complete, text
-    assert (run.found, run.problems) == ([], []), text
+    assert (run.found, run.problems, run.hung) == ([], [], {}), text
     assert sum(run.faults.values()) > 8, text
     for kind in ("send", "transaction", "poll", "commit", "committed"):
         assert any((one.kind, one.outcome) == (kind, "ok") for one in run.operations), text
@@ -42,7 +42,15 @@ def test_two_minutes_of_faults_leave_no_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize("defects", TOGETHER)
 def test_a_broker_with_defects_is_found_out(tmp_path: Path, defects: str) -> None:
     words = (sys.executable, "-m", "soak.faulty_broker", defects, "broker")
-    run = soak(tmp_path / "soak", seconds=8, seed=3, every_s=60, settle_s=1, broker_words=words)
+    run = soak(
+        tmp_path / "soak",
+        seconds=8,
+        seed=3,
+        every_s=60,
+        settle_s=1,
+        forgetting=False,
+        broker_words=words,
+    )
     found = {one.kind for one in run.found}
     for defect in defects.split(","):
         assert found & TELLS[defect], (defect, found, run.problems)
