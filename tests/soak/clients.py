@@ -349,8 +349,12 @@ def be_member(client: Client) -> None:
         _note_assigned(client, MEMBERS, consumer, partitions)
         positions.clear()
 
+    def gone(*_: object) -> None:
+        # Nor when others have them: by the next generation this member may commit again.
+        positions.clear()
+
     positions: dict[Place, int] = {}
-    consumer.subscribe(["plain", "output"], on_assign=assigned)
+    consumer.subscribe(["plain", "output"], on_assign=assigned, on_revoke=gone, on_lost=gone)
     while client.goes_on():
         began = time.monotonic_ns()
         found = reads(consumer.consume(100, client.chance.choice((0.05, 0.3))))
