@@ -144,7 +144,7 @@ async def _answer(node: Node, frames: Frames, number: int, outcome: Outcome) -> 
         if data is not None:
             flexible = call.api.flexible(call.version) and call.api is not messages.API_VERSIONS
             version = call.version if call.api.supports(call.version) else 0
-            call.api.decode_response(Source(data, 8 + flexible), version)
+            call.api.decode_response(Source(b"".join(data), 8 + flexible), version)
         outcome.counts[f"answered {call.api.name}"] += 1
     except TimeoutError:
         if call.api not in _WAIT_BY_RIGHT:

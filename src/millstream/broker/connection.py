@@ -23,14 +23,15 @@ from millstream.broker.dispatch import (
 )
 from millstream.broker.memory import RequestMemory
 from millstream.broker.node import Call, Node
-from millstream.broker.wire import MalformedError
+from millstream.broker.wire import Buffer, MalformedError
 
 READ_AHEAD_BYTES = 64 * 1024  # of a connection, before there is room for its next request
 _SIZE_BYTES = 4
 _FRAME_BYTES_MIN = 8  # key, version, correlation id
 _REQUESTS_MAX = 64  # read and not yet taken up, of one connection
 _PRODUCES_MAX = 64  # taken up and not yet answered
-_PIECE_BYTES = 256 * 1024  # of an answer, encrypted at a time: others are served in between
+_PIECE_BYTES = 1024 * 1024  # of an answer, written at a time
+_TLS_PIECE_BYTES = 256 * 1024  # ... and encrypted: others are served in between
 _TLS_HANDSHAKE = b"\x16\x03"  # how the bytes of a client that wants TLS begin
 
 
@@ -61,7 +62,7 @@ class Connection:
         self._encrypted = writer.get_extra_info("ssl_object") is not None
         self._peer = Peer(host, port, client_host, node.next_connection(), login)
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue(_REQUESTS_MAX)
-        self._produces: deque[tuple[int, asyncio.Task[bytes | None]]] = deque()
+        self._produces: deque[tuple[int, asyncio.Task[list[Buffer] | None]]] = deque()
         self._answers_other = False  # than Produce
         self._held = 0  # of the memory for requests
         self._reading: asyncio.Task[None] | None = None
@@ -202,21 +203,23 @@ class Connection:
             self._node.responses.release(call.held_bytes)
             self._answers_other = False
 
-    async def _write(self, data: bytes) -> None:
-        """Write an answer, and let TLS encrypt no more of it than the client takes.
+    async def _write(self, frame: list[Buffer]) -> None:
+        """Write an answer, piece by piece, as the client takes it.
 
-        TLS passes on all it has been given, so that what lies behind it would be counted by nobody.
+        What the socket does not take at once, asyncio copies; so the next piece comes when the one before
+        has gone. And TLS passes on all it has been given, so that what lies behind it would be counted by
+        nobody.
         """
-        if not self._encrypted:
-            self._writer.write(data)
-            return
-        view = memoryview(data)
-        for at in range(0, len(data), _PIECE_BYTES):
-            self._writer.write(view[at : at + _PIECE_BYTES])
-            await self._taken()
-            await asyncio.sleep(0)
+        piece_bytes = _TLS_PIECE_BYTES if self._encrypted else _PIECE_BYTES
+        for part in frame:
+            view = memoryview(part)
+            for at in range(0, len(view), piece_bytes):
+                self._writer.write(view[at : at + piece_bytes])
+                await self._taken()
+                if self._encrypted:
+                    await asyncio.sleep(0)
 
-    def _write_produced(self, _: asyncio.Task[bytes | None]) -> None:
+    def _write_produced(self, _: asyncio.Task[list[Buffer] | None]) -> None:
         """Write the answers that are there, up to the first that is not."""
         while self._produces and self._produces[0][1].done():
             size, task = self._produces.popleft()
@@ -228,7 +231,7 @@ class Connection:
                 self._tell(error)
                 self._writer.transport.abort()
             elif (data := task.result()) is not None:
-                self._writer.write(data)
+                self._writer.writelines(data)
 
     def _free(self, size: int) -> None:
         self._held -= size

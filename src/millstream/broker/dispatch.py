@@ -35,10 +35,11 @@ from millstream.broker.authentication import Login
 from millstream.broker.codes import Code
 from millstream.broker.node import Call, Node
 from millstream.broker.schema import Api
-from millstream.broker.wire import MalformedError, Message, Source
+from millstream.broker.wire import Buffer, MalformedError, Message, Source
 
 Handler: TypeAlias = Callable[[Node, Call], Awaitable[Message | None]]
 OTHER_BYTES_MAX = 16 * 1024 * 1024  # of a request that brings no records
+_PIECE_BYTES_MIN = 64 * 1024  # of an answer: what is smaller is copied together
 _OPENING = struct.Struct(">hhi")  # key, version and correlation id, in every header
 
 
@@ -152,20 +153,37 @@ def read_call(frame: bytes, peer: Peer) -> Call:
     return Call(api, version, correlation_id, header["client_id"] or "", request, *peer)
 
 
-async def answer(node: Node, call: Call) -> bytes | None:
-    """Return the frame that answers a request; None if no answer is wanted."""
+async def answer(node: Node, call: Call) -> list[Buffer] | None:
+    """Return the frame that answers a request, in pieces; None if no answer is wanted."""
     response = await HANDLERS[call.api](node, call)
     return None if response is None else frame_of(call, response)
 
 
-def frame_of(call: Call, response: Message) -> bytes:
-    """Return a response as it is sent: its length, the header, the message."""
+def frame_of(call: Call, response: Message) -> list[Buffer]:
+    """Return a response as it is sent: its length, the header, the message.
+
+    It is in pieces: records of some size are views of what was read from the log, and are not copied.
+    """
     version = call.version if call.api.supports(call.version) else 0
-    out = [b"", call.correlation_id.to_bytes(4, "big", signed=True)]
+    out: list[Buffer] = [b"", call.correlation_id.to_bytes(4, "big", signed=True)]
     # A client cannot know yet what the broker speaks when it reads the answer to ApiVersions, so
     # the header of this one is never flexible.
     if call.api.flexible(version) and call.api is not messages.API_VERSIONS:
         out.append(b"\0")
     call.api.encode_response(response, version, out)
     out[0] = sum(map(len, out)).to_bytes(4, "big")
-    return b"".join(out)
+    return _in_few(out)
+
+
+def _in_few(pieces: list[Buffer]) -> list[Buffer]:
+    """Join the small pieces that stand side by side."""
+    few: list[Buffer] = []
+    small: list[Buffer] = []
+    for piece in pieces:
+        if len(piece) < _PIECE_BYTES_MIN:
+            small.append(piece)
+        else:
+            few += [b"".join(small), piece]
+            small = []
+    few.append(b"".join(small))
+    return few

@@ -33,7 +33,7 @@ class Wanted:
     offset: int
     bytes_max: int
     next_offset: int
-    parts: list[bytes] = field(default_factory=list)
+    parts: list[memoryview] = field(default_factory=list)
     size: int = 0
     aborted: dict[AbortedRange, None] = field(default_factory=dict)
     code: Code = Code.NONE
@@ -154,5 +154,5 @@ def _answer(one: Wanted, isolation: Isolation) -> Message:
         "last_stable_offset": one.last_stable_offset,
         "log_start_offset": one.log_start,
         "aborted_transactions": aborted if isolation == "read_committed" else None,
-        "records": b"".join(one.parts),
+        "records": one.parts,
     }

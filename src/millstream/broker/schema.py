@@ -27,6 +27,7 @@ from functools import cache
 from millstream.broker.wire import (
     FIXED,
     ZERO,
+    Buffer,
     Codec,
     Member,
     Message,
@@ -172,11 +173,11 @@ class Api:
         request: Message = _codec(self, "request", version).read(source)
         return request
 
-    def encode_response(self, response: Message, version: int, out: list[bytes]) -> None:
+    def encode_response(self, response: Message, version: int, out: list[Buffer]) -> None:
         """Append the bytes of a response to ``out``."""
         _codec(self, "response", version).write(response, out)
 
-    def encode_request(self, request: Message, version: int, out: list[bytes]) -> None:
+    def encode_request(self, request: Message, version: int, out: list[Buffer]) -> None:
         """Append the bytes of a request to ``out``."""
         _codec(self, "request", version).write(request, out)
 

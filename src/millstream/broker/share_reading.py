@@ -62,7 +62,7 @@ def read_stretch(
     aborted = AbortedRanges(found.aborted)
     batches = [
         FoundBatch(part[at : at + header.size], list(_ranges(part, at, header, start)))
-        for part in found.parts
+        for part in map(bytes, found.parts)
         for at, header in _headers(part)
         if not header.attributes & CONTROL and not aborted.cover(header)
     ]

@@ -33,7 +33,8 @@ _UVARINT_BYTES_MAX = 5
 Value = Any
 Message = dict[str, Any]
 Read = Callable[["Source"], Value]
-Write = Callable[[Value, list[bytes]], None]
+Buffer = bytes | memoryview
+Write = Callable[[Value, list[Buffer]], None]
 
 
 class MalformedError(Exception):
@@ -108,14 +109,14 @@ def _fixed(layout: str) -> Codec:
         source.at = at + size
         return unpack(source.data, at)[0]
 
-    def write(value: Value, out: list[bytes]) -> None:
+    def write(value: Value, out: list[Buffer]) -> None:
         out.append(pack(value))
 
     return Codec(read, write)
 
 
 def _uuid() -> Codec:
-    def write(value: Value, out: list[bytes]) -> None:
+    def write(value: Value, out: list[Buffer]) -> None:
         assert len(value) == 16, "a uuid has 16 bytes"
         out.append(value)
 
@@ -149,7 +150,7 @@ def _length(width: str, *, flexible: bool) -> Codec:
             length: int = number.read(source)
             return None if length == -1 else length
 
-        def write_plain(length: Value, out: list[bytes]) -> None:
+        def write_plain(length: Value, out: list[Buffer]) -> None:
             number.write(-1 if length is None else length, out)
 
         return Codec(read_plain, write_plain)
@@ -158,7 +159,7 @@ def _length(width: str, *, flexible: bool) -> Codec:
         length = source.uvarint()
         return length - 1 if length else None
 
-    def write(length: Value, out: list[bytes]) -> None:
+    def write(length: Value, out: list[Buffer]) -> None:
         out.append(b"\0" if length is None else uvarint(length + 1))
 
     return Codec(read, write)
@@ -183,10 +184,14 @@ def sized(kind: str, *, flexible: bool, nullable: bool) -> Codec:
         except UnicodeDecodeError as error:
             raise MalformedError(f"a string that is not UTF-8: {error}") from None
 
-    def write(value: Value, out: list[bytes]) -> None:
+    def write(value: Value, out: list[Buffer]) -> None:
         if value is None:
             assert nullable, f"a null {kind} where there must be one"
             size.write(None, out)
+            return
+        if isinstance(value, list):  # bytes or records in several pieces
+            size.write(sum(map(len, value)), out)
+            out += value
             return
         data = value.encode() if text else value
         size.write(len(data), out)
@@ -208,7 +213,7 @@ def array(element: Codec, *, flexible: bool, nullable: bool) -> Codec:
             return None
         return [read_one(source) for _ in range(source.elements(length))]
 
-    def write(value: Value, out: list[bytes]) -> None:
+    def write(value: Value, out: list[Buffer]) -> None:
         if value is None:
             assert nullable, "a null array where there must be one"
             size.write(None, out)
@@ -245,7 +250,7 @@ def structure(members: Sequence[Member], *, flexible: bool) -> Codec:
             _read_tags(source, tagged, value)
         return value
 
-    def write(value: Message, out: list[bytes]) -> None:
+    def write(value: Message, out: list[Buffer]) -> None:
         for name, write_one in writers:
             write_one(value[name] if name in value else defaults[name], out)
         if flexible:
@@ -261,7 +266,7 @@ def optional(one: Codec) -> Codec:
     def read(source: Source) -> Value:
         return None if here.read(source) < 0 else one.read(source)
 
-    def write(value: Value, out: list[bytes]) -> None:
+    def write(value: Value, out: list[Buffer]) -> None:
         here.write(-1 if value is None else 1, out)
         if value is not None:
             one.write(value, out)
@@ -282,7 +287,7 @@ def _read_tags(source: Source, tagged: Mapping[int, Member], value: Message) -> 
             raise MalformedError(f"the tagged field {known.name} is not of the size it says")
 
 
-def _write_tags(tagged: Mapping[int, Member], value: Message, out: list[bytes]) -> None:
+def _write_tags(tagged: Mapping[int, Member], value: Message, out: list[Buffer]) -> None:
     present = [
         (tag, one)
         for tag, one in sorted(tagged.items(), key=lambda item: item[0])
@@ -291,7 +296,7 @@ def _write_tags(tagged: Mapping[int, Member], value: Message, out: list[bytes]) 
     out.append(uvarint(len(present)))
     for tag, one in present:
         assert one.codec is not None, "only fields of this version are tagged"
-        content: list[bytes] = []
+        content: list[Buffer] = []
         one.codec.write(value[one.name], content)
         data = b"".join(content)
         out += (uvarint(tag), uvarint(len(data)), data)

@@ -31,10 +31,10 @@ _SEARCH_BYTES = 4 << 20
 class Batches(NamedTuple):
     """Batches in the order of offsets; the next ones begin at ``next_offset``.
 
-    ``aborted`` are the transactions taken back that have records among them.
+    ``parts`` are views of what was read, so that nobody copies what is only sent on. ``aborted`` are the transactions taken back that have records among them.
     """
 
-    parts: list[bytes]
+    parts: list[memoryview]
     size: int
     next_offset: int
     aborted: list[AbortedRange]
@@ -111,8 +111,8 @@ class BatchReader(LogReader):
         wanted: tuple[int, int],
         bytes_max: int,
         first_whole: bool,  # noqa: FBT001 - private
-    ) -> tuple[list[bytes], int, int]:
-        parts: list[bytes] = []
+    ) -> tuple[list[memoryview], int, int]:
+        parts: list[memoryview] = []
         size, reached = 0, wanted[0]
         block_bytes = min(max(bytes_max, _BLOCK_BYTES_MIN), _BLOCK_BYTES_MAX)
         try:
@@ -124,7 +124,7 @@ class BatchReader(LogReader):
                         break
                     stop, reached, last = at + header.size, header.next_offset, at
                 if stop is not None:
-                    parts.append(block.data[first:stop])
+                    parts.append(memoryview(block.data)[first:stop])
                     size += stop - first
                 if stop is None or last != block.batches[-1][0]:
                     break

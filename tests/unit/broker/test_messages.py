@@ -31,6 +31,8 @@ FEW = settings(max_examples=some(6), phases=[Phase.generate])
 PEER = Peer("127.0.0.1", 9092, "127.0.0.2")
 CASES = [(api, direction) for api in APIS.values() for direction in ("request", "response")]
 NAMES = [f"{api.name}-{direction}" for api, direction in CASES]
+# kafka-python speaks no share groups; that these are Kafka's own messages, the Java client shows.
+KNOWN_TO_IT = [api for api in APIS.values() if "Share" not in api.name]
 
 _INTEGERS = {
     f"int{bits}": st.integers(-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)
@@ -129,7 +131,8 @@ def as_ours(value: object) -> object:
     return value.bytes if isinstance(value, uuid.UUID) else value
 
 
-@pytest.mark.parametrize(("api", "direction"), CASES, ids=NAMES)
+@pytest.mark.parametrize("direction", ["request", "response"])
+@pytest.mark.parametrize("api", KNOWN_TO_IT, ids=lambda api: api.name)
 @FEW
 @given(data=st.data())
 def test_kafka_python_reads_and_writes_the_same_bytes(api, direction, data) -> None:
@@ -146,7 +149,7 @@ def test_kafka_python_reads_and_writes_the_same_bytes(api, direction, data) -> N
 
 
 def test_names_and_ranges_are_those_of_kafka() -> None:
-    for api in APIS.values():
+    for api in KNOWN_TO_IT:
         request = theirs(api, "request")
         assert (request.API_KEY, request.name) == (api.key, f"{api.name}Request")
         assert api.versions[1] <= request.max_version
@@ -254,15 +257,15 @@ def test_a_header_is_read_in_both_forms() -> None:
 
 def test_a_newer_apiversions_is_answered_in_the_oldest_form() -> None:
     call = read_call(struct.pack(">hhi", 18, 99, 5) + b"\xff\xff", PEER)
-    frame = frame_of(call, {"error_code": 35, "api_keys": []})
+    frame = b"".join(frame_of(call, {"error_code": 35, "api_keys": []}))
     assert frame == struct.pack(">iihi", 10, 5, 35, 0)
 
 
 def test_the_header_of_the_answer_to_apiversions_is_never_flexible() -> None:
     call = Call(API_VERSIONS, 3, 5, "", {}, *PEER)
-    frame = frame_of(call, {"api_keys": []})
+    frame = b"".join(frame_of(call, {"api_keys": []}))
     assert frame[4:] == struct.pack(">ihBiB", 5, 0, 1, 0, 0)
-    flexible = frame_of(Call(APIS[3], 9, 5, "", {}, *PEER), {})
+    flexible = b"".join(frame_of(Call(APIS[3], 9, 5, "", {}, *PEER), {}))
     assert flexible[4:9] == struct.pack(">ib", 5, 0)
 
 
