@@ -255,7 +255,8 @@ def _anywhere(partitions: int) -> dict[str, str]:
         # start of a checkpoint.
         "spark.sql.shuffle.partitions": str(partitions),
         "spark.sql.session.timeZone": "UTC",
-        # State: the only provider that Python's stateful operators accept, writing what a batch
+        # State of streams that are given to Spark, and of native steps; a job's own lies in files.
+        # The only provider that Python's stateful operators accept, writing what a batch
         # changed and not the whole, within a bound on memory that all stores of a process share.
         f"{streaming}.stateStore.providerClass": internals.ROCKSDB_PROVIDER,
         f"{rocksdb}.changelogCheckpointing.enabled": "true",
@@ -370,8 +371,7 @@ def memory_mib() -> int:
 def driver_memory_mib(memory: int) -> int:
     """Return the JVM's share of that memory: a quarter, up to 4 GiB.
 
-    The rest is for the Python workers, for RocksDB, which lives outside the heap, and for the page
-    cache, where the log is read from.
+    The rest is for the Python workers, and for the page cache, where log and state are read from.
     """
     return max(min(memory // 4, _DRIVER_MEMORY_MIB_MAX), _DRIVER_MEMORY_MIB_MIN)
 

@@ -1,4 +1,7 @@
-"""A stage on Spark: one transformWithState, whose processor runs the kernels bucket by bucket.
+"""A stage as one of Spark's stateful operators, for streams that are given to Spark (`to_spark()`).
+
+The query is the user's there, and so is the checkpoint. The processor runs the kernels bucket by bucket.
+A job that is run by us goes through its stages otherwise (`stages.py`).
 
 Spark loads the processor in a process of its own only to ask which state it keeps. So this module
 is light and the processor carries its plan packed; :mod:`millstream.spark.stage_runner` is loaded,
