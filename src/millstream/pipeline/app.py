@@ -55,8 +55,7 @@ class App:
             whatever reads views (``ms.view``, ``millstream view``, ``millstream ui``).
         buckets: Into how many hash ranges keys are divided; fixed at the birth of the app's state.
             More buckets let more cores share a stage; each costs a little in every batch. With one,
-            a batch is one task from the source through all stages: small batches are quickest, and
-            large ones have one core.
+            small batches are quickest, and of a large one each stage has one core.
         views: Where views are kept that do not say so themselves: the app's own store in its
             folder, or the URL of a PostgreSQL database. See :meth:`Stream.view`.
         on_error: What a row leads to on which an expression or function of yours fails:
