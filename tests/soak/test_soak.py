@@ -58,3 +58,7 @@ def test_a_broker_with_defects_is_found_out(tmp_path: Path, defects: str) -> Non
         if all(found & TELLS[defect] for defect in defects.split(",")):
             return
     raise AssertionError((found, run.problems))
+
+
+def test_every_defect_is_put_to_the_test() -> None:
+    assert {one for some in TOGETHER for one in some.split(",")} == TELLS.keys() == DEFECTS.keys()
