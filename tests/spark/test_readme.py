@@ -34,8 +34,9 @@ WAIT_S = 600
 ELSEWHERE = {"make demo", "make test", 'pip install ".[spark,ui]"'}
 BEFORE, AFTER = ("millstream run app.py",), ("millstream stop ads",)
 SERVED = "millstream ui"
-BROKER = "millstream broker ./data"
-NOT_ALONE = {*BEFORE, *AFTER, SERVED, BROKER}
+# Servers, and where they are to listen here.
+SERVERS = {"millstream broker ./data": "--listen", "millstream edge ./data": "--http"}
+NOT_ALONE = {*BEFORE, *AFTER, SERVED, *SERVERS}
 
 
 def test_nothing_of_the_readme_is_of_a_kind_that_is_not_run():
@@ -150,11 +151,12 @@ def test_the_program_prints_what_is_shown_and_every_command_does_what_it_says(fo
     for command in others:
         if not command.startswith("curl"):
             assert run(folder, command), command
-    ready = folder / "ready"
-    words = f"{BROKER} --listen 127.0.0.1:0 --ready-file {ready}"
-    with running(folder, words, ready.exists) as broker:
-        broker.terminate()
-        assert broker.wait(WAIT_S) == 0
+    for server, option in SERVERS.items():
+        ready = folder / f"{server.split()[1]}-is-ready"
+        words = f"{server} {option} 127.0.0.1:0 --ready-file {ready}"
+        with running(folder, words, ready.exists) as process:
+            process.terminate()
+            assert process.wait(WAIT_S) == 0
 
 
 def follow(folder, command):
