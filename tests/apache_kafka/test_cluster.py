@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from contract.logs import wipe
 from spark.clusters import Cluster, end
 from spark.test_kafka_demo import OUTPUTS
 
@@ -69,6 +70,8 @@ def test_the_demo_survives_the_death_of_a_worker_and_of_the_driver(
         assert running.wait() == 0, said.read_text()
     finally:
         end(running)
+        with held.connect() as log:
+            wipe(log)
     lines = said.read_text().splitlines()
     assert sum(": equal: " in line for line in lines) == OUTPUTS, lines
     assert any(line.startswith("Going on: ") for line in lines), lines
