@@ -165,8 +165,12 @@ async def _serving(
     node = Node(writer, settings, on_failure=fail)
     memory = RequestMemory(settings.requests_bytes_max)
     connections: dict[asyncio.Task[None], Connection] = {}
+    ending = asyncio.Event()
 
     async def connected(reader: asyncio.StreamReader, stream: asyncio.StreamWriter) -> None:
+        if ending.is_set():  # it was accepted just before the door was shut
+            stream.close()
+            return
         if len(connections) >= settings.connections_max:
             node.closings.tell(f"closed a connection: {len(connections)} are open, the limit")
             stream.close()
@@ -203,6 +207,7 @@ async def _serving(
         try:
             yield failed
         finally:
+            ending.set()
             server.close()
             await _end(connections)
             await node.end()
