@@ -78,7 +78,7 @@ class RunFiles:
     folder: Path
     run: int
     _bundle: str = ""
-    _waiting: list[bytes] = field(default_factory=list)
+    _waiting: dict[str, bytes] = field(default_factory=dict)  # what the bundle will hold, in order
     _waiting_bytes: int = 0
     _written: bool = False
 
@@ -113,8 +113,8 @@ class RunFiles:
     def settle(self) -> None:
         """End the batch, before its manifests are given away: all that they name is on disk."""
         if self._waiting:
-            self._write(self._bundle, self._waiting)
-            self._waiting, self._waiting_bytes, self._bundle = [], 0, ""
+            self._write(self._bundle, map(_padded, self._waiting.values()))
+            self._waiting, self._waiting_bytes, self._bundle = {}, 0, ""
         if self._written:
             folder = os.open(self.folder, os.O_RDONLY)
             try:
@@ -126,9 +126,8 @@ class RunFiles:
     def _into_bundle(self, encoded: bytes) -> str:
         self._bundle = self._bundle or self._new_name()
         name = f"{self._bundle}{_AT}{self._waiting_bytes}"
-        padding = -len(encoded) % _ALIGNMENT_BYTES
-        self._waiting += [encoded, bytes(padding)]
-        self._waiting_bytes += len(encoded) + padding
+        self._waiting[name] = encoded
+        self._waiting_bytes += len(encoded) + _padding_bytes(encoded)
         return name
 
     def _new_name(self) -> str:
@@ -143,10 +142,10 @@ class RunFiles:
         self._written = True
 
     def _fetch(self, run: Run) -> pa.Buffer:
+        if run.name in self._waiting:  # made by this task, and not kept open since
+            return pa.py_buffer(self._waiting[run.name])
         file, _, place = run.name.partition(_AT)
         path, start = self.folder / file, int(place or 0)
-        if file == self._bundle:  # made by this task, and not kept open since
-            return pa.py_buffer(b"".join(self._waiting)[start : start + run.size_bytes])
         try:
             size_bytes = path.stat().st_size
         except FileNotFoundError:
@@ -163,6 +162,14 @@ class RunFiles:
         with path.open("rb") as opened:
             opened.seek(start)
             return pa.py_buffer(opened.read(run.size_bytes))
+
+
+def _padding_bytes(encoded: bytes) -> int:
+    return -len(encoded) % _ALIGNMENT_BYTES
+
+
+def _padded(encoded: bytes) -> bytes:
+    return encoded + bytes(_padding_bytes(encoded))
 
 
 def _opened(run_name: str) -> _Opened:

@@ -178,10 +178,7 @@ class Stages:
         self._moved = {}
 
     def _run(self, depth: int, work: list[BucketWork], files: RunFiles) -> Iterable[BucketDone]:
-        size_bytes = sum(
-            self.frame_files.size_bytes(row.frame) for each in work for row in each.rows
-        )
-        if size_bytes <= HERE_BYTES_MAX:
+        if self._is_little(work):
             return self._runners[depth].run(work, files)
         parts: dict[int, list[BucketWork]] = {}
         labels = self.plan.bucket_labels
