@@ -1,6 +1,6 @@
 """Time and CPU per batch of 1,000 events: stateless, one, two and three stateful stages.
 
-Ours reads the log and commits into a view store, with four buckets as an app has them by default,
+Ours reads the log and commits into a view store, with two buckets as an app has them by default,
 and with one; the peer is plain Structured Streaming over files of 1,000 events, upserting into
 SQLite. "Bare" is a query of the shape of ours whose source and stages do next to nothing: what Spark
 takes for itself. Batches follow one another without pause, so the time of one is the time from

@@ -50,6 +50,9 @@ BUDGET_DAY, DECISION, SPENT, REMAINING, EVENT = (
     "budget_event",
 )
 _DAY_US = 86_400_000_000
+_MINUTE_US = 60_000_000
+# 1973. Until 1972 Liberia's clocks were 44 minutes and 30 seconds behind.
+_WHOLE_MINUTES_US = 3 * 365 * _DAY_US + _DAY_US
 _LAST_ZONE_US = _DAY_US // 2  # a date ends last in the zone twelve hours behind UTC
 _NO_LIMIT = 2**63 - 1
 _COST, _LIMIT, _LEAST, _DAY = "__cost", "__limit", "__least", "__day"
@@ -213,7 +216,9 @@ class Budget(Passing):
 
     def _rows(self, rows: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
         """Give the rows that came, in their order, with what was decided."""
-        told = told.join(self._events(told), on=_AT, how="left").filter(_IS_ROW).sort(_AT)
+        events = self._events(told)
+        told = told.filter(_IS_ROW).select(_AT, _DAY, _LIMIT, _CHARGED, DECISION).sort(_AT)
+        told = told.join(events, on=_AT, how="left", maintain_order="left")
         limits = told[_LIMIT]
         remaining = pl.select(
             pl.when(limits != _NO_LIMIT).then(limits - told[_CHARGED])
@@ -231,7 +236,8 @@ class Budget(Passing):
     def _events(self, told: pl.DataFrame) -> pl.DataFrame:
         """Find the rows that change a key's standing, which is that of its newest day so far."""
         key = [HASH, *self.by]
-        in_turn = told.sort(*key, _AT, _DAY)
+        # Nothing changes where nothing is used up, before or after.
+        in_turn = told.filter(pl.col(_OUT).any().over(HASH)).sort(*key, _AT, _DAY)
         day = pl.col(_DAY).to_physical()
         standing = in_turn.filter(day == day.cum_max().over(key))
         was_out = pl.col(_OUT).shift(1, fill_value=False).over(key)
@@ -241,13 +247,29 @@ class Budget(Passing):
 
 
 def local_days(times_us: pl.Series, zones: pl.Series) -> pl.Series:
-    """Give the date of each time (microseconds of UTC) in its own zone."""
+    """Give the date of each time (microseconds of UTC) in its own zone.
+
+    A batch's times mostly lie close together, so dates are looked up minute by minute: since
+    ``_WHOLE_MINUTES_US`` no zone's clocks change, and no day begins, within a minute.
+    """
+    low, high = times_us.min(), times_us.max()
+    if isinstance(low, int) and isinstance(high, int) and low >= _WHOLE_MINUTES_US:
+        first, last = low // _MINUTE_US, high // _MINUTE_US
+        if last - first < len(times_us):
+            minutes = pl.int_range(first, last + 1, eager=True) * _MINUTE_US
+            return _days_of(zones, minutes, times_us // _MINUTE_US - first)
+    return _days_of(zones, times_us, None)
+
+
+def _days_of(zones: pl.Series, times_us: pl.Series, at: pl.Series | None) -> pl.Series:
+    """Give the date in each zone of the time that is at its place of ``times_us``, or at ``at``."""
     instants = times_us.cast(pl.Datetime("us", "UTC"))
-    named = zones.unique(maintain_order=True).to_list()
-    days = instants.dt.convert_time_zone(named[0] if named else "UTC").dt.date()
-    for zone in named[1:]:
+    days: pl.Series | None = None
+    for zone in zones.unique(maintain_order=True).to_list() or ["UTC"]:
         there = instants.dt.convert_time_zone(zone).dt.date()
-        days = days.zip_with(zones != zone, there)
+        there = there if at is None else there.gather(at)
+        days = there if days is None else days.zip_with(zones != zone, there)
+    assert days is not None
     return days
 
 

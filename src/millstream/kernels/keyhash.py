@@ -85,7 +85,10 @@ def _hash_bytes(column: pl.Series, scale: np.uint64) -> Hashes:
     lengths = np.diff(offsets)
     words = _words_view(data, int(offsets[-1]) if len(offsets) else 0)
     hashes = lengths.astype(np.uint64)
-    for done in range(0, int(lengths.max(initial=0)), _WORD_BYTES):
+    shortest = int(lengths.min() if len(lengths) else 0) // _WORD_BYTES * _WORD_BYTES
+    for done in range(0, shortest, _WORD_BYTES):  # the words that all have, whole
+        hashes = mix(hashes ^ _scaled(words[offsets[:-1] + done], scale))
+    for done in range(shortest, int(lengths.max(initial=0)), _WORD_BYTES):
         rows = np.flatnonzero(lengths > done)
         word = words[offsets[rows] + done]
         word &= _TAIL_MASKS[np.minimum(lengths[rows] - done, _WORD_BYTES)]

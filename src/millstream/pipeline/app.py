@@ -54,8 +54,9 @@ class App:
             a folder. Where the log is behind ``kafka://`` it must be given, and is what ``log=`` is to
             whatever reads views (``ms.view``, ``millstream view``, ``millstream ui``).
         buckets: Into how many hash ranges keys are divided; fixed at the birth of the app's state.
-            More buckets let more cores share a stage; each costs a little in every batch. With one,
-            small batches are quickest, and of a large one each stage has one core.
+            As many cores at most can share a stage of a large batch, and as many partitions the app
+            can be rescaled to. Each costs its part in every batch, however small that is. Two are
+            for a laptop; give as many as the cores that a cluster may have one day.
         views: Where views are kept that do not say so themselves: the app's own store in its
             folder, or the URL of a PostgreSQL database. See :meth:`Stream.view`.
         on_error: What a row leads to on which an expression or function of yours fails:
@@ -75,7 +76,7 @@ class App:
 
     name: str
     log: str | Path = field(repr=False)  # an option of kafka:// may be a password
-    buckets: int = 4
+    buckets: int = 2
     on_error: OnError = "dead-letter"
     views: str | None = field(default=None, repr=False)  # it may hold a password
     late_alarm: float | None = None

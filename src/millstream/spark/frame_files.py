@@ -33,9 +33,9 @@ class FrameFiles:
     folder: Path | None
 
     def put(self, row: FrameRow) -> FrameRow:
-        """Give the row that goes through Spark for this one."""
+        """Give the row that goes through Spark for this one, with a frame of bytes."""
         if self.folder is None or len(row.frame) < _BYTES_MIN:
-            return row
+            return row._replace(frame=bytes(row.frame))
         name = uuid.uuid4().hex
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / name).write_bytes(row.frame)

@@ -48,7 +48,7 @@ class StageProcessor(StatefulProcessor):
         if self._runner is None:
             self._runner = pickle.loads(self._packed)  # noqa: S301 - made by add_stage, in this job
         for row in self._runner.run(int(key[0]), rows, self._manifest, self._parts):
-            yield _FrameOut(*row)
+            yield _FrameOut(row.port, row.bucket, bytes(row.frame))
 
     def close(self) -> None:
         """Have nothing to close: opened copies serve the next batch."""

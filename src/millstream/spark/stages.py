@@ -183,7 +183,7 @@ class Stages:
         parts: dict[int, list[BucketWork]] = {}
         labels = self.plan.bucket_labels
         for each in work:
-            rows = [self._portable(row) for row in each.rows]
+            rows = [self.frame_files.put(row) for row in each.rows]
             number = labels.index(each.bucket) % self.partitions
             parts.setdefault(number, []).append(each._replace(rows=rows))
         tasks = self.context.parallelize(list(parts.values()), len(parts))
@@ -193,10 +193,6 @@ class Stages:
     def _is_little(self, work: list[BucketWork]) -> bool:
         frames = (row.frame for each in work for row in each.rows)
         return sum(map(self.frame_files.size_bytes, frames)) <= HERE_BYTES_MAX
-
-    def _portable(self, row: FrameRow) -> FrameRow:
-        row = self.frame_files.put(row)
-        return row._replace(frame=bytes(row.frame))
 
     def _task(self, depth: int) -> _Task:
         if depth not in self._tasks:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.errors import ConfigError
+from millstream.kernels.budget import local_days
 
 NOON = datetime(2026, 3, 10, 12, tzinfo=UTC)
 TOLD = ("decision", "spent", "remaining", "budget_event")
@@ -252,3 +253,31 @@ def test_what_cannot_be_a_budget_is_refused():
     twice = stream.budget("client", cost="cost", limit="limit")
     with pytest.raises(ConfigError, match="column 'budget_day', and the stream has one"):
         twice.budget("client", cost="cost", limit="limit")
+
+
+ZONES = ("UTC", "America/St_Johns", "Asia/Kolkata", "Africa/Monrovia", "Pacific/Kiritimati")
+
+
+@pytest.mark.parametrize(
+    ("start", "apart"),
+    [
+        (datetime(2006, 10, 29, 2, 20, tzinfo=UTC), timedelta(seconds=7)),  # back at 00:01 local
+        (datetime(2006, 4, 2, 3, 20, tzinfo=UTC), timedelta(seconds=7)),  # and on, in spring
+        (datetime(2026, 3, 1, tzinfo=UTC), timedelta(minutes=37)),  # far apart
+        (datetime(1971, 12, 31, 0, 43, tzinfo=UTC), timedelta(seconds=1)),  # half a minute off
+    ],
+)
+def test_a_local_day_is_the_one_that_the_zones_clocks_show(start, apart):
+    times = [start + n * apart for n in range(600)]
+    zones = [ZONES[n % len(ZONES)] for n in range(600)]
+    microseconds = pl.Series(times).dt.epoch("us")
+    found = local_days(microseconds, pl.Series(zones)).to_list()
+    assert found == [
+        at.astimezone(ZoneInfo(zone)).date() for at, zone in zip(times, zones, strict=True)
+    ]
+
+
+def test_no_times_have_no_days():
+    days = local_days(pl.Series([], dtype=pl.Int64), pl.Series([], dtype=pl.String))
+    assert days.to_list() == []
+    assert days.dtype == pl.Date

@@ -309,7 +309,16 @@ def test_a_decimal_that_does_not_fit_is_dead_and_not_another_number(value):
 
 
 @pytest.mark.parametrize(
-    "bad", [[], [0], [7_777], [0, 4_999, 5_000, 9_999], list(range(0, 10_000, 97))]
+    "bad",
+    [
+        [],
+        [0],
+        [7_776],
+        [7_777],
+        [0, 4_999, 5_000, 9_999],
+        [1, 2, 9_999],
+        list(range(0, 10_000, 97)),
+    ],
 )
 def test_bad_records_are_found_in_large_blocks(bad):
     values = [b'{"n": %d}' % number for number in range(10_000)]

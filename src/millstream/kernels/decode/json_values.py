@@ -35,6 +35,7 @@ _BLOCK_BYTES = 8 << 20
 # A call of Arrow's reader costs as much as reading about 40 values by row, or 400 in its block.
 _BY_ROW_MAX = 128
 _PARTS = 16
+_STRETCH_MIN = 64  # values that are copied together more quickly than one by one
 _OPEN, _CLOSE = ord("{"), ord("}")
 _NO_FIELD = "__none"  # read where no field is wanted, so that values are looked at and counted
 
@@ -56,7 +57,7 @@ class JsonDecoder:
         in_braces = _in_braces(values)
         # A value that is cut short is one for the rows; its block need not be divided to find it.
         at = np.flatnonzero(in_braces)
-        objects = values if len(at) == len(values) else values.take(pa.array(at))
+        objects = values if len(at) == len(values) else _without(values, ~in_braces)
         blocks, refused = self._read_blocks(objects, self._block_schema)
         parts: list[tuple[pa.Table, Positions]] = []
         doubtful: list[Positions] = [np.flatnonzero(~in_braces), *(at[part] for part in refused)]
@@ -216,6 +217,18 @@ def _parse(values: pa.Array, schema: pa.Schema) -> pa.Table:
         raise ValueError("the value holds more than one JSON object")
     table.validate(full=True)  # Arrow's JSON reader takes text for UTF-8 without a look
     return table
+
+
+def _without(values: pa.Array, left_out: Mask) -> pa.Array:
+    """Leave values out. Where they are few, what lies between is copied in stretches."""
+    cuts = np.flatnonzero(left_out).tolist()
+    if len(cuts) * _STRETCH_MIN > len(values):
+        return values.filter(pa.array(~left_out))
+    starts, stops = [0, *(at + 1 for at in cuts)], [*cuts, len(values)]
+    return pa.concat_arrays(
+        [values.slice(a, b - a) for a, b in zip(starts, stops, strict=True) if a < b]
+        or [values.slice(0, 0)]
+    )
 
 
 def _in_braces(values: pa.Array) -> Mask:
