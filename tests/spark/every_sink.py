@@ -55,7 +55,7 @@ def keep(path):
 def pipeline(folder, url=None, *, topics=True, log=None):
     """Two stages; views at home and in a database, topics, a dataset, a function."""
     folder = Path(folder)
-    app = ms.App("matrix", log=folder if log is None else log, state=folder)
+    app = ms.App("matrix", log=folder if log is None else log, state=folder, buckets=4)
     events = app.topic("events", Event, key="user", partitions=3)
     stream = events.stream(time="at", watermark=ms.watermark("2 minutes", idle=None))
     minutes = stream.window(ms.tumbling("1 minute"), by="user").agg(cost=ms.sum("cost"))

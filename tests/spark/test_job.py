@@ -158,7 +158,7 @@ def test_a_changed_pipeline_is_refused_before_it_touches_the_state(spark, tmp_pa
     stream.window(ms.tumbling("5 minutes"), by="ad").agg(n=ms.count()).view("other")
     with pytest.raises(ConfigError, match=r"stateful steps.*'tumbling\(5 minutes\) by ad'"):
         app.run(until="caught-up")
-    with pytest.raises(ConfigError, match="4 buckets and the app asks for 8"):
+    with pytest.raises(ConfigError, match="2 buckets and the app asks for 8"):
         two_stages(tmp_path, buckets=8).run(until="caught-up")
 
 

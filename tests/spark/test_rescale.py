@@ -32,7 +32,7 @@ def rows(count, *, start=0):
 
 
 def counted(log):
-    app = ms.App("counts", log=log)
+    app = ms.App("counts", log=log, buckets=4)
     events = app.topic("events", Event, key="user", partitions=3)
     stream = events.stream(time="at", watermark=ms.watermark("1 minute", idle=None))
     stream.window(ms.tumbling("1 day"), by="user").emit("update").agg(n=ms.count()).view("days")
