@@ -26,6 +26,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 PROGRAM_S = 240
 USER, PASSWORD = "alice", "a secret of hers"
 KAFKA, KAFKA_OLDER = "4.3.1", "2.0.1"
+FLINK = "2.2.0"
 QUICK = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 # Of Spark's connector not every version can be had; these fit together.
 CONNECTOR = (
@@ -33,6 +34,13 @@ CONNECTOR = (
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
     "org.apache.kafka:kafka-clients:4.1.1",
     "org.apache.commons:commons-pool2:2.12.1",
+)
+
+FLINKS_CONNECTOR = (
+    "org.apache.flink:flink-connector-kafka:5.0.0-2.2",
+    *(f"org.apache.flink:flink-{name}:{FLINK}" for name in ("connector-base", "clients")),
+    f"org.apache.flink:flink-streaming-java:{FLINK}",
+    "org.slf4j:slf4j-nop:1.7.36",
 )
 
 pytestmark = [
@@ -393,3 +401,21 @@ def test_spark_writes_a_batch_and_reads_it_by_offsets_and_times(spark, went_well
 @spark_test
 def test_spark_streams_from_topic_to_topic_and_goes_on_after_a_restart(spark, went_well) -> None:
     went_well(spark, "stream")
+
+
+# -- Flink ------------------------------------------------------------------------------------
+
+
+@pytest.mark.client("Apache Flink's connector for Kafka")
+def test_flink_copies_a_topic_exactly_once_through_a_failure(
+    open_broker, went_well, tmp_path
+) -> None:
+    compiler = program("javac", "default-jdk-headless")
+    found = jars(*FLINKS_CONNECTOR)
+    # Its tasks look the functions that they are sent up by name, so they must lie in files.
+    words = [compiler, "-cp", f"{found}/*", "-d", tmp_path, PROGRAMS / "Flink.java"]
+    subprocess.run(words, check=True, timeout=PROGRAM_S)
+    command = ["java", *QUICK, "-cp", f"{tmp_path}:{found}/*", "Flink", open_broker.address]
+    told = outcomes(command, tmp_path)
+    connector = FLINKS_CONNECTOR[0].rpartition(":")[2]
+    went_well(replace(told, version=f"{connector} on Flink {told.version}"), "flink")
