@@ -11,9 +11,13 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+
+_FAR_APART = 2_000  # offsets between records that are read in two goes rather than one
 
 BadPolicy = Literal["dead-letter", "stop", "skip"]
 """``dead-letter``: kept, the stream goes on. ``stop``: the job stops before it commits the batch.
@@ -102,14 +106,20 @@ def _details(
     known: dict[int, tuple[bytes | None, str, bytes | None]] = {}
     if details is not None:
         wanted = found.column("offset")
-        for batch in details(min(offsets), max(offsets) + 1):
-            hits = batch.filter(pc.is_in(batch.column("offset"), wanted))
-            for row in hits.to_pylist():
-                pairs = [(header["key"], header["value"]) for header in row["headers"] or ()]
-                known[row["offset"]] = row["key"], headers_text(pairs), row["value"]
+        for group in neighbours(np.unique(wanted.to_numpy())):
+            for batch in details(int(group[0]), int(group[-1]) + 1):
+                hits = batch.filter(pc.is_in(batch.column("offset"), wanted))
+                for row in hits.to_pylist():
+                    pairs = [(header["key"], header["value"]) for header in row["headers"] or ()]
+                    known[row["offset"]] = row["key"], headers_text(pairs), row["value"]
     rows = [known.get(offset, (None, "[]", None)) for offset in offsets]
     keys, headers, values = zip(*rows, strict=True)
     return list(keys), list(headers), list(values)
+
+
+def neighbours(offsets: npt.NDArray[np.int64]) -> Sequence[npt.NDArray[np.int64]]:
+    """Divide ascending offsets into groups, each of which is read in one go."""
+    return np.split(offsets, np.flatnonzero(np.diff(offsets) > _FAR_APART) + 1)
 
 
 def headers_text(headers: Headers) -> str:

@@ -10,7 +10,7 @@ belongs to.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -119,10 +119,13 @@ def decode_parts(
     schema = select_schema(columns)
     for part in _parts(block):
         records = _Records(block, part)
+        first, last = part.batches[0][1], part.batches[-1][1]
+        reaches_out = first.base_offset < start or last.next_offset > end
+        if reaches_out and not records.narrow(start, end):
+            continue
         arrays = records.columns(columns)
         batch = pa.RecordBatch.from_arrays([arrays[name] for name in columns], schema=schema)
-        first, last = part.batches[0][1], part.batches[-1][1]
-        if first.base_offset < start or last.next_offset > end:
+        if reaches_out:
             offsets = arrays.get("offset")
             if offsets is None:
                 offsets = records.columns(("offset",))["offset"]
@@ -235,12 +238,24 @@ class _Records:
         self._bytes: Bytes = np.frombuffer(part.data, np.uint8)
         self._heads = [header for _, header in part.batches]
         self._counts: Int64s = np.array([h.record_count for h in self._heads], np.int64)
+        self._dense = all(h.record_count == h.last_offset_delta + 1 for h in self._heads)
+        self._wanted = slice(0, int(self._counts.sum()))
+
+    def narrow(self, start: int, end: int) -> bool:
+        """Leave out records with other offsets than [start, end), where it is known which they are.
+
+        Give whether any may be left.
+        """
+        if not self._dense:
+            return True
+        low, high = np.searchsorted(self._dense_offsets(), [start, end])
+        self._wanted = slice(int(low), int(high))
+        return bool(high > low)
 
     def columns(self, names: Sequence[str]) -> dict[str, pa.Array]:
-        dense = all(h.record_count == h.last_offset_delta + 1 for h in self._heads)
-        if set(names) <= {"offset"} and dense:
+        if set(names) <= {"offset"} and self._dense:
             return {"offset": _int64_array(self._dense_offsets())}
-        at, ends = self._bounds()
+        at, ends = (bounds[self._wanted] for bounds in self._bounds())
         out = {}
         time_deltas, at = read_varints(self._bytes, at + 1)
         offset_deltas, at = read_varints(self._bytes, at)
@@ -312,22 +327,22 @@ class _Records:
         return lengths, at
 
     def _repeat(self, per_batch: Sequence[int]) -> Int64s:
-        return cast("Int64s", np.repeat(np.array(per_batch, np.int64), self._counts))
+        repeated: Int64s = np.repeat(np.array(per_batch, np.int64), self._counts)
+        return repeated[self._wanted]
 
     def _dense_offsets(self) -> Int64s:
         total = int(self._counts.sum())
         before = np.cumsum(self._counts) - self._counts
         bases = np.array([h.base_offset for h in self._heads], np.int64)
-        return cast(
-            "Int64s", np.arange(total, dtype=np.int64) + np.repeat(bases - before, self._counts)
-        )
+        offsets: Int64s = np.arange(total) + np.repeat(bases - before, self._counts)
+        return offsets[self._wanted]
 
     def _timestamps(self, deltas: Int64s) -> pa.Array:
         appended = [bool(h.attributes & LOG_APPEND_TIME) for h in self._heads]
         times = self._repeat([h.base_timestamp_ms for h in self._heads]) + deltas
         if any(appended):
             latest = self._repeat([h.max_timestamp_ms for h in self._heads])
-            times = np.where(np.repeat(np.array(appended), self._counts), latest, times)
+            times = np.where(self._repeat(appended) != 0, latest, times)
         return _int64_array(times).view(pa.timestamp("ms", "UTC"))
 
     def _headers_column(self, at: Int64s, ends: Int64s) -> pa.Array:
@@ -367,6 +382,7 @@ class _Records:
             raise self._misfit(what, self._batch_of(int(np.argmin(holds))))
 
     def _batch_of(self, record: int) -> int:
+        record += self._wanted.start
         return int(np.searchsorted(np.cumsum(self._counts), record, "right"))
 
     def _misfit(self, what: str, batch: int) -> CorruptBatchError:

@@ -8,7 +8,7 @@ out to be damaged.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.client.reading import Reader
+from millstream.kernels.dead_records import neighbours
 from millstream.kernels.decode.archived import (
     ArchivedRecords,
     column_name,
@@ -29,7 +30,6 @@ from millstream.log.archive import RECORD_SCHEMA, UNREADABLE, ArchiveFile
 
 CHUNK_BYTES = 16 << 20
 _MARKS = ("tombstone", "undecodable")
-_FAR_APART = 2_000  # offsets between records that are read in two goes rather than one
 _log = logging.getLogger(__name__)
 
 
@@ -140,7 +140,7 @@ class LaneReader:
     def _values(self, partition: int, offsets: np.ndarray) -> dict[int, bytes | None]:
         """Read the values of some records, by offset."""
         found: dict[int, bytes | None] = {}
-        for group in _neighbours(offsets):
+        for group in neighbours(offsets):
             low, high = int(group[0]), int(group[-1]) + 1
             for batch in self.reader.read(
                 self.source.topic, partition, low, high, columns=("offset", "value")
@@ -149,10 +149,6 @@ class LaneReader:
                 some = batch.filter(pa.array(there))
                 found.update(zip(*(one.to_pylist() for one in some.columns), strict=True))
         return found
-
-
-def _neighbours(offsets: np.ndarray) -> Sequence[np.ndarray]:
-    return np.split(offsets, np.flatnonzero(np.diff(offsets) > _FAR_APART) + 1)
 
 
 def _mask(column: pa.Array) -> np.ndarray:

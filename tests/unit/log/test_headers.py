@@ -61,6 +61,23 @@ def test_many_rows_of_which_one_has_headers_keep_them(count: int) -> None:
     assert found == [list(row.headers) for row in rows]
 
 
+@given(start=st.integers(0, 40), count=st.integers(0, 40))
+def test_a_stretch_of_offsets_is_the_same_stretch_of_all_columns(start: int, count: int) -> None:
+    batches = [
+        encode_rows([Row(n, None if n % 3 else b"k%d" % n, b"v" * n, ()) for n in range(size)])
+        for size in (9, 1, 30)
+    ]
+    data, offset = b"", 0
+    for batch in batches:
+        data += batch.prefix(offset, 0) + batch.tail
+        offset += batch.count
+    block = Block(data, list(walk(data, 0)), "a.log", 0)
+    whole = decode(block, 0, offset, ALL_COLUMNS)
+    found = decode(block, start, min(offset, start + count), ALL_COLUMNS)
+    found.validate(full=True)
+    assert found.to_pylist() == whole.slice(start, count).to_pylist()
+
+
 def test_no_header_in_any_record_is_a_column_of_empty_lists() -> None:
     found = decoded(encode_rows([Row(n, b"k", None) for n in range(600)]))
     found.validate(full=True)
