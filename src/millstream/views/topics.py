@@ -13,7 +13,8 @@ as what the run before it left open has been ended, one way or the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from millstream.client import connect
@@ -27,6 +28,7 @@ from millstream.views.schema import Fence
 from millstream.views.target import BatchPart, RunStart
 
 _TRANSACTION_TIMEOUT = "15 minutes"  # the most that a log allows; a batch takes what it takes
+_ROWS_AT_A_TIME = 50_000
 
 
 class TopicsTarget:
@@ -102,7 +104,7 @@ class TopicsTarget:
         try:
             with self._producer.transaction() as transaction:
                 for name, end in self._ends.items():
-                    for records in self._records(part, name, end):
+                    for records in one_ahead(self._records(part, name, end)):
                         self._producer.send_many(
                             end.topic,
                             values=records.values,
@@ -115,14 +117,17 @@ class TopicsTarget:
             return False
         return True
 
-    def _records(self, part: BatchPart, name: str, end: TopicEnd) -> list[Records]:
+    def _records(self, part: BatchPart, name: str, end: TopicEnd) -> Iterator[Records]:
+        """Make the records of one topic; of many rows, a part at a time."""
         rows = part.rows.get(name)
         if rows is None:
-            return []
+            return
         if LANE not in rows.columns and TIME in rows.columns:
             # From a source, rows are in the log's order; from an operator, they come as buckets do.
             rows = rows.sort(TIME, maintain_order=True)
-        return records_of(rows, end, compacted=self._compacted[end.topic])
+        compacted = self._compacted[end.topic]  # then rows are looked at all together
+        for some in [rows] if compacted else rows.iter_slices(_ROWS_AT_A_TIME):
+            yield from records_of(some, end, compacted=compacted)
 
     def close(self) -> None:
         self._log.close()
@@ -131,3 +136,12 @@ class TopicsTarget:
 def _end(sink: SinkPlan) -> TopicEnd:
     assert isinstance(sink.end, TopicEnd)
     return sink.end
+
+
+def one_ahead(made: Iterator[Records]) -> Iterator[Records]:
+    """Give what is made, in its order; while one is used, another thread makes the next."""
+    with ThreadPoolExecutor(1, "millstream records") as thread:
+        coming = thread.submit(next, made, None)
+        while (here := coming.result()) is not None:
+            coming = thread.submit(next, made, None)
+            yield here
