@@ -116,7 +116,7 @@ def together(first: Callable[[], int], *others: Callable[[IO[str]], int]) -> int
     """
     with ThreadPoolExecutor() as pool, tempfile.TemporaryDirectory() as folder:
         files = [(Path(folder) / str(number)).open("w+") for number in range(len(others))]
-        started = [pool.submit(*one) for one in zip(others, files, strict=True)]
+        started = [pool.submit(do, file) for do, file in zip(others, files, strict=True)]
         code = first()
         wait(started)
         for file in files:
