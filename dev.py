@@ -699,11 +699,16 @@ THOROUGH_SIDE_BY_SIDE = ("-n", "1")  # beside the files below
 FILES_SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 LONG_FILES = (
     "tests/spark/test_kill_matrix.py",
-    "tests/apache_kafka/test_cluster.py",
     "tests/spark/test_demo_ads.py",
+    "tests/apache_kafka/test_cluster.py",
+    "tests/spark/test_cases.py",
+    "tests/spark/test_session.py",
+    "tests/spark/test_job.py",
     "tests/spark/test_zombies.py",
     "tests/spark/test_cluster.py",
+    "tests/spark/test_kafka_source.py",
     "tests/spark/test_demo_document.py",
+    "tests/spark/test_readme.py",
 )
 HOUSE_RULES = "tests/unit/test_frame.py"
 QUICK_TESTS = (
