@@ -217,8 +217,8 @@ def test_an_unknown_command_ends_as_one_sentence(
 @pytest.fixture
 def tried(dev: ModuleType, installed: list[object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A project with tests, whose runs of pytest are noted and succeed."""
-    for folder in ("unit", "spark", "integration"):
-        (dev.ROOT / "tests" / folder).mkdir(parents=True)
+    for folder in ("unit/log", "unit", "spark", "integration/deep"):
+        (dev.ROOT / "tests" / folder).mkdir(parents=True, exist_ok=True)
         (dev.ROOT / "tests" / folder / "test_it.py").touch()
     runs: list[str] = []
 
@@ -236,7 +236,7 @@ def test_what_make_test_passed_is_not_run_again_on_the_same_tree(
     assert dev.test([]) == 0
     tried.clear()
     assert dev.test_all([]) == 0
-    files = "tests/integration/test_it.py tests/spark/test_it.py"
+    files = "tests/integration/deep/test_it.py tests/spark/test_it.py"
     assert sorted(tried) == [  # both at once
         f"{files} -m not quick {' '.join(dev.FILES_SIDE_BY_SIDE)}",
         f"tests/unit -m thorough {' '.join(dev.THOROUGH_SIDE_BY_SIDE)}",
@@ -255,7 +255,7 @@ def test_long_files_come_first_and_are_there(dev: ModuleType, tried: list[str]) 
     tried.clear()
     dev.test_all([])
     assert any(
-        run.startswith(f"{names[1]} {names[0]} tests/integration/test_it.py {names[2]} -m")
+        run.startswith(f"{names[1]} {names[0]} tests/integration/deep/test_it.py {names[2]} -m")
         for run in tried
     )
 
