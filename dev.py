@@ -185,6 +185,13 @@ def use_new_enough_python() -> None:
     )
 
 
+def memory_gib() -> float:
+    """Return how much memory this machine has; where that cannot be asked, none is counted on."""
+    if not hasattr(os, "sysconf"):
+        return 0
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
 def java_is_there(env: Mapping[str, str]) -> bool:
     """Say whether `JAVA_HOME` or the PATH has a Java that Spark runs on."""
     home = env.get("JAVA_HOME")
@@ -695,21 +702,23 @@ SIDE_BY_SIDE = ("-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "workste
 # The processes take all cores: threads of polars would only wait for each other (a quarter of the CPU).
 ONE_THREAD_EACH = {"POLARS_MAX_THREADS": "1"}
 THOROUGH_SIDE_BY_SIDE = ("-n", "1")  # beside the files below
+# Each may have two JVMs and a cluster at a time: three, and the thorough tests, took 8 GiB.
+FILES_PROCESSES = 3 if memory_gib() > 12 else 2
 # A session of Spark belongs to a file. Files are taken in the order given: those that take minutes come
 # first, so that at the end no process waits for the others.
-FILES_SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+FILES_SIDE_BY_SIDE = ("-n", str(FILES_PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
 LONG_FILES = (
     "tests/spark/test_kill_matrix.py",
     "tests/spark/test_demo_ads.py",
-    "tests/apache_kafka/test_cluster.py",
     "tests/spark/test_cases.py",
     "tests/spark/test_session.py",
-    "tests/spark/test_job.py",
     "tests/spark/test_zombies.py",
-    "tests/spark/test_cluster.py",
+    "tests/spark/test_job.py",
+    "tests/apache_kafka/test_cluster.py",
     "tests/spark/test_kafka_source.py",
     "tests/spark/test_demo_document.py",
     "tests/spark/test_readme.py",
+    "tests/spark/test_cluster.py",
 )
 HOUSE_RULES = "tests/unit/test_frame.py"
 QUICK_TESTS = (
