@@ -14,10 +14,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent
 STATE = ROOT / ".dev"
@@ -85,17 +88,43 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def run(command: Sequence[str | Path], env: Mapping[str, str]) -> int:
+def run(command: Sequence[str | Path], env: Mapping[str, str], to: IO[str] | None = None) -> int:
     """Run a program to its end in the project's folder and return its exit code.
 
     Ctrl-C reaches the program too; how to end is its decision, so it is waited for.
+
+    Args:
+        to: A file for what it prints; by default it is shown.
+
     """
-    process = subprocess.Popen([str(part) for part in command], cwd=ROOT, env=dict(env))
+    said = None if to is None else subprocess.STDOUT
+    process = subprocess.Popen(
+        [str(part) for part in command], cwd=ROOT, env=dict(env), stdout=to, stderr=said
+    )
     while True:
         try:
             return process.wait()
         except KeyboardInterrupt:
             continue
+
+
+def together(first: Callable[[], int], *others: Callable[[IO[str]], int]) -> int:
+    """Do several things at once; return the first exit code that is not 0.
+
+    What the first prints is shown as it comes, and what the others have written into their files
+    when all have ended: lines of two at a time cannot be read.
+    """
+    with ThreadPoolExecutor() as pool, tempfile.TemporaryDirectory() as folder:
+        files = [(Path(folder) / str(number)).open("w+") for number in range(len(others))]
+        started = [pool.submit(do, file) for do, file in zip(others, files, strict=True)]
+        code = first()
+        wait(started)
+        for file in files:
+            with file:
+                file.seek(0)
+                shutil.copyfileobj(file, sys.stdout)
+        sys.stdout.flush()
+    return worst(code, *(one.result() for one in started))
 
 
 def run_shown(command: Sequence[str | Path], env: Mapping[str, str]) -> tuple[int, str]:
@@ -154,6 +183,13 @@ def use_new_enough_python() -> None:
         f"{sys.version.split()[0]} and no newer one is on the PATH. Install one, then run "
         f"this again."
     )
+
+
+def memory_gib() -> float:
+    """Return how much memory this machine has; where that cannot be asked, none is counted on."""
+    if not hasattr(os, "sysconf"):
+        return 0
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
 def java_is_there(env: Mapping[str, str]) -> bool:
@@ -447,14 +483,16 @@ def test(arguments: Sequence[str]) -> int:
     env = prepare(TEST)
     if arguments:
         return pytest(arguments, env)
-    env.setdefault("MILLSTREAM_TEST_EXAMPLES_PERCENT", "20")
+    env = {**ONE_THREAD_EACH, "MILLSTREAM_TEST_EXAMPLES_PERCENT": "20", **env}
     TESTED.unlink(missing_ok=True)
     tree = tree_key()
     known = CHECKED.is_file() and CHECKED.read_text() == tree
     left_out = ["--ignore", HOUSE_RULES] if known else []  # `make check` has just run them
-    code = worst(
-        pytest([*there(*QUICK_TESTS), *left_out, "-m", "not thorough", *SIDE_BY_SIDE], env),
-        pytest([*there("tests/spark"), "-m", "quick"], env) if there("tests/spark") else 0,
+    unit = [*there(*QUICK_TESTS), *left_out, "-m", "not thorough", *SIDE_BY_SIDE]
+    spark = [*there("tests/spark"), "-m", "quick"]
+    code = together(
+        lambda: pytest(unit, env),
+        *([lambda to: pytest(spark, env, to)] if there("tests/spark") else []),
     )
     if code == 0 and tree == tree_key():
         TESTED.write_text(tree)
@@ -516,34 +554,38 @@ def test_all(arguments: Sequence[str]) -> int:
     without_postgres, without_chromium = why_no_postgres(), why_no_chromium()
     without_kcat = why_no_kcat()
     if not given and not again and TESTED.is_file() and TESTED.read_text() == tree_key():
-        everything = the_rest(env)
+        code = the_rest(env)
     else:
-        everything = pytest([*given, "tests"], env)
+        code = worst(pytest([*given, "tests"], env), smoke_on_oldest_spark())
     if without_postgres:
         say(f"skipped: the tests on PostgreSQL: {without_postgres}")
     if without_chromium:
         say(f"skipped: the tests of the page in a browser: {without_chromium}")
     if without_kcat:
         say(f"skipped: the tests of the broker with kcat: {without_kcat}")
-    if not there("tests/smoke"):
-        say(f"skipped: the smoke run on {SPARK_OLDEST}: there is no folder tests/smoke")
-        return everything
-    return worst(everything, smoke_on_oldest_spark())
+    return code
 
 
 def the_rest(env: Mapping[str, str]) -> int:
-    """Run what `make test` leaves out."""
+    """Run what `make test` leaves out, and the smoke tests on the oldest Spark.
+
+    Files are named one by one: pytest would forget their order where it is told a whole folder too.
+    """
     say("make test has passed on this very tree: only the tests that it leaves out are run")
-    others = sorted(
+    quick = [ROOT / name for name in QUICK_TESTS]
+    names = sorted(
         str(path.relative_to(ROOT))
-        for path in (ROOT / "tests").iterdir()
-        if path.is_dir() and any(path.glob("test_*.py"))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if not any(folder in path.parents for folder in quick)
     )
-    others = [name for name in others if name not in QUICK_TESTS]
-    long = [name for name in LONG_FILES if (ROOT / name).is_file()]
-    return worst(
-        pytest([*there(*QUICK_TESTS), "-m", "thorough", *SIDE_BY_SIDE], env),
-        pytest([*long, *others, "-m", "not quick", *FILES_SIDE_BY_SIDE], env),
+    long = [name for name in LONG_FILES if name in names]
+    others = [name for name in names if name not in long]
+    thorough = [*there(*QUICK_TESTS), "-m", "thorough", *THOROUGH_SIDE_BY_SIDE]
+    return together(
+        lambda: pytest([*long, *others, "-m", "not quick", *FILES_SIDE_BY_SIDE], env),
+        lambda to: worst(
+            pytest(thorough, {**ONE_THREAD_EACH, **env}, to), smoke_on_oldest_spark(to)
+        ),
     )
 
 
@@ -602,8 +644,11 @@ def why_not_installed(package: str, is_there: Callable[[], bool], what_for: str)
     return ""
 
 
-def smoke_on_oldest_spark() -> int:
+def smoke_on_oldest_spark(to: IO[str] | None = None) -> int:
     """Run `tests/smoke` in an environment of its own, which differs in Spark's version alone."""
+    if not there("tests/smoke"):
+        say(f"skipped: the smoke run on {SPARK_OLDEST}: there is no folder tests/smoke")
+        return 0
     say(f"the smoke run on {SPARK_OLDEST}, in an environment of its own")
     environment = STATE / "oldest-spark"
     needs = TEST if java_is_there(os.environ) else TEST.union(Needs(extras=("jre",)))
@@ -616,7 +661,8 @@ def smoke_on_oldest_spark() -> int:
         if code:
             raise Problem(f"could not install {SPARK_OLDEST}. {network_advice(text)}")
         stamp.write_text(key)
-    return run([python_of(environment), *PYTEST[1:], "tests/smoke"], programs_env(environment))
+    smoke = [python_of(environment), *PYTEST[1:], "tests/smoke"]
+    return run(smoke, programs_env(environment), to)
 
 
 def bench(arguments: Sequence[str]) -> int:
@@ -651,16 +697,28 @@ def usage(arguments: Sequence[str]) -> int:
     return 0
 
 
-SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "worksteal")
+# One process more than there are cores, as many tests wait: for a disk, a server, another process.
+SIDE_BY_SIDE = ("-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "worksteal")
+# The processes take all cores: threads of polars would only wait for each other (a quarter of the CPU).
+ONE_THREAD_EACH = {"POLARS_MAX_THREADS": "1"}
+THOROUGH_SIDE_BY_SIDE = ("-n", "1")  # beside the files below
+# Each may have two JVMs and a cluster at a time: three, and the thorough tests, took 8 GiB.
+FILES_PROCESSES = 3 if memory_gib() > 12 else 2
 # A session of Spark belongs to a file. Files are taken in the order given: those that take minutes come
-# first, so that at the end no process waits for the other.
-FILES_SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+# first, so that at the end no process waits for the others.
+FILES_SIDE_BY_SIDE = ("-n", str(FILES_PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
 LONG_FILES = (
     "tests/spark/test_kill_matrix.py",
     "tests/spark/test_demo_ads.py",
+    "tests/spark/test_cases.py",
+    "tests/spark/test_session.py",
     "tests/spark/test_zombies.py",
-    "tests/spark/test_cluster.py",
+    "tests/spark/test_job.py",
+    "tests/apache_kafka/test_cluster.py",
+    "tests/spark/test_kafka_source.py",
     "tests/spark/test_demo_document.py",
+    "tests/spark/test_readme.py",
+    "tests/spark/test_cluster.py",
 )
 HOUSE_RULES = "tests/unit/test_frame.py"
 QUICK_TESTS = (
@@ -684,9 +742,9 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 }
 
 
-def pytest(arguments: Sequence[str], env: Mapping[str, str]) -> int:
+def pytest(arguments: Sequence[str], env: Mapping[str, str], to: IO[str] | None = None) -> int:
     """Run pytest and return its exit code."""
-    return run([*PYTEST, *arguments], env)
+    return run([*PYTEST, *arguments], env, to)
 
 
 def there(*folders: str) -> list[str]:

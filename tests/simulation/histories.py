@@ -524,11 +524,12 @@ def run_history(seed: int, *, tell: bool = False) -> History:
 def run_many(first: int, count: int) -> tuple[int, int]:
     """Run histories; return how many acknowledgements they checked, and damaged ranges they met."""
     logging.disable(logging.ERROR)  # the log tells of all that it mends, which is a lot here
-    histories = [run_history(seed) for seed in range(first, first + count)]
-    return (
-        sum(history.acknowledgements for history in histories),
-        sum(history.damaged for history in histories),
-    )
+    acknowledged = damaged = 0
+    for seed in range(first, first + count):
+        history = run_history(seed)
+        acknowledged += history.acknowledgements
+        damaged += history.damaged
+    return acknowledged, damaged
 
 
 def run_parallel(first: int, count: int, *, processes: int = 2) -> tuple[int, int]:

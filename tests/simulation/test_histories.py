@@ -49,10 +49,10 @@ def test_every_promise_holds_in_a_few_histories(first: int) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1500)
-def test_every_promise_holds_in_ten_thousand_histories() -> None:
-    acknowledged, damaged = histories.run_parallel(0, 10_000)
-    assert acknowledged > 110_000
-    assert damaged < 500
+def test_every_promise_holds_in_four_thousand_histories() -> None:
+    acknowledged, damaged = histories.run_parallel(0, 4_000)
+    assert acknowledged > 44_000
+    assert damaged < 200
 
 
 def acknowledge_before_the_sync(patch: pytest.MonkeyPatch) -> None:

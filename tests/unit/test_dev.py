@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -216,12 +217,12 @@ def test_an_unknown_command_ends_as_one_sentence(
 @pytest.fixture
 def tried(dev: ModuleType, installed: list[object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A project with tests, whose runs of pytest are noted and succeed."""
-    for folder in ("unit", "spark", "integration"):
-        (dev.ROOT / "tests" / folder).mkdir(parents=True)
+    for folder in ("unit/log", "unit", "spark", "integration/deep"):
+        (dev.ROOT / "tests" / folder).mkdir(parents=True, exist_ok=True)
         (dev.ROOT / "tests" / folder / "test_it.py").touch()
     runs: list[str] = []
 
-    def pytest_run(arguments: list[str], env: object) -> int:
+    def pytest_run(arguments: list[str], env: object, to: object = None) -> int:
         runs.append(" ".join(arguments))
         return 0
 
@@ -235,9 +236,10 @@ def test_what_make_test_passed_is_not_run_again_on_the_same_tree(
     assert dev.test([]) == 0
     tried.clear()
     assert dev.test_all([]) == 0
-    assert tried == [
-        f"tests/unit -m thorough {' '.join(dev.SIDE_BY_SIDE)}",
-        f"tests/integration tests/spark -m not quick {' '.join(dev.FILES_SIDE_BY_SIDE)}",
+    files = "tests/integration/deep/test_it.py tests/spark/test_it.py"
+    assert sorted(tried) == [  # both at once
+        f"{files} -m not quick {' '.join(dev.FILES_SIDE_BY_SIDE)}",
+        f"tests/unit -m thorough {' '.join(dev.THOROUGH_SIDE_BY_SIDE)}",
     ]
     tried.clear()
     assert dev.test_all(["--again"]) == 0
@@ -246,11 +248,37 @@ def test_what_make_test_passed_is_not_run_again_on_the_same_tree(
 
 def test_long_files_come_first_and_are_there(dev: ModuleType, tried: list[str]) -> None:
     assert all((Path(__file__).parents[2] / name).is_file() for name in dev.LONG_FILES)
-    (dev.ROOT / dev.LONG_FILES[1]).touch()
+    names = [dev.LONG_FILES[1], dev.LONG_FILES[0], "tests/spark/test_it.py"]
+    for name in names:
+        (dev.ROOT / name).touch()
     dev.test([])
     tried.clear()
     dev.test_all([])
-    assert tried[1].startswith(f"{dev.LONG_FILES[1]} tests/integration tests/spark ")
+    assert any(
+        run.startswith(f"{names[1]} {names[0]} tests/integration/deep/test_it.py {names[2]} -m")
+        for run in tried
+    )
+
+
+def test_things_done_together_are_shown_one_after_another_and_fail_as_one(
+    dev: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = "import sys, time; print(1); time.sleep(.3); print(2, flush=True); sys.exit(%d)"
+
+    def does(code: int) -> Callable[..., int]:
+        return lambda to=None: dev.run([sys.executable, "-c", program % code], os.environ, to)
+
+    assert dev.together(does(0)) == 0
+    assert dev.together(does(0), does(0), does(4)) == 4
+    assert dev.together(does(3), does(4)) == 3
+    assert capfd.readouterr().out == "1\n2\n" * 6
+
+    def fails(to: object) -> int:
+        raise dev.Problem("no network")
+
+    with pytest.raises(dev.Problem, match="no network"):
+        dev.together(does(0), fails)
+    assert capfd.readouterr().out == "1\n2\n"
 
 
 def test_what_make_check_passed_is_not_run_again_on_the_same_tree(
@@ -262,7 +290,7 @@ def test_what_make_check_passed_is_not_run_again_on_the_same_tree(
     dev.check([])
     tried.clear()
     dev.test([])
-    assert f"--ignore {dev.HOUSE_RULES}" in tried[0]
+    assert any(f"--ignore {dev.HOUSE_RULES}" in run for run in tried)
     (dev.ROOT / "tests" / "unit" / "test_it.py").write_text("changed")
     tried.clear()
     dev.test([])

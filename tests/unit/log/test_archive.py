@@ -339,7 +339,7 @@ def test_a_damaged_segment_is_left_out_and_a_repair_keeps_its_archive_aside():
 @pytest.mark.parametrize("power_lost", [False, True])
 def test_a_crash_at_every_operation_leaves_whole_archives_or_none(power_lost):
     template = World()
-    template.fill(6)
+    template.fill(4)
     template.writer.close()
     before = template.records()
     crash_at = 0
@@ -368,7 +368,7 @@ def test_a_crash_at_every_operation_leaves_whole_archives_or_none(power_lost):
         assert world.records() == before
         world.writer.close()
         assert not inspected(world)
-    assert crash_at > 40
+    assert crash_at > 30
 
 
 def test_short_writes_full_and_failing_disks_cost_archives_and_nothing_else():
@@ -401,7 +401,7 @@ def test_short_writes_full_and_failing_disks_cost_archives_and_nothing_else():
 # -- compaction -----------------------------------------------------------------------------------
 
 
-def compacted_world() -> World:
+def compacted_world(appends: int = 30) -> World:
     world = World(
         **{
             "cleanup.policy": "compact",
@@ -409,7 +409,7 @@ def compacted_world() -> World:
             "delete.retention.ms": "0",
         }
     )
-    for number in range(30):
+    for number in range(appends):
         rows = [row(number, key=b"%d" % (number % 4)), row(number + 1, b"{bad", key=b"bad")]
         world.writer.append("t", 0, [encode_rows(rows)])
     world.archive()
@@ -428,7 +428,7 @@ def test_compaction_takes_the_archives_of_what_it_writes_anew():
 
 
 def test_a_crash_in_compaction_leaves_no_archive_that_tells_of_other_records():
-    template = compacted_world()
+    template = compacted_world(12)
     template.writer.close()
     crash_at = 0
     while True:

@@ -526,7 +526,7 @@ def test_a_crash_at_every_operation_of_a_pass_leaves_old_or_new_segments_and_no_
     first: int,
 ) -> None:
     """At the odd ones of one world the program dies; at the even ones of another power is lost, too."""
-    world = eventful(first, 8)
+    world = eventful(first, 5)
     world.writer.close()
     step = first
     while crash(world, step, power_lost=first == 2, luck=step):
