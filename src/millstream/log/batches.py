@@ -20,11 +20,11 @@ from millstream.log.decoding import Block, decode
 from millstream.log.files import DISK, Files, numbered
 from millstream.log.producers import AbortedRange
 from millstream.log.reader import Isolation, LogReader
-from millstream.log.segment import segment_name
+from millstream.log.segment import Room, segment_name
 from millstream.log.state_file import PartitionState
 from millstream.log.topics import Topic, partition_folder
 
-_BLOCK_BYTES_MIN, _BLOCK_BYTES_MAX = 64 << 10, 1 << 20
+_BLOCK_BYTES = 1 << 20
 _SEARCH_BYTES = 4 << 20
 
 
@@ -114,19 +114,19 @@ class BatchReader(LogReader):
     ) -> tuple[list[memoryview], int, int]:
         parts: list[memoryview] = []
         size, reached = 0, wanted[0]
-        block_bytes = min(max(bytes_max, _BLOCK_BYTES_MIN), _BLOCK_BYTES_MAX)
+        room = Room(wanted[0], bytes_max, first_whole=first_whole)
         try:
-            for block in self._blocks(topic, partition, *wanted, block_bytes):
-                first, last, stop = block.batches[0][0], 0, None
+            for block in self._blocks(topic, partition, *wanted, _BLOCK_BYTES, room=room):
+                first = stop = block.batches[0][0]
                 for at, header in block.batches:
-                    one_more = size + at + header.size - first
-                    if one_more > bytes_max and not (first_whole and not size and at == first):
+                    if not room.has(header):
                         break
-                    stop, reached, last = at + header.size, header.next_offset, at
-                if stop is not None:
+                    room.take(header.size)
+                    stop, reached = at + header.size, header.next_offset
+                if stop > first:
                     parts.append(memoryview(block.data)[first:stop])
                     size += stop - first
-                if stop is None or last != block.batches[-1][0]:
+                if room.full:
                     break
         except CorruptBatchError:
             if not parts:

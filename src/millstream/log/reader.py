@@ -28,6 +28,7 @@ from millstream.log.archive import SUFFIX as ARCHIVE_SUFFIX
 from millstream.log.archive import UNREADABLE, ArchiveFile, open_fitting
 from millstream.log.batch import (
     HEADER_BYTES,
+    OFFSET_MAX,
     BatchHeader,
     header_fault,
     read_header,
@@ -38,7 +39,13 @@ from millstream.log.files import DISK, Files, numbered, read_whole, size_of
 from millstream.log.index import SparseIndex
 from millstream.log.owner import read_format
 from millstream.log.retention import Holding
-from millstream.log.segment import find_batch_after, read_blocks, segment_name, segment_offsets
+from millstream.log.segment import (
+    Room,
+    find_batch_after,
+    read_blocks,
+    segment_name,
+    segment_offsets,
+)
 from millstream.log.signal import signal_of
 from millstream.log.state_file import STATE_NAME, PartitionState, StateFile, check_same_folder
 from millstream.log.topics import Topic, catalog_of, partition_folder, unknown_topic
@@ -354,9 +361,18 @@ class LogReader:
         return max(segment.offset_before(timestamp_ms), log_start)
 
     def _blocks(
-        self, topic: Topic, partition: int, start: int, end: int, block_bytes: int
+        self,
+        topic: Topic,
+        partition: int,
+        start: int,
+        end: int,
+        block_bytes: int,
+        *,
+        room: Room | None = None,
     ) -> Iterator[Block]:
         """Yield the batches that hold [start, end), from one segment after the other.
+
+        Where ``room`` is full, nothing more is read.
 
         Retention may remove a segment while it is looked for, and compaction may merge it into the
         one before it: then the folder is looked at again.
@@ -365,14 +381,15 @@ class LogReader:
         names = self._files.names(folder)
         aborted_ranges = self._aborted(folder, names, start, end)
         offset, vanished = start, -1
-        while offset < end:
+        room = room or Room(start, OFFSET_MAX)
+        while offset < end and not room.full:
             bases = segment_offsets(names)
             later = bisect_right(bases, offset)
             base = bases[later - 1] if later else offset
             following = min(end, bases[later]) if later < len(bases) else end
             segment = _SegmentReader(self._files, folder / segment_name(base), base)
             try:
-                for block in segment.blocks(offset, following, block_bytes):
+                for block in segment.blocks(offset, following, block_bytes, room):
                     offset = block.batches[-1][1].next_offset
                     yield _without_aborted(block, aborted_ranges) if aborted_ranges else block
                 offset = max(offset, following)
@@ -483,7 +500,7 @@ class _SegmentReader:
             content = b""
         self._index = SparseIndex(content, base_offset)
 
-    def blocks(self, start: int, end: int, block_bytes: int) -> Iterator[Block]:
+    def blocks(self, start: int, end: int, block_bytes: int, room: Room) -> Iterator[Block]:
         """Yield the batches that hold [start, end); end is at most the end of the segment.
 
         Raises:
@@ -497,7 +514,7 @@ class _SegmentReader:
             handle = self._files.open(self._path)
             if not self._begins_at(handle, offset, position):
                 offset, position = self._base_offset, 0
-            while offset < end:
+            while offset < end and not room.full:
                 try:
                     for block in read_blocks(
                         self._files,
@@ -508,6 +525,7 @@ class _SegmentReader:
                         end_offset=end,
                         block_bytes=block_bytes,
                         position_end=self._index.position_of(end),
+                        room=room,
                     ):
                         at, last = block.batches[-1]
                         offset, position = last.next_offset, block.position + at + last.size
@@ -516,7 +534,7 @@ class _SegmentReader:
                     fault = "the file ends there"
                 except CorruptBatchError as error:
                     fault = str(error)
-                if offset < end:
+                if offset < end and not room.full:
                     offset, position = self._over_damage(
                         handle, (offset, position), (start, end), fault
                     )
