@@ -19,13 +19,14 @@ from millstream.log.control import ControlDb
 from millstream.log.decoding import Block, decode
 from millstream.log.files import DISK, Files, numbered
 from millstream.log.producers import AbortedRange
-from millstream.log.reader import Isolation, LogReader
+from millstream.log.reader import Isolation, LogReader, Place
 from millstream.log.segment import Room, segment_name
 from millstream.log.state_file import PartitionState
 from millstream.log.topics import Topic, partition_folder
 
 _BLOCK_BYTES = 1 << 20
 _SEARCH_BYTES = 4 << 20
+_PLACES_MAX = 10_000
 
 
 class Batches(NamedTuple):
@@ -54,6 +55,7 @@ class BatchReader(LogReader):
         self, folder: Path | str, *, files: Files = DISK, control: ControlDb | None = None
     ) -> None:
         super().__init__(folder, isolation="read_uncommitted", files=files, control=control)
+        self._ended: dict[tuple[str, int], Place] = {}  # where each partition was left
 
     def state(self, topic: str, partition: int) -> PartitionState:
         """Return how far a partition may be read.
@@ -115,8 +117,14 @@ class BatchReader(LogReader):
         parts: list[memoryview] = []
         size, reached = 0, wanted[0]
         room = Room(wanted[0], bytes_max, first_whole=first_whole)
+        name = (topic.topic_id, partition)
+        if len(self._ended) > _PLACES_MAX:  # topics come and go
+            self._ended.clear()
+        blocks = self._blocks(
+            topic, partition, *wanted, _BLOCK_BYTES, room=room, known=self._ended.get(name)
+        )
         try:
-            for block in self._blocks(topic, partition, *wanted, _BLOCK_BYTES, room=room):
+            for block in blocks:
                 first = stop = block.batches[0][0]
                 for at, header in block.batches:
                     if not room.has(header):
@@ -126,6 +134,7 @@ class BatchReader(LogReader):
                 if stop > first:
                     parts.append(memoryview(block.data)[first:stop])
                     size += stop - first
+                    self._ended[name] = Place(block.path, reached, block.position + stop)
                 if room.full:
                     break
         except CorruptBatchError:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -369,10 +370,11 @@ class LogReader:
         block_bytes: int,
         *,
         room: Room | None = None,
+        known: Place | None = None,
     ) -> Iterator[Block]:
         """Yield the batches that hold [start, end), from one segment after the other.
 
-        Where ``room`` is full, nothing more is read.
+        Where ``room`` is full, nothing more is read. ``known`` is a hint.
 
         Retention may remove a segment while it is looked for, and compaction may merge it into the
         one before it: then the folder is looked at again.
@@ -389,7 +391,7 @@ class LogReader:
             following = min(end, bases[later]) if later < len(bases) else end
             segment = _SegmentReader(self._files, folder / segment_name(base), base)
             try:
-                for block in segment.blocks(offset, following, block_bytes, room):
+                for block in segment.blocks(offset, following, block_bytes, room, known):
                     offset = block.batches[-1][1].next_offset
                     yield _without_aborted(block, aborted_ranges) if aborted_ranges else block
                 offset = max(offset, following)
@@ -486,6 +488,14 @@ class LogReader:
         return True
 
 
+class Place(NamedTuple):
+    """Where a batch begins that was not read yet: right behind one that was."""
+
+    path: str
+    offset: int
+    position: int
+
+
 class _SegmentReader:
     """Reads stretches of one segment, growing or sealed."""
 
@@ -493,14 +503,18 @@ class _SegmentReader:
         self._files = files
         self._path = path
         self._base_offset = base_offset
-        index_path = path.with_suffix(".idx")
+
+    @cached_property
+    def _index(self) -> SparseIndex:
         try:
-            content = read_whole(files, index_path)
+            content = read_whole(self._files, self._path.with_suffix(".idx"))
         except OSError:  # there is none, or it cannot be read: it is only a hint
             content = b""
-        self._index = SparseIndex(content, base_offset)
+        return SparseIndex(content, self._base_offset)
 
-    def blocks(self, start: int, end: int, block_bytes: int, room: Room) -> Iterator[Block]:
+    def blocks(
+        self, start: int, end: int, block_bytes: int, room: Room, known: Place | None = None
+    ) -> Iterator[Block]:
         """Yield the batches that hold [start, end); end is at most the end of the segment.
 
         Raises:
@@ -508,12 +522,10 @@ class _SegmentReader:
             CorruptBatchError: some of [start, end) is damaged or missing.
             CorruptionError: the disk does not give the bytes.
         """
-        offset, position = self._index.seek(start)
-        handle = -1
+        offset, handle = start, -1
         try:
             handle = self._files.open(self._path)
-            if not self._begins_at(handle, offset, position):
-                offset, position = self._base_offset, 0
+            offset, position, position_end = self._seek(handle, start, end, known)
             while offset < end and not room.full:
                 try:
                     for block in read_blocks(
@@ -524,7 +536,7 @@ class _SegmentReader:
                         offset=offset,
                         end_offset=end,
                         block_bytes=block_bytes,
-                        position_end=self._index.position_of(end),
+                        position_end=position_end,
                         room=room,
                     ):
                         at, last = block.batches[-1]
@@ -548,6 +560,24 @@ class _SegmentReader:
         finally:
             if handle >= 0:
                 self._files.close(handle)
+
+    def _seek(
+        self, handle: int, start: int, end: int, known: Place | None
+    ) -> tuple[int, int, int | None]:
+        """Return (offset, position) of a batch at or before ``start``; and where ``end`` is, if known.
+
+        Whoever reads on where it ended needs no index.
+        """
+        if (
+            known is not None
+            and known[:2] == (str(self._path), start)
+            and self._begins_at(handle, start, known.position)
+        ):
+            return start, known.position, None
+        offset, position = self._index.seek(start)
+        if not self._begins_at(handle, offset, position):
+            offset, position = self._base_offset, 0
+        return offset, position, self._index.position_of(end)
 
     def _over_damage(
         self, handle: int, at: tuple[int, int], wanted: tuple[int, int], fault: str
