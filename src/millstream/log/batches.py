@@ -19,8 +19,9 @@ from millstream.log.control import ControlDb
 from millstream.log.decoding import Block, decode
 from millstream.log.files import DISK, Files, numbered
 from millstream.log.producers import AbortedRange
-from millstream.log.reader import Isolation, LogReader, Place
+from millstream.log.reader import Isolation, LogReader
 from millstream.log.segment import Room, segment_name
+from millstream.log.segment_reader import Place
 from millstream.log.state_file import PartitionState
 from millstream.log.topics import Topic, partition_folder
 
