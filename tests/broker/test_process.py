@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+import platform
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
+from broker.asking import Asking, batch, create, fetch, fetched, produce
 from broker.running import MILLSTREAM, WAIT_S, AsProcess
 
 import millstream as ms
@@ -126,6 +130,32 @@ def test_it_takes_the_folder_over_from_a_program_which_goes_on_through_it(folder
         log.own()
         found = [record.value for record in log.consumer("t", follow=False)]
     assert found == [b"owner", b"guest", b"client", b"owner again"]
+
+
+def pages_mapped(pid: int) -> int:
+    """Return how many pages a process had to be given, from its start on."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are not told")
+def test_answers_come_and_go_in_the_same_memory(folder) -> None:
+    with AsProcess(folder) as broker, Asking(broker.address) as client:
+        client.ask("CreateTopics", 5, create())
+        big = batch(bytes(1 << 20))
+        for _ in range(4):
+            client.ask("Produce", 8, produce(big))
+
+        def read() -> None:
+            answer = fetched(client.ask("Fetch", 11, fetch(0, max_bytes=1 << 30)))
+            assert answer["records"].count(big[17:]) == 4
+
+        for _ in range(3):
+            read()
+        before = pages_mapped(broker.process.pid)
+        for _ in range(10):
+            read()
+        # Half of what was read: a thread that reads for the first time has to be given its pages.
+        assert pages_mapped(broker.process.pid) - before < 5 * 4 * len(big) // mmap.PAGESIZE
 
 
 @pytest.mark.client("confluent-kafka")

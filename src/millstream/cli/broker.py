@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from millstream.broker.allocator import keep_freed
 from millstream.broker.server import LISTEN, Serving, serve
 from millstream.broker.settings import Settings
 from millstream.cli.ready import ready_file_option, told_ready
@@ -111,6 +112,7 @@ def broker(
         offsets_retention_ms=retention_ms,
         connections_max=min(Settings().connections_max, _files_max() // 2),
     )
+    keep_freed(settings.response_bytes_max)
     asyncio.run(
         _run(
             serve(

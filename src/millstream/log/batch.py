@@ -34,6 +34,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import google_crc32c
+import numpy as np
 
 from millstream.errors import CorruptBatchError
 
@@ -46,6 +47,7 @@ RECORD_BYTES_MIN = 7  # a record whose every varint is one byte, without key or 
 BATCH_BYTES_MAX = 16 * 1024 * 1024  # a batch of several records is closed before it grows past this
 OFFSET_MAX = (1 << 63) - 1
 SEQUENCE_MAX = (1 << 31) - 1
+_COPIED_BYTES_MAX = 16 * 1024  # up to here a copy is made sooner than an array
 RECORD_BYTES_MAX = 64 * 1024 * 1024  # one record may be larger than that; it travels alone
 
 COMPRESSION_MASK = 0x07
@@ -208,7 +210,11 @@ def header_fault(header: BatchHeader, expected_offset: int) -> str | None:  # no
 
 def crc_matches(data: bytes, at: int, header: BatchHeader) -> bool:
     """Return whether the CRC-32C of the batch at ``at`` is what its header says."""
-    return bool(google_crc32c.value(data[at + CRC_START : at + header.size]) == header.crc)
+    start, size = at + CRC_START, header.size - CRC_START
+    if size < _COPIED_BYTES_MAX:
+        return bool(google_crc32c.value(data[start : start + size]) == header.crc)
+    # It takes bytes and arrays, but no memoryview; and a copy would cost more than the checksum.
+    return bool(google_crc32c.value(np.frombuffer(data, np.uint8, size, start)) == header.crc)
 
 
 def walk(

@@ -20,12 +20,14 @@ from millstream.log.decoding import Block, decode
 from millstream.log.files import DISK, Files, numbered
 from millstream.log.producers import AbortedRange
 from millstream.log.reader import Isolation, LogReader
-from millstream.log.segment import segment_name
+from millstream.log.segment import Room, segment_name
+from millstream.log.segment_reader import Place
 from millstream.log.state_file import PartitionState
 from millstream.log.topics import Topic, partition_folder
 
-_BLOCK_BYTES_MIN, _BLOCK_BYTES_MAX = 64 << 10, 1 << 20
+_BLOCK_BYTES = 1 << 20
 _SEARCH_BYTES = 4 << 20
+_PLACES_MAX = 10_000
 
 
 class Batches(NamedTuple):
@@ -54,6 +56,7 @@ class BatchReader(LogReader):
         self, folder: Path | str, *, files: Files = DISK, control: ControlDb | None = None
     ) -> None:
         super().__init__(folder, isolation="read_uncommitted", files=files, control=control)
+        self._ended: dict[tuple[str, int], Place] = {}  # where each partition was left
 
     def state(self, topic: str, partition: int) -> PartitionState:
         """Return how far a partition may be read.
@@ -114,19 +117,26 @@ class BatchReader(LogReader):
     ) -> tuple[list[memoryview], int, int]:
         parts: list[memoryview] = []
         size, reached = 0, wanted[0]
-        block_bytes = min(max(bytes_max, _BLOCK_BYTES_MIN), _BLOCK_BYTES_MAX)
+        room = Room(wanted[0], bytes_max, first_whole=first_whole)
+        name = (topic.topic_id, partition)
+        if len(self._ended) > _PLACES_MAX:  # topics come and go
+            self._ended.clear()
+        blocks = self._blocks(
+            topic, partition, *wanted, _BLOCK_BYTES, room=room, known=self._ended.get(name)
+        )
         try:
-            for block in self._blocks(topic, partition, *wanted, block_bytes):
-                first, last, stop = block.batches[0][0], 0, None
+            for block in blocks:
+                first = stop = block.batches[0][0]
                 for at, header in block.batches:
-                    one_more = size + at + header.size - first
-                    if one_more > bytes_max and not (first_whole and not size and at == first):
+                    if not room.has(header):
                         break
-                    stop, reached, last = at + header.size, header.next_offset, at
-                if stop is not None:
+                    room.take(header.size)
+                    stop, reached = at + header.size, header.next_offset
+                if stop > first:
                     parts.append(memoryview(block.data)[first:stop])
                     size += stop - first
-                if stop is None or last != block.batches[-1][0]:
+                    self._ended[name] = Place(block.path, reached, block.position + stop)
+                if room.full:
                     break
         except CorruptBatchError:
             if not parts:

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from millstream.errors import (
     ConfigError,
-    CorruptBatchError,
     CorruptionError,
     OffsetOutOfRangeError,
 )
@@ -27,18 +26,19 @@ from millstream.log.aborted import AbortedRanges
 from millstream.log.archive import SUFFIX as ARCHIVE_SUFFIX
 from millstream.log.archive import UNREADABLE, ArchiveFile, open_fitting
 from millstream.log.batch import (
-    HEADER_BYTES,
-    BatchHeader,
-    header_fault,
-    read_header,
+    OFFSET_MAX,
 )
 from millstream.log.control import ControlDb
 from millstream.log.decoding import COLUMNS, Block, decode, decode_parts, select_schema
-from millstream.log.files import DISK, Files, numbered, read_whole, size_of
-from millstream.log.index import SparseIndex
+from millstream.log.files import DISK, Files, numbered, size_of
 from millstream.log.owner import read_format
 from millstream.log.retention import Holding
-from millstream.log.segment import find_batch_after, read_blocks, segment_name, segment_offsets
+from millstream.log.segment import (
+    Room,
+    segment_name,
+    segment_offsets,
+)
+from millstream.log.segment_reader import Place, SegmentReader
 from millstream.log.signal import signal_of
 from millstream.log.state_file import STATE_NAME, PartitionState, StateFile, check_same_folder
 from millstream.log.topics import Topic, catalog_of, partition_folder, unknown_topic
@@ -350,13 +350,23 @@ class LogReader:
                 break
         else:
             base = bases[-1] if bases else 0
-        segment = _SegmentReader(self._files, folder / segment_name(base), base)
+        segment = SegmentReader(self._files, folder / segment_name(base), base)
         return max(segment.offset_before(timestamp_ms), log_start)
 
     def _blocks(
-        self, topic: Topic, partition: int, start: int, end: int, block_bytes: int
+        self,
+        topic: Topic,
+        partition: int,
+        start: int,
+        end: int,
+        block_bytes: int,
+        *,
+        room: Room | None = None,
+        known: Place | None = None,
     ) -> Iterator[Block]:
         """Yield the batches that hold [start, end), from one segment after the other.
+
+        Where ``room`` is full, nothing more is read. ``known`` is a hint.
 
         Retention may remove a segment while it is looked for, and compaction may merge it into the
         one before it: then the folder is looked at again.
@@ -365,14 +375,15 @@ class LogReader:
         names = self._files.names(folder)
         aborted_ranges = self._aborted(folder, names, start, end)
         offset, vanished = start, -1
-        while offset < end:
+        room = room or Room(start, OFFSET_MAX)
+        while offset < end and not room.full:
             bases = segment_offsets(names)
             later = bisect_right(bases, offset)
             base = bases[later - 1] if later else offset
             following = min(end, bases[later]) if later < len(bases) else end
-            segment = _SegmentReader(self._files, folder / segment_name(base), base)
+            segment = SegmentReader(self._files, folder / segment_name(base), base)
             try:
-                for block in segment.blocks(offset, following, block_bytes):
+                for block in segment.blocks(offset, following, block_bytes, room, known):
                     offset = block.batches[-1][1].next_offset
                     yield _without_aborted(block, aborted_ranges) if aborted_ranges else block
                 offset = max(offset, following)
@@ -469,109 +480,6 @@ class LogReader:
         return True
 
 
-class _SegmentReader:
-    """Reads stretches of one segment, growing or sealed."""
-
-    def __init__(self, files: Files, path: Path, base_offset: int) -> None:
-        self._files = files
-        self._path = path
-        self._base_offset = base_offset
-        index_path = path.with_suffix(".idx")
-        try:
-            content = read_whole(files, index_path)
-        except OSError:  # there is none, or it cannot be read: it is only a hint
-            content = b""
-        self._index = SparseIndex(content, base_offset)
-
-    def blocks(self, start: int, end: int, block_bytes: int) -> Iterator[Block]:
-        """Yield the batches that hold [start, end); end is at most the end of the segment.
-
-        Raises:
-            FileNotFoundError: the segment has been removed.
-            CorruptBatchError: some of [start, end) is damaged or missing.
-            CorruptionError: the disk does not give the bytes.
-        """
-        offset, position = self._index.seek(start)
-        handle = -1
-        try:
-            handle = self._files.open(self._path)
-            if not self._begins_at(handle, offset, position):
-                offset, position = self._base_offset, 0
-            while offset < end:
-                try:
-                    for block in read_blocks(
-                        self._files,
-                        handle,
-                        self._path,
-                        position=position,
-                        offset=offset,
-                        end_offset=end,
-                        block_bytes=block_bytes,
-                        position_end=self._index.position_of(end),
-                    ):
-                        at, last = block.batches[-1]
-                        offset, position = last.next_offset, block.position + at + last.size
-                        if offset > start:
-                            yield block._replace(batches=_from_offset(block.batches, start))
-                    fault = "the file ends there"
-                except CorruptBatchError as error:
-                    fault = str(error)
-                if offset < end:
-                    offset, position = self._over_damage(
-                        handle, (offset, position), (start, end), fault
-                    )
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise CorruptionError(
-                f"{self._path} cannot be read for offsets [{max(offset, start)}, {end}): {error}; "
-                "check the file's rights and the disk"
-            ) from error
-        finally:
-            if handle >= 0:
-                self._files.close(handle)
-
-    def _over_damage(
-        self, handle: int, at: tuple[int, int], wanted: tuple[int, int], fault: str
-    ) -> tuple[int, int]:
-        """Return (offset, position) of the next whole batch, if nothing that is wanted lies before.
-
-        Raises:
-            CorruptBatchError: some of the offsets ``wanted`` cannot be read.
-        """
-        (offset, position), (start, end) = at, wanted
-        rest = self._files.pread(handle, self._files.size(handle) - position, position)
-        found = find_batch_after(rest, offset)
-        place, after = (position + found[0], found[1]) if found else (position + len(rest), end)
-        if after > start and offset < min(after, end):
-            raise CorruptBatchError(
-                f"offsets [{offset}, {min(after, end)}) cannot be read: {self._path} is damaged at "
-                f"byte {position} ({fault}). Restore the file from a backup, or read on from "
-                f"offset {min(after, end)}",
-                path=str(self._path),
-                position=position,
-                start=offset,
-                end=min(after, end),
-            )
-        return after, place
-
-    def offset_before(self, timestamp_ms: int) -> int:
-        """Return an offset before which every timestamp of the segment is lower."""
-        return self._index.seek_time(timestamp_ms)[0]
-
-    def _begins_at(self, handle: int, offset: int, position: int) -> bool:
-        """Return whether the index told the truth: a batch with this offset begins there."""
-        head = self._files.pread(handle, HEADER_BYTES, position)
-        return len(head) == HEADER_BYTES and header_fault(read_header(head, 0), offset) is None
-
-
 def _without_aborted(block: Block, ranges: AbortedRanges) -> Block:
     """Return the block without the batches of aborted transactions."""
     return block._replace(batches=[one for one in block.batches if not ranges.cover(one[1])])
-
-
-def _from_offset(
-    batches: Sequence[tuple[int, BatchHeader]], start: int
-) -> Sequence[tuple[int, BatchHeader]]:
-    first = bisect_right(batches, start, key=lambda item: item[1].next_offset)
-    return batches[first:]

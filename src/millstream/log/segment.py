@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from millstream.errors import CorruptBatchError, DiskFullError, SyncFailedError
@@ -28,14 +28,15 @@ from millstream.log.batch import (
 )
 from millstream.log.decoding import Block
 from millstream.log.files import Files, numbered, write_whole
-from millstream.log.index import IndexBuilder
+from millstream.log.index import INDEX_BYTES, IndexBuilder
 from millstream.log.producers import AbortedRange, ProducerStates
 from millstream.log.seal import Seal
 
 SIDE_SUFFIXES = (".idx", seal.SUFFIX, aborted.SUFFIX, archive.SUFFIX)
 OFFSETS_LOST_MAX = 1 << 31  # more cannot be missing in one segment: its index has 32-bit offsets
 READ_BYTES = 4 * 1024 * 1024
-_INDEX_FLUSH_BYTES = 400  # 20 entries: a reader scans at most about 160 KiB behind the index
+_INDEX_LAG_BYTES = 20 * INDEX_BYTES  # of the log: so much a reader scans at most behind the index
+_ROOM_BYTES_MIN = 64 * 1024  # are read, as what is wanted may lie behind what is passed over
 _AFTER_PREFIX = HEADER_BYTES - PREFIX_BYTES
 
 
@@ -68,6 +69,7 @@ class Segment:
         self.size = size
         self._index = index
         self._index_written = 0
+        self._indexed_size = 0  # of the log, when the index was last written
         self._aborted_count = aborted_count
         self._aborted_handle: int | None = None
         self._handle = files.open(path, write=True)
@@ -119,7 +121,8 @@ class Segment:
         for entry in entries:
             self._index.add(*entry)
         self.size = position
-        self._flush_index(_INDEX_FLUSH_BYTES)
+        if self.size - self._indexed_size >= _INDEX_LAG_BYTES:
+            self._flush_index(1)
         return offset
 
     def _cut_back(self, error: OSError) -> None:
@@ -207,6 +210,7 @@ class Segment:
                 rest = bytes(content[self._index_written :])
                 write_whole(self._files, handle, rest, self._index_written)
                 self._index_written = len(content)
+                self._indexed_size = self.size
             finally:
                 self._files.close(handle)
 
@@ -219,6 +223,36 @@ def remove_segment(files: Files, folder: Path, base_offset: int) -> None:
             files.remove(target)
 
 
+@dataclass(slots=True)
+class Room:
+    """How many bytes of batches are still wanted, from the batch on that holds ``start``.
+
+    Whoever is given blocks asks for each batch, and says how much was taken. Where it is full, no more is read.
+    ``first_whole`` gives the first batch room, however large it is.
+    """
+
+    start: int
+    left: int
+    first_whole: bool = False
+    full: bool = False
+
+    def has(self, header: BatchHeader) -> bool:
+        """Return whether a batch has room; if not, none behind it has."""
+        too_large = header.size > self.left and not self.first_whole
+        self.full = too_large and header.next_offset > self.start
+        return not self.full
+
+    def limit(self, block_bytes: int) -> int:
+        """Return how many bytes to read at once, if it is ``block_bytes`` where there is room."""
+        return min(block_bytes, max(self.left, _ROOM_BYTES_MIN))
+
+    def take(self, size: int) -> None:
+        """Note that so many bytes were taken."""
+        self.left -= size
+        self.first_whole = False
+        self.full = self.left < HEADER_BYTES
+
+
 def read_blocks(
     files: Files,
     handle: int,
@@ -229,31 +263,31 @@ def read_blocks(
     end_offset: int = OFFSET_MAX,
     block_bytes: int = READ_BYTES,
     position_end: int | None = None,
+    room: Room | None = None,
 ) -> Iterator[Block]:
     """Yield the whole batches of a segment from ``position`` (where ``offset`` begins) on.
 
-    ``position_end`` is a hint that nothing before ``end_offset`` lies behind it. Stops before ``end_offset`` and before an incomplete batch at the end of the file. The batches
+    Stops before ``end_offset`` and before an incomplete batch at the end of the file. The batches
     before a damaged one are yielded before the error is raised.
+
+    Args:
+        position_end: A hint that nothing before ``end_offset`` lies behind it.
+        room: Stop before a batch that has no room here.
 
     Raises:
         CorruptBatchError: a batch is damaged. Not retriable.
     """
     size = files.size(handle)
     block_bytes = max(block_bytes, HEADER_BYTES)  # with less, not even a size could be read
-    want = block_bytes
+    room = room or Room(0, OFFSET_MAX)
+    want = room.limit(block_bytes)
     if position_end is not None and position_end > position:
         want = max(min(want, position_end - position), HEADER_BYTES)
-    while size - position >= HEADER_BYTES and offset < end_offset:
+    while size - position >= HEADER_BYTES and offset < end_offset and not room.full:
         data = files.pread(handle, min(want, size - position), position)
-        batches: list[tuple[int, BatchHeader]] = []
-        fault: CorruptBatchError | None = None
-        try:
-            for found in walk(
-                data, offset, end_offset=end_offset, path=str(path), position=position
-            ):
-                batches.append(found)  # noqa: PERF402 - what came before the damage must stay
-        except CorruptBatchError as error:
-            fault = error
+        batches, fault = _before_damage(
+            walk(data, offset, end_offset=end_offset, path=str(path), position=position)
+        )
         if batches:
             at, last = batches[-1]
             yield Block(data, batches, str(path), position)
@@ -261,14 +295,27 @@ def read_blocks(
             offset = last.next_offset
         if fault is not None:
             raise fault
-        want = block_bytes
+        want = room.limit(block_bytes)
         if not batches:
             if len(data) < HEADER_BYTES:
                 return
-            whole = read_header(data, 0).size
-            if whole <= len(data) or whole > size - position:
+            header = read_header(data, 0)
+            if header.size <= len(data) or header.size > size - position or not room.has(header):
                 return
-            want = whole
+            want = header.size
+
+
+def _before_damage(
+    walked: Iterator[tuple[int, BatchHeader]],
+) -> tuple[list[tuple[int, BatchHeader]], CorruptBatchError | None]:
+    """Return the batches up to the first that is damaged, and what is wrong with that one."""
+    batches: list[tuple[int, BatchHeader]] = []
+    try:
+        for found in walked:
+            batches.append(found)  # noqa: PERF402 - what came before the damage must stay
+    except CorruptBatchError as error:
+        return batches, error
+    return batches, None
 
 
 def find_batch_after(data: bytes, offset: int) -> tuple[int, int] | None:

@@ -225,6 +225,18 @@ def test_any_changed_byte_is_found(
         assert found == [] and 8 <= place < 12  # noqa: PT018
 
 
+@pytest.mark.parametrize("value_bytes", [100, 16_000, 17_000, 1_000_000])
+def test_a_changed_bit_is_found_in_batches_of_any_size(value_bytes: int) -> None:
+    before = stamped(encode_rows([Row(1, None, b"before")]), 0)
+    data = bytearray(before + stamped(encode_rows([Row(1, b"k", bytes(value_bytes))]), 1))
+    assert len(list(walk(bytes(data), 0))) == 2
+    for at in (len(before) + 21, len(before) + value_bytes // 2 + 61, len(data) - 1):
+        data[at] ^= 1
+        with pytest.raises(CorruptBatchError, match="CRC-32C"):
+            list(walk(bytes(data), 0))
+        data[at] ^= 1
+
+
 @settings(deadline=None)
 @given(rows_lists, codecs, st.data())
 def test_a_lying_batch_with_a_right_crc_gives_an_error_and_nothing_worse(

@@ -13,9 +13,10 @@ from millstream.errors import (
     OffsetOutOfRangeError,
     UnknownTopicError,
 )
-from millstream.log.batch import EncodedBatch, ProducerStamp, stamp, walk
+from millstream.log.batch import HEADER_BYTES, EncodedBatch, ProducerStamp, stamp, walk
 from millstream.log.batches import Batches, BatchReader
 from millstream.log.encoding import Row, encode_rows
+from millstream.log.files import DiskFiles
 from millstream.log.producers import AbortedRange
 from millstream.log.signal import signal_of
 from millstream.log.writer import LogWriter
@@ -66,6 +67,89 @@ def test_as_much_is_given_as_was_asked_for_and_one_batch_at_least(writer, tmp_pa
     nothing = take(tmp_path, 3, bytes_max=size - 1, first_whole=False)
     assert (nothing.parts, nothing.next_offset) == ([], 3)
     assert take(tmp_path, 3, bytes_max=0).parts == []
+
+
+class CountedReads(DiskFiles):
+    """Counts the bytes that are read of segments."""
+
+    def __init__(self) -> None:
+        self.segments: set[int] = set()
+        self.bytes_read = 0
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+        handle = super().open(path, write=write, create=create)
+        if path.suffix == ".log":
+            self.segments.add(handle)
+        return handle
+
+    def close(self, handle: int) -> None:
+        self.segments.discard(handle)
+        super().close(handle)
+
+    def pread(self, handle: int, size: int, position: int) -> bytes:
+        data = super().pread(handle, size, position)
+        self.bytes_read += len(data) if handle in self.segments else 0
+        return data
+
+
+@pytest.mark.parametrize(("batch_bytes", "batches"), [(300_000, 15), (20_000, 100), (200, 3000)])
+@pytest.mark.parametrize("bytes_max", [100_000, 1 << 20])
+def test_little_more_is_read_than_is_given_wherever_it_begins(
+    tmp_path: Path, batch_bytes: int, batches: int, bytes_max: int
+) -> None:
+    files = CountedReads()
+    one = batch(bytes(batch_bytes))
+    with LogWriter(tmp_path, background=False) as writer:
+        writer.create_topic("t")
+        group = max(1, 30_000 // one.size)
+        for at in range(0, batches, group):
+            writer.append("t", 0, [one] * min(group, batches - at))
+        reader = BatchReader(tmp_path, files=files)
+        for start in (0, 1, batches // 3, batches // 2, batches - 2, batches - 1):
+            files.bytes_read = 0
+            found = reader.take("t", 0, start, isolation="read_uncommitted", bytes_max=bytes_max)
+            assert found.next_offset == start + found.size // one.size
+            assert found.size >= min(bytes_max, (batches - start) * one.size) - one.size
+            assert files.bytes_read <= found.size + 2 * one.size + 4 * 64 * 1024
+        reader.close()
+
+
+def test_who_reads_on_where_it_ended_reads_nothing_again(tmp_path: Path) -> None:
+    files, one = CountedReads(), batch(b"x" * 50)
+    with LogWriter(tmp_path, background=False) as writer:
+        writer.create_topic("t")
+        reader = BatchReader(tmp_path, files=files)
+        writer.append("t", 0, [one] * 300)
+        at = reader.take("t", 0, 0, isolation="read_uncommitted", bytes_max=1 << 20).next_offset
+        for _ in range(5):
+            writer.append("t", 0, [one] * 3)
+            files.bytes_read = 0
+            found = reader.take("t", 0, at, isolation="read_uncommitted", bytes_max=1 << 20)
+            at = found.next_offset
+            assert found.size == 3 * one.size
+            assert files.bytes_read <= found.size + HEADER_BYTES
+        reader.close()
+
+
+def test_reading_goes_on_in_a_segment_that_was_replaced(writer, tmp_path) -> None:
+    """Compaction moves batches forward, and merges: where a reader ended is no place any more."""
+    writer.append("t", 0, [batch(b"x" * 100) for _ in range(12)])
+    reader = BatchReader(tmp_path)
+    size = batch(b"x" * 100).size
+    found = reader.take("t", 0, 0, isolation="read_uncommitted", bytes_max=3 * size)
+    assert found.next_offset == 3
+    path = next((tmp_path / "t").rglob(f"{0:020d}.log"))
+    kept = [header.base_offset for _, header in walk(path.read_bytes(), 0)]
+    for value in (b"", b"y" * 160):
+        shorter = [batch(value) for _ in kept]
+        data = b"".join(one.prefix(at, 1) + one.tail for at, one in zip(kept, shorter, strict=True))
+        path.with_suffix(".new").write_bytes(data)
+        path.with_suffix(".new").rename(path)
+        found = reader.take("t", 0, 3, isolation="read_uncommitted", bytes_max=2 * shorter[0].size)
+        assert b"".join(found.parts) == data[3 * shorter[0].size : 5 * shorter[0].size]
+        found = reader.take("t", 0, 5, isolation="read_uncommitted", bytes_max=1 << 20)
+        assert offsets(found, 5) == list(range(5, 12))
+        reader.take("t", 0, 0, isolation="read_uncommitted", bytes_max=3 * shorter[0].size)
 
 
 def test_aborted_transactions_are_told_of_and_open_ones_end_the_committed(writer, tmp_path) -> None:
