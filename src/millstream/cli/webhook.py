@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -14,9 +14,10 @@ import click
 from millstream.cli.ready import ready_file_option, told_ready
 from millstream.cli.tables import address_option, counted
 from millstream.durations import to_us
-from millstream.edge.webhooks.delivering import Content, Delivery, Webhook
+from millstream.edge.webhooks.delivering import Content, Webhook
 from millstream.edge.webhooks.header_file import read_headers
 from millstream.edge.webhooks.retrying import Backoff
+from millstream.edge.webhooks.shifts import Shifts
 from millstream.edge.webhooks.signing import read_secret
 
 
@@ -123,8 +124,9 @@ def webhook(
 
     A record is taken when the answer is 2xx. It is tried again after 408, 425, 429, 5xx, or none; after
     any other answer, or too many attempts, it goes to the --dead topic. Each is delivered once or more
-    often, always with the same Idempotency-Key. Those of one key go one after the other. Ctrl-C or
-    SIGTERM ends it after the attempts at work.
+    often, always with the same Idempotency-Key. Those of one key go one after the other. Of several
+    with the same --group one delivers, and the others stand by until it ends or dies. Ctrl-C or SIGTERM
+    ends it after the attempts at work.
 
     \b
     Examples:
@@ -133,7 +135,7 @@ def webhook(
       millstream webhook clicks http://127.0.0.1:9000/ --group test --dead undelivered --attempts 3
       millstream lag hook
     """
-    told = Webhook(
+    what = Webhook(
         topic=topic,
         url=url,
         group=group,
@@ -151,11 +153,31 @@ def webhook(
         headers={} if header_file is None else read_headers(header_file),
         secrets=[read_secret(path) for path in secret_files],
     )
-    delivery = Delivery(address, told, tell=lambda text: click.echo(text, err=True))
-    with _stopped_by_signals(delivery), told_ready(ready_file, url):
-        click.echo(f"Delivering {topic} to {url} (Ctrl-C ends it)")
-        delivery.run()
-    totals = delivery.totals
+    _deliver(address, what, ready_file)
+
+
+def _deliver(address: Path | str, what: Webhook, ready_file: Path | None) -> None:
+    """Deliver and stand by until a signal comes, and tell of it."""
+    with ExitStack() as stack:
+        is_up = False
+
+        def up(text: str, *, err: bool) -> None:
+            nonlocal is_up
+            click.echo(text, err=err)
+            if not is_up:
+                is_up = True
+                stack.enter_context(told_ready(ready_file, what.url))
+
+        shifts = Shifts(
+            address,
+            what,
+            began=lambda: up(f"Delivering {what.topic} to {what.url} (Ctrl-C ends it)", err=False),
+            stood_by=lambda why: up(why, err=True),
+            tell=lambda text: click.echo(text, err=True),
+        )
+        with _stopped_by_signals(shifts):
+            shifts.run()
+    totals = shifts.totals
     click.echo(
         f"{counted(totals.delivered, 'record')} delivered, {totals.given_up} given up, "
         f"{counted(totals.failed_attempts, 'attempt')} failed"
@@ -163,12 +185,12 @@ def webhook(
 
 
 @contextmanager
-def _stopped_by_signals(delivery: Delivery) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C end the delivery while the block runs."""
+def _stopped_by_signals(shifts: Shifts) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end it while the block runs."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
-        delivery.stop_soon()
+        shifts.stop_soon()
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, stop) for number in numbers}

@@ -87,11 +87,28 @@ class Totals:
     failed_attempts: int = 0
 
 
+def check_topics(log: EventLog, webhook: Webhook) -> str:
+    """Return the id of the topic that is delivered.
+
+    Raises:
+        UnknownTopicError: it is not there, or the one of dead letters.
+        ConfigError: they are the same.
+    """
+    if webhook.dead_topic == webhook.topic:
+        raise ConfigError(
+            f"the dead-letter topic is {webhook.topic!r}, which is what is delivered; give another one"
+        )
+    log.offsets(webhook.dead_topic)
+    log.offsets(webhook.topic)
+    return log.topics()[webhook.topic].topic_id
+
+
 class Delivery:
     """Delivers from :meth:`run` until :meth:`stop`.
 
     Args:
         tell: Called with a sentence when the endpoint begins to fail, or takes records again.
+        totals: What is counted on; of those who deliver one after the other.
         chance: Gives a number in [0, 1); only tests give another one.
         now_s: Seconds since 1970; only tests give another clock.
 
@@ -106,6 +123,7 @@ class Delivery:
         webhook: Webhook,
         *,
         tell: Callable[[str], None],
+        totals: Totals | None = None,
         chance: Callable[[], float] = random.random,
         now_s: Callable[[], float] = time.time,
     ) -> None:
@@ -116,7 +134,7 @@ class Delivery:
         url = parse_url(webhook.url)
         self._log: EventLog = connect(log)
         try:
-            self._topic_id = self._check_topics()
+            self._topic_id = check_topics(self._log, webhook)
             start: Start = webhook.start
             self._consumer = self._log.consumer(
                 webhook.topic, group=webhook.group, start=start, commit="manual"
@@ -124,34 +142,26 @@ class Delivery:
             self._changed = threading.Condition()  # guards the progress, and what is in hand
             self._progress = Progress(self._consumer.positions)
             self._committed: dict[int, int] = {}
+            self._commits = True
             # Where a group begins is committed before anything is delivered: who starts at "latest" and
             # crashes would begin later the next time, and leave out what lies between.
             self._commit()
         except BaseException:
             self._log.close()
             raise
-        self.totals = Totals()
+        self.totals = Totals() if totals is None else totals
         self._undelivered = Undelivered(log, webhook.dead_topic, f"webhook {webhook.group}")
         self._in_hand_bytes = 0
         self._rests_until_s = 0.0
         self._failing = False
         self._failure: BaseException | None = None
         self._ending = threading.Event()
+        self._last_s = 0.0  # when nothing more is waited for at the end
+        self._furthest: dict[int, int] = {}  # the last offset that was tried, by partition
         self._links = [Link(url, webhook.timeout_s) for _ in range(webhook.lanes)]
         self._queues: list[queue.SimpleQueue[Record | None]] = [
             queue.SimpleQueue() for _ in self._links
         ]
-
-    def _check_topics(self) -> str:
-        """Return the id of the topic, if both topics are there."""
-        webhook = self._webhook
-        if webhook.dead_topic == webhook.topic:
-            raise ConfigError(
-                f"the dead-letter topic is {webhook.topic!r}, which is what is delivered; give another one"
-            )
-        self._log.offsets(webhook.dead_topic)
-        self._log.offsets(webhook.topic)
-        return self._log.topics()[webhook.topic].topic_id
 
     # -- running ------------------------------------------------------------------------------
 
@@ -173,28 +183,33 @@ class Delivery:
                 if not self._take(record):
                     break
         finally:
-            self._ending.set()
-            with self._changed:
-                self._changed.notify_all()
+            self._end()
             for each in self._queues:
                 each.put(None)
-            last_s = time.monotonic() + _LAST_S
             for thread in (*threads, keeper):
-                thread.join(max(last_s - time.monotonic(), 0))
+                thread.join(max(self._last_s - time.monotonic(), 0))
             self._close()
         if self._failure is not None:
             raise self._failure
 
-    def stop(self) -> None:
-        """Read no more, finish the attempts at work, and end. From any thread."""
-        self._ending.set()
-        with self._changed:
-            self._changed.notify_all()
+    def stop(self, *, commit: bool = True) -> None:
+        """Read no more, finish what is at work, and end: none of it comes again. From any thread.
+
+        That is what is tried, and what lies before it in its partition. It may take 15 seconds; what
+        takes longer or is to be tried again is left to whoever comes next, with what lies behind it.
+        Without ``commit`` what was finished since the last time is not committed: another may
+        deliver for the group already, and has committed more.
+        """
+        self._commits = commit and self._commits
+        self._end()
         self._consumer.close()
 
-    def stop_soon(self) -> None:
-        """Do as :meth:`stop` a moment later: for a signal's handler, which may hold no lock."""
-        threading.Thread(target=self.stop, daemon=True, name="millstream webhook stop").start()
+    def _end(self) -> None:
+        with self._changed:
+            if not self._ending.is_set():
+                self._last_s = time.monotonic() + _LAST_S
+                self._ending.set()
+            self._changed.notify_all()
 
     def _close(self) -> None:
         try:
@@ -224,16 +239,33 @@ class Delivery:
 
     def _lane(self, link: Link, records: queue.SimpleQueue[Record | None]) -> None:
         try:
-            while (record := records.get()) is not None and not self._ending.is_set():
-                if self._deliver(link, record):
-                    with self._changed:
-                        self._progress.finish(record.partition, record.offset)
-                        self._in_hand_bytes -= len(record.value or b"")
-                        self._changed.notify_all()
+            while (record := records.get()) is not None:
+                if not self._may_begin(record):
+                    continue
+                if not self._deliver(link, record):
+                    break  # the end came first; those behind it are not to pass it
+                with self._changed:
+                    self._progress.finish(record.partition, record.offset)
+                    self._in_hand_bytes -= len(record.value or b"")
+                    self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - it goes to who runs this
             self._fail(error)
         finally:
             link.close()
+
+    def _may_begin(self, record: Record) -> bool:
+        """Say whether a record may be tried: at the end only what lies before one that was.
+
+        What is committed lies before the first that is not finished. So whatever lanes have passed is
+        delivered, too, or what lies behind it would come again.
+        """
+        with self._changed:
+            furthest = self._furthest.get(record.partition, -1)
+            if self._ending.is_set():
+                in_time = self._commits and time.monotonic() < self._last_s
+                return in_time and record.offset < furthest
+            self._furthest[record.partition] = max(furthest, record.offset)
+            return True
 
     def _keep(self) -> None:
         """Commit now and then, and end attempts that take too long."""
@@ -255,6 +287,8 @@ class Delivery:
         self.stop()
 
     def _commit(self) -> None:
+        if not self._commits:
+            return
         with self._changed:
             found = self._progress.committable()
         moved = {number: at for number, at in found.items() if self._committed.get(number) != at}
@@ -297,11 +331,11 @@ class Delivery:
             self._rests_until_s = max(self._rests_until_s, time.monotonic() + wait_s)
 
     def _rested(self) -> bool:
-        """Wait as long as the endpoint asked for; return False at the end."""
+        """Wait as long as the endpoint asked for; return False if the end came before."""
         while (left_s := self._rests_until_s - time.monotonic()) > 0:
             if self._ending.wait(left_s):
                 return False
-        return not self._ending.is_set()
+        return True
 
     def _bury(self, record: Record, answer: Answer, attempts: int) -> bool:
         """Append a record to the dead-letter topic, however long that takes; False at the end."""
