@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
 SESSION_MS = 6_000  # the least that Apache Kafka lets a member ask for
-_HEARTBEAT_MS = 1_500
+_HEARTBEAT_MS = 500  # a member learns that it is to let go, or may take it, with its next heartbeat
 _RELIEF_MS_MAX = 300_000  # for how long a group waits for one that is told to let go
 _QUIET_S = (
     4.0  # without any word a group waits for one that died; Kafka lets a new one wait for 3 s
@@ -54,7 +54,7 @@ class KafkaDuty:
         self._topic = topic
         self._relieve = relieve
         self._what = f"the webhooks of group {group!r} cannot agree on who delivers"
-        self._said = f"group {group!r}; standing by until it ends"
+        self._another = f"Another webhook of group {group!r} delivers"
         self._held = False
         self._left_out = False  # what was assigned last is not the duty
         self._since_s = time.monotonic()
@@ -85,9 +85,9 @@ class KafkaDuty:
         if self._held:
             return None
         if self._left_out:
-            return f"Another webhook delivers for {self._said}"
+            return f"{self._another}; standing by until it ends"
         if time.monotonic() - self._since_s > _QUIET_S:
-            return f"Another webhook delivers, or has died a moment ago, for {self._said}"
+            return f"{self._another}, or died a moment ago; standing by until it is gone"
         return None
 
     def poll(self, timeout_s: float) -> None:
