@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +85,17 @@ class Owners:
         self._process.stdin.flush()
         self.started.append(int(self._process.stdout.readline()))
         return self.started[-1]
+
+    def stop(self, owner: int) -> None:
+        """Stop an owner with SIGSTOP; return when none of its threads runs any more."""
+        os.kill(owner, signal.SIGSTOP)
+        threads = Path(f"/proc/{owner}/task")
+        while any(_state(thread) != "T" for thread in threads.iterdir()):
+            time.sleep(0.001)
+
+
+def _state(thread: Path) -> str:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 @pytest.fixture(scope="session")

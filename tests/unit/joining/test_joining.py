@@ -136,7 +136,7 @@ def test_a_stopped_owner_still_owns_and_its_guests_wait(tmp_path: Path, owners) 
     owner = owners.start(tmp_path)
     with connect(tmp_path) as log, log.producer(linger_ms=0) as producer:
         producer.send("t", b"1", partition=0).result()
-        os.kill(owner, signal.SIGSTOP)
+        owners.stop(owner)
         future = producer.send("t", b"2", partition=0)
         with pytest.raises(TimeoutError):
             future.result(0.3)

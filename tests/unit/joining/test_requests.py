@@ -180,7 +180,7 @@ def test_a_fence_that_the_lost_end_has_passed_itself_does_not_refuse_it(tmp_path
 
 def test_an_owner_that_does_not_greet_is_named(tmp_path: Path, owners) -> None:
     owner = owners.start(tmp_path)
-    os.kill(owner, signal.SIGSTOP)
+    owners.stop(owner)
     with pytest.raises(FolderOwnedError, match=f"process {owner}, which has not answered"):
         dial(tmp_path, 0.1)
     os.kill(owner, signal.SIGCONT)
