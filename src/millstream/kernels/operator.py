@@ -57,12 +57,17 @@ class Moment:
         operator's own.
         """
         if LANE in rows.columns:
-            lanes, at = np.unique(rows[LANE].to_numpy(), return_inverse=True)
-            known = [self.baselines.get(int(lane), self.before_us) for lane in lanes]
-            earlier = np.array(known, np.int64)[at]
+            earlier = self._baselines(rows[LANE].to_numpy())
         else:
             earlier = np.full(rows.height, self.before_us, np.int64)
         return np.maximum(earlier, rows[REACHED].to_numpy()) if REACHED in rows.columns else earlier
+
+    def _baselines(self, lanes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        if len(lanes) and lanes.min() == lanes.max():  # the rows of one task
+            return np.full(len(lanes), self.baselines.get(int(lanes[0]), self.before_us))
+        there, at = np.unique(lanes, return_inverse=True)
+        known = [self.baselines.get(int(lane), self.before_us) for lane in there]
+        return np.array(known, np.int64)[at]
 
 
 @dataclass

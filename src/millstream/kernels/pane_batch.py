@@ -16,6 +16,7 @@ import polars as pl
 
 from millstream.kernels.emission import AfterCount, EachBatch
 from millstream.kernels.frames import HASH, ROWS, WINDOW
+from millstream.kernels.hash_order import distinct
 from millstream.kernels.operator import Moment, OperatorState
 from millstream.kernels.pane_values import KIND, LAST, RANK, PaneValues
 from millstream.kernels.pending import STEP, Pending
@@ -264,7 +265,7 @@ class PaneBatch:
         found = [
             rows[self.values.kept]
             for slot, touched in self._by_slot(keys)
-            for rows in runs.look_up(slot, np.unique(touched[HASH].to_numpy()))
+            for rows in runs.look_up(slot, distinct(touched[HASH].to_numpy()))
         ]
         return pl.concat(found) if found else None
 

@@ -19,6 +19,7 @@ from millstream.kernels.aggregates import Count
 from millstream.kernels.aggregation import WEIGHT, Aggregation
 from millstream.kernels.emission import Emission
 from millstream.kernels.frames import DIFF, HASH, ROWS, WINDOW
+from millstream.kernels.hash_order import by_window_and_hash, last_of_each, newest, places_in
 
 RANK = "__rank"  # Int64: the order of the firings of a key within a batch
 KIND = "__kind"  # String: early, on_time or late
@@ -70,7 +71,7 @@ class PaneValues:
 
     def latest(self, kept: pl.DataFrame) -> pl.DataFrame:
         """Give the newest of what was kept, oldest first, of each window and key."""
-        return kept.unique(self.key, keep="last", maintain_order=True)
+        return newest(kept, self.key)
 
     def panes(self, firings: Sequence[pl.DataFrame], known: pl.DataFrame | None) -> pl.DataFrame:
         """Give the panes in the order of windows, keys and firings, after what was known of each key.
@@ -94,7 +95,7 @@ class PaneValues:
         """Order firings by window and key, number the keys, and the firings of each from 1."""
         if alone:
             ones = pl.ones(fired.height, pl.Int64, eager=True).alias(_PLACE)
-            return fired.sort(WINDOW, HASH).with_row_index(_AT).hstack([ones])
+            return by_window_and_hash(fired).with_row_index(_AT).hstack([ones])
         ordered = fired.sort(WINDOW, HASH, *self.aggregation.by, RANK)
         another = pl.any_horizontal(pl.col(k).ne_missing(pl.col(k).shift(1)) for k in self.key)
         begins = ordered.select(another).to_series().to_numpy().copy()
@@ -108,10 +109,17 @@ class PaneValues:
         """Give the newest of what is known of each key that fires, at place 0."""
         if known is None:
             return None
-        keys = fired.filter(pl.col(_PLACE) == 1).select(*self.key, _AT)
-        met = known.join(keys, on=self.key, nulls_equal=True, maintain_order="left")
-        newest = met.unique(_AT, keep="last", maintain_order=True)
-        return newest.with_columns(pl.lit(0, pl.Int64).alias(_PLACE)) if met.height else None
+        keys = fired.filter(pl.col(_PLACE) == 1)
+        places = places_in(keys, known, self.key)
+        if places is None:
+            at = keys.select(*self.key, _AT)
+            met = known.join(at, on=self.key, nulls_equal=True, maintain_order="left")
+            latest = met.unique(_AT, keep="last", maintain_order=True)
+        else:
+            met_at = np.flatnonzero(places >= 0)
+            found, last = last_of_each(places[met_at])
+            latest = known[met_at[last]].hstack([keys[_AT].gather(found)])
+        return latest.with_columns(pl.lit(0, pl.Int64).alias(_PLACE)) if latest.height else None
 
     def _scanned(self, fired: pl.DataFrame, before: pl.DataFrame | None) -> pl.DataFrame:
         """Merge, for each firing, what it adds and all that was there before it."""
@@ -119,6 +127,8 @@ class PaneValues:
         values = fired[columns].filter(pl.col(ROWS) > 0)
         if before is not None:
             values = pl.concat([before[columns], values])
+            values = values[np.argsort(values[_AT].to_numpy(), kind="stable")]
+        values = values.with_columns(pl.col(_AT).set_sorted())
         longest, step = int(fired[_PLACE].max()), 1  # type: ignore[arg-type]
         if longest == 1:
             merged = values if before is None else self.aggregation.merge(values, _AT)

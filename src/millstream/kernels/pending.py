@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import polars as pl
 
 from millstream.kernels.aggregation import Aggregation
 from millstream.kernels.emission import AfterCount, AfterTime, EachBatch, Firing
 from millstream.kernels.frames import HASH, ROWS, WINDOW
+from millstream.kernels.hash_order import distinct
 from millstream.kernels.sorted_runs import SortedRuns
 
 STEP = "__step"
@@ -131,7 +131,7 @@ class Pending:
         """Give what is stored of the windows and keys of some rows, merged."""
         found = [rows.clear().pipe(self._none_of)]
         for slot, touched in self.slots(rows):
-            hashes = np.unique(touched[HASH].to_numpy())
+            hashes = distinct(touched[HASH].to_numpy())
             keys = touched.select(self.key)
             for stored in self.runs.look_up(slot, hashes):
                 same = stored.join(keys, on=self.key, how="semi", nulls_equal=True)

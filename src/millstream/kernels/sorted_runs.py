@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from millstream.kernels.frames import HASH, polars_table
+from millstream.kernels.hash_order import by_hash
 from millstream.kernels.keyhash import Hashes
 
 FOLD_RATIO = 2  # a newer run is folded into while the older is at most this many times its size
@@ -129,7 +130,7 @@ class SortedRuns:
         for pieces in self._ranges(folded, rows, size):
             merged = merge(pl.concat(pieces)) if folded else pieces[0]
             if merged.height:
-                run = self.store.save(slot, _to_arrow(merged.sort(HASH)))
+                run = self.store.save(slot, _to_arrow(by_hash(merged)))
                 made.append(replace(run, part=len(made)))
         runs += made
         for part in (part for run in folded for part in run):
@@ -144,7 +145,7 @@ class SortedRuns:
             yield [*(polars_table(self.store.load(part)) for run in folded for part in run), rows]
             return
         tables = [[self.store.load(part) for part in run] for run in folded]
-        tables.append([_to_arrow(rows.sort(HASH, maintain_order=True))])
+        tables.append([_to_arrow(by_hash(rows))])
         starts = _starts(max(tables, key=lambda run: sum(part.num_rows for part in run)), count)
         for low, high in zip((None, *starts), (*starts, None), strict=True):
             within = [_between(part, low, high) for run in tables for part in run]
@@ -198,10 +199,11 @@ def _positions(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int6
     inside = first < len(held)
     inside[inside] = held[first[inside]] == wanted[inside]
     first = first[inside]
+    followed = first[first + 1 < len(held)]
+    if not (held[followed] == held[followed + 1]).any():
+        return first.astype(np.int64)
     after = np.searchsorted(held, wanted[inside], side="right")
     counts = after - first
-    if not len(counts) or counts.max() == 1:
-        return first.astype(np.int64)
     starts = np.repeat(first - np.concatenate(([0], np.cumsum(counts)[:-1])), counts)
     return (starts + np.arange(counts.sum())).astype(np.int64)
 
@@ -214,9 +216,14 @@ def _to_arrow(rows: pl.DataFrame) -> pa.Table:
 def encode_run(table: pa.Table) -> bytes:
     """Encode a run as an Arrow IPC file of one record batch, so that it can be memory-mapped."""
     sink = pa.BufferOutputStream()
+    write_run(table, sink)
+    return bytes(sink.getvalue())
+
+
+def write_run(table: pa.Table, sink: pa.NativeFile | BinaryIO) -> None:
+    """Write into a file what :func:`encode_run` gives."""
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=max(1, table.num_rows))
-    return bytes(sink.getvalue())
 
 
 def decode_run(source: pa.Buffer | pa.NativeFile) -> pa.Table:

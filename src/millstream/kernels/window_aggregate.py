@@ -17,6 +17,7 @@ import polars as pl
 
 from millstream.kernels.aggregation import WEIGHT
 from millstream.kernels.frames import HASH, WINDOW
+from millstream.kernels.hash_order import by_window_and_hash
 from millstream.kernels.operator import Moment, OperatorState, Outcome
 from millstream.kernels.sorted_runs import SortedRuns
 from millstream.kernels.watermarks import UNSEEN
@@ -40,7 +41,7 @@ class WindowAggregate(WindowStep):
         runs = state.runs(_PARTIALS)
         expired = self._expired(runs, partials, moment)
         if expired is not None:
-            outcome.rows = self.read_off(expired.sort(WINDOW, HASH))
+            outcome.rows = self.read_off(by_window_and_hash(expired))
         self._hold(runs, partials, moment.watermark_us)
         return outcome
 

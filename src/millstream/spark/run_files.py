@@ -22,14 +22,15 @@ from __future__ import annotations
 import os
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 
 from millstream.errors import CorruptionError
-from millstream.kernels.sorted_runs import Run, decode_run, encode_run
+from millstream.kernels.sorted_runs import Run, decode_run, encode_run, write_run
 
 OWN_FILE_BYTES_MIN = 256 << 10  # smaller runs share a bundle
 _ALIGNMENT_BYTES = 64  # where Arrow wants a table to begin that it is to use in place
@@ -97,14 +98,14 @@ class RunFiles:
 
     def save(self, slot: int, table: pa.Table) -> Run:
         """Write a run. It is on disk once :meth:`settle` has returned."""
-        encoded = encode_run(table)
-        if len(encoded) >= OWN_FILE_BYTES_MIN:
+        if table.nbytes >= OWN_FILE_BYTES_MIN:
             name = self._new_name()
-            self._write(name, [encoded])
+            size_bytes = self._write(name, lambda file: write_run(table, file))
         else:
-            name = self._into_bundle(encoded)
+            encoded = encode_run(table)
+            name, size_bytes = self._into_bundle(encoded), len(encoded)
             _copied.put(self.folder / name, decode_run(pa.py_buffer(encoded)))
-        return Run(name, slot, table.num_rows, len(encoded))
+        return Run(name, slot, table.num_rows, size_bytes)
 
     def drop(self, run: Run) -> None:
         """Forget a run; its file stays until the batch is committed."""
@@ -113,7 +114,8 @@ class RunFiles:
     def settle(self) -> None:
         """End the batch, before its manifests are given away: all that they name is on disk."""
         if self._waiting:
-            self._write(self._bundle, map(_padded, self._waiting.values()))
+            pieces = map(_padded, self._waiting.values())
+            self._write(self._bundle, lambda file: file.writelines(pieces))
             self._waiting, self._waiting_bytes, self._bundle = {}, 0, ""
         if self._written:
             folder = os.open(self.folder, os.O_RDONLY)
@@ -133,13 +135,16 @@ class RunFiles:
     def _new_name(self) -> str:
         return f"{self.run}-{uuid.uuid4().hex[:20]}"
 
-    def _write(self, name: str, pieces: Iterable[bytes]) -> None:
+    def _write(self, name: str, put: Callable[[BinaryIO], None]) -> int:
+        """Write a file and sync it; give its size in bytes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / name).open("xb") as file:
-            file.writelines(pieces)
+            put(file)
             file.flush()
             os.fsync(file.fileno())
+            size_bytes = file.tell()
         self._written = True
+        return size_bytes
 
     def _fetch(self, run: Run) -> pa.Buffer:
         if run.name in self._waiting:  # made by this task, and not kept open since
