@@ -36,7 +36,8 @@ import numpy.typing as npt
 import polars as pl
 
 from millstream.kernels.frames import HASH, TIME
-from millstream.kernels.keyed_rows import KeyedRows, distinct
+from millstream.kernels.hash_order import distinct
+from millstream.kernels.keyed_rows import KeyedRows
 from millstream.kernels.keyhash import hash_columns
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
 from millstream.kernels.passing import Passing, together

@@ -26,7 +26,8 @@ import polars as pl
 from millstream.durations import describe_us
 from millstream.kernels.aggregating import Aggregating
 from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, ROWS, TIME
-from millstream.kernels.keyed_rows import KeyedRows, distinct
+from millstream.kernels.hash_order import distinct
+from millstream.kernels.keyed_rows import KeyedRows
 from millstream.kernels.keyhash import hash_columns
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
 from millstream.kernels.timers import Timers

@@ -20,11 +20,18 @@ Places = npt.NDArray[np.int64]
 _WINDOWS_MAX = 16  # each is searched by itself
 
 
+def begins(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Say which values differ from the one before."""
+    differ = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=differ[1:])
+    return differ
+
+
 def distinct(hashes: Hashes) -> Hashes:
     """Give each hash once, rising."""
     # np.unique goes by a hash table since NumPy 2.3, and takes eight times as long for these.
     rising = np.sort(hashes)
-    return rising[_begins(rising)]
+    return rising[begins(rising)]
 
 
 def by_hash(rows: pl.DataFrame) -> pl.DataFrame:
@@ -67,10 +74,10 @@ def places_in(table: pl.DataFrame, rows: pl.DataFrame, key: list[str]) -> Places
     since keys share a hash, or the windows are many.
     """
     hashes, windows = table[HASH].to_numpy(), table[WINDOW].to_numpy()
-    starts = np.flatnonzero(_begins(windows))
-    begins = _begins(hashes)
-    begins[starts] = True
-    if len(starts) > _WINDOWS_MAX or not begins.all():
+    starts = np.flatnonzero(begins(windows))
+    first = begins(hashes)
+    first[starts] = True
+    if len(starts) > _WINDOWS_MAX or not first.all():
         return None
     places = np.full(rows.height, -1, np.int64)
     wanted, of = rows[HASH].to_numpy(), rows[WINDOW].to_numpy()
@@ -99,18 +106,11 @@ def _alike(values: npt.NDArray[np.int64]) -> bool:
     return not len(values) or bool(values.min() == values.max())
 
 
-def _begins(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Say which values differ from the one before."""
-    begins = np.ones(len(values), np.bool_)
-    np.not_equal(values[1:], values[:-1], out=begins[1:])
-    return begins
-
-
 def _ends(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Say which values differ from the one after."""
-    ends = np.ones(len(values), np.bool_)
-    np.not_equal(values[1:], values[:-1], out=ends[:-1])
-    return ends
+    differ = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=differ[:-1])
+    return differ
 
 
 def _equal(

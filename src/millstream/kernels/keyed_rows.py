@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.frames import HASH
+from millstream.kernels.hash_order import begins, distinct
 from millstream.kernels.keyhash import Hashes
 from millstream.kernels.operator import OperatorState
 from millstream.kernels.sorted_runs import SortedRuns
@@ -38,7 +39,7 @@ class KeyedRows:
         return self.state.runs(self.family)
 
     def get(self, hashes: Hashes) -> pl.DataFrame | None:
-        """Give the rows of these hashes (sorted, distinct), in no order; None if there are none."""
+        """Give the rows of these hashes (sorted, distinct); None if there are none."""
         found = list(self.runs.look_up(_SLOT, hashes))
         if not found:
             return None
@@ -86,17 +87,17 @@ class KeyedRows:
         return newest.filter(~pl.col(_GONE))
 
 
-def distinct(hashes: Hashes) -> Hashes:
-    """Give hashes sorted, each once."""
-    ordered = np.sort(hashes)
-    differs = np.ones(len(ordered), np.bool_)
-    differs[1:] = ordered[1:] != ordered[:-1]
-    return ordered[differs]
-
-
 def _newest(rows: pl.DataFrame) -> pl.DataFrame:
-    """Keep, of each hash, the rows of the newest version."""
-    return rows.filter(pl.col(_VERSION) == pl.col(_VERSION).max().over(HASH))
+    """Keep, of each hash, the rows of the newest version; in the order of hashes."""
+    if not rows.height:
+        return rows
+    hashes, versions = rows[HASH].to_numpy(), rows[_VERSION].to_numpy()
+    order = np.argsort(hashes, kind="stable")
+    starts = np.flatnonzero(begins(hashes[order]))
+    of_order = versions[order]
+    newest = np.repeat(np.maximum.reduceat(of_order, starts), np.diff(starts, append=len(order)))
+    kept: pl.DataFrame = rows[order[of_order == newest]]
+    return kept
 
 
 def _without_marks(rows: pl.DataFrame) -> pl.DataFrame | None:

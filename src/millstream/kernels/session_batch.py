@@ -23,7 +23,8 @@ import polars as pl
 from millstream.kernels.aggregation import rows_in
 from millstream.kernels.emission import AfterTime
 from millstream.kernels.frames import HASH, ORDER, REACHED, ROWS, TIME
-from millstream.kernels.keyed_rows import KeyedRows, distinct
+from millstream.kernels.hash_order import distinct
+from millstream.kernels.keyed_rows import KeyedRows
 from millstream.kernels.operator import Moment, OperatorState, Outcome
 from millstream.kernels.session_closed import ClosedSessions
 from millstream.kernels.session_panes import DONE, DUE, FRESH, OVERLAPS

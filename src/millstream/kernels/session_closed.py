@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.frames import HASH
-from millstream.kernels.keyed_rows import distinct
+from millstream.kernels.hash_order import distinct
 from millstream.kernels.session_spans import END, FROM, GAP, START, TILL, Session
 from millstream.kernels.sorted_runs import SortedRuns
 

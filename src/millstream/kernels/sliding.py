@@ -33,7 +33,7 @@ from millstream.durations import describe_us
 from millstream.kernels.aggregates.order import with_order
 from millstream.kernels.aggregating import Aggregating
 from millstream.kernels.frames import DIFF, HASH, LANE, ORDER, REACHED, TIME
-from millstream.kernels.keyed_rows import distinct
+from millstream.kernels.hash_order import distinct
 from millstream.kernels.keyhash import Hashes, hash_columns
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
 from millstream.kernels.sorted_runs import SortedRuns

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from millstream.kernels.frames import HASH
-from millstream.kernels.keyed_rows import distinct
+from millstream.kernels.hash_order import distinct
 from millstream.kernels.keyhash import Hashes
 from millstream.kernels.operator import OperatorState
 from millstream.kernels.sorted_runs import Run, SortedRuns
