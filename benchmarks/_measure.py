@@ -55,11 +55,12 @@ def _pss_kib(pid: int) -> int:
 
 
 class MemoryWatch(threading.Thread):
-    """Looks at the memory of the tree every second, and keeps the most that it saw."""
+    """Looks at the memory of the tree every so often, and keeps the most that it saw."""
 
-    def __init__(self) -> None:
+    def __init__(self, every_s: float = 1.0) -> None:
         super().__init__(daemon=True)
         self.mib_max = 0
+        self._every_s = every_s
         self._ended = threading.Event()
 
     def now_mib(self) -> int:
@@ -68,7 +69,7 @@ class MemoryWatch(threading.Thread):
         return now
 
     def run(self) -> None:
-        while not self._ended.wait(1.0):
+        while not self._ended.wait(self._every_s):
             self.now_mib()
 
     def __enter__(self) -> Self:

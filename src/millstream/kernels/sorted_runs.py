@@ -3,7 +3,7 @@
 A run is a table sorted by key hash, written once. A slot of state (one span of event time) is a
 list of runs, oldest first; what is known of a key is the merge of its rows in all runs of the slot.
 A batch adds one run per slot that it touches, and folds the newest runs into it while each is at
-most twice the size in hand, so that a slot holds a few runs and a row is rewritten a few times
+most half as large again as what is in hand, so that a slot holds a few runs and a row is rewritten a few times
 (a size-tiered log-structured merge: O'Neil et al., "The Log-Structured Merge-Tree", 1996).
 
 A fold of many rows goes by ranges of hashes, and makes one part of a run for each, so that it takes no
@@ -28,7 +28,10 @@ from millstream.kernels.frames import HASH, polars_table
 from millstream.kernels.hash_order import by_hash
 from millstream.kernels.keyhash import Hashes
 
-FOLD_RATIO = 2  # a newer run is folded into while the older is at most this many times its size
+# An older run is folded into what is in hand while it is at most this many times as large. Not a whole
+# number: then batches of one size would meet it by a hair, and buckets fold at different times, so that each
+# of two tasks waits for the other in turn.
+FOLD_RATIO = 1.5
 PART_ROWS = 1_000_000  # about; some 60 MB, of which a fold has a handful in hand at a time
 _SAMPLES = 64  # hashes looked at, per part to be made, to find where parts may begin
 
