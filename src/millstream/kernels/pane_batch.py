@@ -297,8 +297,8 @@ def _firing(
     rows: pl.DataFrame, rank: int, kind: str, *, last: bool | Mask = False, by_step: bool = False
 ) -> pl.DataFrame:
     """Make firings of partials: one of each row."""
-    ranks = rows[STEP] + rank if by_step else pl.repeat(rank, rows.height, eager=True)
-    lasts = last if isinstance(last, np.ndarray) else np.full(rows.height, last)
-    kinds = pl.repeat(kind, rows.height, eager=True)
-    made = [ranks.cast(pl.Int64).alias(RANK), kinds.alias(KIND), pl.Series(LAST, lasts)]
-    return rows[[name for name in rows.columns if name != STEP]].hstack(made)
+    ranks = (pl.col(STEP) + rank if by_step else pl.lit(rank)).cast(pl.Int64)
+    # A value that all rows share stays one as long as polars can keep it so.
+    lasts = pl.Series(last) if isinstance(last, np.ndarray) else pl.lit(last)
+    made = rows.with_columns(ranks.alias(RANK), pl.lit(kind).alias(KIND), lasts.alias(LAST))
+    return made[[name for name in made.columns if name != STEP]]

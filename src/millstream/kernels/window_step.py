@@ -27,6 +27,7 @@ import polars as pl
 from millstream.kernels.aggregating import Aggregating
 from millstream.kernels.aggregation import rows_in
 from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, ROWS, TIME, WINDOW
+from millstream.kernels.hash_order import distinct
 from millstream.kernels.keyhash import hash_columns
 from millstream.kernels.operator import Moment, Outcome, Prepared
 from millstream.kernels.watermarks import held_back
@@ -37,6 +38,9 @@ LATE = "__late"
 GONE = "__gone"
 SLOTS_OPEN_MAX = 8  # an open span of time is divided into about this many slots
 _SLOT = "__slot"
+_SAMPLED_MIN = 100_000  # rows
+_SAMPLE = np.uint64(1 << 58)  # hashes below: of 64 keys one
+_APART = 0.8
 
 
 @dataclass(frozen=True)
@@ -157,13 +161,25 @@ class WindowStep(Aggregating):
         return first + (self.window.counts(pieces) - 1) * self.window.slide_us
 
     def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        """Merge the partials of several tables, lane by lane; rows only stand one after another."""
+        """Merge the partials of several tables, lane by lane; rows only stand one after another.
+
+        Where nearly every partial has a key of its own, they are left as they are: merging them would
+        take more than it spares, and after the shuffle they are merged in any case.
+        """
         table = pl.concat(tables)
-        if len(tables) == 1 or not self.reduces:
+        if len(tables) == 1 or not self.reduces or self._are_apart(table):
             return table
         lane = [LANE] if LANE in table.columns else []
         merged = self.aggregation.merge(table, PIECE, *self.judgements, *lane, *self.by)
         return merged.select(table.columns)
+
+    def _are_apart(self, table: pl.DataFrame) -> bool:
+        """Say whether there are nearly as many keys as rows, by a sample of the keys."""
+        if table.height < _SAMPLED_MIN:
+            return False
+        hashes = hash_columns(table, self.by)
+        sample = hashes[hashes < _SAMPLE]
+        return len(distinct(sample)) > _APART * len(sample)
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 

@@ -49,10 +49,13 @@ _WORKER_THREADS = {
 }
 # A worker takes and gives back blocks of megabytes, again and again. By default glibc asks the kernel
 # for each, who fills it with zeros, page by page: a fifth of the time of reading and decoding. The
-# numbers are the largest that it takes for a block, and what it keeps before it gives memory back.
+# numbers are the largest that it takes for a block, and what it keeps before it gives memory back. Polars
+# has an allocator of its own, jemalloc, and has it give back what was not used for half a second: between
+# two batches, that is all.
 _WORKER_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * _MIB),
     "MALLOC_TRIM_THRESHOLD_": str(256 * _MIB),
+    "_RJEM_MALLOC_CONF": "dirty_decay_ms:10000,muzzy_decay_ms:-1",
 }
 
 
