@@ -35,11 +35,10 @@ import millstream as ms
 from millstream.demo import ads_answers
 from millstream.demo.ads_events import PARTITIONS, TOPIC
 from millstream.demo.ads_input import AdsInput
-from millstream.demo.ads_pipeline import build
+from millstream.demo.ads_pipeline import AD_CTR, build
 from millstream.demo.ads_run import compare
 from millstream.demo.ads_travel import Travel
 from millstream.demo.feed import chunks
-from millstream.log.reader import LogReader
 
 WARM_S = 30.0
 
@@ -126,19 +125,20 @@ def freshness(given: AdsInput) -> dict[str, float]:
         writer.start()
         commits: list[tuple[float, list[int]]] = []
         cpu: list[float] = []
+        views: list[ms.View] = []
 
-        def note(progress: object) -> None:
-            lag = progress.lag  # type: ignore[attr-defined]
-            ends = [end for _, end in reader.offsets(TOPIC)]
-            read = [ends[p] - lag.get(f"{TOPIC}/{p}", 0) for p in range(PARTITIONS)]
-            commits.append((time.monotonic(), read))
+        def note(_progress: object) -> None:
+            at = time.monotonic()
+            if not views:  # it is there from the first commit on
+                views.append(ms.view(AD_CTR, log=folder))
+            position = views[0].position.get(TOPIC, {})
+            commits.append((at, [position.get(str(p), 0) for p in range(PARTITIONS)]))
             cpu.append(tree_cpu_s())
             writer.go.set()
 
-        reader = LogReader(folder)
         app = build(folder, given.clients, given.stop_rule)
         app.run(
-            until=lambda progress: writer.ended.is_set() and not any(progress.lag.values()),
+            until=lambda _: writer.ended.is_set() and commits[-1][1] == writer.appends[-1][1],
             show=False,
             on_progress=note,
         )
