@@ -129,7 +129,8 @@ def together(first: Callable[[], int], *others: Callable[[IO[str]], int]) -> int
 
 def run_shown(command: Sequence[str | Path], env: Mapping[str, str]) -> tuple[int, str]:
     """Run an installer; show what it says, but not each package, and return code and text."""
-    process = subprocess.Popen(
+    lines = []
+    with subprocess.Popen(
         [str(part) for part in command],
         cwd=ROOT,
         env=dict(env),
@@ -138,14 +139,13 @@ def run_shown(command: Sequence[str | Path], env: Mapping[str, str]) -> tuple[in
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
-    )
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.strip() and not re.match(r" [+~-] \S+", line):
-            say(f"    {line.rstrip()}")
-    return process.wait(), "".join(lines)
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if line.strip() and not re.match(r" [+~-] \S+", line):
+                say(f"    {line.rstrip()}")
+        return process.wait(), "".join(lines)
 
 
 def answer(command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> str | None:

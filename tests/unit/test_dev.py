@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -214,6 +215,18 @@ def test_an_unknown_command_ends_as_one_sentence(
     assert capsys.readouterr().err.startswith("dev.py: there is no command 'tset'; there are: ")
 
 
+def test_an_installer_is_shown_line_by_line(
+    dev: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = "import sys; print('fetching'); print(' + package'); sys.exit(3)"
+    assert dev.run_shown([sys.executable, "-c", program], os.environ) == (
+        3,
+        "fetching\n + package\n",
+    )
+    gc.collect()  # what was left open would be told of now, as an error
+    assert capsys.readouterr().err == "    fetching\n"
+
+
 @pytest.fixture
 def tried(dev: ModuleType, installed: list[object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A project with tests, whose runs of pytest are noted and succeed."""
@@ -227,6 +240,7 @@ def tried(dev: ModuleType, installed: list[object], monkeypatch: pytest.MonkeyPa
         return 0
 
     monkeypatch.setattr(dev, "pytest", pytest_run)
+    monkeypatch.setattr(dev, "why_not_installed", lambda *_: "it is not to be installed here")
     return runs
 
 

@@ -158,7 +158,7 @@ def dying_at(number, monkeypatch):
 def test_a_death_at_any_write_changes_no_answer_and_leaves_no_file_for_good(
     plan, batches, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(run_files, "OWN_FILE_BYTES_MIN", 1_200)  # some runs large, some small
+    monkeypatch.setattr(run_files, "OWN_FILE_BYTES_MIN", 200)  # some runs large, some small
     batches = batches[:3]
     run(plan, batches[:1], tmp_path / "first")
     shutil.copytree(tmp_path / "first", tmp_path / "whole")
