@@ -37,9 +37,7 @@ CORES = 2
 BATCH_KEYS = 20_000
 LOAD_ROWS = 1_000_000
 UPDATE_BATCHES = 12
-WATCH_S = (
-    5.0  # between looks at memory: of gigabytes of mapped pages one takes an eighth of a second
-)
+WATCH_S = 5.0  # a look at the memory of gigabytes of mapped pages takes an eighth of a second
 
 
 @dataclass

@@ -6,12 +6,14 @@ What an output is given is seen row by row, hidden columns and all, before a vie
 import random
 import tempfile
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 import pytest
 
+from millstream.kernels import hash_order, window_step
 from millstream.kernels.frames import DIFF, ORDER, TIME, decode_frame
 from millstream.kernels.sorted_runs import decode_run, encode_run
 from millstream.testing.inputs import items_of
@@ -107,3 +109,19 @@ def run_rows(app, inputs, *, batches=1, partitions=1, seed=0):
 @pytest.fixture(scope="session")
 def rows_given():
     return run_rows
+
+
+@pytest.fixture(scope="session")
+def the_long_way():
+    """Give a context in which what is known is joined by key, and partials of a batch are not merged."""
+
+    @contextmanager
+    def context(*, taken):
+        with pytest.MonkeyPatch.context() as patch:
+            if taken:
+                patch.setattr(hash_order, "_WINDOWS_MAX", 0)
+                patch.setattr(window_step, "_SAMPLED_MIN", 0)
+                patch.setattr(window_step, "_APART", -1)
+            yield
+
+    return context

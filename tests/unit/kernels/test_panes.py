@@ -209,9 +209,11 @@ firings = st.sampled_from([None, 1, 2, 3, 5.0, 12.0])
     partitions=st.sampled_from([1, 4, 7]),
     batches=st.integers(1, 5),
     seed=st.integers(0, 99),
+    long_way=st.booleans(),
 )
 def test_panes_are_the_models_event_by_event(
     rows_given,
+    the_long_way,
     drawn,
     mode,
     early,
@@ -223,6 +225,7 @@ def test_panes_are_the_models_event_by_event(
     partitions,
     batches,
     seed,
+    long_way,
 ):
     size, slide = shape
     rows = [d if isinstance(d, float) else event(*d) for d in drawn]
@@ -236,7 +239,8 @@ def test_panes_are_the_models_event_by_event(
         suppress_unchanged=suppress, panes=True,
     )  # fmt: skip
     inputs = {"events": ticked(rows)}
-    out = rows_given(app, inputs, batches=batches, partitions=partitions, seed=seed)
+    with the_long_way(taken=long_way):
+        out = rows_given(app, inputs, batches=batches, partitions=partitions, seed=seed)
     assert rows_by_key(out.rows["out"]) == expected_rows(windows, mode, suppress)
     line = next((x for step, x in out.books.items() if step.startswith("hopping")), Counter())
     assert {name: line[name] for name in books} == dict(books)

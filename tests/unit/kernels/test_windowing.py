@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from millstream import testing
 from millstream.log.murmur2 import partition_of
 from millstream.pipeline import App, count, mean, sum, tumbling, watermark  # noqa: A004
+from millstream.pipeline.compile import compile_plan
 
 START = datetime(1970, 1, 1, tzinfo=UTC)  # windows of negative times are met, too
 
@@ -101,18 +102,36 @@ draws = st.lists(
     st.integers(0, 99),
     st.sampled_from([0, 7, 30]),
     st.sampled_from([0, 5, 200]),
+    st.booleans(),
 )
 def test_answers_are_the_models_whatever_the_batches_and_partitions(
-    drawn, mode, partitions, batches, seed, delay, lateness
+    the_long_way, drawn, mode, partitions, batches, seed, delay, lateness, long_way
 ):
     rows = events(drawn)
     expected_late, expected = model(
         rows, partitions=partitions, size=10, delay=delay, lateness=lateness, mode=mode
     )
     app = app_with(mode, delay=delay, lateness=lateness)
-    out = testing.run(app, {"events": rows}, batches=batches, partitions=partitions, seed=seed)
+    inputs = {"events": rows}
+    with the_long_way(taken=long_way):
+        out = testing.run(app, inputs, batches=batches, partitions=partitions, seed=seed)
     assert answers(out) == expected
     assert out.late == expected_late
+
+
+@pytest.mark.parametrize(("first_of_second", "packed"), [(0, 60_000), (60_000, 120_000)])
+def test_many_partials_are_merged_before_the_shuffle_where_keys_repeat(first_of_second, packed):
+    app = app_with("update")
+    (operator,) = compile_plan("windows", app.outputs, (0,)).stages[0].operators
+
+    def partials(first):
+        keys = pl.int_range(first, first + 60_000, eager=True).cast(pl.String)
+        rows = pl.DataFrame({"key": keys}).with_columns(n=pl.lit(1, pl.Int64), __time=pl.lit(0))
+        return operator.kernel.prepare(rows.with_columns(pl.col("__time").cast(pl.Int64))).table
+
+    table = operator.kernel.pack([partials(0), partials(first_of_second)])
+    assert table.height == packed
+    assert table["__rows"].sum() == 120_000
 
 
 def one_partition(mode, *rows, **options):
