@@ -43,7 +43,9 @@ def added(numbers: list[Any]) -> Any:
 
 
 def total(column: str, *, floats: bool) -> Callable[[list[Row]], Any]:
-    return lambda rows: added(values_of(rows, column)) if values_of(rows, column) else (0.0 if floats else 0)
+    return lambda rows: (
+        added(values_of(rows, column)) if values_of(rows, column) else (0.0 if floats else 0)
+    )
 
 
 def mean(column: str) -> Callable[[list[Row]], Any]:
@@ -72,7 +74,7 @@ def variance(column: str) -> Callable[[list[Row]], Any]:
 def extreme(column: str, *, greatest: bool) -> Callable[[list[Row]], Any]:
     def of(rows: list[Row]) -> Any:
         every = values_of(rows, column)
-        sound = [value for value in every if value == value]  # noqa: PLR0124 - not a number
+        sound = [value for value in every if value == value]
         if not sound:
             return every[0] if every else None
         return max(sound) if greatest else min(sound)
@@ -152,7 +154,11 @@ def drawn_from(integer: str, real: str | None, text: str | None, *, ordered: boo
             Drawn(ms.first(value), picked(value, last=False), ordered=True),
             Drawn(ms.last(value), picked(value, last=True), ordered=True),
             Drawn(ms.list(value), lambda rows: values_of(in_order(rows), value), ordered=True),
-            Drawn(ms.min_by(value, integer), picked_by(value, integer, greatest=False), ordered=True),
-            Drawn(ms.max_by(value, integer), picked_by(value, integer, greatest=True), ordered=True),
+            Drawn(
+                ms.min_by(value, integer), picked_by(value, integer, greatest=False), ordered=True
+            ),
+            Drawn(
+                ms.max_by(value, integer), picked_by(value, integer, greatest=True), ordered=True
+            ),
         ]
     return made

@@ -239,7 +239,9 @@ class _Chain:
         self._say("budget")
         by = "k"
         limited = self.stream.budget(by, cost="i", limit="limit", name=f"{self.name} budget")
-        counted = limited.window(ms.tumbling("1 day"), by=["k", "decision"], name=f"{self.name} day")
+        counted = limited.window(
+            ms.tumbling("1 day"), by=["k", "decision"], name=f"{self.name} day"
+        )
         counted.emit("final").agg(n=ms.count(), spent=ms.max("spent")).view(self.name)
         rows = rules.budget(self.rows, by, "i", "limit", DAY)
         judged = rules.windows(
@@ -305,8 +307,6 @@ class _Chain:
         self, integer: str, real: str | None, text: str | None, *, ordered: bool
     ) -> dict[str, Drawn]:
         every = drawn_from(integer, real, text, ordered=ordered)
-        if self.d.specials and self.mode != "final":
-            every = [a for a in every]
         chosen = self.r.sample(every, self.r.choice([1, 2, 4]))
         return {"n": every[0], **{f"a{number}": drawn for number, drawn in enumerate(chosen)}}
 
@@ -393,9 +393,7 @@ class _Chain:
             )
         return self._session(by, meant)
 
-    def _session(
-        self, by: Sequence[str], meant: Any
-    ) -> tuple[Any, Callable[[list[Row]], Judged]]:
+    def _session(self, by: Sequence[str], meant: Any) -> tuple[Any, Callable[[list[Row]], Judged]]:
         r = self.r
         inclusive = r.random() < 0.6
         if r.random() < 0.3 and self.mode == "final" and "gap" in self.stream.columns:
@@ -409,14 +407,14 @@ class _Chain:
             rows, lambda _: gap * SECOND, by, meant, inclusive=inclusive
         )
 
-    def _view(
-        self, kind: str, judged: Judged, by: list[str], names: list[str], name: str
-    ) -> None:
+    def _view(self, kind: str, judged: Judged, by: list[str], names: list[str], name: str) -> None:
         starts = {"sliding": "window_end", "count": "window_number"}.get(kind, "window_start")
         key = (starts, *by)
         self.stream.view(name, key=list(key))
         columns = (*key, "window_start", "window_end", *names)
-        self.p.outcomes[name] = Outcome(judged.rows, tuple(dict.fromkeys(columns)), key, judged.late)
+        self.p.outcomes[name] = Outcome(
+            judged.rows, tuple(dict.fromkeys(columns)), key, judged.late
+        )
 
     def _expect(self, judged: Judged, by: list[str], names: list[str]) -> None:
         key = ("window_start", *by)
@@ -432,8 +430,8 @@ def close(found: Any, meant: Any) -> bool:
     if isinstance(found, dict) and isinstance(meant, dict):
         return found.keys() == meant.keys() and all(close(found[k], meant[k]) for k in meant)
     if isinstance(found, float) and isinstance(meant, float):
-        if found != found or meant != meant:  # noqa: PLR0124 - not a number
-            return found != found and meant != meant  # noqa: PLR0124
+        if found != found or meant != meant:
+            return found != found and meant != meant
         return found == meant or abs(found - meant) <= 2**-50 * max(abs(found), abs(meant))
     return type(found) is type(meant) and found == meant
 

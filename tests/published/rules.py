@@ -92,7 +92,9 @@ def extend(rows: Iterable[Row], **columns: Callable[[Values], Any]) -> list[Row]
     ]  # fmt: skip
 
 
-def dedup(rows: Sequence[Row], ids: str, within: int, lateness: int, *, null_passes: bool) -> Judged:
+def dedup(
+    rows: Sequence[Row], ids: str, within: int, lateness: int, *, null_passes: bool
+) -> Judged:
     """Keep an event if no kept one that arrived before has its id and a time at most ``within`` away.
 
     Equal ids are in one partition, whose order is that of arrival.
@@ -233,7 +235,9 @@ def sessions(
             else:
                 together.append((start, end, [row]))
         named = dict(zip(by, key, strict=True))
-        out += [result((start, end), named, members, aggregates) for start, end, members in together]
+        out += [
+            result((start, end), named, members, aggregates) for start, end, members in together
+        ]
     return Judged(out)
 
 

@@ -23,10 +23,8 @@ from millstream.kernels.decode.records import RecordDecoder
 from millstream.kernels.frames import (
     ORDER,
     PORT_DEAD,
-    PORT_TIME,
     TIME,
     FrameRow,
-    encode_frame,
     encode_message,
     polars_table,
 )
@@ -88,7 +86,7 @@ class Ingest:
         for route in out:
             yield from route.frames(home)
         if self.dead:
-            yield FrameRow(PORT_DEAD, home, encode_frame(pl.concat(self.dead)))
+            yield self.books.frame(PORT_DEAD, home, pl.concat(self.dead))
         yield from self._time_rows(replace(planned, lanes=tuple(times)))
         yield self.books.frame_row(home)
 
@@ -196,4 +194,4 @@ class Ingest:
                 {"to": port, "input": self.source.name, "source": seen.to_message()}
             )
             for label in self.bucket_labels:
-                yield FrameRow(PORT_TIME, label, message)
+                yield self.books.message(port, label, message)

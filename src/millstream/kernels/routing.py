@@ -22,7 +22,9 @@ from millstream.kernels.frames import (
     LANE,
     ORDER,
     PORT_LEDGER,
+    PORT_TIME,
     REACHED,
+    Frame,
     FrameRow,
     encode_frame,
     encode_message,
@@ -40,6 +42,9 @@ LEDGER_COUNTS = ("read", *LEDGER_EXITS, "made")
 # What a line tells besides, and what takes no part in its balance: ``windows_missed`` counts pairs of
 # an event and a window that had expired for it. An event that missed some of its windows is held.
 LEDGER_NOTES = ("windows_missed",)
+GIVEN_LATE = (
+    "given_late"  # how many rows a step gave on as late ones: what reads them is another step
+)
 
 
 @dataclass
@@ -52,7 +57,8 @@ class Books:
     the largest event time in the batch. ``watermarks`` is operator → microseconds; ``facts`` are
     numbers by operator and name, none of them events; ``forgotten`` is source → producers let go,
     in all, because there were more than are followed. ``clocks`` is operator → input → where its
-    time stands; ``late_by_us`` is step → the most that an event missed by.
+    time stands; ``late_by_us`` is step → the most that an event missed by. ``sent`` and ``arrived``
+    are rows by port, and messages: what one process sends, another has to say that it has.
     """
 
     lines: dict[str, Counter[str]] = field(default_factory=dict)
@@ -65,6 +71,18 @@ class Books:
     forgotten: dict[str, int] = field(default_factory=dict)
     clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
     late_by_us: dict[str, int] = field(default_factory=dict)
+    sent: Counter[str] = field(default_factory=Counter)
+    arrived: Counter[str] = field(default_factory=Counter)
+
+    def frame(self, port: int, bucket: int, table: pl.DataFrame) -> FrameRow:
+        """Make a frame of a table that goes to a port, and count its rows as sent."""
+        self.sent[str(port)] += table.height
+        return FrameRow(port, bucket, encode_frame(table))
+
+    def message(self, to: int, bucket: int, message: Frame) -> FrameRow:
+        """Send a message about time to an operator, and count it."""
+        self.sent[f"time of {to}"] += 1
+        return FrameRow(PORT_TIME, bucket, message)
 
     def missed(self, step: str, late_by_us: int) -> None:
         """Note by how much an event came too late."""
@@ -93,6 +111,8 @@ class Books:
             "forgotten": self.forgotten,
             "clocks": self.clocks,
             "late_by_us": self.late_by_us,
+            "sent": self.sent,
+            "arrived": self.arrived,
         }
         return FrameRow(PORT_LEDGER, bucket, encode_message(report))
 
@@ -217,7 +237,7 @@ class EdgeRoute:
             if LANE in table.columns:
                 # The sink sorts by it: within a split, the log's order stands.
                 table = self._latest(table.with_columns(pl.col(LANE) // STAYS * STAYS))
-            yield FrameRow(self.edge.port, home_bucket, encode_frame(table))
+            yield self.books.frame(self.edge.port, home_bucket, table)
             return
         table = operator.pack(self.tables, self.edge.number)
         buckets = buckets_of(hash_columns(table, operator.by), len(self.bucket_labels))
@@ -225,7 +245,7 @@ class EdgeRoute:
             _BUCKET, as_dict=True, include_key=False
         )
         for (bucket,), part in divided.items():
-            yield FrameRow(self.edge.port, self.bucket_labels[int(bucket)], encode_frame(part))
+            yield self.books.frame(self.edge.port, self.bucket_labels[int(bucket)], part)
 
 
 def routes(

@@ -15,13 +15,12 @@ from millstream.kernels.frames import (
     FrameRow,
     decode_frame,
     decode_message,
-    encode_frame,
     encode_message,
 )
 from millstream.kernels.operator import Moment, OperatorState
 from millstream.kernels.plan import OperatorPlan, StagePlan, Way
 from millstream.kernels.rejects import Rejects
-from millstream.kernels.routing import Books, routes
+from millstream.kernels.routing import GIVEN_LATE, Books, routes
 from millstream.kernels.sorted_runs import RunStore
 from millstream.kernels.watermarks import UNSEEN, InputClock, SourceTime
 
@@ -50,6 +49,7 @@ def run_stage(
     state: BucketState,
 ) -> Iterator[FrameRow]:
     """Run one batch of one bucket through a stage; rows for later stages and sinks pass through."""
+    books = Books()
     batches = {operator.port: OperatorBatch() for operator in stage.operators}
     takers = {
         port: (batches[operator.port], number)
@@ -61,15 +61,17 @@ def run_stage(
             message = decode_message(row.frame)
             if message["to"] in batches:
                 batches[message["to"]].messages.append(message)
+                books.arrived[f"time of {message['to']}"] += 1
                 continue
         elif row.port in takers:
             batch, number = takers[row.port]
-            batch.frames.setdefault(number, []).append(decode_frame(row.frame))
+            table = decode_frame(row.frame)
+            batch.frames.setdefault(number, []).append(table)
+            books.arrived[str(row.port)] += table.height
             continue
         yield row
     stored = state.manifest()
     manifest: dict[str, Any] = json.loads(stored) if stored else {}
-    books = Books()
     for operator in stage.operators:
         runs = state.runs(operator.port)
         run = OperatorRun(operator, bucket, bucket_labels, runs, books, stage.topics)
@@ -110,6 +112,8 @@ class OperatorRun:
         self.books.count(kernel.name, **outcome.counts)
         if outcome.rows is not None:
             self.books.count(kernel.name, made=outcome.rows.height)
+        if outcome.late is not None:
+            self.books.count(kernel.name, **{GIVEN_LATE: outcome.late.height})
         self.books.missed(kernel.name, outcome.late_by_us)
         if outcome.facts:
             self.books.facts[kernel.name] = outcome.facts
@@ -167,7 +171,7 @@ class OperatorRun:
                 route.take(emitted)
                 yield from route.frames(self.bucket)
             if dead := rejects.of_rows(self.topics):
-                yield FrameRow(PORT_DEAD, self.bucket, encode_frame(pl.concat(dead)))
+                yield self.books.frame(PORT_DEAD, self.bucket, pl.concat(dead))
 
     def _tell_time(
         self, watermark_us: int, clock_ms: int, clocks: Mapping[str, InputClock]
@@ -180,7 +184,7 @@ class OperatorRun:
                 "active": any(clock.active for clock in clocks.values()),
                 "clock_ms": clock_ms,
             }
-            yield FrameRow(PORT_TIME, self.bucket, encode_message(message))
+            yield self.books.message(port, self.bucket, encode_message(message))
 
 
 def _watermark(clocks: Mapping[str, InputClock], before_us: int) -> int:

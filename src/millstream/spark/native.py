@@ -16,11 +16,9 @@ from millstream.kernels.frames import (
     DIFF,
     DIFF_COLUMN,
     PORT_DEAD,
-    PORT_TIME,
     TIME,
     FrameRow,
     decode_frame,
-    encode_frame,
     encode_message,
     polars_table,
 )
@@ -167,7 +165,7 @@ class _Packing:
         for route in out:
             yield from route.frames(home)
         if self.dead:
-            yield FrameRow(PORT_DEAD, home, encode_frame(pl.concat(self.dead)))
+            yield self.books.frame(PORT_DEAD, home, pl.concat(self.dead))
         if self.time_us_max > UNSEEN:
             yield from self._time_rows()
         yield self.books.frame_row(home)
@@ -196,4 +194,4 @@ class _Packing:
                 {"to": port, "input": self.way.name, "source": seen.to_message()}
             )
             for label in self.way.bucket_labels:
-                yield FrameRow(PORT_TIME, label, message)
+                yield self.books.message(port, label, message)

@@ -116,7 +116,7 @@ class CommitSink:
             read=outcome.read(self.plan),
             emitted=sum(rows.height for rows in outcome.rows.values()),
             held=outcome.total("held"),
-            late=outcome.total("late"),
+            late=outcome.late(self.plan),
             filtered=outcome.total("filtered"),
             dead=outcome.total("dead"),
             duplicate=outcome.total("duplicate"),

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Progress:
-    """One committed batch. Counts are events; ``lag`` is unread records by ``topic/partition``.
+    """One committed batch. Counts are events; ``late`` counts an event once that several steps side by
+    side found late (the ledger has the number of each); ``lag`` is unread records by ``topic/partition``.
 
     ``behind_s`` is how far what the views show is behind what is in the log: the age of the oldest
     record that is not in them yet, or the time that the batch took when all are; None before

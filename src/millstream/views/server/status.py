@@ -20,6 +20,7 @@ from millstream.errors import MillstreamError
 from millstream.kernels.routing import LEDGER_COUNTS
 from millstream.kernels.watermarks import UNSEEN
 from millstream.log.reader import LogReader
+from millstream.views.ledger import late_once
 from millstream.views.running import runs_alive
 from millstream.views.store_reading import StoreReading
 
@@ -43,6 +44,10 @@ class Books:
             counts = {name: line[name] for name in LEDGER_COUNTS}
             self.total.setdefault(line["step"], Counter()).update(counts)
             self.last.setdefault(line["step"], Counter()).update(counts)
+
+    def by_step(self, count: str) -> dict[str, int]:
+        """Give one count of each step."""
+        return {step: line[count] for step, line in self.total.items()}
 
     def sum(self, count: str, steps: Sequence[str] | None = None) -> int:
         """Add up one count over all steps, or over some."""
@@ -76,21 +81,25 @@ class AppStatus:
             return self._put_together(told, store)
 
     def _put_together(self, told: Mapping[str, Any], store: StoreReading) -> dict[str, Any]:
-        graph = store.description(self._app, "graph") or {"nodes": []}
+        graph = store.description(self._app, "graph") or {"nodes": [], "edges": []}
         sources = [node["step"] for node in graph["nodes"] if node["id"].startswith("source-")]
         read = self._books.sum("read", sources or list(told.get("sources", {})))
         if told and (not self._samples or self._samples[-1][0] != told["at"]):
             self._samples.append((told["at"], read))
         partitions = list(self._partitions(told, store.position(self._app)))
         runs = runs_alive(self._folder)
-        names = ("late", "dead", "filtered", "duplicate")
+        names = ("dead", "filtered", "duplicate")
         plain = ("batch_id", "at", "duration_ms", "behind_s", "watermark", "state_bytes")
         return {
             "app": self._app,
             "running": bool(runs),
             "runs": [{"run": r.run, "pid": r.pid, "since": _text(_moment(r.since))} for r in runs],
             **{name: told.get(name) for name in plain},
-            "totals": {"read": read, **{name: self._books.sum(name) for name in names}},
+            "totals": {
+                "read": read,
+                "late": late_once(graph, self._books.by_step("late")) if graph["nodes"] else 0,
+                **{name: self._books.sum(name) for name in names},
+            },
             "unread": sum(partition["unread"] or 0 for partition in partitions),
             "partitions": partitions,
             "steps": list(_steps(told)),

@@ -1,0 +1,141 @@
+"""The ledger of a batch: one line for each step, and the equations that must hold before it is committed.
+
+Each equation closes a way in which rows could be lost while the others still held:
+
+| Equation | What it finds |
+|---|---|
+| at a step: read = the sum of the exits | rows that a step took in and forgot |
+| along an edge: what a step gave on = what the next ones read | rows lost, or taken twice, between two steps |
+| on a port: rows and messages sent = arrived | a frame lost or doubled between two processes |
+| of a partition: the batch begins where the last one ended | records skipped or read again |
+| of a range of offsets: end - start = records read + offsets without one | records lost by the reader |
+
+Operators hold a further one over their state: see :mod:`millstream.kernels.held_events`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from millstream.errors import CorruptionError
+from millstream.kernels.plan import Edge, JobPlan, Way
+from millstream.kernels.routing import GIVEN_LATE, LEDGER_EXITS
+
+Lines = Mapping[str, Mapping[str, int]]
+
+_REFUSED = (
+    "Nothing of this batch was committed. Please report this; the log still holds every event."
+)
+
+
+def check_exits(lines: Lines) -> None:
+    """Make sure that at every step what was read is what left, by all exits together.
+
+    Raises:
+        CorruptionError: it is not; the batch must not be committed.
+    """
+    for step, line in lines.items():
+        exits = sum(line.get(name, 0) for name in LEDGER_EXITS)
+        if exits != line.get("read", 0):
+            raise CorruptionError(
+                f"The ledger of step {step!r} does not balance: it read {line.get('read', 0)} "
+                f"events and accounts for {exits} ({dict(line)}). {_REFUSED}"
+            )
+
+
+def check_edges(plan: JobPlan, lines: Lines) -> None:
+    """Make sure that each step read what those above it gave on.
+
+    Raises:
+        CorruptionError: it did not; the batch must not be committed.
+    """
+    none: Mapping[str, int] = {}
+    for step, givers in _givers(plan).items():
+        given = sum(
+            lines.get(giver, none).get(count, 0) * times for (giver, count), times in givers.items()
+        )
+        read = lines.get(step, none).get("read", 0)
+        if given != read:
+            names = ", ".join(repr(giver) for giver, _ in givers)
+            raise CorruptionError(
+                f"The ledger does not balance: {names} gave on {given} rows, and step {step!r} "
+                f"read {read}. {_REFUSED}"
+            )
+
+
+def check_ports(sent: Mapping[str, int], arrived: Mapping[str, int]) -> None:
+    """Make sure that all that was sent from process to process arrived, once.
+
+    Raises:
+        CorruptionError: it did not; the batch must not be committed.
+    """
+    for port in sorted({*sent, *arrived}):
+        if sent.get(port, 0) != arrived.get(port, 0):
+            raise CorruptionError(
+                f"The ledger does not balance: {sent.get(port, 0)} rows or messages were sent to "
+                f"port {port}, and {arrived.get(port, 0)} arrived. {_REFUSED}"
+            )
+
+
+Giver = tuple[
+    str, str
+]  # a step, and which of its counts is meant: what it made, or gave out as late
+
+
+def _givers(plan: JobPlan) -> dict[str, Counter[Giver]]:
+    """Say for each step whose rows it reads, and how many times."""
+    found: dict[str, Counter[Giver]] = {}
+    for giver, ways in _tops(plan):
+        _follow(giver, ways, found)
+    return found
+
+
+def _tops(plan: JobPlan) -> Iterator[tuple[Giver, tuple[Way, ...]]]:
+    for source in plan.sources:
+        yield (source.name, "made"), source.edges
+    for frame in plan.frames:
+        yield (frame.name, "made"), frame.edges
+    for native in plan.natives:
+        yield (native.name, "made"), native.edges
+    for stage in plan.stages:
+        for operator in stage.operators:
+            yield (operator.kernel.name, "made"), operator.edges
+            yield (operator.kernel.name, GIVEN_LATE), operator.late_edges
+
+
+def _follow(giver: Giver, ways: Iterable[Way], found: dict[str, Counter[Giver]]) -> None:
+    # A step below a union stands below each of its inputs; it is one step, with one line.
+    here = Counter(way.step if isinstance(way, Edge) else way.step.name for way in ways)
+    for step, times in here.items():
+        givers = found.setdefault(step, Counter())
+        givers[giver] = max(givers[giver], times)
+    for way in ways:
+        if not isinstance(way, Edge):
+            _follow((way.step.name, "made"), way.onward, found)
+
+
+def late_once(graph: Mapping[str, Any], late: Mapping[str, int]) -> int:
+    """Count the late events of a graph once each, as far as the steps' own counts can tell.
+
+    Steps that stand side by side judge the same events: of them, the one that found most counts.
+    Steps one behind the other judge different ones, as late events go no further: they add up.
+    """
+    below: dict[str, list[str]] = {}
+    for edge in graph["edges"]:
+        if not edge["late"]:
+            below.setdefault(edge["from"], []).append(edge["to"])
+    steps = {node["id"]: node["step"] for node in graph["nodes"]}
+    counted: set[str] = set()
+    left = dict(late)  # an output may have the name of its step, and shares its line then
+
+    def most(node: str) -> int:
+        if node in counted:  # below a union: its events were counted with another input's
+            return 0
+        counted.add(node)
+        own = left.pop(steps[node], 0)
+        return own + max([most(taker) for taker in below.get(node, ())], default=0)
+
+    above = {taker for takers in below.values() for taker in takers}
+    return sum(most(node["id"]) for node in graph["nodes"] if node["id"] not in above)

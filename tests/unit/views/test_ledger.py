@@ -1,0 +1,162 @@
+"""What the ledger must find: each equation, and what is lost when it does not hold."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+
+import millstream as ms
+from millstream import testing
+from millstream.errors import CorruptionError
+from millstream.kernels import routing, stage
+from millstream.kernels.frames import FrameRow, decode_frame, encode_frame
+from millstream.views import commit
+from millstream.views.graph import graph_of
+from millstream.views.ledger import check_exits, check_ports, late_once
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@dataclass
+class Event:
+    at: datetime
+    key: str
+    n: int
+
+
+ROWS = [Event(NOON + timedelta(seconds=s), "ab"[s % 2], s) for s in range(20)]
+END = testing.Watermark("t", at=NOON + timedelta(hours=1))
+
+
+def app_with(build):
+    app = ms.App("a", log="unused", buckets=2)
+    build(app.topic("t", Event, partitions=2).stream(time="at", late="side"))
+    return app
+
+
+def two_windows(stream):
+    first = stream.filter(pl.col("n") > 2).window(ms.tumbling("5 seconds"), by="key")
+    counted = first.emit("final").agg(n=ms.count())
+    counted.view("counted")
+    counted.late.view("late", key="at")
+    counted.window(ms.tumbling("1 minute"), by="key").agg(n=ms.sum("n")).view("minutes")
+
+
+def run(build=two_windows):
+    return testing.run(app_with(build), {"t": [*ROWS, END]})
+
+
+def test_a_batch_in_which_nothing_is_lost_balances():
+    assert run()["minutes"]["n"].sum() == 17
+
+
+def test_a_row_that_is_lost_between_two_steps_is_found(monkeypatch):
+    taken = routing.EdgeRoute.take
+    monkeypatch.setattr(routing.EdgeRoute, "take", lambda edge, rows: taken(edge, rows[1:]))
+    with pytest.raises(CorruptionError, match=r"gave on 17 rows, and step .* read"):
+        run()
+
+
+def lossy(part_of):
+    """Make a way between processes on which something happens to frames of rows."""
+
+    def way(stage_plan, bucket, labels, rows, state):
+        rows = [part for row in rows for part in part_of(row)]
+        return stage.run_stage(stage_plan, bucket, labels, rows, state)
+
+    return way
+
+
+def rows_only(change):
+    return lambda row: change(row) if row.port >= 8 else [row]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _row: [],
+        lambda row: [row, row],
+        lambda row: [FrameRow(row.port, row.bucket, encode_frame(decode_frame(row.frame)[1:]))],
+    ],
+    ids=["lost", "doubled", "shortened"],
+)
+def test_a_frame_that_is_lost_or_doubled_or_cut_on_its_way_is_found(monkeypatch, change):
+    monkeypatch.setattr("millstream.testing.kernel_engine.run_stage", lossy(rows_only(change)))
+    with pytest.raises(CorruptionError, match="does not balance"):
+        run()
+
+
+def test_a_message_about_time_that_is_lost_is_found(monkeypatch):
+    silent = lossy(lambda row: [] if row.port == 0 else [row])
+    monkeypatch.setattr("millstream.testing.kernel_engine.run_stage", silent)
+    with pytest.raises(CorruptionError, match="were sent to port time of"):
+        run()
+
+
+def test_rows_that_a_sink_does_not_get_are_found(monkeypatch):
+    gathered = commit.gather
+
+    def forgetful(plan, rows):
+        sinks = {sink.port for sink in plan.sinks}
+        return gathered(plan, [row for row in rows if row.port not in sinks])
+
+    monkeypatch.setattr("millstream.testing.kernel_engine.gather", forgetful)
+    with pytest.raises(CorruptionError, match="and 0 arrived"):
+        run()
+
+
+def test_late_rows_are_followed_into_the_steps_below_them(monkeypatch):
+    late = Event(NOON - timedelta(hours=2), "a", 5)
+    rows = [testing.Row(event, partition=0) for event in (*ROWS, late)]
+    out = testing.run(app_with(two_windows), {"t": [*rows, END]})
+    assert out["late"].height == 1
+    taken = stage.OperatorRun._emit
+    monkeypatch.setattr(
+        stage.OperatorRun, "_emit", lambda run, rows, edges: taken(run, None if rows is not None and "late_by" in rows.columns else rows, edges)
+    )  # fmt: skip
+    with pytest.raises(CorruptionError, match="gave on 1 rows"):
+        testing.run(app_with(two_windows), {"t": [*rows, END]})
+
+
+def test_what_a_step_forgets_is_found():
+    with pytest.raises(CorruptionError, match="it read 3 events and accounts for 2"):
+        check_exits({"s": {"read": 3, "emitted": 1, "late": 1, "made": 7}})
+
+
+def test_what_never_arrives_anywhere_is_found():
+    with pytest.raises(CorruptionError, match="0 rows or messages were sent to port 9, and 1"):
+        check_ports({}, {"9": 1})
+
+
+def late_of(build, **late):
+    return late_once(graph_of(app_with(build).plan()), late)
+
+
+def side_by_side(stream):
+    for name, size in (("short", "1 minute"), ("long", "1 hour")):
+        stream.window(ms.tumbling(size), name=name).agg(n=ms.count()).view(name)
+
+
+def test_an_event_that_two_windows_side_by_side_find_late_is_one_late_event():
+    assert late_of(side_by_side, short=3543, long=3543) == 3543
+    assert late_of(side_by_side, short=5, long=2) == 5
+
+
+def one_behind_the_other(stream):
+    once = stream.dedup("n", within="1 minute", name="once")
+    once.window(ms.tumbling("1 minute"), name="windows").agg(n=ms.count()).view("v")
+
+
+def test_late_events_of_steps_one_behind_the_other_add_up():
+    assert late_of(one_behind_the_other, once=3, windows=2) == 5
+
+
+def joined(stream):
+    other = stream.app.topic("other", Event).stream(time="at")
+    both = stream.union(other)
+    both.window(ms.tumbling("1 minute"), name="both").agg(n=ms.count()).view("v")
+
+
+def test_late_events_below_a_union_are_counted_with_one_of_its_inputs():
+    assert late_of(joined, both=4) == 4
