@@ -75,7 +75,7 @@ class KeptIds:
             self.runs.drop_slot(slot)
         for slot, part in by_span(events, self.slot_us):
             if slot > past_us:
-                self.runs.add(slot, _table(part), lambda rows: rows)
+                self.runs.add(slot, _table(part), lambda rows: rows, conserved=True)
 
 
 def _table(events: Arrivals) -> pl.DataFrame:

@@ -176,7 +176,7 @@ class SlidingAggregate(Aggregating):
             slots = events.with_columns((pl.col(TIME) // self.slot_us).alias(_SLOT))
             parts = slots.partition_by(_SLOT, as_dict=True, include_key=False)
             for (slot,), part in sorted(parts.items()):
-                runs.add(int(slot), part, lambda pieces: pieces)
+                runs.add(int(slot), part, lambda pieces: pieces, conserved=True)
 
     # ── rows ────────────────────────────────────────────────────────────────────────────────
 

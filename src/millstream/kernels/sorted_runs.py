@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from millstream.errors import CorruptionError
 from millstream.kernels.frames import HASH, polars_table
 from millstream.kernels.hash_order import by_hash
 from millstream.kernels.keyhash import Hashes
@@ -100,7 +101,7 @@ class SortedRuns:
     def scan(self, slot: int) -> Iterator[pl.DataFrame]:
         """Yield all rows of a slot, run by run, oldest first."""
         for run in self.slots.get(slot, ()):
-            yield polars_table(self.store.load(run))
+            yield polars_table(self._load(run))
 
     def look_up(self, slot: int, hashes: Hashes) -> Iterator[pl.DataFrame]:
         """Yield, run by run, the rows of a slot whose hash is among ``hashes`` (sorted, distinct).
@@ -109,18 +110,32 @@ class SortedRuns:
         Cost: a binary search per hash and run; only the rows found are read.
         """
         for run in self.slots.get(slot, ()):
-            table = self.store.load(run)
+            table = self._load(run)
             found = _positions(_hashes(table), hashes)
             if len(found):
                 yield polars_table(table.take(pa.array(found)))
 
     def add(
-        self, slot: int, rows: pl.DataFrame, merge: Callable[[pl.DataFrame], pl.DataFrame]
+        self,
+        slot: int,
+        rows: pl.DataFrame,
+        merge: Callable[[pl.DataFrame], pl.DataFrame],
+        *,
+        conserved: bool = False,
     ) -> None:
         """Add rows (with ``__hash``) to a slot as its newest run, folding small runs into it.
 
         ``merge`` sees the rows oldest first, all of a hash together, and meanwhile the slot holds
         only the runs that are older than all of them. What it gives may be no rows at all.
+
+        Args:
+            slot: Which slot.
+            rows: What is added.
+            merge: Makes the rows of a fold into fewer.
+            conserved: Whether the number of rows must stay, in a fold, what it was.
+
+        Raises:
+            CorruptionError: a fold lost some, or made more of them; nothing was committed.
         """
         runs = self.slots.setdefault(slot, [])
         folded: list[list[Run]] = []
@@ -132,6 +147,8 @@ class SortedRuns:
         made: list[Run] = []
         for pieces in self._ranges(folded, rows, size):
             merged = merge(pl.concat(pieces)) if folded else pieces[0]
+            if conserved:
+                _check_conserved(pieces, merged)
             if merged.height:
                 run = self.store.save(slot, _to_arrow(by_hash(merged)))
                 made.append(replace(run, part=len(made)))
@@ -145,9 +162,9 @@ class SortedRuns:
         """Yield the rows of runs (oldest first) and the new ones, by ranges of hashes, rising."""
         count = -(-size // PART_ROWS)
         if count <= 1:
-            yield [*(polars_table(self.store.load(part)) for run in folded for part in run), rows]
+            yield [*(polars_table(self._load(part)) for run in folded for part in run), rows]
             return
-        tables = [[self.store.load(part) for part in run] for run in folded]
+        tables = [[self._load(part) for part in run] for run in folded]
         tables.append([_to_arrow(by_hash(rows))])
         starts = _starts(max(tables, key=lambda run: sum(part.num_rows for part in run)), count)
         for low, high in zip((None, *starts), (*starts, None), strict=True):
@@ -156,10 +173,30 @@ class SortedRuns:
             if pieces:
                 yield pieces
 
+    def _load(self, run: Run) -> pa.Table:
+        table = self.store.load(run)
+        if table.num_rows != run.rows:
+            raise CorruptionError(
+                f"The run {run.name!r} of the state has {table.num_rows} rows, and its manifest says "
+                f"{run.rows}: it is another one. Restore the app's whole folder from where you keep "
+                "copies of it, or reset the app to build it anew from the log."
+            )
+        return table
+
     def drop_slot(self, slot: int) -> None:
         """Forget a whole slot: its time has passed."""
         for run in self.slots.pop(slot, ()):
             self.store.drop(run)
+
+
+def _check_conserved(pieces: list[pl.DataFrame], folded: pl.DataFrame) -> None:
+    before = sum(piece.height for piece in pieces)
+    if before != folded.height:
+        raise CorruptionError(
+            f"The ledger of the state does not balance: {before} rows were folded into "
+            f"{folded.height}. Nothing of this batch was committed. Please report this; the log "
+            "still holds every event."
+        )
 
 
 def _newest(runs: list[Run]) -> list[Run]:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from millstream.kernels.aggregation import WEIGHT
-from millstream.kernels.frames import HASH, WINDOW
+from millstream.kernels.aggregation import WEIGHT, rows_in
+from millstream.kernels.frames import HASH, ROWS, WINDOW
 from millstream.kernels.hash_order import by_window_and_hash
+from millstream.kernels.held_events import HeldEvents
 from millstream.kernels.operator import Moment, OperatorState, Outcome
 from millstream.kernels.sorted_runs import SortedRuns
 from millstream.kernels.watermarks import UNSEEN
@@ -36,13 +37,17 @@ class WindowAggregate(WindowStep):
         """Take the batch's partials into state; give the rows of the windows that it expires."""
         outcome = Outcome()
         partials = self.arrivals(arrived, moment, outcome)
-        if partials is not None:
-            partials = self.hashed(self._merge(partials))
         runs = state.runs(_PARTIALS)
-        expired = self._expired(runs, partials, moment)
+        ledger = HeldEvents.of(self.name, state)
+        if partials is not None:
+            for slot, rows in self.by_slot(partials, PIECE):
+                ledger.came(slot, rows_in(rows))
+            partials = self.hashed(self._merge(partials))
+        expired = self._expired(runs, partials, moment, ledger)
         if expired is not None:
             outcome.rows = self.read_off(by_window_and_hash(expired))
         self._hold(runs, partials, moment.watermark_us)
+        ledger.close(slot for slot in ledger.slots if self.slot_expiry(slot) <= moment.watermark_us)
         return outcome
 
     def _merge(self, partials: pl.DataFrame) -> pl.DataFrame:
@@ -50,18 +55,24 @@ class WindowAggregate(WindowStep):
         return self.aggregation.merge(partials, PIECE, *self.judgements, *self.by, first=carried)
 
     def _expired(
-        self, runs: SortedRuns, partials: pl.DataFrame | None, moment: Moment
+        self,
+        runs: SortedRuns,
+        partials: pl.DataFrame | None,
+        moment: Moment,
+        ledger: HeldEvents,
     ) -> pl.DataFrame | None:
         """Gather and merge what is in the windows that this batch expires."""
         lateness_us = self.expires_after_us
         after_us, upto_us = moment.before_us - lateness_us, moment.watermark_us - lateness_us
         if moment.watermark_us <= UNSEEN or self.window.ended(upto_us) <= after_us:
             return None
-        pieces: list[pl.DataFrame] = [] if partials is None else [partials]
+        pieces = [] if partials is None else [*self.by_slot(partials, PIECE)]
         for slot in runs.slots:
             if self.first_end(slot) <= upto_us:
-                pieces += runs.scan(slot)
-        windows = [self._ending(piece, after_us, upto_us) for piece in pieces]
+                pieces += ((slot, rows) for rows in runs.scan(slot))
+        for slot, rows in pieces:
+            ledger.left(slot, self._leaving(rows, after_us, upto_us))
+        windows = [self._ending(rows, after_us, upto_us) for _, rows in pieces]
         windows = [rows for rows in windows if rows.height]
         if not windows:
             return None
@@ -81,6 +92,13 @@ class WindowAggregate(WindowStep):
         spread = self.each_window(pieces.filter(pl.Series(ended > before)))
         ends = self.window.ends(spread[WINDOW].to_numpy())
         return spread.filter(pl.Series((ends > after_us) & (ends <= upto_us)))
+
+    def _leaving(self, pieces: pl.DataFrame, after_us: int, upto_us: int) -> int:
+        """Count the events whose last window ends in (after, upto]: nothing of them is to be held."""
+        starts = pieces[PIECE].to_numpy()
+        last = self.window.ends(self.last_windows(starts))
+        leaving = (last > after_us) & (last <= upto_us)
+        return int(pieces[ROWS].to_numpy()[leaving].sum())
 
     def _hold(self, runs: SortedRuns, partials: pl.DataFrame | None, watermark_us: int) -> None:
         """Put what is still open into the runs, and drop the slots whose time has passed."""

@@ -153,10 +153,11 @@ class WindowStep(Aggregating):
         """Tell by how much late events missed the expiry of their last window, at the most."""
         if not len(pieces):
             return 0
-        expiry = self.window.ends(self._last_windows(pieces)) + self.expires_after_us
+        expiry = self.window.ends(self.last_windows(pieces)) + self.expires_after_us
         return int((reached - expiry).max())
 
-    def _last_windows(self, pieces: Times) -> Times:
+    def last_windows(self, pieces: Times) -> Times:
+        """Give the start of the last window that holds each piece."""
         first: Times = self.window.first(pieces)
         return first + (self.window.counts(pieces) - 1) * self.window.slide_us
 
@@ -233,7 +234,7 @@ class WindowStep(Aggregating):
     def _aside(self, rows: pl.DataFrame, reached: Times) -> pl.DataFrame:
         """Say of rows that are too late why, by how much, and for which window at the last."""
         pieces = rows[PIECE].to_numpy()
-        starts = self._last_windows(pieces)
+        starts = self.last_windows(pieces)
         late_by = reached - rows[TIME].to_numpy()
         return rows.drop(PIECE).with_columns(
             pl.Series("late_by", late_by, pl.Duration("us")),

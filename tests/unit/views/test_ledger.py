@@ -11,6 +11,7 @@ from millstream import testing
 from millstream.errors import CorruptionError
 from millstream.kernels import routing, stage
 from millstream.kernels.frames import FrameRow, decode_frame, encode_frame
+from millstream.kernels.sorted_runs import MemoryRunStore, SortedRuns
 from millstream.views import commit
 from millstream.views.graph import graph_of
 from millstream.views.ledger import check_exits, check_ports, late_once
@@ -160,3 +161,35 @@ def joined(stream):
 
 def test_late_events_below_a_union_are_counted_with_one_of_its_inputs():
     assert late_of(joined, both=4) == 4
+
+
+def windows_of_a_minute(stream):
+    stream.window(ms.tumbling("1 minute"), by="key").agg(n=ms.count()).view("v")
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows[1:], lambda rows: pl.concat([rows, rows])])
+@pytest.mark.parametrize("build", [windows_of_a_minute, two_windows])
+def test_events_that_state_loses_or_doubles_are_found_when_their_windows_are_over(
+    monkeypatch, change, build
+):
+    scanned = SortedRuns.scan
+    monkeypatch.setattr(SortedRuns, "scan", lambda *given: map(change, scanned(*given)))
+    with pytest.raises(CorruptionError, match="events came into its state"):
+        testing.run(app_with(build), {"t": [*ROWS, testing.Tick(after="1 second"), END]})
+
+
+def test_a_run_with_another_number_of_rows_than_its_manifest_says_is_found(monkeypatch):
+    loaded = MemoryRunStore.load
+    monkeypatch.setattr(MemoryRunStore, "load", lambda store, run: loaded(store, run)[1:])
+    with pytest.raises(CorruptionError, match="its manifest says"):
+        testing.run(
+            app_with(windows_of_a_minute), {"t": [*ROWS, testing.Tick(after="1 second"), END]}
+        )
+
+
+def test_rows_that_a_fold_loses_are_found():
+    runs = SortedRuns(MemoryRunStore())
+    rows = pl.DataFrame({"__hash": pl.Series([1, 2], dtype=pl.UInt64)})
+    runs.add(0, rows, lambda pieces: pieces, conserved=True)
+    with pytest.raises(CorruptionError, match="4 rows were folded into 3"):
+        runs.add(0, rows, lambda pieces: pieces[1:], conserved=True)
