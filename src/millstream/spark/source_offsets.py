@@ -75,7 +75,9 @@ class SourceOffset:
             known = self.topic_ids.get(topic)
             if known == topic_id:
                 continue
-            at = ", ".join(f"{number}: {offset}" for number, offset in enumerate(self.offsets(topic)))
+            at = ", ".join(
+                f"{number}: {offset}" for number, offset in enumerate(self.offsets(topic))
+            )
             raise TopicRecreatedError(
                 f"topic {topic!r} was deleted and created again: its id was {known}, and is {topic_id}. "
                 f"The old one had been read up to offset, by partition, {at}, which means nothing in "

@@ -45,13 +45,17 @@ def require_same_topics(app: str, home: Path, plan: JobPlan, log: Reader) -> Non
         store.close()
     for topic in _topics(plan):
         if topic in known and known[topic] != (found := _id_of(log, topic)):
-            raise TopicRecreatedError(_refusal(app, topic, known[topic], found, position.get(topic)))
+            raise TopicRecreatedError(
+                _refusal(app, topic, known[topic], found, position.get(topic))
+            )
 
 
 def note_topics(app: str, home: ViewStore, plan: JobPlan, log: Reader) -> None:
     """Keep the ids of the topics of a plan, for the runs that come; those of other topics stay."""
     known = home.description(app, _DESCRIPTION) or {}
-    home.describe(app, _DESCRIPTION, {**known, **{name: _id_of(log, name) for name in _topics(plan)}})
+    home.describe(
+        app, _DESCRIPTION, {**known, **{name: _id_of(log, name) for name in _topics(plan)}}
+    )
 
 
 def _topics(plan: JobPlan) -> list[str]:

@@ -56,7 +56,9 @@ class TopicsTarget:
             self.identity = self._reach(log)
             self._compacted = {end.topic: self._prepare(end) for end in self._ends.values()}
             reader = open_reader(log)
-            self._reader = reader.pinned({topic: reader.topic_id(topic) for topic in self._compacted})
+            self._reader = reader.pinned(
+                {topic: reader.topic_id(topic) for topic in self._compacted}
+            )
         except BaseException:
             self._log.close()
             raise

@@ -175,7 +175,7 @@ class KafkaReader:
             UnknownTopicError, ConfigError: there is no such topic, partition or column.
             TopicRecreatedError: see :meth:`pinned`.
         """
-        batches = self._read(topic, partition, start, end, columns, bytes_max)
+        batches = self._read(topic, partition, start, end, columns=columns, bytes_max=bytes_max)
         while True:
             try:
                 batch = next(batches, None)
@@ -193,6 +193,7 @@ class KafkaReader:
         partition: int,
         start: int,
         end: int,
+        *,
         columns: Sequence[str],
         bytes_max: int,
     ) -> Iterator[pa.RecordBatch]:
