@@ -18,6 +18,7 @@ carry the data. A message names the value seen, what is allowed, and the next st
     ├── FencedError             a newer writer has taken over: close, never retry
     │   └── ProducerFencedError     a newer producer of the same name has taken over
     ├── ConflictError           the state has moved on: reload, decide again
+    │   ├── TopicRecreatedError     positions in the topic mean nothing any more: begin anew
     │   ├── OutOfOrderSequenceError records before these are missing: send those first
     │   ├── TransactionAbortedError the transaction was taken back: begin another, send again
     │   └── FencePassedError        the work of this batch id is committed already: skip it
@@ -91,6 +92,13 @@ class ProducerFencedError(FencedError):
 
 class ConflictError(MillstreamError):
     """The state has moved on since it was read. Reload it and decide again."""
+
+
+class TopicRecreatedError(ConflictError):
+    """The topic was deleted and created again: positions in the old one mean nothing in the new.
+
+    Give the positions up, and begin anew; for an app, ``millstream reset`` does.
+    """
 
 
 class OutOfOrderSequenceError(ConflictError):

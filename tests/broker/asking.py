@@ -105,8 +105,15 @@ def produce(*parts: bytes, topic: str = "t", acks: int = -1) -> Message:
     }
 
 
-def fetch(offset: int, *, topic: str = "t", **options: int) -> Message:
-    """Return a Fetch request of one partition."""
+def fetch(
+    offset: int,
+    *,
+    topic: str = "t",
+    topic_id: bytes = bytes(16),
+    partition: int = 0,
+    **options: int,
+) -> Message:
+    """Return a Fetch request of one partition; the version says whether its topic has name or id."""
     return {
         "max_wait_ms": 0,
         "min_bytes": 1,
@@ -114,8 +121,13 @@ def fetch(offset: int, *, topic: str = "t", **options: int) -> Message:
         "topics": [
             {
                 "topic": topic,
+                "topic_id": topic_id,
                 "partitions": [
-                    {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 30}
+                    {
+                        "partition": partition,
+                        "fetch_offset": offset,
+                        "partition_max_bytes": 1 << 30,
+                    }
                 ],
             }
         ],

@@ -15,6 +15,7 @@ from broker.asking import (
     create,
     fetch,
     fetched,
+    only,
     produce,
     produced,
     raw,
@@ -365,6 +366,60 @@ def test_a_fetch_waits_for_as_many_bytes_as_it_wants(broker, asking) -> None:
         waiting.say("Fetch", 11, fetch(6, max_wait_ms=300, min_bytes=1 << 20))
         asking.ask("Produce", 7, produce(GOOD))
         assert len(fetched(waiting.hear())["records"]) == len(GOOD)  # the time was over
+
+
+def made_again(asking: Asking, *batches: bytes) -> None:
+    """Delete the topic, and create it with these batches."""
+    only(asking.ask("DeleteTopics", 3, {"topic_names": ["t"]}), "responses")
+    only(asking.ask("CreateTopics", 4, create()), "topics")
+    for sent in batches:
+        produced(asking.ask("Produce", 7, produce(sent)))
+
+
+def id_of(asking: Asking) -> bytes:
+    return only(asking.ask("Metadata", 12, {"topics": [{"name": "t"}]}), "topics")["topic_id"]
+
+
+def test_a_fetch_by_id_finds_what_one_by_name_does(asking) -> None:
+    asking.ask("Produce", 7, produce(GOOD))
+    topic_id = id_of(asking)
+    by_name = fetched(asking.ask("Fetch", 12, fetch(0)))
+    by_id = asking.ask("Fetch", 13, fetch(0, topic_id=topic_id))
+    assert only(by_id, "responses")["topic_id"] == topic_id
+    assert fetched(by_id)["records"] == by_name["records"] != b""
+    for changes, code in [
+        ({"topic_id": bytes(16)}, Code.UNKNOWN_TOPIC_ID),
+        ({"topic_id": b"x" * 16}, Code.UNKNOWN_TOPIC_ID),
+        ({"partition": 9}, Code.UNKNOWN_TOPIC_OR_PARTITION),
+    ]:
+        found = fetched(asking.ask("Fetch", 13, fetch(0, **{"topic_id": topic_id, **changes})))
+        assert (found["error_code"], found["records"]) == (code, b""), changes
+
+
+def test_the_id_of_a_topic_that_was_made_again_gives_nothing_of_the_new_one(asking) -> None:
+    asking.ask("Produce", 7, produce(GOOD))
+    old = id_of(asking)
+    made_again(asking, GOOD, GOOD)
+    for offset in (0, 2, 1 << 40):
+        found = fetched(asking.ask("Fetch", 13, fetch(offset, topic_id=old)))
+        assert (found["error_code"], found["records"]) == (Code.UNKNOWN_TOPIC_ID, b"")
+    found = fetched(asking.ask("Fetch", 13, fetch(2, topic_id=id_of(asking))))
+    assert (found["error_code"], len(found["records"])) == (Code.NONE, len(GOOD))
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [(11, Code.UNKNOWN_TOPIC_OR_PARTITION), (13, Code.UNKNOWN_TOPIC_ID)]
+)
+def test_a_fetch_that_waits_mixes_nothing_of_a_topic_made_again_with_the_old_one(
+    broker, asking, version, code
+) -> None:
+    asking.ask("Produce", 7, produce(GOOD))
+    with Asking(broker.address) as waiting:
+        wait = {"max_wait_ms": 60_000, "min_bytes": 1 << 20}
+        waiting.say("Fetch", version, fetch(0, topic_id=id_of(asking), **wait))
+        made_again(asking, GOOD, GOOD)
+        found = fetched(waiting.hear())
+        assert (found["error_code"], found["records"]) == (code, b"")
 
 
 def test_a_fetch_that_waits_is_told_that_its_topic_is_gone(broker, asking) -> None:

@@ -25,6 +25,7 @@ from millstream.errors import (
     ProducerFencedError,
     RecordTooLargeError,
     TopicExistsError,
+    TopicRecreatedError,
     TransactionAbortedError,
     UnknownTopicError,
 )
@@ -532,6 +533,59 @@ def test_c9_x1_a_group_that_has_read_all_is_not_behind_the_end_of_a_transaction(
         producer.send("t", b"x")
     assert values(log, "t", group="g") == [b"x"]
     assert [row.behind for row in log.lag("g")] == [0]
+
+
+def make_again(log: EventLog, topic: str, *sent: object) -> None:
+    """Delete a topic, and make it again with more records than it had."""
+    log.delete_topic(topic)
+    log.create_topic(topic)
+    send(log, topic, *sent)
+
+
+def test_c10_a_consumer_at_work_gives_nothing_of_a_topic_made_again(log: EventLog) -> None:
+    log.create_topic("t")
+    send(log, "t", *[b"old"] * 5)
+    consumer = log.consumer("t", group="g", commit="manual")
+    assert next(consumer).value == b"old"
+    make_again(log, "t", *[b"new"] * 20)
+    with pytest.raises(TopicRecreatedError, match="'t' was deleted and created again"):
+        # What it has in hand already is of the old one.
+        assert {record.value for record in islice(consumer, 20)} == {b"old"}
+    with pytest.raises(TopicRecreatedError):
+        consumer.commit()
+    assert log.committed_offsets("g") == {}
+    assert values(log, "t", group="g") == [b"new"] * 20
+
+
+def test_c10_a_consumer_that_waits_is_told_of_a_topic_made_again(log: EventLog) -> None:
+    log.create_topic("t")
+    send(log, "t", b"old")
+    consumer = log.consumer("t")
+    assert next(consumer).value == b"old"
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(next, consumer)
+        make_again(log, "t", *[b"new"] * 5)
+        # It may look just while there is none.
+        with pytest.raises((TopicRecreatedError, UnknownTopicError)):
+            waiting.result(WAIT_S)
+
+
+def test_c10_offsets_given_with_the_id_of_another_topic_are_refused(log: EventLog) -> None:
+    log.create_topic("t")
+    send(log, "t", *[b"old"] * 5)
+    with log.consumer("t", follow=False) as consumer:
+        list(consumer)
+        kept, topic_id = consumer.positions, consumer.topic_id
+    assert topic_id == log.topics()["t"].topic_id
+    make_again(log, "t", *[b"new"] * 9)
+    with pytest.raises(TopicRecreatedError, match=topic_id):
+        log.consumer("t", start=kept, topic_id=topic_id)
+    place = TopicPartition("t", 0)
+    with pytest.raises(TopicRecreatedError, match=topic_id):
+        log.commit_offsets("g", {place: 5}, topic_ids={"t": topic_id})
+    assert log.committed_offsets("g") == {}
+    log.commit_offsets("g", {place: 5}, topic_ids={"t": log.topics()["t"].topic_id})
+    assert log.committed_offsets("g")[place].offset == 5
 
 
 # -- transactions ------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from millstream.errors import (
     RecordTooLargeError,
     RetriableError,
     TopicExistsError,
+    TopicRecreatedError,
     TransactionAbortedError,
     UnknownTopicError,
 )
@@ -97,6 +98,7 @@ class Refused(Exception):
 # The first that fits counts, so a class stands before those that it is derived from.
 _MEANINGS: tuple[tuple[type[MillstreamError], Code], ...] = (
     (UnknownTopicError, Code.UNKNOWN_TOPIC_OR_PARTITION),
+    (TopicRecreatedError, Code.UNKNOWN_TOPIC_ID),
     (TopicExistsError, Code.TOPIC_ALREADY_EXISTS),
     (RecordTooLargeError, Code.MESSAGE_TOO_LARGE),
     (OffsetOutOfRangeError, Code.OFFSET_OUT_OF_RANGE),

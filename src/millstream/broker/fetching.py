@@ -1,7 +1,8 @@
 """Fetch: batches as they lie on disk, for as many partitions as are asked for.
 
 A fetch that finds less than ``min_bytes`` waits for more, up to ``max_wait_ms``. What was read is not
-read again when more has come. Fetch sessions are refused, as the protocol allows: every request names
+read again when more has come. All that is found for a partition is of one topic: of one that is deleted while a
+fetch waits and made anew, the client is told, whether it named the topic or its id. Fetch sessions are refused, as the protocol allows: every request names
 what it wants.
 """
 
@@ -15,21 +16,35 @@ from dataclasses import dataclass, field
 from millstream.broker.codes import Code, code_of
 from millstream.broker.node import Call, Node
 from millstream.broker.wire import Message
-from millstream.errors import CorruptionError, MillstreamError, OffsetOutOfRangeError
+from millstream.errors import (
+    CorruptionError,
+    MillstreamError,
+    OffsetOutOfRangeError,
+    TopicRecreatedError,
+    UnknownTopicError,
+)
 from millstream.log.batches import BatchReader
 from millstream.log.producers import AbortedRange
 from millstream.log.reader import Isolation
+from millstream.log.topics import check_topic_id
 from millstream.record import TopicPartition
 
+_IDS_FROM = 13  # the version of Fetch that names topics by their ids
 _SESSION_LESS = (-1, 0)  # the numbers of a request that names everything itself
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Wanted:
-    """One partition of a fetch, and what was found for it so far."""
+    """One partition of a fetch, and what was found for it so far.
+
+    ``topic_id`` is that of the topic; None until it is looked up, where the client gave its name and
+    not ``by_id``.
+    """
 
     name: TopicPartition
+    by_id: bool
+    topic_id: str | None
     offset: int
     bytes_max: int
     next_offset: int
@@ -44,7 +59,9 @@ class Wanted:
     def fail(self, error: MillstreamError) -> None:
         """Note why it cannot be read; what was found is given up, so that the error is seen."""
         self.code = code_of(error)
-        if isinstance(error, OffsetOutOfRangeError):
+        if isinstance(error, UnknownTopicError | TopicRecreatedError):
+            self.code = Code.UNKNOWN_TOPIC_ID if self.by_id else Code.UNKNOWN_TOPIC_OR_PARTITION
+        elif isinstance(error, OffsetOutOfRangeError):
             self.log_start = error.start
         elif self.code == Code.INVALID_REQUEST:  # there is no such partition
             self.code = Code.UNKNOWN_TOPIC_OR_PARTITION
@@ -58,14 +75,18 @@ async def fetch(node: Node, call: Call) -> Message:
     request = call.request
     if request["session_epoch"] not in _SESSION_LESS:
         return {"error_code": Code.FETCH_SESSION_ID_NOT_FOUND}
+    by_id = call.version >= _IDS_FROM
     wanted = [
         Wanted(
-            TopicPartition(topic["topic"], one["partition"]),
+            TopicPartition(name, one["partition"]),
+            by_id,
+            topic_id,
             one["fetch_offset"],
             one["partition_max_bytes"],
             one["fetch_offset"],
         )
         for topic in request["topics"]
+        for name, topic_id in [_asked_for(node, topic, by_id=by_id)]
         for one in topic["partitions"]
     ]
     isolation: Isolation = "read_committed" if request["isolation_level"] else "read_uncommitted"
@@ -73,6 +94,14 @@ async def fetch(node: Node, call: Call) -> Message:
     call.held_bytes = node.responses.take(limit)
     await _gather(node, request, wanted, isolation, call.held_bytes)
     return {"responses": _responses(request, wanted, isolation)}
+
+
+def _asked_for(node: Node, topic: Message, *, by_id: bool) -> tuple[str, str | None]:
+    """Return the name and the id of a topic as far as they are known; no topic has an empty name."""
+    if not by_id:
+        return topic["topic"], None
+    topic_id = topic["topic_id"].hex()
+    return node.writer.topic_name(topic_id) or "", topic_id
 
 
 async def _gather(
@@ -113,15 +142,21 @@ def _read(
 def _read_one(
     reader: BatchReader, one: Wanted, isolation: Isolation, left: int, *, first_whole: bool
 ) -> None:
-    found = reader.take(
-        *one.name,
-        one.next_offset,
-        isolation=isolation,
-        bytes_max=min(left, one.bytes_max - one.size),
-        first_whole=first_whole,
-    )
-    # After the records, so that their end is not behind them; it may have moved on meanwhile.
-    state = reader.state(*one.name)
+    topic = one.name.topic
+    one.topic_id = one.topic_id or reader.topic_id(topic)
+    try:
+        found = reader.take(
+            *one.name,
+            one.next_offset,
+            isolation=isolation,
+            bytes_max=min(left, one.bytes_max - one.size),
+            first_whole=first_whole,
+        )
+        # After the records, so that their end is not behind them; it may have moved on meanwhile.
+        state = reader.state(*one.name)
+    finally:
+        # An id never comes back: what was found, or was wrong, is of this topic if it still has the name.
+        check_topic_id(topic, one.topic_id, reader.topic_id(topic))
     one.high_watermark = state.high_watermark
     one.last_stable_offset = state.last_stable_offset
     one.log_start = state.log_start
@@ -136,6 +171,7 @@ def _responses(request: Message, wanted: Sequence[Wanted], isolation: Isolation)
     return [
         {
             "topic": topic["topic"],
+            "topic_id": topic["topic_id"],
             "partitions": [_answer(next(answers), isolation) for _ in topic["partitions"]],
         }
         for topic in request["topics"]

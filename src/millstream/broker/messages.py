@@ -2,7 +2,7 @@
 
 Records and topics come first, then groups, then transactions and administration. The ranges begin
 where Apache Kafka 4 begins, or a little before, and end where a newer version would promise what is
-not done here: topic ids in Produce and Fetch, the newer group and transaction protocols.
+not done here: topic ids in Produce, the newer group and transaction protocols.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ PRODUCE = Api(
 FETCH = Api(
     1,
     "Fetch",
-    (4, 11),
+    (4, 13),
+    flexible=12,
     request="""
         replica_id            int32
         max_wait_ms           int32
@@ -58,24 +59,29 @@ FETCH = Api(
         session_id            int32    7+
         session_epoch         int32    7+  = -1
         topics                []
-          topic               string
+          topic               string   0-12
+          topic_id            uuid     13+
           partitions          []
             partition         int32
             current_leader_epoch int32 9+  = -1
             fetch_offset      int64
+            last_fetched_epoch int32   12+ = -1
             log_start_offset  int64    5+  = -1
             partition_max_bytes int32
         forgotten_topics_data []       7+
-          topic               string   7+
+          topic               string   7-12
+          topic_id            uuid     13+
           partitions          []int32  7+
         rack_id               string   11+
+        cluster_id            string   12+ null 12+ tag 0 = null
     """,
     response="""
         throttle_time_ms      int32    1+
         error_code            int16    7+
         session_id            int32    7+
         responses             []
-          topic               string
+          topic               string   0-12
+          topic_id            uuid     13+
           partitions          []
             partition_index   int32
             error_code        int16

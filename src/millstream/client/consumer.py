@@ -31,6 +31,9 @@ _LOOK_UP_S = 0.2  # how often a waiting consumer looks whether it was closed
 class Consumer:
     """An iterator of :class:`~millstream.record.Record`; see ``EventLog.consumer``.
 
+    It reads the topic with ``topic_id``. Where that is deleted and another one is made under its name,
+    it ends with TopicRecreatedError, and commits nothing for it.
+
     Guarantees: belongs to one thread; :meth:`close` may be called from any.
     """
 
@@ -51,8 +54,9 @@ class Consumer:
             raise ConfigError(f"commit is {commit!r}; give 'auto' or 'manual'")
         if group is not None:
             check_offsets(group, {})
-        self._reader = reader
         self._topic = topic
+        self.topic_id = reader.topic_id(topic)
+        self._reader = reader = reader.pinned({topic: self.topic_id})
         self._group = group
         self._offsets = offsets
         self._clock_ms = clock_ms

@@ -200,10 +200,11 @@ class FolderLog(EventLog):
 
     # -- groups -------------------------------------------------------------------------------
 
-    def commit_offsets(self, group: str, offsets: Offsets) -> None:
-        self._groups.commit(
-            group, offsets, reader=self._reader(), now_ms=time.time_ns() // 1_000_000
-        )
+    def commit_offsets(
+        self, group: str, offsets: Offsets, *, topic_ids: Mapping[str, str] | None = None
+    ) -> None:
+        reader = self._reader().pinned(topic_ids or {})
+        self._groups.commit(group, offsets, reader=reader, now_ms=time.time_ns() // 1_000_000)
 
     def committed_offsets(self, group: str) -> dict[TopicPartition, CommittedOffset]:
         self._reader()
@@ -235,8 +236,9 @@ class FolderLog(EventLog):
         follow: bool = True,
         partitions: Sequence[int] | None = None,
         isolation: Isolation = "read_committed",
+        topic_id: str | None = None,
     ) -> Consumer:
-        reader = self._reader(isolation)
+        reader = self._reader(isolation).pinned({} if topic_id is None else {topic: topic_id})
         consumer = Consumer(
             reader,
             topic,

@@ -268,14 +268,21 @@ class EventLog(ABC):
     # -- groups -------------------------------------------------------------------------------
 
     @abstractmethod
-    def commit_offsets(self, group: str, offsets: Offsets) -> None:
+    def commit_offsets(
+        self, group: str, offsets: Offsets, *, topic_ids: Mapping[str, str] | None = None
+    ) -> None:
         """Note how far a group has read: the next offset of each partition. Durable on return.
 
         Any process on the machine may do so.
 
+        Args:
+            topic_ids: The ids of the topics that these are offsets of, by name. Without them, they
+                are of the topics that have these names now.
+
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition, or an offset is
                 not possible; nothing was noted.
+            TopicRecreatedError: a topic has another id.
         """
 
     @abstractmethod
@@ -311,6 +318,7 @@ class EventLog(ABC):
         follow: bool = True,
         partitions: Sequence[int] | None = None,
         isolation: Isolation = "read_committed",
+        topic_id: str | None = None,
     ) -> Consumer:
         """Return an iterator over the records of a topic, in offset order within each partition.
 
@@ -325,10 +333,13 @@ class EventLog(ABC):
             follow: Wait for more at the end; otherwise stop at the end seen by this call.
             partitions: Read these only.
             isolation: "read_committed" gives nothing of a transaction that is open or was aborted.
+            topic_id: Of the topic that offsets given as ``start`` belong to, where you keep them: a
+                consumer has it as ``topic_id``.
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic, partition or start.
             OffsetOutOfRangeError: the offset asked for, or committed, is gone or not yet there.
+            TopicRecreatedError: the topic was deleted and created again; from the iterator, too.
         """
 
     @abstractmethod

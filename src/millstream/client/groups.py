@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,14 +67,21 @@ class GroupOffsets:
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition, or an offset is
                 not possible; nothing was noted.
+            TopicRecreatedError: a topic is not the one that the reader is pinned to; nothing was
+                noted.
         """
         check_offsets(group, offsets)
+        topic_ids = {name.topic: reader.topic_id(name.topic) for name in offsets}
+        pinned = reader.pinned(topic_ids)
         for name in offsets:
-            reader.end_offset(*name)
-        topics = reader.topics()
-        topic_ids = {name.topic: topics[name.topic].topic_id for name in offsets}
-        with self._opened().commit() as connection:
-            put_offsets(connection, group, offsets, topic_ids=topic_ids, now_ms=now_ms)
+            pinned.end_offset(*name)
+        try:
+            with self._opened().commit() as connection:
+                put_offsets(connection, group, offsets, topic_ids=topic_ids, now_ms=now_ms)
+        except sqlite3.IntegrityError:
+            for name in offsets:
+                pinned.end_offset(*name)  # deleted since: this says so
+            raise
 
     def committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
         """Return what a group has committed; empty for an unknown group or folder."""

@@ -39,6 +39,7 @@ from millstream.edge.words import (
     asked_of,
     form_of,
     idempotency_key_of,
+    last_event_id,
     positions_of,
     stream_of,
 )
@@ -51,8 +52,10 @@ from millstream.errors import (
     OverloadError,
     RecordTooLargeError,
     RetriableError,
+    TopicRecreatedError,
     UnknownTopicError,
 )
+from millstream.record import TopicInfo
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -63,6 +66,7 @@ _LINES_TOLD = 100
 _STATUS: Sequence[tuple[type[MillstreamError], int]] = (
     (UnknownTopicError, 404),
     (OffsetOutOfRangeError, 410),
+    (TopicRecreatedError, 410),
     (RecordTooLargeError, 413),
     (OverloadError, 429),
     (ConfigError, 400),
@@ -309,20 +313,29 @@ class Edge:
         self._loop = asyncio.get_running_loop()
         topic = request.path_params["topic"]
         begin, partitions = stream_of(request.query_params.multi_items())
-        begin = request.headers.get("last-event-id") or begin
+        begin = last_event_id(request.headers.get("last-event-id")) or begin
         if self._watching.followers >= self._subscribers_max:
             return error_answer(
                 "TooManyStreams",
                 f"{self._subscribers_max} streams are open, which is the limit; come back later.",
                 503,
             )
-        reader = self._open_reader()
-        at = await self._streams.run(lambda: positions_of(reader, topic, begin, partitions))
+        found = await self._streams.run(lambda: self._found(topic, begin, partitions))
         self._counts.streams += 1
-        return event_answer(self._followed(reader, topic, at, grows=not partitions))
+        return event_answer(self._followed(*found, grows=not partitions))
+
+    def _found(
+        self, topic: str, begin: str, partitions: Sequence[int]
+    ) -> tuple[Reader, TopicInfo, dict[int, int]]:
+        """Return a reader of the topic as it is now, and where a stream of it begins."""
+        reader = self._open_reader()
+        topic_id = reader.topic_id(topic)
+        reader = reader.pinned({topic: topic_id})
+        at = positions_of(reader, topic, begin, partitions)
+        return reader, TopicInfo(topic, topic_id, len(at)), at
 
     async def _followed(
-        self, reader: Reader, topic: str, at: dict[int, int], *, grows: bool
+        self, reader: Reader, topic: TopicInfo, at: dict[int, int], *, grows: bool
     ) -> AsyncIterator[bytes]:
         async with aclosing(self._streams.events(reader, topic, at, grows=grows)) as events:  # type: ignore[type-var]
             async for text in events:

@@ -1,6 +1,6 @@
 """Records as server-sent events, from any position on.
 
-The id of an event is the next offset of every partition that is read, so whoever comes back with it misses
+The id of an event is the next offset of every partition that is read, and the topic's id, so whoever comes back with it misses
 nothing and gets nothing twice. A stream is nothing but these offsets: nothing is queued for it, and
 it reads on when its reader has taken what it was given. So a slow reader holds up nobody, and costs what one
 reading takes, however far behind it is.
@@ -20,9 +20,15 @@ from millstream.client.json_record import record_as_json
 from millstream.client.reading import Reader
 from millstream.edge.watching import Followed, Watching
 from millstream.edge.words import event_id
-from millstream.errors import CorruptBatchError, MillstreamError, OffsetOutOfRangeError
+from millstream.errors import (
+    CorruptBatchError,
+    MillstreamError,
+    OffsetOutOfRangeError,
+    TopicRecreatedError,
+    UnknownTopicError,
+)
 from millstream.log.decoding import ALL_COLUMNS
-from millstream.record import Record
+from millstream.record import Record, TopicInfo
 
 READ_BYTES = 256 << 10
 RECORDS_AT_ONCE = 500
@@ -50,15 +56,15 @@ class Streams:
         return await to_thread.run_sync(read, limiter=self._limiter)
 
     async def events(
-        self, reader: Reader, topic: str, positions: dict[int, int], *, grows: bool
+        self, reader: Reader, topic: TopicInfo, positions: dict[int, int], *, grows: bool
     ) -> AsyncIterator[bytes]:
         """Give the records of a topic from these positions on, until the reader goes.
 
-        Ends with the event ``gone`` when records asked for are no longer kept, and with ``failed`` when
-        they cannot be read.
+        Ends with the event ``gone`` when records asked for are no longer kept, or the topic was deleted,
+        and with ``failed`` when they cannot be read.
 
         Args:
-            reader: Belongs to this stream.
+            reader: Belongs to this stream, and is pinned to the topic.
             grows: Whether partitions that are added are read as well.
         """
         at = dict(positions)
@@ -74,7 +80,9 @@ class Streams:
                             yield _HEARTBEAT
                         continue
                     end = followed.ends[number]
-                    batch = await self.run(partial(_read, reader, topic, number, at[number], end))
+                    batch = await self.run(
+                        partial(_read, reader, topic.name, number, at[number], end)
+                    )
                     if batch is None:  # markers of transactions, or what compaction removed
                         at[number] = end
                         continue
@@ -104,7 +112,7 @@ def _read(reader: Reader, topic: str, number: int, start: int, end: int) -> pa.R
     return next(batches, None)
 
 
-def _events(topic: str, number: int, batch: pa.RecordBatch, at: dict[int, int]) -> bytes:
+def _events(topic: TopicInfo, number: int, batch: pa.RecordBatch, at: dict[int, int]) -> bytes:
     """Return records as events, and move ``at`` behind them."""
     lines = []
     columns = (
@@ -117,8 +125,9 @@ def _events(topic: str, number: int, batch: pa.RecordBatch, at: dict[int, int]) 
     for offset, timestamp_ms, key, value, headers in zip(*columns, strict=True):
         at[number] = offset + 1
         pairs = tuple((header["key"], header["value"]) for header in headers or ())
-        record = Record(topic, number, offset, timestamp_ms, key, value, pairs)
-        lines.append(b"id: %s\ndata: %s\n\n" % (event_id(at).encode(), record_as_json(record)))
+        record = Record(topic.name, number, offset, timestamp_ms, key, value, pairs)
+        name = event_id(at, topic.topic_id).encode()
+        lines.append(b"id: %s\ndata: %s\n\n" % (name, record_as_json(record)))
     return b"".join(lines)
 
 
@@ -127,5 +136,6 @@ def _last(error: MillstreamError) -> bytes:
     told: dict[str, Any] = {"kind": type(error).__name__, "message": str(error)}
     if isinstance(error, OffsetOutOfRangeError | CorruptBatchError):
         told |= {"start": error.start, "end": error.end}
-    kind = "gone" if isinstance(error, OffsetOutOfRangeError) else "failed"
+    gone = isinstance(error, OffsetOutOfRangeError | TopicRecreatedError | UnknownTopicError)
+    kind = "gone" if gone else "failed"
     return f"event: {kind}\ndata: {json.dumps(told, ensure_ascii=False)}\n\n".encode()

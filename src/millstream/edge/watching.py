@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from millstream.client.reading import Reader
-from millstream.errors import MillstreamError, UnknownTopicError
+from millstream.errors import MillstreamError
+from millstream.record import TopicInfo
 
 _LOOK_S = 0.5  # how often a thread looks whether anybody still follows its topic
 
@@ -58,24 +59,24 @@ class Watching:
 
     def __init__(self, open_reader: Callable[[], Reader]) -> None:
         self._open_reader = open_reader
-        self._topics: dict[str, Followed] = {}
+        self._topics: dict[str, Followed] = {}  # by the topic's id
         self.closing = False
 
     @contextmanager
-    def followed(self, topic: str, ends: Sequence[int]) -> Iterator[Followed]:
+    def followed(self, topic: TopicInfo, ends: Sequence[int]) -> Iterator[Followed]:
         """Follow a topic until the block ends.
 
         Args:
             ends: Where its partitions ended a moment ago.
         """
-        followed = self._topics.get(topic)
+        followed = self._topics.get(topic.topic_id)
         if followed is None or followed.failure is not None:
-            followed = self._topics[topic] = Followed(ends)
+            followed = self._topics[topic.topic_id] = Followed(ends)
             loop = asyncio.get_running_loop()
             threading.Thread(
                 target=self._run,
                 args=(topic, followed, list(ends), loop),
-                name=f"millstream edge {topic}",
+                name=f"millstream edge {topic.name}",
                 daemon=True,
             ).start()
         followed.followers += 1
@@ -85,8 +86,8 @@ class Watching:
             followed.followers -= 1
             if not followed.followers:
                 followed.stopped.set()
-                if self._topics.get(topic) is followed:
-                    del self._topics[topic]
+                if self._topics.get(topic.topic_id) is followed:
+                    del self._topics[topic.topic_id]
 
     @property
     def followers(self) -> int:
@@ -100,31 +101,19 @@ class Watching:
             followed.wake()
 
     def _run(
-        self, topic: str, followed: Followed, ends: list[int], loop: asyncio.AbstractEventLoop
+        self,
+        topic: TopicInfo,
+        followed: Followed,
+        ends: Sequence[int],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        reader = self._open_reader()
+        # Pinned: a topic that is made anew is an error, and never more of this one.
+        reader = self._open_reader().pinned({topic.name: topic.topic_id})
         with suppress(RuntimeError):  # the loop is closed: the server has ended
             try:
                 while not followed.stopped.is_set():
-                    if reader.wait(topic, ends, _LOOK_S):
-                        now = [end for _, end in reader.offsets(topic)]
-                        _check_grown(topic, ends, now)
-                        ends = now
+                    if reader.wait(topic.name, ends, _LOOK_S):
+                        ends = [end for _, end in reader.offsets(topic.name)]
                         loop.call_soon_threadsafe(followed.told, ends)
-                    else:
-                        _check_grown(topic, ends, [end for _, end in reader.offsets(topic)])
             except MillstreamError as error:
                 loop.call_soon_threadsafe(followed.failed, error)
-
-
-def _check_grown(topic: str, before: Sequence[int], now: Sequence[int]) -> None:
-    """Refuse to go on with offsets of a topic that is no more.
-
-    Raises:
-        UnknownTopicError: partitions are gone, or end earlier than they did.
-    """
-    if len(now) < len(before) or any(end < known for end, known in zip(now, before, strict=False)):
-        raise UnknownTopicError(
-            f"topic {topic!r} was deleted and made anew, so the positions in it mean nothing any more; "
-            "begin again with from=earliest"
-        )

@@ -27,12 +27,13 @@ from millstream.client.json_fields import timestamp_ms_of
 from millstream.client.reading import Reader
 from millstream.edge.incoming import FORMS, Asked, Form
 from millstream.errors import ConfigError, OffsetOutOfRangeError
+from millstream.log.topics import check_topic_id
 from millstream.record import to_timestamp_ms
 
 KEY_LENGTH_MAX = 200
 _OF_APPEND = ("key", "key_field", "timestamp_field", "partition", "bad")
 _OF_EVENTS = ("from", "partition")
-_ID = re.compile(r"\d{1,9}:\d{1,19}(,\d{1,9}:\d{1,19})*", re.ASCII)
+_ID = re.compile(r"(\d{1,9}:\d{1,19}(?:,\d{1,9}:\d{1,19})*)(?:@([0-9a-f]{32}))?", re.ASCII)
 
 Pairs = Iterable[tuple[str, str]]
 
@@ -157,9 +158,30 @@ def _header(text: str) -> tuple[str, bytes]:
 # -- where a stream begins --------------------------------------------------------------------
 
 
-def event_id(positions: Mapping[int, int]) -> str:
-    """Return the id of an event: the next offset of each partition, behind it."""
+def event_id(positions: Mapping[int, int], topic_id: str) -> str:
+    """Return the id of an event: the next offset of each partition, behind it, and of which topic."""
+    return f"{_listed(positions)}@{topic_id}"
+
+
+def _listed(positions: Mapping[int, int]) -> str:
     return ",".join(f"{number}:{offset}" for number, offset in sorted(positions.items()))
+
+
+def last_event_id(header: str | None) -> str | None:
+    """Return where a client was, if it says so.
+
+    Raises:
+        ConfigError: that is not the id of an event.
+    """
+    if not header:
+        return None
+    found = _ID.fullmatch(header)
+    if found is None or found[2] is None:
+        raise ConfigError(
+            f"the Last-Event-ID is {header[:KEY_LENGTH_MAX]!r}, which is not the id of an event here; leave it "
+            "out, and say with from= where to begin"
+        )
+    return header
 
 
 def stream_of(parameters: Pairs) -> tuple[str, list[int]]:
@@ -189,6 +211,7 @@ def positions_of(
     Raises:
         UnknownTopicError, ConfigError: there is no such topic, partition or position.
         OffsetOutOfRangeError: it is gone or not yet there.
+        TopicRecreatedError: it is of a topic that was deleted and created again.
     """
     bounds = reader.offsets(topic)
     for number in partitions:
@@ -201,14 +224,16 @@ def positions_of(
         return {number: bounds[number][0] for number in chosen}
     if begin == "latest":
         return {number: bounds[number][1] for number in chosen}
-    if _ID.fullmatch(begin):
-        said = {int(name): int(at) for name, _, at in (p.partition(":") for p in begin.split(","))}
+    if given := _ID.fullmatch(begin):
+        check_topic_id(topic, given[2], reader.topic_id(topic))
+        pairs = (pair.partition(":") for pair in given[1].split(","))
+        said = {int(name): int(at) for name, _, at in pairs}
         found = {number: said.get(number, bounds[number][0]) for number in chosen}
     elif begin.isascii() and begin.isdigit() and len(begin) < 20:
         if len(chosen) > 1:
             raise ConfigError(
                 f"from={begin} is one offset, and topic {topic!r} has {len(chosen)} partitions; choose one "
-                f"with partition=, or say where in each: from={event_id(dict.fromkeys(chosen, 0))}"
+                f"with partition=, or say where in each: from={_listed(dict.fromkeys(chosen, 0))}"
             )
         found = {chosen[0]: int(begin)}
     else:

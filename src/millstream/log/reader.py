@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +41,13 @@ from millstream.log.segment import (
 from millstream.log.segment_reader import Place, SegmentReader
 from millstream.log.signal import signal_of
 from millstream.log.state_file import STATE_NAME, PartitionState, StateFile, check_same_folder
-from millstream.log.topics import Topic, catalog_of, partition_folder, unknown_topic
+from millstream.log.topics import (
+    Topic,
+    catalog_of,
+    check_topic_id,
+    partition_folder,
+    unknown_topic,
+)
 from millstream.record import TopicInfo, TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -96,6 +102,7 @@ class LogReader:
             when an owner has made it one.
         isolation: ``read_committed`` shows nothing of a transaction that is open or was aborted,
             so it ends at the first record of the oldest open one; ``read_uncommitted`` shows all.
+        topic_ids: The ids of topics in which its user has positions; see :meth:`pinned`.
         files: The file system; only tests give another one.
         control: What stands in control.db; only tests give another one.
     """
@@ -105,11 +112,13 @@ class LogReader:
         folder: Path | str,
         *,
         isolation: Isolation = "read_committed",
+        topic_ids: Mapping[str, str] | None = None,
         files: Files = DISK,
         control: ControlDb | None = None,
     ) -> None:
         self.folder = Path(folder)
         self._isolation = check_isolation(isolation)
+        self._topic_ids = dict(topic_ids or {})
         self._files = files
         self._given_control = control
         self._state: StateFile | None = None
@@ -117,7 +126,11 @@ class LogReader:
         self._catalog_version = -1
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "isolation": self._isolation}
+        return {
+            "folder": self.folder,
+            "isolation": self._isolation,
+            "topic_ids": self._topic_ids,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -128,7 +141,28 @@ class LogReader:
             self._state.close()
         self._state, self._catalog_version = None, -1
 
+    def pinned(self, topic_ids: Mapping[str, str]) -> LogReader:
+        """Return a reader for positions in the topics with these ids, by name.
+
+        Whatever it is asked of a topic with another id is refused with TopicRecreatedError.
+        """
+        return LogReader(
+            self.folder,
+            isolation=self._isolation,
+            topic_ids={**self._topic_ids, **topic_ids},
+            files=self._files,
+            control=self._given_control,
+        )
+
     # -- what there is ------------------------------------------------------------------------
+
+    def topic_id(self, topic: str) -> str:
+        """Return what tells a topic from one that is made under its name later.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        return self._topic(topic).topic_id
 
     def topics(self) -> dict[str, TopicInfo]:
         """Return the topics that exist now, by name; empty for a folder that is no log yet.
@@ -399,7 +433,7 @@ class LogReader:
 
     def _check_gone(self, topic: Topic, partition: int, start: int, end: int) -> None:
         """Say so if the topic was deleted, or the records removed, since they were asked for."""
-        self._topic(topic.name)
+        check_topic_id(topic.name, topic.topic_id, self._topic(topic.name).topic_id)
         state = self._partition_state(topic, partition)
         if start < state.log_start:
             check_range(f"{topic.name}/{partition}", self._bounds(state), start, end)
@@ -444,6 +478,7 @@ class LogReader:
         topic = self._topics.get(name)
         if topic is None:
             raise unknown_topic(name, self._topics)
+        check_topic_id(name, self._topic_ids.get(name), topic.topic_id)
         return topic
 
     def _refresh(self) -> None:

@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from millstream.errors import ConfigError, TopicExistsError, UnknownTopicError
+from millstream.errors import (
+    ConfigError,
+    TopicExistsError,
+    TopicRecreatedError,
+    UnknownTopicError,
+)
 from millstream.log.config import TopicConfig
 from millstream.log.control import ControlDb
 from millstream.log.state_file import SLOTS_MAX
@@ -76,6 +81,19 @@ def unknown_topic(name: str, known: Mapping[str, object]) -> UnknownTopicError:
     return UnknownTopicError(
         f"there is no topic {name!r} (topics: {there}); create it, or mend the name"
     )
+
+
+def check_topic_id(name: str, expected: str | None, found: str) -> None:
+    """Make sure that a topic is the one that a position belongs to; None: to any.
+
+    Raises:
+        TopicRecreatedError: it was deleted and created again.
+    """
+    if expected not in (None, found):
+        raise TopicRecreatedError(
+            f"topic {name!r} was deleted and created again: its id was {expected}, and is {found}, so "
+            "positions in the old one mean nothing in the new; give them up, and begin anew"
+        )
 
 
 class Catalog:

@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 
 from millstream.client import connect
 from millstream.client.reading import absolute, open_reader
+from millstream.errors import TopicRecreatedError
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.plan import JobPlan
 from millstream.spark.birth import Birth, born, enter, require_current
@@ -31,6 +32,7 @@ from millstream.spark.source import SourceSpec
 from millstream.spark.stage import add_stage
 from millstream.spark.stage_runner import StageRunner
 from millstream.spark.stages import Stages
+from millstream.spark.topic_ids import note_topics, require_same_topics
 from millstream.views.outputs import open_targets
 from millstream.views.progress import Progress, Report, Until
 from millstream.views.running import marked, stop_request, stop_seen
@@ -73,24 +75,29 @@ class RunOptions:
 def run_job(job: Job, options: RunOptions) -> Report:
     """Run a job until it is to end; give its report. See :meth:`millstream.App.run`."""
     began = time.monotonic()
-    _make_topics(job)
     job.folder.mkdir(parents=True, exist_ok=True)
     home = job.folder / "views.db"
     birth = _birth(job, options.cores or cores_available())
     plan = job.compile(bucket_labels(birth.bucket_count, birth.label_partitions))
+    log = open_reader(job.log)
+    require_same_topics(job.app, home, plan, log)  # before a missing one is made
+    _make_topics(job)
     checkpoint_id = enter(job.folder, birth, plan)
     with open_targets(plan, home, job.log) as targets:
         next_batch_id = targets.begin_run(JOB, checkpoint_id)
+        note_topics(job.app, targets.home, plan, log)
         targets.home.describe(job.app, "dashboard", job.dashboard)
         require_current(job.folder, next_batch_id)
         seen = EventTimesFile(_event_times(job))
         frame_files = _frame_files(job, targets.run)
         frame_files.begin()
-        sink = CommitSink(
-            plan, targets, open_reader(job.log), options.on_progress, seen, frame_files
-        )
+        sink = CommitSink(plan, targets, log, options.on_progress, seen, frame_files)
         with marked(job.folder, targets.run), _session(job, options) as spark:
-            reason = _Query(job, options, plan, birth, sink, spark).run()
+            try:
+                reason = _Query(job, options, plan, birth, sink, spark).run()
+            except TopicRecreatedError:
+                require_same_topics(job.app, home, plan, log)  # says more: what had been read
+                raise
     return _report(job.app, reason, sink, time.monotonic() - began)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import pickle
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -76,10 +76,14 @@ class SourceSpec:
 
 @dataclass(frozen=True)
 class Task(InputPartition):
-    """What one task reads, and what was planned of the time: one entry per source of the plan."""
+    """What one task reads, and what was planned of the time: one entry per source of the plan.
+
+    ``topic_ids`` are those of the topics that the splits belong to.
+    """
 
     splits: tuple[Split, ...]
     planned: tuple[SourceTime, ...]
+    topic_ids: Mapping[str, str]
 
 
 class LogPlanner:
@@ -94,11 +98,18 @@ class LogPlanner:
     and the query can be stopped with nothing half done.
 
     How far partitions are in event time it learns from the sink, by the file ``event_times``.
+
+    It reads the topics that there are when it begins. Offsets of others of the same names are refused,
+    and so is what is made under these names later.
     """
 
     def __init__(self, spec: SourceSpec) -> None:
         self._spec = spec
-        self._log = open_reader(spec.log)
+        log = open_reader(spec.log)
+        self._topic_ids = {
+            topic: log.topic_id(topic) for topic in sorted({s.topic for s in spec.sources})
+        }
+        self._log = log.pinned(self._topic_ids)
         self._event_times = EventTimesFile(spec.event_times)
         self._paces = Paces()
         self._pinned: tuple[int, Ends] | None = None  # the wall clock, then how far the log went
@@ -112,7 +123,7 @@ class LogPlanner:
             )
             for source in self._spec.sources
         }
-        return SourceOffset(0, topics, {}).to_json()
+        return SourceOffset(0, topics, {}, topic_ids=self._topic_ids).to_json()
 
     def pin(self) -> None:
         """Read no further than the log goes now, and have no batch for time alone."""
@@ -124,6 +135,7 @@ class LogPlanner:
             self._spec.stop_seen.touch()
             return start
         at = SourceOffset.from_json(start)
+        at.check_topics(self._topic_ids)
         clock_ms = self._clock_ms(at)
         wall_ms, ends = self._pinned or self._ends()
         event_times = self._event_times.read()
@@ -143,7 +155,7 @@ class LogPlanner:
         before, after = SourceOffset.from_json(start), SourceOffset.from_json(end)
         sources = self._spec.sources
         return [
-            Task(tuple(splits), tuple(after.time_of(source) for source in sources))
+            Task(tuple(splits), tuple(after.time_of(source) for source in sources), after.topic_ids)
             for splits in divide(
                 before, after, sources, tasks=self._spec.tasks, rows_min=_TASK_ROWS_MIN
             )
@@ -219,7 +231,7 @@ class _TooLargeError(Exception):
 
 
 def _run_task(spec: SourceSpec, task: Task, bytes_max: int | None = None) -> Iterator[FrameRow]:
-    reader = open_reader(spec.log)
+    reader = open_reader(spec.log).pinned(task.topic_ids)
     within = _Within(bytes_max)
     for index, source in enumerate(spec.sources):
         records = LaneReader(reader, source)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from millstream.errors import TopicRecreatedError
 from millstream.kernels.plan import SourcePlan
 from millstream.kernels.watermarks import PartitionProgress, SourceTime, idle_partitions
 from millstream.spark.pacing import EventTimes, Place, divided, to_one_time
@@ -25,7 +26,8 @@ class SourceOffset:
 
     ``clock_ms`` is the time for which the job has run, in all; ``wall_ms`` the wall clock just
     before the planner looked at the log. ``idle`` names the partitions that count as idle, by
-    source; ``behind`` those that had unread records after the batch, by topic.
+    source; ``behind`` those that had unread records after the batch, by topic. ``topic_ids`` says
+    whose offsets these are: a topic that is deleted and created again has another id.
     """
 
     clock_ms: int
@@ -33,6 +35,7 @@ class SourceOffset:
     idle: Mapping[str, frozenset[int]]
     behind: Mapping[str, frozenset[int]] = field(default_factory=dict)
     wall_ms: int = 0
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Give plain values, for Spark's offset log."""
@@ -45,6 +48,7 @@ class SourceOffset:
             "idle": _listed(self.idle),
             "behind": _listed(self.behind),
             "wall_ms": self.wall_ms,
+            "topic_ids": dict(sorted(self.topic_ids.items())),
         }
 
     @classmethod
@@ -58,7 +62,28 @@ class SourceOffset:
             {name: frozenset(numbers) for name, numbers in values["idle"].items()},
             {name: frozenset(numbers) for name, numbers in values["behind"].items()},
             values["wall_ms"],
+            values["topic_ids"],
         )
+
+    def check_topics(self, topic_ids: Mapping[str, str]) -> None:
+        """Make sure that these are offsets of the topics that there are.
+
+        Raises:
+            TopicRecreatedError: one of them was deleted and created again.
+        """
+        for topic, topic_id in topic_ids.items():
+            known = self.topic_ids.get(topic)
+            if known == topic_id:
+                continue
+            at = ", ".join(
+                f"{number}: {offset}" for number, offset in enumerate(self.offsets(topic))
+            )
+            raise TopicRecreatedError(
+                f"topic {topic!r} was deleted and created again: its id was {known}, and is {topic_id}. "
+                f"The old one had been read up to offset, by partition, {at}, which means nothing in "
+                "the new. Reset the app (`millstream reset`) to read the new one from its start; a "
+                "query of your own needs another checkpoint"
+            )
 
     def offsets(self, topic: str) -> list[int]:
         """Give the next offset to read, per partition."""
@@ -140,7 +165,7 @@ def next_offset(
     if not (moved or newly_idle or beat):
         return start
     wall_ms = max(start.wall_ms, look.wall_ms)
-    return SourceOffset(look.clock_ms, topics, idle, behind, wall_ms)
+    return SourceOffset(look.clock_ms, topics, idle, behind, wall_ms, start.topic_ids)
 
 
 def _heartbeat_ms(

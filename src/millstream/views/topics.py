@@ -7,6 +7,9 @@ What a crash leaves is the log's business (`log/transactions.py`, `client/kafka/
 records of a transaction are seen together with its fence, or never. The fence's writer is named after
 app, job and checkpoint. A stale run, in this process or another, is fenced by the name of its producer.
 
+A run writes to the topics that there are when it begins; of one that is deleted meanwhile and created
+again, it is told at its next batch. Whether they are those of the runs before, the job asks.
+
 A run takes the producer's name before it looks where the fence stands: from then on it stands still,
 as what the run before it left open has been ended, one way or the other.
 """
@@ -20,6 +23,7 @@ from pathlib import Path
 from millstream.client import connect
 from millstream.client.event_log import LogProducer
 from millstream.client.kafka.address import shown
+from millstream.client.reading import open_reader
 from millstream.errors import ConfigError, FencePassedError, FolderOwnedError
 from millstream.kernels.frames import LANE, TIME
 from millstream.kernels.plan import SinkPlan, TopicEnd
@@ -51,6 +55,10 @@ class TopicsTarget:
         try:
             self.identity = self._reach(log)
             self._compacted = {end.topic: self._prepare(end) for end in self._ends.values()}
+            reader = open_reader(log)
+            self._reader = reader.pinned(
+                {topic: reader.topic_id(topic) for topic in self._compacted}
+            )
         except BaseException:
             self._log.close()
             raise
@@ -112,6 +120,8 @@ class TopicsTarget:
                             timestamps_ms=records.timestamps_ms,
                             headers=records.headers,
                         )
+                for topic in self._compacted:
+                    self._reader.topic_id(topic)  # refused, where it was made anew
                 transaction.fence(self._writer, fence.batch_id)
         except FencePassedError:
             return False

@@ -24,7 +24,12 @@ def test_the_examples_give_what_the_document_shows(tmp_path, edge_on):
     with edge_on(tmp_path / "data") as edge:
         for commands, answer in SHOWN:
             script = commands.replace("http://127.0.0.1:8080", edge.url.rstrip("/"))
-            assert said(script, len(answer.encode())) == answer, commands
+            assert with_one_id(said(script, len(answer.encode()))) == with_one_id(answer), commands
+
+
+def with_one_id(text):
+    """Return the text with one topic's id for all: it is drawn anew for each topic."""
+    return re.sub(r"@[0-9a-f]{32}\b", "@" + "0" * 32, text)
 
 
 def said(script, length):

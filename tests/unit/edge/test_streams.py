@@ -72,6 +72,21 @@ def post(edge, topic, *values, **options):
     assert answer.status == 200, answer.json
 
 
+def id_of(folder, topic):
+    with ms.connect(folder) as log:
+        return log.topics()[topic].topic_id
+
+
+def make_anew(folder, topic, records):
+    """Delete a topic, and create it with more records than the old one had."""
+    with ms.connect(folder) as log:
+        log.delete_topic(topic)
+        log.create_topic(topic)
+        with log.producer() as producer:
+            for number in range(records):
+                producer.send(topic, number)
+
+
 def test_a_stream_begins_where_it_is_told_to(edge, stream):
     post(edge, "one", 0, 1, 2)
     assert stream("/topics/one/events?from=earliest").values(3) == [0, 1, 2]
@@ -90,7 +105,7 @@ def test_an_event_has_all_of_its_record(edge, stream, folder):
         producer.send("one", b"\xff").result()
     reading = stream("/topics/one/events?from=earliest")
     name, kind, first = reading.next()
-    assert (name, kind) == ("0:1", None)
+    assert (name, kind) == (f"0:1@{id_of(folder, 'one')}", None)
     assert first == {
         "topic": "one",
         "partition": 0,
@@ -121,11 +136,11 @@ def test_last_event_id_goes_on_in_every_partition_and_misses_nothing(edge, strea
     assert reading.values(1) == [99]
 
 
-def test_one_partition_can_be_read_alone(edge, stream):
+def test_one_partition_can_be_read_alone(edge, stream, folder):
     post(edge, "clicks?partition=0", 1)
     post(edge, "clicks?partition=1", 2)
     name, _, record = stream("/topics/clicks/events?from=earliest&partition=1").next()
-    assert (name, record["value"]) == ("1:1", 2)
+    assert (name, record["value"]) == (f"1:1@{id_of(folder, 'clicks')}", 2)
     assert stream("/topics/clicks/events?from=0&partition=1").values(1) == [2]
 
 
@@ -160,7 +175,7 @@ def test_what_retention_has_removed_is_said_to_be_gone(edge, folder):
     post(edge, "one", *range(5))
     with ms.connect(folder) as log:
         log.delete_records("one", 0, 3)
-    answer = edge.get("/topics/one/events", Last_Event_ID="0:1")
+    answer = edge.get("/topics/one/events", Last_Event_ID=f"0:1@{id_of(folder, 'one')}")
     assert answer.status == 410
     assert (answer.json["error"]["start"], answer.json["error"]["end"]) == (3, 5)
 
@@ -169,11 +184,28 @@ def test_a_topic_made_anew_ends_its_streams(edge, stream, folder):
     post(edge, "one", 1, 2)
     reading = stream("/topics/one/events?from=earliest")
     reading.values(2)
-    with ms.connect(folder) as log:
-        log.delete_topic("one")
-        log.create_topic("one")
+    make_anew(folder, "one", 5)
     name, kind, told = reading.next()
-    assert (name, kind, told["kind"]) == (None, "failed", "UnknownTopicError")
+    assert (name, kind) == (None, "gone")
+    assert told["kind"] in {"UnknownTopicError", "TopicRecreatedError"}  # it may see it deleted
+
+
+def test_the_id_of_an_event_of_a_topic_that_was_made_anew_is_refused(edge, stream, folder):
+    post(edge, "one", 1, 2)
+    first, *_ = stream("/topics/one/events?from=earliest").next()
+    make_anew(folder, "one", 5)
+    for answer in (
+        edge.get("/topics/one/events", Last_Event_ID=first),
+        edge.get(f"/topics/one/events?from={first}"),
+    ):
+        assert (answer.status, answer.json["error"]["kind"]) == (410, "TopicRecreatedError")
+    assert stream("/topics/one/events?from=earliest").values(1) == [0]  # the others are not held up
+
+
+@pytest.mark.parametrize("given", ["0:1", "17", "earliest", "0:1@", "0:1@" + "g" * 32])
+def test_a_last_event_id_that_is_none_of_ours_is_refused(edge, given):
+    answer = edge.get("/topics/one/events", Last_Event_ID=given)
+    assert (answer.status, "Last-Event-ID" in answer.json["error"]["message"]) == (400, True)
 
 
 def test_silence_is_broken_by_comments(folder, edge_on):

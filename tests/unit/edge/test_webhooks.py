@@ -26,7 +26,12 @@ from millstream.edge.webhooks.header_file import read_headers
 from millstream.edge.webhooks.progress import Progress
 from millstream.edge.webhooks.retrying import Backoff, Verdict, retry_after_s, verdict_of
 from millstream.edge.webhooks.signing import read_secret, signature
-from millstream.errors import ConfigError, OffsetOutOfRangeError, UnknownTopicError
+from millstream.errors import (
+    ConfigError,
+    OffsetOutOfRangeError,
+    TopicRecreatedError,
+    UnknownTopicError,
+)
 
 WAIT_S = 60
 QUICK = Backoff(attempts_max=3, first_s=0.01, most_s=0.02)
@@ -456,3 +461,20 @@ def test_records_that_are_gone_are_told_of_not_passed_over(folder):
         log.delete_records("one", 0, 3)
     with pytest.raises(OffsetOutOfRangeError, match="2 records were removed unread"):
         Delivery(folder, Webhook("one", "http://h/", "g", "dead"), tell=print)
+
+
+def test_a_topic_that_is_made_anew_ends_the_delivery_and_nothing_is_committed_for_it(folder):
+    append(folder, "clicks", *[("k", "old")] * 3)
+    with Receiver() as it:
+        # It may look just while there is none.
+        with (
+            pytest.raises((TopicRecreatedError, UnknownTopicError)),
+            delivered(folder, it.url, content="value"),
+        ):
+            it.wait(3)
+            with ms.connect(folder) as log:
+                log.delete_topic("clicks")
+                log.create_topic("clicks", partitions=2)
+            append(folder, "clicks", *[("k", "new")] * 9)
+        assert {request["body"] for request in it.requests} == {b"old"}
+    assert committed(folder) == {}

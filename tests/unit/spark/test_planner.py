@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 import millstream as ms
-from millstream.errors import UserCodeError
+from millstream.errors import TopicRecreatedError, UserCodeError
 from millstream.kernels.frames import (
     PORT_FIRST,
     PORT_LEDGER,
@@ -211,3 +211,45 @@ def test_a_batch_that_fails_in_the_planner_is_told_of_by_a_worker(log, tmp_path)
     (task,) = made.partitions(start, end)
     with pytest.raises(UserCodeError, match="no"):
         list(made.read(task))
+
+
+def make_anew(log, records):
+    """Delete the topic, and create it with more records than the old one had."""
+    log.delete_topic("events")
+    log.create_topic("events", partitions=2)
+    send(log, *[9_000] * records)
+
+
+def test_offsets_of_a_topic_that_was_made_anew_are_refused_with_what_had_been_read(log, tmp_path):
+    made = planner(log, tmp_path)
+    send(log, *[1_000] * 3)
+    end = made.next_offset(made.initial_offset())
+    make_anew(log, 8)
+    for following in (made, planner(log, tmp_path)):  # at work, and after a restart
+        with pytest.raises(TopicRecreatedError, match="'events' was deleted and created again"):
+            following.next_offset(end)
+    pinned = planner(log, tmp_path)
+    pinned.pin()
+    with pytest.raises(TopicRecreatedError, match=r"up to offset, by partition, 0: 3, 1: 0,"):
+        pinned.next_offset(end)
+
+
+def test_a_batch_that_was_planned_reads_nothing_of_a_topic_that_was_made_anew(log, tmp_path):
+    made = planner(log, tmp_path)
+    send(log, *[1_000] * 3)
+    start = made.initial_offset()
+    end = made.next_offset(start)
+    make_anew(log, 8)
+    for reading in (made, planner(log, tmp_path)):
+        assert reading.read_small(start, end) is None  # workers say what is wrong
+        with pytest.raises(TopicRecreatedError):
+            told(reading, start, end)
+
+
+def test_a_topic_that_was_made_anew_is_read_from_its_start_by_who_begins(log, tmp_path):
+    send(log, *[1_000] * 3)
+    make_anew(log, 8)
+    made = planner(log, tmp_path)
+    end = made.next_offset(made.initial_offset())
+    assert [at[0] for at in end["topics"]["events"]] == [8, 0]
+    assert end["topic_ids"] == {"events": log.topics()["events"].topic_id}

@@ -19,6 +19,7 @@ from millstream.errors import (
     ConfigError,
     CorruptionError,
     FencedError,
+    TopicRecreatedError,
     UnknownViewError,
     UserCodeError,
 )
@@ -459,3 +460,19 @@ def test_a_failed_send_leaves_nothing_of_the_batch(tmp_path):
         records = [r for n, held in world.holds().items() if n.startswith("all/") for r in held]
         assert len(records) == 4
         assert {json.loads(record["value"])["k"] for record in records} == {"a", "b", "k0", "gone"}
+
+
+def test_a_topic_that_was_made_anew_during_a_run_gets_no_further_batch(tmp_path):
+    world = World(tmp_path, None, ("topics",))
+    with world.run() as (targets, _):
+        targets.commit(0, world.outcome(0), {})
+        with ms.connect(tmp_path / "log") as log:
+            log.delete_topic("all")
+            log.create_topic("all", partitions=2)
+            last = log.offsets("last")
+        with pytest.raises(TopicRecreatedError, match="'all'"):
+            targets.commit(1, world.outcome(1), {})
+    assert not any(held for name, held in world.holds().items() if name.startswith("all/"))
+    with ms.connect(tmp_path / "log") as log:
+        batches = [log.read("last", n, start, None) for n, (_, start) in enumerate(last)]
+    assert [batch.num_rows for batch in batches] == [0, 0]

@@ -51,7 +51,7 @@ from millstream.errors import (
 )
 from millstream.log.batch import RECORD_BYTES_MAX
 from millstream.log.reader import Isolation
-from millstream.log.topics import check_topic_name, unknown_topic
+from millstream.log.topics import check_topic_id, check_topic_name, unknown_topic
 from millstream.record import TopicInfo
 
 FENCES = "__millstream_fences"
@@ -400,13 +400,18 @@ class Cluster:
 
     # -- offsets ------------------------------------------------------------------------------
 
-    def offsets(self, topic: str, isolation: Isolation) -> list[tuple[int, int]]:
+    def offsets(
+        self, topic: str, isolation: Isolation, topic_id: str | None = None
+    ) -> list[tuple[int, int]]:
         """Return for each partition ``[log start, end)``: what a reader can read now.
 
         Raises:
             UnknownTopicError: there is no such topic.
+            TopicRecreatedError: it does not have this ``topic_id``.
         """
-        places = [KafkaPlace(topic, number) for number in range(self.topic(topic).partitions)]
+        info = self.topic(topic)
+        check_topic_id(topic, topic_id, info.topic_id)
+        places = [KafkaPlace(topic, number) for number in range(info.partitions)]
         low, high = (self.look_up(places, spec, isolation) for spec in _BOTH_ENDS)
         return list(zip(low, high, strict=True))
 

@@ -71,6 +71,8 @@ class KafkaConsumer(Consumer):
         if not messages:
             return False
         self._patience.came()
+        # Clients ask by the topic's name: whose records these are is known by what it is now.
+        self._reader.topic_id(self._topic)
         self._fetched = self._records(messages)
         return True
 

@@ -21,7 +21,7 @@ from millstream.client.groups import Lag
 from millstream.client.kafka.cluster import FENCES, Cluster
 from millstream.client.kafka.failures import AWAY, PASSING, as_ours, error_of
 from millstream.client.kafka.reader import KafkaReader
-from millstream.errors import ConfigError, UnknownTopicError
+from millstream.errors import ConfigError, TopicRecreatedError, UnknownTopicError
 from millstream.log.groups import CommittedOffset, Offsets, check_offsets
 from millstream.record import TopicPartition
 
@@ -88,7 +88,7 @@ class KafkaGroups:
         )
 
     def commit(
-        self, group: str, offsets: Offsets, *, reader: object = None, now_ms: int = 0
+        self, group: str, offsets: Offsets, *, reader: KafkaReader | None = None, now_ms: int = 0
     ) -> None:
         """Note how far a group has read; durable when this returns.
 
@@ -96,13 +96,26 @@ class KafkaGroups:
             UnknownTopicError, ConfigError: there is no such topic or partition, or an offset is
                 not possible; nothing was noted.
             ConflictError: the group has members, who alone may commit.
+            TopicRecreatedError: a topic is not the one that the reader is pinned to.
         """
-        del reader, now_ms  # brokers know their topics, and have a clock of their own
+        del now_ms  # brokers have a clock of their own
         check_offsets(group, offsets)
         for name in offsets:
             self._cluster.check_partition(*name)
         if not offsets:
             return
+        topics = {name.topic for name in offsets}
+        _check_topics(reader, topics)
+        self._put(group, offsets)
+        try:
+            _check_topics(reader, topics)
+        except TopicRecreatedError:
+            # Just now. A commit names its topic, so it may be the new one's: then that is read from its
+            # start, and none of its records is passed over.
+            self._put(group, dict.fromkeys(offsets, 0))
+            raise
+
+    def _put(self, group: str, offsets: Offsets) -> None:
         what = f"the offsets of group {group!r} were not committed"
         done = self._asked(
             group,
@@ -266,6 +279,12 @@ class KafkaGroups:
                     )
                 )
         return rows
+
+
+def _check_topics(reader: KafkaReader | None, topics: Iterable[str]) -> None:
+    if reader is not None:
+        for topic in topics:
+            reader.check_topic(topic)
 
 
 def places(offsets: Offsets) -> list[KafkaPlace]:

@@ -177,8 +177,10 @@ class KafkaLog(EventLog):
 
     # -- groups -------------------------------------------------------------------------------
 
-    def commit_offsets(self, group: str, offsets: Offsets) -> None:
-        self._groups.commit(group, offsets)
+    def commit_offsets(
+        self, group: str, offsets: Offsets, *, topic_ids: Mapping[str, str] | None = None
+    ) -> None:
+        self._groups.commit(group, offsets, reader=self._reader().pinned(topic_ids or {}))
 
     def committed_offsets(self, group: str) -> dict[TopicPartition, CommittedOffset]:
         return self._groups.committed(group)
@@ -205,9 +207,11 @@ class KafkaLog(EventLog):
         follow: bool = True,
         partitions: Sequence[int] | None = None,
         isolation: Isolation = "read_committed",
+        topic_id: str | None = None,
     ) -> Consumer:
+        reader = self._reader(isolation).pinned({} if topic_id is None else {topic: topic_id})
         consumer = KafkaConsumer(
-            self._reader(isolation),
+            reader,
             topic,
             group=group,
             offsets=self._groups,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,10 @@ import pyarrow as pa
 from millstream.client.kafka.address import kafka_address
 from millstream.client.kafka.cluster import Cluster
 from millstream.client.kafka.stream import RANGE_WAIT_MS, Patience, Stream, is_end
+from millstream.errors import ConfigError, OffsetOutOfRangeError
 from millstream.log.decoding import COLUMNS, SCHEMA, select_schema
 from millstream.log.reader import Isolation, check_isolation, check_range
+from millstream.log.topics import check_topic_id
 from millstream.record import TopicInfo
 
 if TYPE_CHECKING:
@@ -44,16 +46,22 @@ class KafkaReader:
         address: str,
         *,
         isolation: Isolation = "read_committed",
+        topic_ids: Mapping[str, str] | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         self.address = address
         self.isolation: Isolation = check_isolation(isolation)
+        self._topic_ids = dict(topic_ids or {})
         self._given = cluster
         self._streams: list[Stream] = []  # not in use
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"address": self.address, "isolation": self.isolation}
+        return {
+            "address": self.address,
+            "isolation": self.isolation,
+            "topic_ids": self._topic_ids,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -69,17 +77,46 @@ class KafkaReader:
     def close(self) -> None:
         """Give the clients back."""
         with self._lock:
-            streams, self._streams = self._streams, []
+            streams, self._streams[:] = list(self._streams), []
         for stream in streams:
             stream.close()
 
+    def pinned(self, topic_ids: Mapping[str, str]) -> KafkaReader:
+        """Return a reader for positions in the topics with these ids, by name; it shares our clients.
+
+        Clients ask for records by the topic's name, so the id is looked at once they are here. An id
+        never comes back: if it is the right one then, it was so all the time, and the records are its.
+        """
+        pinned = KafkaReader(
+            self.address,
+            isolation=self.isolation,
+            topic_ids={**self._topic_ids, **topic_ids},
+            cluster=self.cluster,
+        )
+        pinned._streams, pinned._lock = self._streams, self._lock
+        return pinned
+
     # -- what there is ------------------------------------------------------------------------
+
+    def check_topic(self, topic: str) -> None:
+        """Make sure that a topic is now the one that this reader has positions in.
+
+        Raises:
+            TopicRecreatedError: it was deleted and created again.
+            UnknownTopicError: it was deleted.
+        """
+        if topic in self._topic_ids:
+            check_topic_id(topic, self._topic_ids[topic], self.cluster.topic(topic).topic_id)
+
+    def topic_id(self, topic: str) -> str:
+        self.check_topic(topic)
+        return self._topic_ids.get(topic) or self.cluster.topic(topic).topic_id
 
     def topics(self) -> dict[str, TopicInfo]:
         return self.cluster.topics()
 
     def offsets(self, topic: str) -> list[tuple[int, int]]:
-        return self.cluster.offsets(topic, self.isolation)
+        return self.cluster.offsets(topic, self.isolation, self._topic_ids.get(topic))
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         self.cluster.check_partition(topic, partition)
@@ -136,7 +173,30 @@ class KafkaReader:
             OffsetOutOfRangeError: some of [start, end) is gone or not committed.
             BrokerAwayError: nothing came for too long.
             UnknownTopicError, ConfigError: there is no such topic, partition or column.
+            TopicRecreatedError: see :meth:`pinned`.
         """
+        batches = self._read(topic, partition, start, end, columns=columns, bytes_max=bytes_max)
+        while True:
+            try:
+                batch = next(batches, None)
+            except (OffsetOutOfRangeError, ConfigError):
+                self.check_topic(topic)  # where it was made anew, that is what to say
+                raise
+            self.check_topic(topic)
+            if batch is None:
+                return
+            yield batch
+
+    def _read(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        columns: Sequence[str],
+        bytes_max: int,
+    ) -> Iterator[pa.RecordBatch]:
         select_schema(columns)
         self.cluster.check_partition(topic, partition)
         if start == end:

@@ -87,8 +87,8 @@ class Totals:
     failed_attempts: int = 0
 
 
-def check_topics(log: EventLog, webhook: Webhook) -> str:
-    """Return the id of the topic that is delivered.
+def check_topics(log: EventLog, webhook: Webhook) -> None:
+    """Make sure that the topics are there.
 
     Raises:
         UnknownTopicError: it is not there, or the one of dead letters.
@@ -100,7 +100,6 @@ def check_topics(log: EventLog, webhook: Webhook) -> str:
         )
     log.offsets(webhook.dead_topic)
     log.offsets(webhook.topic)
-    return log.topics()[webhook.topic].topic_id
 
 
 class Delivery:
@@ -134,11 +133,12 @@ class Delivery:
         url = parse_url(webhook.url)
         self._log: EventLog = connect(log)
         try:
-            self._topic_id = check_topics(self._log, webhook)
+            check_topics(self._log, webhook)
             start: Start = webhook.start
             self._consumer = self._log.consumer(
                 webhook.topic, group=webhook.group, start=start, commit="manual"
             )
+            self._topic_id = self._consumer.topic_id
             self._changed = threading.Condition()  # guards the progress, and what is in hand
             self._progress = Progress(self._consumer.positions)
             self._committed: dict[int, int] = {}
@@ -295,7 +295,8 @@ class Delivery:
         if moved:
             name = self._webhook.topic
             offsets = {TopicPartition(name, number): at for number, at in moved.items()}
-            self._log.commit_offsets(self._webhook.group, offsets)
+            topic_ids = {name: self._topic_id}
+            self._log.commit_offsets(self._webhook.group, offsets, topic_ids=topic_ids)
             self._committed |= moved
 
     # -- one record ---------------------------------------------------------------------------

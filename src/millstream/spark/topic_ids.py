@@ -1,0 +1,88 @@
+"""Which topics an app's state was made of, by their ids, and the refusal to go on with others.
+
+A topic that is deleted and created again has the old one's name and offsets that begin anew: read on from
+the old offsets, it would give wrong answers in books that balance. So the home keeps the ids of the topics
+that the app reads and writes, and a run that finds another id, or no topic, does not begin.
+
+The ids are noted when a run has begun, before its first batch:
+
+1. A crash before that leaves those of the run before, or none and no batch: nothing has been read.
+2. A crash after it leaves ids without a batch. They bind nobody as long as no batch is committed.
+
+While a run is at work, its reader (:meth:`Reader.pinned`) and its target refuse what was made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from millstream.client.reading import Reader
+from millstream.errors import TopicRecreatedError, UnknownTopicError
+from millstream.kernels.plan import JobPlan, TopicEnd
+from millstream.spark.sink import JOB
+from millstream.views.store import ViewStore
+
+_DESCRIPTION = "topic_ids"
+
+
+def require_same_topics(app: str, home: Path, plan: JobPlan, log: Reader) -> None:
+    """Make sure that the topics of a plan are those that the app's state was made of.
+
+    Raises:
+        TopicRecreatedError: one was deleted; it may have been created again.
+    """
+    if not home.exists():
+        return
+    store = ViewStore(home)
+    try:
+        if store.last_batch_id(app, JOB) is None:
+            return
+        known: Mapping[str, str] = store.description(app, _DESCRIPTION) or {}
+        position = store.position(app)
+    finally:
+        store.close()
+    for topic in _topics(plan):
+        if topic in known and known[topic] != (found := _id_of(log, topic)):
+            raise TopicRecreatedError(
+                _refusal(app, topic, known[topic], found, position.get(topic))
+            )
+
+
+def note_topics(app: str, home: ViewStore, plan: JobPlan, log: Reader) -> None:
+    """Keep the ids of the topics of a plan, for the runs that come; those of other topics stay."""
+    known = home.description(app, _DESCRIPTION) or {}
+    home.describe(
+        app, _DESCRIPTION, {**known, **{name: _id_of(log, name) for name in _topics(plan)}}
+    )
+
+
+def _topics(plan: JobPlan) -> list[str]:
+    read = {source.topic for source in plan.sources}
+    written = {sink.end.topic for sink in plan.sinks if isinstance(sink.end, TopicEnd)}
+    return sorted(read | written)
+
+
+def _id_of(log: Reader, topic: str) -> str | None:
+    try:
+        return log.topic_id(topic)
+    except UnknownTopicError:
+        return None
+
+
+def _refusal(
+    app: str, topic: str, known: str, found: str | None, position: Mapping[str, Any] | None
+) -> str:
+    again = "" if found is None else " and created again"
+    now = "there is none now" if found is None else f"it is {found} now"
+    if position is None:
+        what = "What the app has written to the old one is gone with it"
+    else:
+        at = ", ".join(f"{number}: {offset}" for number, offset in sorted(position.items()))
+        what = f"The app had read the old one up to offset, by partition, {at}, which means nothing now"
+    return (
+        f"topic {topic!r} was deleted{again}: its id was {known}, {now}. {what}. To begin anew, with "
+        f"the records that the log holds today: `millstream reset {app}`, which says first what it "
+        "removes."
+    )
