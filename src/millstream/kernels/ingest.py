@@ -42,7 +42,7 @@ Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 class Lane:
     """One split of one partition's records in a batch.
 
-    It ends before ``end_offset``; ``batches`` have columns offset, timestamp (ms, UTC) and value, in
+    It holds the offsets ``[start_offset, end_offset)``; ``batches`` have columns offset, timestamp (ms, UTC) and value, in
     offset order, and key or headers if the source wants them; between them there may be promises, and
     records that were decoded earlier. ``arrived_ms`` is the largest timestamp before the lane, where
     the event time is the time of arrival. ``details`` reads what the batches lack of records that
@@ -51,6 +51,7 @@ class Lane:
 
     partition: int
     split: int
+    start_offset: int
     end_offset: int
     batches: Iterable[pa.RecordBatch | ArchivedRecords | Promise]
     arrived_ms: int = 0
@@ -68,6 +69,7 @@ class Ingest:
 
     def __post_init__(self) -> None:
         self._decoder = RecordDecoder(self.source.values, self.source.fields)
+        self.books.count(self.source.name, read=0)
 
     def run(self, lanes: Iterable[Lane], planned: SourceTime) -> Iterator[FrameRow]:
         """Yield the task's frames, then what it saw of time, then its books.
@@ -78,9 +80,12 @@ class Ingest:
         out = routes(self.source.edges, self.bucket_labels, self.books, rejects)
         times: list[LaneTime] = []
         for lane in lanes:
+            before = self.books.lines[self.source.name]["read"]
             times.append(self._lane(lane, out, rejects))
-            self.books.position.setdefault(self.source.topic, {})[str(lane.partition)] = (
-                lane.end_offset
+            read = self.books.lines[self.source.name]["read"] - before
+            ranges = self.books.ranges.setdefault(self.source.name, {})
+            ranges.setdefault(str(lane.partition), []).append(
+                (lane.start_offset, lane.end_offset, read)
             )
         home = self.bucket_labels[0]
         for route in out:

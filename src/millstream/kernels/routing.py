@@ -47,14 +47,18 @@ GIVEN_LATE = (
 )
 
 
+Range = tuple[int, int, int]  # of offsets: start, end, and how many records there were
+
+
 @dataclass
 class Books:
     """What a task reports: counts per step, and where it stands.
 
     At every step read = the sum of the exits; ``made`` counts the rows that it gave on, which are
-    not always those that it read. ``position`` is topic → partition → the offset after the last
-    record read, ``arrived_ms`` likewise the timestamp in the log of that record, ``event_times``
-    the largest event time in the batch. ``watermarks`` is operator → microseconds; ``facts`` are
+    not always those that it read. ``ranges`` is source → partition → the ranges of offsets that
+    were read, each as start, end and the number of records; ``arrived_ms`` is topic → partition → the
+    timestamp in the log of the last record, ``event_times`` likewise the largest event time in the
+    batch. ``watermarks`` is operator → microseconds; ``facts`` are
     numbers by operator and name, none of them events; ``forgotten`` is source → producers let go,
     in all, because there were more than are followed. ``clocks`` is operator → input → where its
     time stands; ``late_by_us`` is step → the most that an event missed by. ``sent`` and ``arrived``
@@ -62,7 +66,7 @@ class Books:
     """
 
     lines: dict[str, Counter[str]] = field(default_factory=dict)
-    position: dict[str, dict[str, int]] = field(default_factory=dict)
+    ranges: dict[str, dict[str, list[Range]]] = field(default_factory=dict)
     arrived_ms: dict[str, dict[str, int]] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
     event_times: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -102,7 +106,7 @@ class Books:
         """Give the report as a row of the ledger port."""
         report = {
             "books": self.lines,
-            "position": self.position,
+            "ranges": self.ranges,
             "arrived_ms": self.arrived_ms,
             "watermarks": self.watermarks,
             "event_times": self.event_times,

@@ -239,6 +239,7 @@ def _run_task(spec: SourceSpec, task: Task, bytes_max: int | None = None) -> Ite
             Lane(
                 split.partition,
                 split.number,
+                split.start,
                 split.end,
                 within(records.read(split.partition, split.start, split.end)),
                 split.arrived_ms,

@@ -324,6 +324,7 @@ class KernelEngine:
             Lane(
                 number,
                 split,
+                partition.offsets[at],
                 partition.offsets[stop],
                 self._cut_batches(partition, at, stop),
                 partition.arrived_ms[partition.offsets[at]],

@@ -30,11 +30,19 @@ from millstream.kernels.frames import (
     decode_message,
 )
 from millstream.kernels.plan import JobPlan, SinkPlan, ViewEnd
-from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_NOTES
+from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_NOTES, Range
 from millstream.kernels.watermarks import UNSEEN
 from millstream.views.diffs import view_change, view_schema
 from millstream.views.graph import graph_of
-from millstream.views.ledger import check_edges, check_exits, check_ports, late_once
+from millstream.views.ledger import (
+    Position,
+    check_edges,
+    check_exits,
+    check_ports,
+    check_ranges,
+    late_once,
+)
+from millstream.views.position import laid_over
 from millstream.views.schema import Fence, ViewChange, ViewSchema, kind_of
 from millstream.views.store import ViewStore
 from millstream.views.target import BatchPart, RunStart, Target
@@ -52,6 +60,7 @@ class BatchOutcome:
     rows: dict[str, pl.DataFrame] = field(default_factory=dict)  # output → with hidden columns
     dead: pl.DataFrame | None = None
     books: dict[str, Counter[str]] = field(default_factory=dict)
+    ranges: dict[str, dict[str, list[Range]]] = field(default_factory=dict)  # source → partition
     position: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → partition → next
     arrived_ms: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → partition → ms
     watermarks: dict[str, int] = field(default_factory=dict)  # operator → microseconds
@@ -95,14 +104,15 @@ class BatchOutcome:
             for step, line in sorted(self.books.items(), key=lambda item: at.get(item[0], len(at)))
         ]
 
-    def check_balance(self, plan: JobPlan) -> None:
-        """Make sure that no event was lost on its way: see `ledger.py`.
+    def check_balance(self, plan: JobPlan, before: Position) -> None:
+        """Make sure that no event was lost on its way since ``before``: see `ledger.py`.
 
         Raises:
             CorruptionError: the ledger does not balance; the batch must not be committed.
         """
         check_exits(self.books)
         check_edges(plan, self.books)
+        check_ranges(plan, self.ranges, self.books, before)
         # What goes to a native step is taken over by Spark, which has no ledger of ours.
         natives = {str(native.port) for native in plan.natives}
         check_ports({port: n for port, n in self.sent.items() if port not in natives}, self.arrived)
@@ -134,6 +144,11 @@ def gather(plan: JobPlan, rows: Iterable[FrameRow]) -> BatchOutcome:
         if places := [name for name in (LANE, ORDER) if name in table.columns]:
             table = table.sort(places, maintain_order=True)
         outcome.rows[sinks[port].name] = table
+    for source in plan.sources:
+        reached = outcome.position.setdefault(source.topic, {})
+        for partition, read in outcome.ranges.get(source.name, {}).items():
+            reached[partition] = max(end for _, end, _ in read)
+    outcome.position = {topic: ends for topic, ends in outcome.position.items() if ends}
     return outcome
 
 
@@ -161,11 +176,14 @@ def _take_report(outcome: BatchOutcome, report: Mapping[str, Any]) -> None:
         outcome.books.setdefault(step, Counter()).update(counts)
     outcome.sent.update(report.get("sent", {}))
     outcome.arrived.update(report.get("arrived", {}))
-    for kind, kept in (("position", outcome.position), ("arrived_ms", outcome.arrived_ms)):
-        for topic, numbers in report.get(kind, {}).items():
-            known = kept.setdefault(topic, {})
-            for partition, number in numbers.items():
-                known[partition] = max(known.get(partition, 0), number)
+    for source, partitions in report.get("ranges", {}).items():
+        ranges = outcome.ranges.setdefault(source, {})
+        for partition, read in partitions.items():
+            ranges.setdefault(partition, []).extend((start, end, n) for start, end, n in read)
+    for topic, numbers in report.get("arrived_ms", {}).items():
+        known = outcome.arrived_ms.setdefault(topic, {})
+        for partition, number in numbers.items():
+            known[partition] = max(known.get(partition, 0), number)
     for operator, watermark_us in report.get("watermarks", {}).items():
         low_us = min(outcome.watermarks.get(operator, watermark_us), watermark_us)
         outcome.watermarks[operator] = low_us
@@ -208,6 +226,7 @@ class Targets:
         self.others = others
         self.run = 0
         self._job = ""
+        self._position: Position | None = None  # what is committed, once it was looked up
 
     def begin_run(self, job: str, checkpoint_id: str) -> int:
         """Take over from older runs everywhere; return the batch_id that is to be committed next.
@@ -255,16 +274,18 @@ class Targets:
             FencedError: a newer run of the app has taken over.
             UserCodeError: a function of the user's failed. The batch is not done.
         """
-        outcome.check_balance(self.plan)
         fence = self._fence(batch_id)
+        # Only a run that is not stale may reach targets that cannot refuse it themselves.
+        if not self.home.awaits(fence):
+            return False
+        if self._position is None:
+            self._position = self.home.position(self.plan.app)
+        outcome.check_balance(self.plan, self._position)
         part = BatchPart(outcome.rows, outcome.position)
         taking = [target for target in self.others if target.takes(part)]
-        # Only a run that is not stale may reach targets that cannot refuse it themselves.
-        if taking and not self.home.awaits(fence):
-            return False
         for target in taking:
             target.commit(fence, part)
-        return self.home.commit(
+        committed = self.home.commit(
             fence,
             self._home_changes(outcome),
             position=outcome.position,
@@ -273,6 +294,8 @@ class Targets:
             targets={target.identity: target.name for target in taking if target.remembers},
             state=state,
         )
+        self._position = laid_over(self._position, outcome.position)
+        return committed
 
     def _fence(self, batch_id: int) -> Fence:
         return Fence(self.plan.app, self._job, self.run, batch_id)

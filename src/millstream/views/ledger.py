@@ -7,8 +7,8 @@ Each equation closes a way in which rows could be lost while the others still he
 | at a step: read = the sum of the exits | rows that a step took in and forgot |
 | along an edge: what a step gave on = what the next ones read | rows lost, or taken twice, between two steps |
 | on a port: rows and messages sent = arrived | a frame lost or doubled between two processes |
-| of a partition: the batch begins where the last one ended | records skipped or read again |
-| of a range of offsets: end - start = records read + offsets without one | records lost by the reader |
+| of a partition: the batch begins where the last one ended, and its ranges meet | records skipped, or read again |
+| of a source: records read = the sum over its ranges, none with more than it has offsets | records lost between reading and counting |
 
 Operators hold a further one over their state: see :mod:`millstream.kernels.held_events`.
 """
@@ -16,14 +16,15 @@ Operators hold a further one over their state: see :mod:`millstream.kernels.held
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from millstream.errors import CorruptionError
 from millstream.kernels.plan import Edge, JobPlan, Way
-from millstream.kernels.routing import GIVEN_LATE, LEDGER_EXITS
+from millstream.kernels.routing import GIVEN_LATE, LEDGER_EXITS, Range
 
 Lines = Mapping[str, Mapping[str, int]]
+Position = Mapping[str, Mapping[str, int]]  # topic → partition → the offset that comes next
 
 _REFUSED = (
     "Nothing of this batch was committed. Please report this; the log still holds every event."
@@ -76,6 +77,40 @@ def check_ports(sent: Mapping[str, int], arrived: Mapping[str, int]) -> None:
             raise CorruptionError(
                 f"The ledger does not balance: {sent.get(port, 0)} rows or messages were sent to "
                 f"port {port}, and {arrived.get(port, 0)} arrived. {_REFUSED}"
+            )
+
+
+def check_ranges(
+    plan: JobPlan,
+    ranges: Mapping[str, Mapping[str, Sequence[Range]]],
+    lines: Lines,
+    before: Position,
+) -> None:
+    """Make sure that each source read on where the last batch ended, and all up to where this ends.
+
+    Offsets without a record, such as markers of transactions, are the reader's to account for: it
+    refuses a range in which it misses some.
+
+    Raises:
+        CorruptionError: records were skipped or read again; the batch must not be committed.
+    """
+    for source in plan.sources:
+        read = 0
+        for partition, parts in ranges.get(source.name, {}).items():
+            at = before.get(source.topic, {}).get(partition)
+            for start, end, records in sorted(parts):
+                if (at is not None and start != at) or not 0 <= records <= end - start:
+                    raise CorruptionError(
+                        f"The ledger of source {source.name!r} does not balance: the batch read "
+                        f"{records} records at offsets [{start}, {end}) of {source.topic}/{partition}, "
+                        f"where it was to go on from {at}. {_REFUSED}"
+                    )
+                at, read = end, read + records
+        counted = lines.get(source.name, {}).get("read", 0)
+        if read != counted:
+            raise CorruptionError(
+                f"The ledger of source {source.name!r} does not balance: its ranges have {read} "
+                f"records, and {counted} were counted. {_REFUSED}"
             )
 
 

@@ -95,7 +95,7 @@ def run_rows(app, inputs, *, batches=1, partitions=1, seed=0):
         engine = KernelEngine(plan, Path(folder) / "views.db", counts, random.Random(seed))
         for number, rows in enumerate(engine._batches(items, batches)):
             outcome = gather(plan, rows)
-            outcome.check_balance(plan)
+            outcome.check_balance(plan, {})
             for step, line in outcome.books.items():
                 books.setdefault(step, Counter()).update(line)
             for row in rows:

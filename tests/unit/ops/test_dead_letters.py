@@ -89,7 +89,7 @@ def lane_of(reader, source, partition, start, end):
     read = partial(reader.read, source.topic, partition)
     batches = read(start, end, columns=columns_read(source.fields))
     details = partial(read, columns=("offset", "key", "headers", "value"))
-    return Lane(partition, 0, end, batches, details=details)
+    return Lane(partition, 0, start, end, batches, details=details)
 
 
 def records(log, topic):

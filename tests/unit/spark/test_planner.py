@@ -177,7 +177,7 @@ def test_what_the_planner_reads_itself_is_what_a_worker_reads(log, tmp_path):
     (task,) = made.partitions(start, end)
     read_here = rows_of(made.read_small(start, end))
     assert read_here == rows_of(made.read(task))
-    assert read_here[-1][2]["position"] == {"events": {"0": 2, "1": 1}}
+    assert read_here[-1][2]["ranges"] == {"events": {"0": [[0, 2, 2]], "1": [[0, 1, 1]]}}
 
 
 def test_the_planner_leaves_to_workers_what_is_not_small(log, tmp_path, monkeypatch):

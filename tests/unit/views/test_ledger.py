@@ -1,6 +1,6 @@
 """What the ledger must find: each equation, and what is lost when it does not hold."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
@@ -12,9 +12,10 @@ from millstream.errors import CorruptionError
 from millstream.kernels import routing, stage
 from millstream.kernels.frames import FrameRow, decode_frame, encode_frame
 from millstream.kernels.sorted_runs import MemoryRunStore, SortedRuns
+from millstream.testing.kernel_engine import KernelEngine
 from millstream.views import commit
 from millstream.views.graph import graph_of
-from millstream.views.ledger import check_exits, check_ports, late_once
+from millstream.views.ledger import check_exits, check_ports, check_ranges, late_once
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -161,6 +162,37 @@ def joined(stream):
 
 def test_late_events_below_a_union_are_counted_with_one_of_its_inputs():
     assert late_of(joined, both=4) == 4
+
+
+def moved(change):
+    """Make an engine whose lanes are other ranges than were planned."""
+    lanes = KernelEngine._lanes
+
+    def other(engine, partition, number, start):
+        return [change(lane) for lane in lanes(engine, partition, number, start)]
+
+    return other
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda lane: replace(lane, start_offset=lane.start_offset + 1), "where it was to go on"),
+        (lambda lane: replace(lane, batches=[*lane.batches] * 2), "where it was to go on"),
+        (lambda lane: replace(lane, end_offset=lane.end_offset + 5), "where it was to go on"),
+    ],
+    ids=["skipped", "doubled", "too far"],
+)
+def test_a_batch_that_does_not_go_on_where_the_last_one_ended_is_found(monkeypatch, change, says):
+    monkeypatch.setattr(KernelEngine, "_lanes", moved(change))
+    with pytest.raises(CorruptionError, match=says):
+        testing.run(app_with(windows_of_a_minute), {"t": [*ROWS, END]}, batches=4)
+
+
+def test_records_that_are_lost_between_reading_and_counting_are_found():
+    plan = app_with(windows_of_a_minute).plan()
+    with pytest.raises(CorruptionError, match="its ranges have 3 records, and 2 were counted"):
+        check_ranges(plan, {"t": {"0": [(0, 3, 3)]}}, {"t": {"read": 2}}, {})
 
 
 def windows_of_a_minute(stream):

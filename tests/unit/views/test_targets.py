@@ -247,7 +247,7 @@ def test_books_that_do_not_balance_stop_a_batch_before_any_target_has_it(tmp_pat
         before = world.holds()
         outcome = world.outcome(0)
         outcome.books["step"]["emitted"] = 3
-        with pytest.raises(CorruptionError, match="do not balance"):
+        with pytest.raises(CorruptionError, match="does not balance"):
             targets.commit(0, outcome, {})
         assert world.holds() == before
         assert world.calls == []
