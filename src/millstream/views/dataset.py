@@ -46,7 +46,7 @@ from millstream.views.manifest import (
     write_manifest,
 )
 from millstream.views.schema import Fence
-from millstream.views.target import BatchPart, RunStart
+from millstream.views.target import BatchPart, RunStart, check_written
 from millstream.views.tiers import to_merge
 
 KEPT_FOR_READERS_MS = 10 * 60_000
@@ -189,7 +189,9 @@ class DatasetTarget:
                 manifest = replace(
                     manifest, columns=columns_text({**self._schema, SHOWN: pl.Int8()})
                 )
-            added = [*manifest.files, *self._write(rows, fence.batch_id)]  # step 1
+            written = self._write(rows, fence.batch_id)  # step 1
+            check_written(self.name, rows.height, sum(file.rows for file in written))
+            added = [*manifest.files, *written]
             files, gone = self._merged(added, fence.batch_id)  # step 2
             assert manifest.fence is not None, "it was admitted by it"
             old, kept = self._divide(manifest.replaced)

@@ -8,6 +8,7 @@ Each equation closes a way in which rows could be lost while the others still he
 | along an edge: what a step gave on = what the next ones read | rows lost, or taken twice, between two steps |
 | on a port: rows and messages sent = arrived | a frame lost or doubled between two processes |
 | of a partition: the batch begins where the last one ended, and its ranges meet | records skipped, or read again |
+| of an output: rows given = rows written (:func:`millstream.views.target.check_written`) | rows that a database, a topic or a file did not take |
 | of a source: records read = the sum over its ranges, none with more than it has offsets | records lost between reading and counting |
 
 Operators hold a further one over their state: see :mod:`millstream.kernels.held_events`.

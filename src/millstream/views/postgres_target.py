@@ -25,7 +25,7 @@ from millstream.views.postgres_tables import PostgresTable, check_view_name
 from millstream.views.postgres_values import copy_text, decoded
 from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.store import CHANGES_KEPT
-from millstream.views.target import BatchPart, RunStart
+from millstream.views.target import BatchPart, RunStart, check_written
 
 if TYPE_CHECKING:
     from millstream.views.postgres_connection import Session
@@ -275,6 +275,8 @@ def _copy(session: Session, table: str, rows: pl.DataFrame, schema: ViewSchema) 
     statement = f"COPY {table} ({names}) FROM STDIN"
     with session.cursor() as cursor, cursor.copy(statement) as copy:
         copy.write(copy_text(rows, schema))
+    counted = session.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608
+    check_written(f"the view {schema.name!r}", rows.height, counted[0] if counted else 0)
 
 
 def _upsert(session: Session, table: PostgresTable, rows: pl.DataFrame) -> pl.DataFrame:

@@ -36,6 +36,7 @@ from millstream.views.store_reading import (
     to_json,
 )
 from millstream.views.tables import STAGE, ViewTable
+from millstream.views.target import check_written
 
 __all__ = ["Fence", "ViewChange", "ViewSchema", "ViewStore"]
 
@@ -370,12 +371,14 @@ class ViewStore(StoreReading):
             deletes = columns.without(deletes, upserts)
             for part in deletes.iter_slices(_SLICE_ROWS):
                 gone = _stage(db, table, part, table.select_present)
-                db.executemany(table.delete, columns.encoded(gone, schema))
+                deleted = db.executemany(table.delete, columns.encoded(gone, schema))
+                check_written(f"the view {schema.name!r}", gone.height, max(deleted.rowcount, 0))
                 seq = changelog.append(db, schema, gone, "delete", seq=seq, batch_id=fence.batch_id)
         for part in upserts.iter_slices(_SLICE_ROWS):
             changed = _stage(db, table, part, table.select_changed)
             if not changed.is_empty():
-                db.execute(table.upsert)
+                written = db.execute(table.upsert).rowcount
+                check_written(f"the view {schema.name!r}", changed.height, written)
             seq = changelog.append(db, schema, changed, "upsert", seq=seq, batch_id=fence.batch_id)
         if seq != seq_before:
             changelog.forget(db, schema.name, end=seq, rows_kept=self._changes_kept)
@@ -391,6 +394,7 @@ def _stage(
     """Write rows to the temporary table; return those that ``select`` names by their number."""
     db.execute(f"DROP TABLE IF EXISTS {STAGE}")
     db.execute(table.create_stage(rows.width))
-    db.executemany(table.fill_stage(rows.width), columns.encoded(rows, table.schema))
+    staged = db.executemany(table.fill_stage(rows.width), columns.encoded(rows, table.schema))
+    check_written(f"the view {table.schema.name!r}", rows.height, max(staged.rowcount, 0))
     numbers = [number - 1 for (number,) in db.execute(select)]
     return rows if len(numbers) == rows.height else rows[numbers]

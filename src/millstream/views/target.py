@@ -40,6 +40,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
+from millstream.errors import CorruptionError
 from millstream.views.schema import Fence
 
 
@@ -68,6 +69,20 @@ class RunStart:
     def who(self) -> str:
         """Name the job in errors."""
         return f"the job {self.job!r} of the app {self.app!r}"
+
+
+def check_written(where: str, given: int, written: int) -> None:
+    """Make sure that a target wrote the rows that it was given.
+
+    Raises:
+        CorruptionError: it did not; what it wrote must not be committed.
+    """
+    if given != written:
+        raise CorruptionError(
+            f"The ledger does not balance: {where} was given {given} rows and wrote {written}. "
+            "Nothing of this batch was committed there. Please report this; the log still holds "
+            "every event."
+        )
 
 
 class Target(Protocol):

@@ -29,7 +29,7 @@ from millstream.kernels.frames import LANE, TIME
 from millstream.kernels.plan import SinkPlan, TopicEnd
 from millstream.views.records import Records, records_of
 from millstream.views.schema import Fence
-from millstream.views.target import BatchPart, RunStart
+from millstream.views.target import BatchPart, RunStart, check_written
 
 _TRANSACTION_TIMEOUT = "15 minutes"  # the most that a log allows; a batch takes what it takes
 _ROWS_AT_A_TIME = 50_000
@@ -136,8 +136,13 @@ class TopicsTarget:
             # From a source, rows are in the log's order; from an operator, they come as buckets do.
             rows = rows.sort(TIME, maintain_order=True)
         compacted = self._compacted[end.topic]  # then rows are looked at all together
+        written = 0
         for some in [rows] if compacted else rows.iter_slices(_ROWS_AT_A_TIME):
-            yield from records_of(some, end, compacted=compacted)
+            for records in records_of(some, end, compacted=compacted):
+                written += len(records.values)
+                yield records
+        if not compacted:  # there, a row may take back another of the batch
+            check_written(f"the topic {end.topic!r}", rows.height, written)
 
     def close(self) -> None:
         self._log.close()

@@ -1,5 +1,6 @@
 """What the ledger must find: each equation, and what is lost when it does not hold."""
 
+import pkgutil
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -225,3 +226,49 @@ def test_rows_that_a_fold_loses_are_found():
     runs.add(0, rows, lambda pieces: pieces, conserved=True)
     with pytest.raises(CorruptionError, match="4 rows were folded into 3"):
         runs.add(0, rows, lambda pieces: pieces[1:], conserved=True)
+
+
+def into_a_topic(stream):
+    stream.to("out", key="key")
+
+
+def into_a_dataset(stream, folder="written"):
+    stream.dataset(folder)
+
+
+def into_a_view(stream):
+    stream.view("v", key="at")
+
+
+def short_by_one(name, take):
+    """Replace a function by one that loses the first of what it gives."""
+
+    def patch(monkeypatch):
+        where, _, attribute = name.rpartition(".")
+        target = pkgutil.resolve_name(where)
+        given = getattr(target, attribute)
+        monkeypatch.setattr(target, attribute, lambda *args, **named: take(given(*args, **named)))
+
+    return patch
+
+
+@pytest.mark.parametrize(
+    ("build", "lossy"),
+    [
+        (into_a_topic, short_by_one("millstream.views.topics.records_of", lambda _: [])),
+        (
+            into_a_dataset,
+            short_by_one(
+                "millstream.views.dataset:DatasetTarget._partitions",
+                lambda parts: [(folder, rows[1:]) for folder, rows in parts],
+            ),
+        ),
+        (into_a_view, short_by_one("millstream.views.columns.encoded", lambda rows: [*rows][1:])),
+    ],
+    ids=["topic", "dataset", "view"],
+)
+def test_rows_that_an_output_does_not_write_are_found(monkeypatch, tmp_path, build, lossy):
+    monkeypatch.chdir(tmp_path)
+    lossy(monkeypatch)
+    with pytest.raises(CorruptionError, match="rows and wrote"):
+        run(build)
