@@ -27,7 +27,7 @@ from millstream.spark.log_source import SOURCE_NAME, LogSource
 from millstream.spark.native import add_frame, add_native, rows_of
 from millstream.spark.session import cores_available, start_session, stop_session
 from millstream.spark.shuffle import bucket_labels
-from millstream.spark.sink import JOB, CommitSink
+from millstream.spark.sink import CommitSink
 from millstream.spark.source import SourceSpec
 from millstream.spark.stage import add_stage
 from millstream.spark.stage_runner import StageRunner
@@ -35,7 +35,8 @@ from millstream.spark.stages import Stages
 from millstream.spark.topic_ids import note_topics, require_same_topics
 from millstream.views.outputs import open_targets
 from millstream.views.progress import Progress, Report, Until
-from millstream.views.running import marked, stop_request, stop_seen
+from millstream.views.running import marked, require_no_reset, stop_request, stop_seen
+from millstream.views.schema import JOB
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as DataFrame  # noqa: PLC0414 - given on to the pipeline
@@ -75,6 +76,7 @@ class RunOptions:
 def run_job(job: Job, options: RunOptions) -> Report:
     """Run a job until it is to end; give its report. See :meth:`millstream.App.run`."""
     began = time.monotonic()
+    require_no_reset(job.folder)
     job.folder.mkdir(parents=True, exist_ok=True)
     home = job.folder / "views.db"
     birth = _birth(job, options.cores or cores_available())
@@ -92,9 +94,11 @@ def run_job(job: Job, options: RunOptions) -> Report:
         frame_files = _frame_files(job, targets.run)
         frame_files.begin()
         sink = CommitSink(plan, targets, log, options.on_progress, seen, frame_files)
-        with marked(job.folder, targets.run), _session(job, options) as spark:
+        with marked(job.folder, targets.run):
+            require_no_reset(job.folder)  # now that a reset would see this run
             try:
-                reason = _Query(job, options, plan, birth, sink, spark).run()
+                with _session(job, options) as spark:
+                    reason = _Query(job, options, plan, birth, sink, spark).run()
             except TopicRecreatedError:
                 require_same_topics(job.app, home, plan, log)  # says more: what had been read
                 raise
