@@ -101,7 +101,7 @@ def _removed(found: Found) -> list[str]:
 def _stays(found: Found) -> list[str]:
     lines = []
     for topic, records in found.topics.items():
-        count = "its records" if records is None else counted(records, "record")
+        count = "its records" if records is None else f"up to {counted(records, 'record')}"
         lines.append(f"  topic {topic}: {count}; the next run adds its own")
     lines += [f"  what {name} was called with; it is called again" for name in found.functions]
     return ["Not to be taken back:", *lines] if lines else []

@@ -61,8 +61,8 @@ class Found:
     """What an app has made: what a reset removes, and what it cannot take back.
 
     ``views`` are rows by view of the app's own store; ``home_problem`` says why that cannot be read, where
-    it cannot: then nobody knows what else the app wrote to. ``topics`` are the records that the topics
-    hold to which it writes; None where that is not known.
+    it cannot: then nobody knows what else the app wrote to. ``topics`` says how many offsets, so at most
+    so many records, the topics hold to which it writes; None where that is not known.
     """
 
     app: str
@@ -253,7 +253,7 @@ def _prefix(app: str) -> str:
 
 
 def _records(log: Path | str, topics: Sequence[str]) -> dict[str, int | None]:
-    """Count the records of those of these topics that there are."""
+    """Count the offsets of those of these topics that there are."""
     if not _is_there(log):
         return {}
     reader = open_reader(log)
