@@ -34,6 +34,7 @@ COMMANDS = {
     "run": "Run the pipeline that FILE declares, going on where it was.",
     "stop": "Stop the running APP, as Ctrl-C in its terminal would: after the batch at work.",
     "rescale": "Divide the work on the state of APP among more or fewer partitions.",
+    "reset": "Remove what APP has made, so that its next run begins anew from the log.",
     "ledger": "Show where every event of APP went: the books, batch by batch or added up.",
     "why": "Say what holds a window open, and why events were late.",
     "view": "Look at maintained views: list them, show rows, follow changes.",

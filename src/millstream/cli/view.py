@@ -185,9 +185,10 @@ def changes(
 @store_option
 @yes_option
 def forget(app: str, store: str | None, *, yes: bool) -> None:
-    """Remove an app's views from a database, for good, so that it can build them anew.
+    """Remove an app's views from a database, for good.
 
-    Stop the app first, and delete its folder in the log: it goes on from there otherwise.
+    For an app that is no more. One that is to begin anew is given to `millstream reset` as a whole:
+    without its views it is refused.
 
     \b
     Example:

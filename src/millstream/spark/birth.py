@@ -16,6 +16,7 @@ from typing import Any
 
 from millstream.errors import ConfigError, CorruptionError
 from millstream.kernels.plan import JobPlan
+from millstream.views.running import how_to_reset
 
 _FILE = "job.json"
 _CHECKPOINT_ID = "millstream-checkpoint-id"
@@ -43,8 +44,8 @@ def born(folder: Path, wanted: Birth) -> Birth:
     if stored.bucket_count != wanted.bucket_count:
         raise ConfigError(
             f"The app's state in {folder} is divided into {stored.bucket_count} buckets and the app "
-            f"asks for {wanted.bucket_count}. Use buckets={stored.bucket_count}, or give the app "
-            "another name to build its state anew."
+            f"asks for {wanted.bucket_count}. Use buckets={stored.bucket_count}, give the app another "
+            f"name to build its state anew beside the old, or begin anew: {how_to_reset(folder)}."
         )
     return stored
 
@@ -109,7 +110,7 @@ def require_current(folder: Path, next_batch_id: int) -> None:
         raise ConfigError(
             f"The checkpoint in {folder} ends with batch {last}, but the views hold batches up to "
             f"{next_batch_id - 1}: it is older than they are. Restore the checkpoint that belongs "
-            "to them, or delete the app's folder to rebuild both from the log."
+            f"to them, or begin anew from the log: {how_to_reset(folder)}."
         )
 
 
@@ -135,8 +136,7 @@ def _require_same(folder: Path, stored: dict[str, Any], now: dict[str, Any]) -> 
     raise ConfigError(
         f"The pipeline's stateful steps are not those that its state in {folder} was made by; what "
         f"differs: {', '.join(repr(name) for name in changed)}. Undo the change, give the app "
-        "another name to build its state anew beside the old, or delete that folder to rebuild it "
-        "from the log."
+        f"another name to build its state anew beside the old, or begin anew: {how_to_reset(folder)}."
     )
 
 
@@ -145,13 +145,13 @@ def _load(path: Path) -> dict[str, Any]:
         values: dict[str, Any] = json.loads(path.read_text())
     except ValueError as error:
         raise CorruptionError(
-            f"{path} is damaged ({error}). Restore it, or delete the app's folder to rebuild its "
-            "state from the log."
+            f"{path} is damaged ({error}). Restore it, or begin anew from the log: "
+            f"{how_to_reset(path.parent)}."
         ) from error
     if "partitions" not in values:
         raise ConfigError(
             f"The state in {path.parent} was made by an earlier version, which kept it elsewhere. Go on "
-            "with that version, or delete the app's folder to rebuild its state from the log."
+            f"with that version, or begin anew from the log: {how_to_reset(path.parent)}."
         )
     return values
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from millstream.spark.log_source import SOURCE_NAME, LogSource
 from millstream.spark.native import add_frame, add_native, rows_of
 from millstream.spark.session import cores_available, start_session, stop_session
 from millstream.spark.shuffle import bucket_labels
-from millstream.spark.sink import JOB, CommitSink
+from millstream.spark.sink import CommitSink, Totals
 from millstream.spark.source import SourceSpec
 from millstream.spark.stage import add_stage
 from millstream.spark.stage_runner import StageRunner
@@ -35,7 +36,9 @@ from millstream.spark.stages import Stages
 from millstream.spark.topic_ids import note_topics, require_same_topics
 from millstream.views.outputs import open_targets
 from millstream.views.progress import Progress, Report, Until
-from millstream.views.running import marked, stop_request, stop_seen
+from millstream.views.running import marked, require_no_reset, stop_request, stop_seen
+from millstream.views.schema import JOB
+from millstream.views.store import ViewStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as DataFrame  # noqa: PLC0414 - given on to the pipeline
@@ -75,6 +78,7 @@ class RunOptions:
 def run_job(job: Job, options: RunOptions) -> Report:
     """Run a job until it is to end; give its report. See :meth:`millstream.App.run`."""
     began = time.monotonic()
+    require_no_reset(job.folder)
     job.folder.mkdir(parents=True, exist_ok=True)
     home = job.folder / "views.db"
     birth = _birth(job, options.cores or cores_available())
@@ -88,17 +92,20 @@ def run_job(job: Job, options: RunOptions) -> Report:
         note_topics(job.app, targets.home, plan, log)
         targets.home.describe(job.app, "dashboard", job.dashboard)
         require_current(job.folder, next_batch_id)
+        reached = reached_before(targets.home, job.app)
         seen = EventTimesFile(_event_times(job))
         frame_files = _frame_files(job, targets.run)
         frame_files.begin()
         sink = CommitSink(plan, targets, log, options.on_progress, seen, frame_files)
-        with marked(job.folder, targets.run), _session(job, options) as spark:
+        with marked(job.folder, targets.run):
+            require_no_reset(job.folder)  # now that a reset would see this run
             try:
-                reason = _Query(job, options, plan, birth, sink, spark).run()
+                with _session(job, options) as spark:
+                    reason = _Query(job, options, plan, birth, sink, spark).run()
             except TopicRecreatedError:
                 require_same_topics(job.app, home, plan, log)  # says more: what had been read
                 raise
-    return _report(job.app, reason, sink, time.monotonic() - began)
+    return _report(job.app, reason, sink.totals, reached, time.monotonic() - began)
 
 
 def _runs(job: Job) -> Path:
@@ -337,8 +344,16 @@ def _make_topics(job: Job) -> None:
                 log.create_topic(name, partitions=partitions)
 
 
-def _report(app: str, reason: str, sink: CommitSink, seconds: float) -> Report:
-    totals = sink.totals
+def reached_before(home: ViewStore, app: str) -> datetime | None:
+    """Return the watermark of the last batch that was committed; None if none was, or none is set."""
+    watermark = home.status(app, JOB).get("watermark")
+    return None if watermark is None else datetime.fromisoformat(watermark)
+
+
+def _report(
+    app: str, reason: str, totals: Totals, reached: datetime | None, seconds: float
+) -> Report:
+    """Give the report of a run; ``reached`` is the watermark that it found."""
     return Report(
         app=app,
         reason=reason,
@@ -349,7 +364,7 @@ def _report(app: str, reason: str, sink: CommitSink, seconds: float) -> Report:
         filtered=totals.filtered,
         dead=totals.dead,
         duplicate=totals.duplicate,
-        watermark=totals.last.watermark if totals.last else None,
+        watermark=totals.last.watermark if totals.last else reached,
         lag=totals.last.lag if totals.last else {},
         false_positive_rates=totals.last.false_positive_rates if totals.last else {},
     )

@@ -160,7 +160,7 @@ class RunFiles:
             raise CorruptionError(
                 f"{path} has {size_bytes} bytes; the state needs {run.size_bytes} of it from byte "
                 f"{start} on. Restore the app's whole folder from where you keep copies of it, or "
-                "delete it to rebuild state and views from the log."
+                "begin anew from the log: `millstream reset` with the app's name."
             )
         if not place:
             return pa.memory_map(str(path)).read_buffer()

@@ -17,12 +17,11 @@ from millstream.spark.frame_files import FrameFiles
 from millstream.spark.stages import Manifests, Stages
 from millstream.views.commit import BatchOutcome, Targets, gather
 from millstream.views.progress import Progress
+from millstream.views.schema import JOB
 from millstream.views.time_status import time_status
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-JOB = "main"
 
 
 @dataclass

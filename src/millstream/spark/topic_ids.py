@@ -21,10 +21,10 @@ from typing import Any
 from millstream.client.reading import Reader
 from millstream.errors import TopicRecreatedError, UnknownTopicError
 from millstream.kernels.plan import JobPlan, TopicEnd
-from millstream.spark.sink import JOB
+from millstream.views.position import TOPIC_IDS
+from millstream.views.running import how_to_reset
+from millstream.views.schema import JOB
 from millstream.views.store import ViewStore
-
-_DESCRIPTION = "topic_ids"
 
 
 def require_same_topics(app: str, home: Path, plan: JobPlan, log: Reader) -> None:
@@ -39,23 +39,21 @@ def require_same_topics(app: str, home: Path, plan: JobPlan, log: Reader) -> Non
     try:
         if store.last_batch_id(app, JOB) is None:
             return
-        known: Mapping[str, str] = store.description(app, _DESCRIPTION) or {}
+        known: Mapping[str, str] = store.description(app, TOPIC_IDS) or {}
         position = store.position(app)
     finally:
         store.close()
     for topic in _topics(plan):
         if topic in known and known[topic] != (found := _id_of(log, topic)):
             raise TopicRecreatedError(
-                _refusal(app, topic, known[topic], found, position.get(topic))
+                _refusal(topic, (known[topic], found), position.get(topic), home.parent)
             )
 
 
 def note_topics(app: str, home: ViewStore, plan: JobPlan, log: Reader) -> None:
     """Keep the ids of the topics of a plan, for the runs that come; those of other topics stay."""
-    known = home.description(app, _DESCRIPTION) or {}
-    home.describe(
-        app, _DESCRIPTION, {**known, **{name: _id_of(log, name) for name in _topics(plan)}}
-    )
+    known = home.description(app, TOPIC_IDS) or {}
+    home.describe(app, TOPIC_IDS, {**known, **{name: _id_of(log, name) for name in _topics(plan)}})
 
 
 def _topics(plan: JobPlan) -> list[str]:
@@ -72,8 +70,9 @@ def _id_of(log: Reader, topic: str) -> str | None:
 
 
 def _refusal(
-    app: str, topic: str, known: str, found: str | None, position: Mapping[str, Any] | None
+    topic: str, ids: tuple[str, str | None], position: Mapping[str, Any] | None, folder: Path
 ) -> str:
+    known, found = ids
     again = "" if found is None else " and created again"
     now = "there is none now" if found is None else f"it is {found} now"
     if position is None:
@@ -83,6 +82,5 @@ def _refusal(
         what = f"The app had read the old one up to offset, by partition, {at}, which means nothing now"
     return (
         f"topic {topic!r} was deleted{again}: its id was {known}, {now}. {what}. To begin anew, with "
-        f"the records that the log holds today: `millstream reset {app}`, which says first what it "
-        "removes."
+        f"the records that the log holds today: {how_to_reset(folder)}, which says first what it removes."
     )

@@ -340,5 +340,5 @@ class Noted:
             what = f"holds batches up to {last}, which the app's views do not know: they are older"
         raise ConfigError(
             f"{target.name}, which {start.who} writes to, {what}. Restore both from the same time, "
-            "or give the app another name, and its outputs other places, to build all anew."
+            f"or give the app another name, and its outputs other places. {start.how_to_reset}."
         )

@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Lock
 
 from millstream.errors import ConfigError, CorruptionError, MillstreamError, RetriableError
+from millstream.views.running import how_to_reset
 from millstream.views.tables import DECIMAL_ORDER
 
 # A commit of 100,000 rows writes 10 to 20 MB; moving the log into the file every 64 MB instead of
@@ -51,8 +52,8 @@ def in_our_words(path: Path) -> Iterator[None]:
             ) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise CorruptionError(
-                f"{path} is damaged or is no view store. Keep a copy; deleting the app's folder "
-                f"rebuilds its views from the log. {said}"
+                f"{path} is damaged or is no view store. Keep a copy; to begin anew from the log: "
+                f"{how_to_reset(path.parent)}. {said}"
             ) from error
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
             raise ConfigError(

@@ -23,6 +23,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,12 @@ KEPT_FOR_READERS_MS = 10 * 60_000
 """How long a file that was merged into another stays, for readers that have begun before."""
 
 _FILE_NAME = re.compile(r"\d{12,}-[0-9a-f]{12}\.parquet")  # batch_id, and what makes it unique
+_NAMED = "the dataset "
 _NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, and those that read its layout, call null
+
+
+def _identity(manifest: Manifest) -> str:
+    return f"dataset:{manifest.identity}"
 
 
 class DatasetTarget:
@@ -75,7 +81,7 @@ class DatasetTarget:
     ) -> None:
         assert isinstance(sink.end, DatasetEnd)
         self.folder = Path(sink.end.path).absolute()
-        self.name = f"the dataset {self.folder}"
+        self.name = f"{_NAMED}{self.folder}"
         self._sink = sink
         self._partition_by = sink.end.partition_by
         self._schema = dict(sink.schema)
@@ -85,7 +91,7 @@ class DatasetTarget:
 
     @property
     def identity(self) -> str:
-        return f"dataset:{self._manifest().identity}"
+        return _identity(self._manifest())
 
     def _make(self) -> None:
         """Make the folder and an empty manifest, unless they are there."""
@@ -148,8 +154,8 @@ class DatasetTarget:
         if fence.checkpoint_id != start.checkpoint_id:
             raise ConfigError(
                 f"{self.name} holds batches up to {fence.batch_id} of {start.who} that were made "
-                "with another checkpoint. Restore the app's folder, or remove the dataset's folder "
-                "to build it anew."
+                "with another checkpoint. Restore the app's folder. Where that is lost, remove the "
+                "dataset's folder to build it anew."
             )
         if fence.run > start.run:
             raise FencedError(
@@ -352,3 +358,41 @@ def dataset(path: Path | str) -> Dataset:
     opened = Dataset(Path(path))
     opened._manifest()  # noqa: SLF001 - a wrong path shows here
     return opened
+
+
+def dataset_folder(name: str) -> Path:
+    """Return the folder of a dataset from the name of its target."""
+    return Path(name.removeprefix(_NAMED))
+
+
+def files_of_dataset(folder: Path, identity: str) -> list[Path] | None:
+    """Return the Parquet files of a dataset, replaced ones too; None if it is not there, or another."""
+    manifest = read_manifest(folder)
+    if manifest is None or _identity(manifest) != identity:
+        return None
+    return [path for path in folder.rglob("*.parquet") if _FILE_NAME.fullmatch(path.name)]
+
+
+def empty_dataset(folder: Path, identity: str) -> None:
+    """Remove all of a dataset, so that a job can begin it anew; nothing if it is another one.
+
+    1. The manifest names no file and no job: a run that is at work is refused, readers see no rows. It
+       keeps its identity, so that who comes after a crash finds it.
+    2. The files are removed. A crash leaves some, as the first step does.
+    3. The manifest is removed, and the folders of partitions.
+    """
+    if not folder.is_dir():
+        return
+    with locked(folder):
+        files = files_of_dataset(folder, identity)
+        if files is None:
+            return
+        manifest = read_manifest(folder)
+        assert manifest is not None, "it was read just now"
+        write_manifest(folder, replace(manifest, fence=None, files=(), replaced=()))
+        for path in files:
+            path.unlink()
+        for inner in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+            with suppress(OSError):  # somebody else's file lies in it
+                inner.rmdir()
+        (folder / FILE).unlink()

@@ -2,9 +2,10 @@
 
 The view ``dead_letters`` is the outbox: its rows are committed with the batch that met them. The
 relay forwards what is not yet in the topic ``<app>.dead``, in transactions of the log. Each carries
-a fence named after step, topic and partition, which stands at the offset forwarded last; as records
-of a partition die in the order of their offsets, what lies above it is new. (So a pipeline that is
-built again from the log does not forward its dead a second time.)
+a fence named after step, topic (by its id) and partition, which stands at the offset forwarded last; as
+records of a partition die in the order of their offsets, what lies above it is new. (So a pipeline that is
+built again from the log does not forward its dead a second time, and of a topic that was deleted and
+created again it forwards those at the same offsets, too.)
 
 A crash before a transaction's end leaves nothing in the topic; after it, the fence says what is
 there. The file ``relayed`` beside the views only spares reading them from the beginning.
@@ -12,7 +13,7 @@ there. The file ``relayed`` beside the views only spares reading them from the b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from millstream.client import EventLog, connect
 from millstream.errors import FencePassedError, OffsetOutOfRangeError
 from millstream.kernels.dead_records import headers_from_text
 from millstream.views.commit import DEAD_VIEW
+from millstream.views.position import TOPIC_IDS
 from millstream.views.reading import store_path
 from millstream.views.store import ViewStore
 
@@ -51,10 +53,11 @@ def relay(log: Path | str, app: str, folder: Path | str | None = None) -> int:
     mark = path.with_name("relayed")
     with ViewStore(path, readonly=True) as store:
         rows, seq = _not_forwarded(store, _read_mark(mark))
+        topic_ids = store.description(app, TOPIC_IDS) or {}
     if rows.is_empty():
         return 0
     with connect(log) as opened:
-        count = sum(_forward(opened, app, rows))
+        count = sum(_forward(opened, app, rows, topic_ids))
     mark.write_text(str(seq))
     return count
 
@@ -79,7 +82,9 @@ def _read_mark(path: Path) -> int:
         return 0
 
 
-def _forward(log: EventLog, app: str, rows: pl.DataFrame) -> Iterable[int]:
+def _forward(
+    log: EventLog, app: str, rows: pl.DataFrame, topic_ids: Mapping[str, str]
+) -> Iterable[int]:
     """Forward rows, a transaction at a time; yield how many each took."""
     topic = dead_topic(app)
     if topic not in log.topics():
@@ -89,7 +94,7 @@ def _forward(log: EventLog, app: str, rows: pl.DataFrame) -> Iterable[int]:
     lines = of_records.partition_by("step", "topic", "partition", as_dict=True)
     with log.producer(transactional_id=f"dead-relay/{app}") as producer:
         for (step, source, partition), line in lines.items():
-            writer = f"dead-relay/{app}/{step}/{source}/{partition}"
+            writer = f"dead-relay/{app}/{step}/{topic_ids.get(source, source)}/{partition}"
             forwarded = log.fence(writer)
             fresh = line if forwarded is None else line.filter(pl.col("offset") > forwarded)
             for part in fresh.iter_slices(_SLICE_ROWS):

@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+TOPIC_IDS = "topic_ids"
+"""The description under which a home keeps whose positions these are: the ids of topics, by name."""
+
 
 def laid_over(before: Any, after: Any) -> Any:
     """Return ``after``, with what only ``before`` has, mapping by mapping."""

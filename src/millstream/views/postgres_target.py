@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -73,7 +74,7 @@ class PostgresTarget:
         self._changes_kept = changes_kept
         self._connection = Connection(self.address, readonly=False)
         with self._connection.closed_on_error(), self._connection.transaction() as session:
-            self.identity = f"postgresql:{_set_up(session, self.address)}"
+            self.identity = _identity(_set_up(session, self.address))
 
     def close(self) -> None:
         self._connection.close()
@@ -104,8 +105,7 @@ class PostgresTarget:
         if checkpoint_id != start.checkpoint_id and last is not None:
             raise ConfigError(
                 f"{self.name} holds batches up to {last} of {start.who} that were made with another "
-                "checkpoint. Restore the app's folder, or remove the app's views there with "
-                f"`millstream view forget {start.app} --store URL` to build them anew."
+                f"checkpoint. Restore the app's folder. {start.how_to_reset} --store URL."
             )
         if checkpoint_id == start.checkpoint_id and run > start.run:
             raise FencedError(
@@ -219,6 +219,10 @@ class _ChangeLog:
         )
 
 
+def _identity(store: str) -> str:
+    return f"postgresql:{store}"
+
+
 def _set_up(session: Session, address: PostgresAddress) -> str:
     """Make the tables that are ours, if they are missing; return the database's identity."""
     session.execute("SELECT pg_advisory_xact_lock(%s)", (_SETUP_LOCK,))
@@ -300,6 +304,45 @@ def _delete(session: Session, table: PostgresTable, keys: pl.DataFrame) -> pl.Da
         found = session.execute(table.delete(nulls)).fetchall()
         gone += [number for (number,) in found]
     return keys[sorted(gone)]
+
+
+@dataclass(frozen=True)
+class AppInDatabase:
+    """What a database holds of an app: its views, and whether a job of it has begun there."""
+
+    identity: str
+    shown: str
+    views: tuple[str, ...]
+    jobs: int
+
+    def __bool__(self) -> bool:
+        return bool(self.views or self.jobs)
+
+
+def app_in_database(url: str, app: str) -> AppInDatabase:
+    """Say what a database holds of an app.
+
+    Raises:
+        ConfigError: it cannot be used, or holds no views at all.
+        RetriableError: the server is away.
+    """
+    address = postgres_address(url)
+    connection = Connection(address, readonly=True)
+    try:
+        with connection.transaction() as session:
+            check_format(session, address)
+            (identity,) = session.execute("SELECT identity FROM _millstream_store").fetchall()[0]
+            views = session.execute(
+                "SELECT name FROM _millstream_views WHERE app = %s ORDER BY name", (app,)
+            ).fetchall()
+            ((jobs,),) = session.execute(
+                "SELECT count(*) FROM _millstream_fences WHERE app = %s", (app,)
+            ).fetchall()
+    finally:
+        connection.close()
+    return AppInDatabase(
+        _identity(identity), address.shown, tuple(name for (name,) in views), int(jobs)
+    )
 
 
 def forget_app(url: str, app: str) -> list[str]:

@@ -2,7 +2,9 @@
 
 A run holds a lock on a file of its own, ``running-<number>.json``, for as long as its process
 lives, so a run that was killed does not seem to run. A request to stop is the file
-``stop-request``; the run that sees it lets the batch at work finish, ends, and removes it.
+``stop-request``; the run that sees it lets the batch at work finish, ends, and removes it. The file
+``reset-begun`` says that the app is being reset (``ops/reset.py``), so that no run takes what is left of
+it for the whole.
 """
 
 from __future__ import annotations
@@ -10,11 +12,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from millstream.errors import ConfigError
+from millstream.log.files import DISK
 
 _PREFIX = "running-"
 
@@ -83,3 +89,32 @@ def stop_request(folder: Path) -> Path:
 def stop_seen(folder: Path) -> Path:
     """Name the file by which the planner says that it begins no further batch."""
     return folder / "stop-seen"
+
+
+def reset_begun(folder: Path) -> Path:
+    """Name the file that says that the app is being reset."""
+    return folder / "reset-begun"
+
+
+def mark_reset(folder: Path) -> None:
+    """Say durably that a reset has begun. Whoever does so looks for runs afterwards."""
+    reset_begun(folder).touch()
+    DISK.sync_folder(folder)
+
+
+def require_no_reset(folder: Path) -> None:
+    """Make sure that the app is not being reset.
+
+    Raises:
+        ConfigError: it is, or a reset was cut off.
+    """
+    if reset_begun(folder).exists():
+        raise ConfigError(
+            f"A reset of the app in {folder} was begun and has not ended, so part of what it held is gone. "
+            f"End it: {how_to_reset(folder)}."
+        )
+
+
+def how_to_reset(folder: Path) -> str:
+    """Return the command by which what an app holds is given up, to be built anew from the log."""
+    return f"`millstream reset {folder.name} --log {shlex.quote(str(folder.parent.parent))}`"

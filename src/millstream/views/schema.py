@@ -19,6 +19,9 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 _COLUMNS_MAX = 1000
 
+JOB = "main"
+"""The name of an app's job, of which it has one; what a job writes bears the names of app and job."""
+
 RESERVED_COLUMNS = frozenset({"_seq", "_batch_id", "_op", "_one"})
 """Names that a view's own columns may not take: the change log and the store use them."""
 

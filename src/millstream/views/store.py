@@ -24,6 +24,7 @@ from millstream.errors import ConfigError, CorruptionError, FencedError
 from millstream.views import changelog, columns
 from millstream.views.connections import in_our_words, open_writer
 from millstream.views.position import laid_over
+from millstream.views.running import how_to_reset
 from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.store_reading import (
     APPLICATION_ID,
@@ -148,8 +149,8 @@ class ViewStore(StoreReading):
         if existing != schema:
             raise ConfigError(
                 f"The view {schema.name!r} of {self._path} exists and differs: "
-                f"{existing.difference(schema)}. Give the new view another name, or delete the "
-                "app's folder to rebuild all its views from the log."
+                f"{existing.difference(schema)}. Give the new view another name, or begin anew with "
+                f"all views, from the log: {how_to_reset(self._path.parent)}."
             )
 
     def begin_run(self, app: str, job: str, checkpoint_id: str) -> tuple[int, int]:
@@ -171,8 +172,7 @@ class ViewStore(StoreReading):
                     f"The checkpoint of the job {job!r} of the app {app!r} was replaced (deleted?) "
                     f"while its views still hold {last + 1} batches: they were made with the "
                     f"checkpoint {known}, and the run brings {checkpoint_id}. Either restore the "
-                    f"checkpoint, or delete the app's folder ({self._path.parent}) to rebuild its "
-                    "views from the log."
+                    f"checkpoint, or begin anew from the log: {how_to_reset(self._path.parent)}."
                 )
             # A crash before this transaction is durable leaves the older run in charge; after it,
             # the older run is refused and no newer one works yet: the next start takes run + 2.
@@ -183,6 +183,11 @@ class ViewStore(StoreReading):
                 (app, job, run + 1, checkpoint_id),
             )
         return run + 1, 0 if last is None else last + 1
+
+    def refuse_runs(self, app: str, job: str) -> None:
+        """Refuse all runs of a job that there are: what they commit from now on is refused."""
+        with self._transaction() as db:
+            db.execute("UPDATE _fences SET run = run + 1 WHERE app = ? AND job = ?", (app, job))
 
     def commit(
         self,
@@ -337,8 +342,8 @@ class ViewStore(StoreReading):
             raise CorruptionError(
                 f"Batch {fence.batch_id} of {who} does not follow the last one committed: batch "
                 f"{expected} is expected. The checkpoint is ahead of the views, as after restoring "
-                f"{self._path} from an older copy. Restore both from the same time, or delete the "
-                "app's folder to rebuild its views from the log."
+                f"{self._path} from an older copy. Restore both from the same time, or begin anew "
+                f"from the log: {how_to_reset(self._path.parent)}."
             )
         newest = db.execute("SELECT max(commit_number) FROM _fences").fetchone()[0]
         return int(newest or 0) + 1

@@ -70,6 +70,11 @@ class RunStart:
         """Name the job in errors."""
         return f"the job {self.job!r} of the app {self.app!r}"
 
+    @property
+    def how_to_reset(self) -> str:
+        """Say what to do where the app is to begin anew, here and everywhere."""
+        return f"Begin anew with the app and all that it writes: `millstream reset {self.app}`"
+
 
 def check_written(where: str, given: int, written: int) -> None:
     """Make sure that a target wrote the rows that it was given.

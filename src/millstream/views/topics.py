@@ -96,8 +96,9 @@ class TopicsTarget:
         if others:
             raise ConfigError(
                 f"{self.name} holds batches up to {others[-1]} of {start.who} that were made with "
-                "another checkpoint, and they cannot be taken back. Restore the app's folder, or "
-                "give the app another name (and its topics, unless they may hold records twice)."
+                "another checkpoint, and they cannot be taken back. Restore the app's folder. "
+                f"{start.how_to_reset} (its topics may then hold records twice), or give the app another "
+                "name, and its topics too."
             )
         return fences.get(self._writer)
 

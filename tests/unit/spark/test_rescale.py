@@ -41,7 +41,7 @@ def test_an_app_without_state_is_refused(tmp_path):
 
 def test_state_of_an_earlier_version_is_refused_with_what_to_do(folder):
     (folder / "job.json").write_text(json.dumps({"buckets": 4, "shuffle_partitions": 2}))
-    with pytest.raises(ConfigError, match=r"earlier version.*delete the app's folder"):
+    with pytest.raises(ConfigError, match=r"earlier version.*millstream reset"):
         stored_birth(folder)
 
 

@@ -1,0 +1,125 @@
+"""``millstream reset``: remove all that an app has made, so that it begins anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from millstream.cli.sizes import describe_bytes
+from millstream.cli.tables import address_option, ask, counted, json_option, show_json, yes_option
+from millstream.client.kafka.address import is_kafka, shown
+from millstream.errors import ConfigError
+from millstream.ops.reset import Found, look
+from millstream.ops.reset import reset as work
+
+
+@click.command()
+@click.argument("app")
+@address_option
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIRECTORY",
+    help="Folder in which its state lies: App(state=…). By default that of the log.",
+)
+@click.option(
+    "--store",
+    "stores",
+    multiple=True,
+    metavar="URL",
+    help="A PostgreSQL database in which it keeps views, with user and password. Several may be given.",
+)
+@yes_option
+@json_option
+def reset(
+    app: str,
+    address: Path | str,
+    state: Path | None,
+    stores: tuple[str, ...],
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Remove what APP has made, so that its next run begins anew from the log.
+
+    That is its state, position, views, datasets, and what topics and databases remember of it. It says
+    first what it removes, and what it cannot take back: records in topics stay, and the next run writes
+    its own beside them. The records that APP reads are not touched. The app must be stopped.
+
+    \b
+    Examples:
+      millstream reset ads
+      millstream reset ads --store postgresql://user:password@host/database --yes
+      millstream reset ads --log kafka://broker:9092 --state ./data
+    """
+    if state is None:
+        if is_kafka(address):
+            raise ConfigError(
+                f"The log is {shown(address)}, and brokers keep no state of apps. Give the folder in which it "
+                "lies: --state ./data"
+            )
+        state = Path(address)
+    found = look(app, state, address, stores)
+    if not as_json:
+        for line in [*_removed(found), *_stays(found)]:
+            click.echo(line)
+    if not yes:
+        ask(f"Remove this, and have {app} begin anew?")
+    work(found)
+    if as_json:
+        show_json(_values(found))
+    else:
+        click.echo(f"{app} is reset; its next run begins anew.")
+
+
+def _removed(found: Found) -> list[str]:
+    size = describe_bytes(found.size_bytes)
+    lines = [f"To be removed of {found.app}:"]
+    if found.folder.exists():
+        lines.append(
+            f"  {found.folder}: state, position and views, {counted(found.files, 'file')}, {size}"
+        )
+    lines += [f"  view {name}: {counted(rows, 'row')}" for name, rows in found.views.items()]
+    for kept in found.databases.values():
+        views = ", ".join(kept.views) or "no view, only what it remembers of the app"
+        lines.append(f"  in {kept.shown}: {views}")
+    for dataset in found.datasets:
+        files = counted(dataset.files, "file")
+        lines.append(f"  dataset {dataset.folder}: {files}, {describe_bytes(dataset.size_bytes)}")
+    if found.fences:
+        lines.append(f"  in {shown(found.log)}: how far it had written to topics")
+    if found.home_problem is not None:
+        lines.append(
+            f"Which databases and datasets it wrote to is not known, as its own store cannot be read "
+            f"({found.home_problem}) Give the databases with --store; empty the datasets' folders."
+        )
+    return lines
+
+
+def _stays(found: Found) -> list[str]:
+    lines = []
+    for topic, records in found.topics.items():
+        count = "its records" if records is None else f"up to {counted(records, 'record')}"
+        lines.append(f"  topic {topic}: {count}; the next run adds its own")
+    lines += [f"  what {name} was called with; it is called again" for name in found.functions]
+    return ["Not to be taken back:", *lines] if lines else []
+
+
+def _values(found: Found) -> dict[str, Any]:
+    return {
+        "app": found.app,
+        "folder": str(found.folder),
+        "files": found.files,
+        "size_bytes": found.size_bytes,
+        "views": found.views,
+        "databases": {kept.shown: list(kept.views) for kept in found.databases.values()},
+        "datasets": {
+            str(one.folder): {"files": one.files, "size_bytes": one.size_bytes}
+            for one in found.datasets
+        },
+        "fences": found.fences,
+        "topics": found.topics,
+        "functions": list(found.functions),
+    }

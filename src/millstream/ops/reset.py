@@ -1,0 +1,301 @@
+"""Resetting an app: all that it has made and can be made again is removed, in an order that a crash may cut.
+
+What an app has made lies in several places, and each remembers the others, so that an app whose folder
+is deleted by hand is refused by the topics, databases and datasets that it wrote to. A reset takes them
+all together:
+
+=====================================  ==========================================================
+a crash, or a failure, after           leaves
+=====================================  ==========================================================
+1. the mark ``reset-begun``            the app whole; no run begins (``views/running.py``), as after
+                                       every later step until the last: reset it again
+2. older runs are refused by the home  the same; a run that slept through all of this can commit nothing
+3. the databases have forgotten it     its views are gone there; the home still knows the database, which
+                                       says, when asked again, that there is nothing
+4. its datasets are emptied            some of them are; each keeps its identity until its files are gone
+5. its fences in the log are gone      batches could be committed to topics again, by a run that may not
+                                       begin. Whoever held the producer's name is fenced off before
+6. its folder is empty but for the     part of the folder, and no run that takes it for a whole one. The
+   mark                                home, which knows of the others, went first here, after them
+7. the mark, and the folder, are gone  all is done: the next run begins as the first one did
+=====================================  ==========================================================
+
+Two at a time: a run says that it is alive and then looks for the mark, a reset sets the mark and then
+looks for runs. So at least one of them sees the other.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from millstream.client import connect
+from millstream.client.kafka.address import is_kafka, shown
+from millstream.client.reading import open_reader
+from millstream.errors import ConfigError, CorruptionError, MillstreamError, UnknownTopicError
+from millstream.log.control import CONTROL_NAME
+from millstream.views.dataset import dataset_folder, empty_dataset, files_of_dataset
+from millstream.views.dead_letters import dead_topic
+from millstream.views.postgres_target import AppInDatabase, app_in_database, forget_app
+from millstream.views.running import mark_reset, reset_begun, runs_alive
+from millstream.views.schema import JOB
+from millstream.views.store import ViewStore
+
+
+@dataclass(frozen=True)
+class DatasetFound:
+    """A dataset that the app writes: its folder, identity, and what it holds."""
+
+    folder: Path
+    identity: str
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an app has made: what a reset removes, and what it cannot take back.
+
+    ``views`` are rows by view of the app's own store; ``home_problem`` says why that cannot be read, where
+    it cannot: then nobody knows what else the app wrote to. ``topics`` says how many offsets, so at most
+    so many records, the topics hold to which it writes; None where that is not known.
+    """
+
+    app: str
+    folder: Path
+    log: Path | str
+    files: int
+    size_bytes: int
+    views: dict[str, int] = field(default_factory=dict)
+    home_problem: str | None = None
+    databases: dict[str, AppInDatabase] = field(default_factory=dict)  # by URL
+    datasets: tuple[DatasetFound, ...] = ()
+    writes_to_log: bool = False
+    fences: int = 0
+    topics: dict[str, int | None] = field(default_factory=dict)
+    functions: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to remove."""
+        return not (self.folder.exists() or self.fences or any(self.databases.values()))
+
+
+@dataclass
+class _Home:
+    """What the app's own store knows of it."""
+
+    views: dict[str, int] = field(default_factory=dict)
+    targets: list[tuple[str, str]] = field(default_factory=list)  # identity, name
+    graph: dict[str, Any] = field(default_factory=dict)
+    problem: str | None = None
+
+
+def look(app: str, state: Path, log: Path | str, databases: Sequence[str] = ()) -> Found:
+    """Find what an app has made. Changes nothing.
+
+    Args:
+        state: The folder in which it lies, as ``apps/<app>``.
+        log: The log that it reads and writes.
+        databases: The URLs of the databases that it keeps views in.
+
+    Raises:
+        ConfigError: there is nothing of such an app; it runs; or it wrote to a database or a log that
+            was not given.
+    """
+    folder = state / "apps" / app
+    _require_stopped(app, folder)
+    home = _home(app, folder / "views.db")
+    kept = {url: app_in_database(url, app) for url in databases}
+    _require_given(app, home, kept, log)
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    written = [node["does"] for node in _outputs(home, "topic")]
+    found = Found(
+        app,
+        folder,
+        log,
+        files=len(paths),
+        size_bytes=sum(path.stat().st_size for path in paths),
+        views=home.views,
+        home_problem=home.problem,
+        databases=kept,
+        datasets=tuple(_datasets(home)),
+        writes_to_log=any(_is_log(identity) for identity, _ in home.targets),
+        fences=_fences(app, log),
+        topics=_records(log, [*written, dead_topic(app)]),
+        functions=tuple(node["name"] for node in _outputs(home, "function")),
+    )
+    if found.empty:
+        raise ConfigError(
+            f"There is nothing of an app {app!r} in {state}, nor in {shown(log)}. Correct the name, or "
+            "--log and --state."
+        )
+    return found
+
+
+def reset(found: Found) -> None:
+    """Remove it all. Cut off at any moment, it can be done again; see the module for what is left.
+
+    Raises:
+        ConfigError: the app runs.
+        RetriableError: a database or the log's owner is away: do it again.
+    """
+    folder = found.folder
+    if folder.exists():
+        mark_reset(folder)  # step 1
+        _require_stopped(found.app, folder, mark_back=True)
+        _refuse_older_runs(found)  # step 2
+    for url, kept in found.databases.items():
+        if kept:
+            forget_app(url, found.app)  # step 3
+    for dataset in found.datasets:
+        empty_dataset(dataset.folder, dataset.identity)  # step 4
+    if found.fences or found.writes_to_log:
+        _forget_fences(found)  # step 5
+    if folder.exists():
+        _empty(folder)  # step 6
+        reset_begun(folder).unlink()  # step 7
+        folder.rmdir()
+
+
+# -- looking ----------------------------------------------------------------------------------
+
+
+def _home(app: str, path: Path) -> _Home:
+    if not path.exists():
+        return _Home()
+    try:
+        with closing(ViewStore(path, readonly=True)) as store:
+            return _Home(
+                {schema.name: store.count(schema.name) for schema in store.views()},
+                [(identity, name) for identity, name, _ in store.targets(app, JOB)],
+                store.description(app, "graph") or {},
+            )
+    except (ConfigError, CorruptionError) as error:
+        return _Home(problem=str(error))
+
+
+def _require_stopped(app: str, folder: Path, *, mark_back: bool = False) -> None:
+    alive = runs_alive(folder)
+    if not alive:
+        return
+    if mark_back:
+        reset_begun(folder).unlink(missing_ok=True)
+    raise ConfigError(
+        f"{app} is running (process {alive[-1].pid}), and nothing was removed. Stop it first: millstream "
+        f"stop {app}."
+    )
+
+
+def _require_given(
+    app: str, home: _Home, databases: dict[str, AppInDatabase], log: Path | str
+) -> None:
+    """Make sure that all can be reached that the app wrote to, and would refuse it afterwards."""
+    given = {kept.identity for kept in databases.values()}
+    for identity, name in home.targets:
+        if identity.startswith("postgresql:") and identity not in given:
+            raise ConfigError(
+                f"{app} keeps views in {name}, which are to be removed with the rest. Give its URL, with "
+                "user and password: --store URL."
+            )
+        if _is_log(identity) and identity != _log_identity(log):
+            raise ConfigError(
+                f"{app} writes to topics of {name}, which is not {shown(log)}. Give that log: --log, and with "
+                "--state the folder in which the app's state lies."
+            )
+
+
+def _is_log(identity: str) -> bool:
+    return identity.startswith(("log:", "kafka:"))
+
+
+def _log_identity(log: Path | str) -> str | None:
+    if not is_kafka(log) and not _is_there(log):
+        return None
+    with connect(log) as opened:
+        return opened.identity
+
+
+def _is_there(log: Path | str) -> bool:
+    """Say whether there is a log, so that none is made by looking."""
+    return is_kafka(log) or (Path(log) / CONTROL_NAME).exists()
+
+
+def _outputs(home: _Home, kind: str) -> list[dict[str, str]]:
+    nodes = home.graph.get("nodes", [])
+    return [node for node in nodes if node["kind"] == kind and node["id"].startswith("port-")]
+
+
+def _datasets(home: _Home) -> list[DatasetFound]:
+    found = []
+    for identity, name in home.targets:
+        folder = dataset_folder(name) if identity.startswith("dataset:") else None
+        files = [] if folder is None else files_of_dataset(folder, identity)
+        if folder is not None and files is not None:
+            size_bytes = sum(path.stat().st_size for path in files)
+            found.append(DatasetFound(folder, identity, len(files), size_bytes))
+    return found
+
+
+def _fences(app: str, log: Path | str) -> int:
+    if not _is_there(log):
+        return 0
+    with connect(log) as opened:
+        return len(opened.fences(_prefix(app)))
+
+
+def _prefix(app: str) -> str:
+    return f"{app}/{JOB}/"
+
+
+def _records(log: Path | str, topics: Sequence[str]) -> dict[str, int | None]:
+    """Count the offsets of those of these topics that there are."""
+    if not _is_there(log):
+        return {}
+    reader = open_reader(log)
+    found: dict[str, int | None] = {}
+    for topic in topics:
+        try:
+            found[topic] = sum(end - start for start, end in reader.offsets(topic))
+        except UnknownTopicError:
+            continue
+        except MillstreamError:  # what cannot be counted is named all the same
+            found[topic] = None
+    return found
+
+
+# -- removing ---------------------------------------------------------------------------------
+
+
+def _refuse_older_runs(found: Found) -> None:
+    if found.home_problem is None and (found.folder / "views.db").exists():
+        with closing(ViewStore(found.folder / "views.db")) as store:
+            store.refuse_runs(found.app, JOB)
+
+
+def _forget_fences(found: Found) -> None:
+    with connect(found.log) as log:
+        # Whoever has this name is fenced off, with the transaction that it has open: none of its batches
+        # comes after.
+        log.producer(transactional_id=f"{found.app}/{JOB}").close()
+        log.forget_fences(_prefix(found.app))
+
+
+def _empty(folder: Path) -> None:
+    """Remove all but the mark: the home last but for its own helpers, as it knows of the others."""
+    mark = reset_begun(folder)
+    home = folder / "views.db"
+    for path in folder.iterdir():
+        if path == mark or path.name.startswith(home.name):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    home.unlink(missing_ok=True)
+    for path in folder.glob(f"{home.name}*"):
+        path.unlink()

@@ -1,0 +1,265 @@
+"""A reset removes all that an app has made, wherever it is cut off, and the app begins anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import millstream as ms
+from millstream.errors import ConfigError, FencedError
+from millstream.kernels.plan import DatasetEnd, ForeachEnd, JobPlan, SinkPlan, TopicEnd, ViewEnd
+from millstream.ops import reset as module
+from millstream.ops.reset import look, reset
+from millstream.testing.disk import SimulatedCrash
+from millstream.views.commit import BatchOutcome
+from millstream.views.outputs import open_targets
+from millstream.views.running import marked, require_no_reset, reset_begun
+from millstream.views.target import RunStart
+
+COLUMNS = (("k", pl.String()), ("n", pl.Int64()))
+
+
+def keep(rows, context):
+    """A function that keeps nothing."""
+
+
+class World:
+    """An app that writes to everything that there is, in one folder and perhaps one database."""
+
+    def __init__(self, root: Path, url: str | None = None):
+        self.root, self.url = root, url
+        self.log = root / "data"
+        self.app = self.log / "apps" / "app"
+        ends = [
+            ("home", ViewEnd()),
+            ("to(out)", TopicEnd("out", "k", ("k", "n"), 1, "delete")),
+            ("dataset(rows)", DatasetEnd(str(root / "rows"), ("k",))),
+            ("foreach(keep)", ForeachEnd(keep)),
+            *([("base", ViewEnd(url))] if url else []),
+        ]
+        sinks = tuple(
+            SinkPlan(name, 8 + n, ("k",) if isinstance(end, ViewEnd) else (), COLUMNS, end)
+            for n, (name, end) in enumerate(ends)
+        )
+        self.plan = JobPlan("app", (), (), (), sinks, (0,))
+        self.stores = [url] if url else []
+
+    @contextmanager
+    def run(self, checkpoint_id):
+        self.app.mkdir(parents=True, exist_ok=True)
+        with open_targets(self.plan, self.app / "views.db", self.log) as targets:
+            yield targets, targets.begin_run("main", checkpoint_id)
+
+    def batches(self, checkpoint_id, count=2):
+        """Commit batches after those that there are; give the number of the first."""
+        with self.run(checkpoint_id) as (targets, first):
+            for number in range(first, first + count):
+                targets.commit(number, self.outcome(number), {})
+        (self.app / "job.json").write_text("{}")
+        (self.app / "checkpoint" / "offsets").mkdir(parents=True, exist_ok=True)
+        (self.app / "checkpoint" / "offsets" / "0").write_text("x" * 100)
+        (self.app / "runs").mkdir(exist_ok=True)
+        return first
+
+    def outcome(self, number):
+        rows = pl.DataFrame({"k": ["a", f"k{number}"], "n": [number, 1]})
+        names = [sink.name for sink in self.plan.sinks]
+        books = {"step": Counter(read=2, emitted=2)}
+        return BatchOutcome(
+            rows=dict.fromkeys(names, rows), books=books, position={"t": {"0": number + 1}}
+        )
+
+    def look(self):
+        return look("app", self.log, self.log, self.stores)
+
+    def records(self):
+        with ms.connect(self.log) as log:
+            return log.read("out", 0).num_rows
+
+
+@pytest.fixture
+def world(tmp_path, url):
+    if url:
+        with suppress(ConfigError):
+            module.forget_app(url, "app")
+    return World(tmp_path, url)
+
+
+def test_what_is_found_is_counted_and_named_and_nothing_is_changed(world):
+    world.batches("one")
+    world.look()  # who reads the home leaves helpers of it
+    before = sorted(world.root.rglob("*"))
+    found = world.look()
+    assert found == world.look()
+    assert sorted(world.root.rglob("*")) == before
+    assert found.views == {"home": 3, "dead_letters": 0}
+    files = [path for path in world.app.rglob("*") if path.is_file()]
+    assert (found.files, found.size_bytes) == (len(files), sum(p.stat().st_size for p in files))
+    assert (found.fences, found.topics, found.functions) == (
+        1,
+        {"out": 6},
+        ("foreach(keep)",),
+    )  # with the ends of transactions
+    (dataset,) = found.datasets
+    assert (dataset.folder, dataset.files, dataset.size_bytes > 0) == (world.root / "rows", 4, True)
+    assert [kept.views for kept in found.databases.values()] == [("base",)] * len(world.stores)
+
+
+def test_after_a_reset_every_target_begins_anew_with_another_checkpoint(world):
+    world.batches("one")
+    reset(world.look())
+    assert not world.app.exists()
+    assert world.batches("two") == 0
+    assert world.batches("two") == 2
+    assert ms.dataset(world.root / "rows").scan().collect().height == 8
+    assert world.records() == 4 + 8  # what was written stays
+
+
+def test_a_folder_deleted_by_hand_is_refused_by_the_others_and_a_reset_is_what_helps(world):
+    world.batches("one")
+    shutil.rmtree(world.app)
+    with pytest.raises(ConfigError, match=r"another checkpoint.*millstream reset app"):
+        world.batches("two")
+    shutil.rmtree(world.root / "rows")  # nobody but the home knew of it
+    reset(world.look())
+    assert world.batches("three") == 0
+
+
+def test_an_app_that_is_not_there_is_an_error_and_makes_nothing(tmp_path):
+    with pytest.raises(ConfigError, match="nothing of an app 'app'"):
+        look("app", tmp_path / "data", tmp_path / "data")
+    assert list(tmp_path.iterdir()) == []
+    World(tmp_path).batches("one")
+    with pytest.raises(ConfigError, match="nothing of an app 'other'"):
+        look("other", tmp_path / "data", tmp_path / "data")
+
+
+def test_other_apps_keep_what_they_have(world):
+    world.batches("one")
+    with (
+        ms.connect(world.log) as log,
+        log.producer(transactional_id="app2/main") as producer,
+        producer.transaction() as transaction,
+    ):
+        transaction.fence("app2/main/one", 7)
+    reset(world.look())
+    with ms.connect(world.log) as log:
+        assert log.fences() == {"app2/main/one": 7}
+
+
+def test_a_running_app_is_refused_and_stays_as_it_is(world):
+    world.batches("one")
+    found = world.look()
+    with marked(world.app, 9):
+        with pytest.raises(ConfigError, match=r"is running.*millstream stop app"):
+            world.look()
+        with pytest.raises(ConfigError, match=r"is running.*nothing was removed"):
+            reset(found)  # it began after the look
+        require_no_reset(world.app)
+    assert world.batches("one") == 2
+
+
+def test_a_run_that_slept_through_a_reset_can_commit_nothing(world, monkeypatch):
+    with world.run("one") as (targets, _):
+        targets.commit(0, world.outcome(0), {})
+        records = world.records()
+        # It wakes when all but the folder is gone.
+        monkeypatch.setattr(module, "_empty", lambda _: None)
+        with suppress(OSError):
+            reset(world.look())
+        with pytest.raises(FencedError):
+            targets.commit(1, world.outcome(1), {})
+        topics = targets.others[0]
+        with pytest.raises(FencedError):
+            topics.commit(targets._fence(1), world.outcome(1))
+    assert world.records() == records
+
+
+@pytest.mark.parametrize("damage", ["damaged", "empty"])
+def test_a_home_that_cannot_be_read_is_removed_and_that_is_said(world, damage):
+    world.batches("one")
+    for path in world.app.glob("views.db-*"):
+        path.unlink()
+    (world.app / "views.db").write_bytes(b"no database" * 1000 if damage == "damaged" else b"")
+    found = world.look()
+    assert found.home_problem
+    reset(found)
+    assert not world.app.exists()
+    shutil.rmtree(world.root / "rows")
+    assert world.batches("two") == 0
+
+
+def test_a_log_or_a_database_that_was_not_given_is_asked_for(world, tmp_path):
+    world.batches("one")
+    with ms.connect(tmp_path / "elsewhere") as log:
+        log.create_topic("t")
+    for log in (tmp_path / "elsewhere", tmp_path / "none"):
+        with pytest.raises(ConfigError, match=r"writes to topics of the log .*--state"):
+            look("app", world.log, log, world.stores)
+    if world.url:
+        with pytest.raises(ConfigError, match=r"keeps views in postgresql:.*--store URL"):
+            look("app", world.log, world.log)
+
+
+class Cut:
+    """Lets the process die at the so-many-th thing that is removed or written."""
+
+    def __init__(self, monkeypatch, world, at):
+        self.at, self.count = at, 0
+        self.places = (str(world.app), str(world.root / "rows"))
+        for owner, name in [
+            (Path, "unlink"),
+            (Path, "rmdir"),
+            (os, "rename"),
+            (os, "replace"),
+            (module, "mark_reset"),
+            (module, "forget_app"),
+            (module, "_refuse_older_runs"),
+            (module, "_forget_fences"),
+        ]:
+            monkeypatch.setattr(owner, name, self._dying(getattr(owner, name)))
+
+    def _dying(self, call):
+        def dying(*args, **kwargs):
+            if not isinstance(args[0], str | Path) or str(args[0]).startswith(self.places):
+                self.count += 1
+                if self.count == self.at:
+                    raise SimulatedCrash
+            return call(*args, **kwargs)
+
+        return dying
+
+
+def test_cut_off_anywhere_no_run_begins_and_the_next_reset_ends_it(tmp_path):
+    at = 0
+    while True:
+        at += 1
+        world = World(tmp_path / str(at))
+        world.batches("one", count=1)
+        found = world.look()
+        with pytest.MonkeyPatch.context() as patches:
+            cut = Cut(patches, world, at)
+            with suppress(SimulatedCrash):
+                reset(found)
+        if cut.count < at:
+            break  # it was not cut off any more
+        whole = (world.app / "views.db").exists() and not reset_begun(world.app).exists()
+        if world.app.exists() and list(world.app.iterdir()) and not whole:
+            with pytest.raises(ConfigError, match="millstream reset app"):
+                require_no_reset(world.app)
+        with suppress(ConfigError):  # there may be nothing left
+            reset(world.look())
+        assert not world.app.exists()
+        assert world.batches("two", count=1) == 0
+    assert at > 8
+
+
+def test_a_target_says_what_to_do_where_an_app_is_to_begin_anew():
+    start = RunStart("app", "main", 1, "one")
+    assert "`millstream reset app`" in start.how_to_reset

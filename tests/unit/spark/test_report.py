@@ -1,0 +1,39 @@
+"""What a run tells at its end."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from millstream.spark.job import _report, reached_before
+from millstream.spark.sink import Totals
+from millstream.views.schema import Fence
+from millstream.views.store import ViewStore
+
+
+@pytest.fixture
+def home(tmp_path):
+    with ViewStore(tmp_path / "views.db") as home:
+        yield home
+
+
+def committed(home, watermark):
+    run, batch_id = home.begin_run("app", "main", "c")
+    fence = Fence("app", "main", run, batch_id)
+    home.commit(fence, [], position={}, status={"watermark": watermark})
+
+
+def test_a_run_that_found_nothing_new_tells_the_watermark_that_its_state_holds(home):
+    committed(home, "2026-01-31T12:00:00+00:00")
+    reached = reached_before(home, "app")
+    report = _report("app", "caught-up", Totals(), reached, 1.0)
+    assert report.watermark == datetime(2026, 1, 31, 12, tzinfo=UTC)
+    assert "watermark 2026-01-31T12:00:00+00:00" in str(report)
+
+
+def test_a_watermark_that_no_batch_has_set_is_not_yet_set(home):
+    assert reached_before(home, "app") is None
+    committed(home, None)
+    report = _report("app", "caught-up", Totals(), reached_before(home, "app"), 1.0)
+    assert "watermark not yet set" in str(report)
