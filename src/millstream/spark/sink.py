@@ -12,6 +12,7 @@ from millstream.client.reading import Reader
 from millstream.kernels.dedup import FALSE_POSITIVE_RATE
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
+from millstream.spark.birth import JOB
 from millstream.spark.event_times import EventTimesFile
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.stages import Manifests, Stages
@@ -21,8 +22,6 @@ from millstream.views.time_status import time_status
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-JOB = "main"
 
 
 @dataclass
