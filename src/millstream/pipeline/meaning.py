@@ -10,7 +10,7 @@ Left out, because they move no event into or out of a state: how long a partitio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,18 +124,22 @@ def _name(named: Any) -> str:
 
 
 def _format(values: Any) -> Description:
-    """Describe how values are written: the format, and the validators of a model.
+    """Describe how values are written: the format, and the code of a pydantic model.
 
     Which schemas values were written with is no part of it: more of them are to be expected.
     """
-    model = getattr(values, "model", None)
-    decorators = getattr(model, "__pydantic_decorators__", None)
-    kinds = {} if decorators is None else vars(decorators)
-    validators = [
-        [kind, name, code_digest(decorator.func)]
-        for kind, found in sorted(kinds.items())
-        if kind.endswith("validators")
-        for name, decorator in sorted(found.items())
-    ]
     word = type(values).__name__
-    return {"says": word, "code": digest(exact(validators))} if validators else word
+    code = list(_code_of_model(getattr(values, "model", None)))
+    return {"says": word, "code": digest(exact(code))} if code else word
+
+
+def _code_of_model(model: Any) -> Iterator[list[str]]:
+    """Give the functions by which a model judges and changes values, by name."""
+    decorators = getattr(model, "__pydantic_decorators__", None)
+    for kind in ("field_validators", "model_validators", "root_validators", "validators"):
+        for name, decorator in sorted(getattr(decorators, kind, {}).items()):
+            yield [kind, name, code_digest(decorator.func)]
+    for name, field_info in sorted(getattr(model, "model_fields", {}).items()):
+        for rule in field_info.metadata:
+            if hasattr(rule, "func"):
+                yield [type(rule).__name__, name, code_digest(rule.func)]
