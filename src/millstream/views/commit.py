@@ -242,7 +242,7 @@ class Targets:
         self.run, next_batch_id = self.home.begin_run(app, job, checkpoint_id, beginning)
         self.home.describe(app, "graph", graph_of(self.plan))
         self._job = job
-        fed = {name: one.spans for name, one in self.home.outputs(app, job).items()}
+        fed = {where: one.spans for where, one in self.home.outputs(app, job).items()}
         start = RunStart(app, job, self.run, checkpoint_id, fed)
         noted = Noted(self.home.targets(self.plan.app, job), next_batch_id)
         for target in self.others:

@@ -12,6 +12,7 @@ came out before that moment and has not changed since is missing.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -20,6 +21,12 @@ from typing import Any
 from millstream.kernels.meaning import exact
 from millstream.kernels.plan import DatasetEnd, JobPlan, SinkPlan, TopicEnd, ViewEnd
 from millstream.views.address import postgres_address
+
+HOME_VIEW = "view"
+
+
+class PartialOutputWarning(UserWarning):
+    """What is read was not fed all the time, or by more than one declaration: the text says when."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +55,13 @@ class Span:
         return cls(*ends)
 
 
+Where = tuple[str, str]  # an output's name, and where it ends
+
+
 @dataclass(frozen=True)
 class Feeding:
-    """An output as the home knows it: where it ends, what its rows mean, and when it was fed."""
+    """An output as the home knows it: what its rows mean, and when it was fed."""
 
-    place: str
     meaning: str
     spans: tuple[Span, ...] = (Span(),)
 
@@ -60,7 +69,7 @@ class Feeding:
     def from_json(cls, values: Mapping[str, Any]) -> Feeding:
         """Read back what ``asdict`` gave."""
         spans = tuple(Span.from_json(span) for span in values["spans"])
-        return cls(values["place"], values["meaning"], spans)
+        return cls(values["meaning"], spans)
 
     def ended(self, now: Moment) -> Feeding:
         """Give it as of a run without it."""
@@ -90,44 +99,51 @@ def _not_empty(spans: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(kept or spans[-1:])
 
 
-def feedings(plan: JobPlan) -> dict[str, Feeding]:
+def feedings(plan: JobPlan) -> dict[Where, Feeding]:
     """Give the outputs of a plan as if they had been there from the beginning."""
     meanings = plan.program.outputs
-    return {sink.name: Feeding(_place(sink), exact(meanings.get(sink.name))) for sink in plan.sinks}
+    return {
+        (sink.name, place_of(sink)): Feeding(exact(meanings.get(sink.name))) for sink in plan.sinks
+    }
 
 
-def _place(sink: SinkPlan) -> str:
+def place_of(sink: SinkPlan) -> str:
     """Say where an output ends, without credentials."""
     end = sink.end
     if isinstance(end, ViewEnd):
-        return "view" if end.store is None else f"view in {postgres_address(end.store).shown}"
+        return HOME_VIEW if end.store is None else view_in(postgres_address(end.store).shown)
     if isinstance(end, TopicEnd):
         return f"topic {end.topic}"
     return f"dataset {end.path}" if isinstance(end, DatasetEnd) else "function"
 
 
+def view_in(store: str) -> str:
+    """Say where a view ends that a database keeps, given what is shown of its address."""
+    return f"view in {store}"
+
+
 def moved_on(
-    known: Mapping[str, Feeding],
-    declared: Mapping[str, Feeding],
+    known: Mapping[Where, Feeding],
+    declared: Mapping[Where, Feeding],
     now: Moment,
     same: Callable[[str, str], bool],
-) -> dict[str, Feeding]:
+) -> dict[Where, Feeding]:
     """Give all outputs as of a run that begins ``now`` with the declared ones.
 
     ``same`` says whether what was meant and what is now is the same.
     """
     if now.batch_id == 0:  # nothing was committed, so nothing is missing anywhere
         return dict(declared)
-    after = {name: one.ended(now) for name, one in known.items() if name not in declared}
-    for name, one in declared.items():
-        before = known.get(name)
-        if before is None or before.place != one.place:
-            after[name] = replace(one, spans=(Span(now),))
+    after = {where: one.ended(now) for where, one in known.items() if where not in declared}
+    for where, one in declared.items():
+        before = known.get(where)
+        if before is None:
+            after[where] = replace(one, spans=(Span(now),))
         elif same(before.meaning, one.meaning):
-            after[name] = replace(before.begun(now), meaning=one.meaning)
+            after[where] = replace(before.begun(now), meaning=one.meaning)
         else:
             spans = (*before.ended(now).spans, Span(now))
-            after[name] = replace(one, spans=_not_empty(spans))
+            after[where] = replace(one, spans=_not_empty(spans))
     return after
 
 
@@ -139,6 +155,13 @@ def to_plain(spans: Sequence[Span]) -> list[dict[str, Any]]:
 def is_whole(spans: Sequence[Span]) -> bool:
     """Whether an output has been fed by one declaration from the beginning on, without a gap."""
     return list(spans) == [Span()]
+
+
+def warn_of(what: str, spans: Sequence[Span]) -> None:
+    """Tell who opens an output that it is not whole."""
+    note = note_on(spans)
+    if note is not None:
+        warnings.warn(f"{what} {note}.", PartialOutputWarning, stacklevel=3)
 
 
 def note_on(spans: Sequence[Span]) -> str | None:

@@ -66,8 +66,8 @@ CREATE TABLE IF NOT EXISTS _state (
 CREATE TABLE IF NOT EXISTS _programs (
     app TEXT NOT NULL, job TEXT NOT NULL, program TEXT NOT NULL, PRIMARY KEY (app, job));
 CREATE TABLE IF NOT EXISTS _outputs (
-    app TEXT NOT NULL, job TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
-    PRIMARY KEY (app, job, name)) WITHOUT ROWID;
+    app TEXT NOT NULL, job TEXT NOT NULL, name TEXT NOT NULL, place TEXT NOT NULL,
+    value TEXT NOT NULL, PRIMARY KEY (app, job, name, place)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS _descriptions (
     app TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (app, name));
 """

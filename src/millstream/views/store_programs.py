@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from millstream.errors import ConfigError
-from millstream.views.fed import Feeding, Moment, Span, moved_on
+from millstream.views.fed import HOME_VIEW, Feeding, Moment, Span, Where, moved_on
 from millstream.views.program import StoredProgram, reads_the_same, require_same
 
 
@@ -25,7 +25,7 @@ class Beginning:
     """
 
     program: StoredProgram
-    outputs: Mapping[str, Feeding]
+    outputs: Mapping[Where, Feeding]
     at: str
     same_expressions: bool = False
 
@@ -38,18 +38,20 @@ def stored_program(db: sqlite3.Connection, app: str, job: str) -> StoredProgram 
     return None if row is None else StoredProgram.from_json(row[0])
 
 
-def stored_outputs(db: sqlite3.Connection, app: str, job: str) -> dict[str, Feeding]:
+def stored_outputs(db: sqlite3.Connection, app: str, job: str) -> dict[Where, Feeding]:
     """Return all outputs that a job has had."""
     rows = db.execute(
-        "SELECT name, value FROM _outputs WHERE app = ? AND job = ? ORDER BY name", (app, job)
+        "SELECT name, place, value FROM _outputs WHERE app = ? AND job = ? ORDER BY name, place",
+        (app, job),
     )
-    return {name: Feeding.from_json(json.loads(value)) for name, value in rows}
+    return {(name, place): Feeding.from_json(json.loads(value)) for name, place, value in rows}
 
 
 def fed_spans(db: sqlite3.Connection, app: str | None, view: str) -> tuple[Span, ...]:
     """Return when a view was fed; () of one that is no output of a job's, as that of dead records."""
     row = db.execute(
-        "SELECT value FROM _outputs WHERE name = ? AND (app = ? OR ? IS NULL)", (view, app, app)
+        "SELECT value FROM _outputs WHERE name = ? AND place = ? AND (app = ? OR ? IS NULL)",
+        (view, HOME_VIEW, app, app),
     ).fetchone()
     return () if row is None else Feeding.from_json(json.loads(row[0])).spans
 
@@ -100,10 +102,10 @@ def take_over(
     outputs = moved_on(stored_outputs(db, app, job), beginning.outputs, now, same)
     db.execute("DELETE FROM _outputs WHERE app = ? AND job = ?", (app, job))
     db.executemany(
-        "INSERT INTO _outputs VALUES (?, ?, ?, ?)",
+        "INSERT INTO _outputs VALUES (?, ?, ?, ?, ?)",
         [
-            (app, job, name, json.dumps(asdict(one), ensure_ascii=False))
-            for name, one in outputs.items()
+            (app, job, *where, json.dumps(asdict(one), ensure_ascii=False))
+            for where, one in outputs.items()
         ],
     )
 

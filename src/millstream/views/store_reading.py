@@ -17,7 +17,7 @@ import polars as pl
 from millstream.errors import ConfigError, CorruptionError, UnknownViewError
 from millstream.views import changelog, columns
 from millstream.views.connections import Readers
-from millstream.views.fed import Feeding, Span
+from millstream.views.fed import Feeding, Span, Where
 from millstream.views.position import wait_until
 from millstream.views.program import StoredProgram
 from millstream.views.rows import Query, QueryReader, Selection
@@ -150,7 +150,8 @@ class StoreReading(QueryReader):
             app, job = _job_of(db, view)
             last = fence_value(db, "batch_id", app, job)
             position = fence_json(db, "position", app, job)
-        return Selection(schema, columns.decoded(rows, schema), newest, last, position)
+            fed = fed_spans(db, app, view)
+        return Selection(schema, columns.decoded(rows, schema), newest, last, position, fed)
 
     def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame:
         """Return every change after the change number ``since``, oldest first; at most ``limit``.
@@ -243,8 +244,8 @@ class StoreReading(QueryReader):
             app, _ = _job_of(db, view)
             return fed_spans(db, app, view)
 
-    def outputs(self, app: str, job: str) -> dict[str, Feeding]:
-        """Return all outputs that a job has had, and when they were fed."""
+    def outputs(self, app: str, job: str = "main") -> dict[Where, Feeding]:
+        """Return all outputs that a job has had, by name and place, and when they were fed."""
         with self._readers.snapshot() as db:
             return stored_outputs(db, app, job)
 

@@ -40,7 +40,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from millstream.views.fed import Span
+from millstream.views.fed import Span, Where
 from millstream.views.schema import Fence
 
 
@@ -67,7 +67,7 @@ class RunStart:
     job: str
     run: int
     checkpoint_id: str
-    fed: Mapping[str, Sequence[Span]] = field(default_factory=dict)
+    fed: Mapping[Where, Sequence[Span]] = field(default_factory=dict)
 
     @property
     def who(self) -> str:
