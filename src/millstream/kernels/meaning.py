@@ -109,7 +109,7 @@ def said(description: Description) -> str:
         told = [
             said(item) if isinstance(item, (Mapping, list)) else _named(key, item)
             for key, item in description.items()
-            if key not in _UNSAID and item not in (None, [], False)
+            if key not in _UNSAID and item is not None and item is not False and item != []
         ]
         return f"{word}({', '.join(told)})"
     if isinstance(description, list):

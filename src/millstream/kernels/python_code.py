@@ -33,6 +33,7 @@ import numpy as np
 import polars as pl
 
 _DEPTH_MAX = 12
+_HAS_DOCSTRING = 0x4000000  # a flag of code
 _BYTES_MIN = 48  # a list of at least so many small numbers, in polars' JSON, is bytes
 _PICKLE = b"\x80\x05"  # how a pickle begins
 _FUNCTIONS = ("function", "callback")  # where polars' JSON has packed functions
@@ -201,13 +202,14 @@ class _Reading:
     def _code(self, code: CodeType, doc: str | None = None) -> str:
         constants = [
             self._code(one) if isinstance(one, CodeType) else _Reading().read(one)
-            for one in code.co_consts
-            if doc is None or one != doc
+            for one in (None if doc is not None and one == doc else one for one in code.co_consts)
         ]
-        shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-        jumps = getattr(code, "co_exceptiontable", b"")
-        return digest(f"{code.co_code.hex()}{shape}{names}{constants}{jumps.hex()}")
+        flags = code.co_flags & ~_HAS_DOCSTRING
+        return digest(
+            f"{code.co_code.hex()}{shape}{flags}{names}{constants}{code.co_exceptiontable.hex()}"
+        )
 
     def _class(self, cls: type) -> str:
         if self._is_foreign(cls.__module__):

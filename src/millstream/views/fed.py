@@ -178,8 +178,8 @@ def note_on(spans: Sequence[Span]) -> str | None:
             told.append(f"was declared differently before {_said(after.since)}")
         else:
             told.append(
-                f"was not fed from {_said(before.until)} to {_said(after.since)}; what came out then "
-                "is missing"
+                f"was not fed from {_said(before.until)} to {_said(after.since)}; what came out or "
+                "was taken back then is missing"
             )
     if spans[-1].until is not None:
         told.append(f"is no longer fed since {_said(spans[-1].until)}, when the app left it out")
