@@ -256,3 +256,15 @@ def test_state_of_another_format_is_refused():
     now = StoredProgram.of(plan(), {})
     with pytest.raises(ConfigError, match=r"has format 0, and this version of millstream works on"):
         require_same(replace(now, format=0), now, "here", same_expressions=False)
+
+
+def test_a_store_of_an_earlier_format_is_refused_plainly(tmp_path):
+    run(tmp_path, plan())
+    with ViewStore(tmp_path / "views.db") as home:
+        assert home._writer is not None
+        home._writer.execute("PRAGMA user_version = 1")
+    for readonly in (True, False):
+        with pytest.raises(
+            ConfigError, match=r"has format 1, of an earlier version.*delete the app"
+        ):
+            ViewStore(tmp_path / "views.db", readonly=readonly)
