@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from millstream.record import Record
     from millstream.views import panels
     from millstream.views.dataset import Dataset, dataset
+    from millstream.views.fed import PartialOutputWarning
     from millstream.views.foreach import ForeachContext
     from millstream.views.reading import View, view
     from millstream.views.server.serving import serve
@@ -85,6 +86,7 @@ __all__ = [
     "JobFailedError",
     "MillstreamError",
     "OffsetOutOfRangeError",
+    "PartialOutputWarning",
     "Record",
     "RetriableError",
     "Stream",
@@ -140,6 +142,7 @@ _HOMES = {
     "Dataset": "millstream.views.dataset",
     "EventLog": "millstream.client",
     "ForeachContext": "millstream.views.foreach",
+    "PartialOutputWarning": "millstream.views.fed",
     "Record": "millstream.record",
     "Stream": "millstream.pipeline",
     "Topic": "millstream.pipeline",

@@ -61,12 +61,12 @@ def test_after_a_rescale_the_answers_are_those_of_an_uninterrupted_run(spark, tm
     home = tmp_path / "apps" / "counts"
 
     for partitions, upto in ((4, 2100), (1, 3000)):
-        before = stored_birth(home).partitions
+        before = stored_birth("counts", home).partitions
         done = rescaling.rescale("counts", home, partitions)
         assert (done.partitions_before, done.partitions) == (before, partitions)
         send(tmp_path, events[upto - 900 : upto])
         counted(tmp_path).run(until="caught-up", rows_per_batch=500)
-    assert stored_birth(home).partitions == 1
+    assert stored_birth("counts", home).partitions == 1
 
     wanted = testing.run(counted("unused"), {"events": events})
     for name in ("days", "minutes"):

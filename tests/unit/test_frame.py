@@ -61,6 +61,7 @@ PUBLIC_NAMES = [
     "JobFailedError",
     "MillstreamError",
     "OffsetOutOfRangeError",
+    "PartialOutputWarning",
     "Record",
     "RetriableError",
     "Stream",

@@ -23,8 +23,7 @@ from millstream.cli.tables import ask, yes_option
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views.address import HOME
 from millstream.views.columns import parsed
-from millstream.views.reading import apps_with_views, store_path
-from millstream.views.reading import view as open_view
+from millstream.views.reading import apps_with_views, open_view, store_path
 from millstream.views.rows import ReadableStore
 from millstream.views.schema import ViewSchema
 from millstream.views.store import ViewStore
@@ -148,10 +147,13 @@ def show(
         schema = opened.schema
         conditions = dict(_condition(text, schema.kinds) for text in where)
         frame = opened.scan(where=conditions, limit=limit + 1)
+        note = opened.note
     rows = [_with_json(row, schema.kinds) for row in frame.head(limit).iter_rows(named=True)]
     _print(rows, schema.names, as_json=as_json)
     if frame.height > limit and not as_json:
         click.echo(f"The first {limit} rows; --limit shows more.")
+    if note is not None:
+        click.echo(f"This view is not whole: it {note}.", err=True)
 
 
 @view.command("changes")
@@ -176,8 +178,11 @@ def changes(
     with open_view(name, log=log, app=app, store=store) as opened:
         kinds = opened.schema.kinds
         frame = opened.changes(since=since)
+        note = opened.note
     rows = [_with_json(row, kinds) for row in frame.iter_rows(named=True)]
     _print(rows, tuple(frame.columns), as_json=as_json)
+    if note is not None:
+        click.echo(f"This view is not whole: it {note}.", err=True)
 
 
 @view.command("forget")

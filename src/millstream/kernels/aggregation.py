@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
@@ -23,7 +22,8 @@ WEIGHT = "__weight"
 class Aggregation:
     """Named aggregates by the columns ``by``.
 
-    ``schema`` gives the types of the partial columns, as found when the pipeline was built.
+    ``schema`` gives the types of the partial columns, and ``keys`` those of ``by``, as found when the
+    pipeline was built.
     ``weighted``: the rows that come in have ``__diff``, and some take others back.
     """
 
@@ -31,6 +31,7 @@ class Aggregation:
     aggregates: tuple[tuple[str, Aggregate], ...]
     weighted: bool = False
     schema: tuple[tuple[str, pl.DataType], ...] = ()
+    keys: tuple[tuple[str, pl.DataType], ...] = ()
 
     @property
     def columns_read(self) -> set[str]:
@@ -79,10 +80,6 @@ class Aggregation:
     def names(self) -> list[str]:
         """The names of the results."""
         return [name for name, _ in self.aggregates]
-
-    def fingerprint(self) -> dict[str, Any]:
-        state = [[name, str(dtype)] for name, dtype in self.schema]
-        return {"by": list(self.by), "state": state}
 
 
 def _grouped(rows: pl.DataFrame, columns: Sequence[str], made: Sequence[pl.Expr]) -> pl.DataFrame:

@@ -29,7 +29,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -107,15 +106,6 @@ class Budget(Passing):
         given = [e for e in (self.cost, self.limit, self.least, self.zone) if e is not None]
         read = {root for e in given for root in e.meta.root_names()}
         return {*self.by, *read}
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Describe what the state depends on: the key, what amounts are counted in, the lateness."""
-        return {
-            "budget_by": list(self.by),
-            "types": [str(dtype) for dtype in self.key_types],
-            "unit": self.money.scale or 0,
-            "lateness_us": self.lateness_us,
-        }
 
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -68,11 +67,6 @@ class CountAggregate(Aggregating):
     @property
     def ordered(self) -> bool:
         return True
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Describe what the state depends on."""
-        window = [self.window.count, self.window.slide, self.window.timeout_us]
-        return {"count_window": window, **self.aggregation.fingerprint()}
 
     def holds_back(self, watermark_us: int) -> int:
         """Give the watermark of what it emits, which is that of what it takes in."""

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import polars as pl
 
@@ -80,15 +80,6 @@ class Dedup(Passing):
 
     def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
         return set(self.by)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Describe what the state depends on: the id and its types, the horizon, the filters."""
-        return {
-            "id": [list(column) for column in zip(self.by, self.types, strict=True)],
-            "within_us": self.within_us,
-            "lateness_us": self.lateness_us,
-            "bloom": None if self.bloom is None else asdict(self.bloom),
-        }
 
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 

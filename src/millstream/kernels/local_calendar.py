@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -76,9 +76,6 @@ class Calendar:
 
     def ended(self, time_us: int) -> int:
         return int(self.pieces(pl.Series([time_us]))[0])
-
-    def fingerprint(self) -> list[Any]:
-        return ["calendar", self.unit, self.count, self.tz, self.week_start]
 
     def __str__(self) -> str:
         return f"calendar({self.count} {self.unit}{'s' if self.count > 1 else ''}, {self.tz})"

@@ -184,7 +184,3 @@ class Operator(Protocol):
     def holds_back(self, watermark_us: int) -> int:
         """Give the watermark of what it emits, given that of what it takes in."""
         ...
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Describe what its state depends on, in JSON kinds: state is kept while this is equal."""
-        ...

@@ -11,7 +11,7 @@ The ways down from a node are a tree: a step that several outputs share is run o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -90,11 +90,15 @@ class SourcePlan:
 
 @dataclass(frozen=True)
 class ClockPlan:
-    """Something whose time an operator follows: a source with its number and rule, or an operator."""
+    """Something whose time an operator follows: a source with its number and rule, or an operator.
+
+    ``key`` is what state knows it by: names are for people, and may change.
+    """
 
     name: str
     source: int | None
     rule: WatermarkRule | None
+    key: str
 
 
 @dataclass(frozen=True)
@@ -103,10 +107,12 @@ class OperatorPlan:
 
     ``ports`` take the rows of its inputs, in their order; the first also names it. ``clocks`` are
     what its time follows; ``late_edges`` take the rows that came too late for it; ``time_ports``
-    are the operators told of its output's time.
+    are the operators told of its output's time. ``key`` is what its state is kept under: it comes from
+    what the step means, and not from its name or place.
     """
 
     ports: tuple[int, ...]
+    key: str
     kernel: Operator
     clocks: tuple[ClockPlan, ...]
     edges: tuple[Way, ...]
@@ -226,6 +232,28 @@ class SinkPlan:
 
 
 @dataclass(frozen=True)
+class Meaning:
+    """What a stateful step means, as :mod:`millstream.kernels.meaning` describes it, and its name."""
+
+    name: str
+    description: Any
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a later run of an app is compared with: the meaning of all that state and outputs hold.
+
+    ``steps`` has the stateful steps by the keys of their state, ``outputs`` the outputs by name.
+    ``topics`` are those that are read, ``frames`` the number of DataFrames that are.
+    """
+
+    steps: Mapping[str, Meaning] = field(default_factory=dict)
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    topics: tuple[str, ...] = ()
+    frames: int = 0
+
+
+@dataclass(frozen=True)
 class JobPlan:
     """All that runs, and the numbers fixed at the birth of its state.
 
@@ -245,3 +273,4 @@ class JobPlan:
     frames: tuple[FramePlan, ...] = ()
     steps: tuple[str, ...] = ()
     heartbeat_ms: int | None = None
+    program: Program = Program()

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -96,16 +95,6 @@ class Session:
         till = _running_max(spans[TILL].to_numpy(), np.cumsum(apart))
         apart[1:] |= spans[FROM].to_numpy()[1:] > till[:-1]
         return spans.with_columns(pl.Series(PART, np.cumsum(apart)).set_sorted())
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Describe what the state depends on."""
-        return {
-            "session_us": self.gap_us,
-            "gap": None if self.gap is None else str(self.gap),
-            "inclusive": self.inclusive,
-            "strict": self.strict,
-            "max_length_us": self.max_length_us,
-        }
 
 
 def joined_span() -> list[pl.Expr]:

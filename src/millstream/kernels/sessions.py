@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
@@ -87,15 +86,6 @@ class SessionAggregate:
     def holds_back(self, watermark_us: int) -> int:
         """Give the watermark of what it emits, but for what panes take back of merged sessions."""
         return held_back(watermark_us, self.lateness_us)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Describe what the state depends on."""
-        return {
-            **self.session.fingerprint(),
-            **self.aggregation.fingerprint(),
-            "lateness_us": self.lateness_us,
-            "state_columns": {name: str(dtype) for name, dtype in self.state_schema.items()},
-        }
 
     @property
     def state_schema(self) -> dict[str, pl.DataType]:

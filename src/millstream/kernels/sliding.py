@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -76,11 +75,6 @@ class SlidingAggregate(Aggregating):
     def waits_us(self) -> int:
         """How far the watermark must have passed an event for its first row."""
         return 0 if self.emission.late_policy == "correct" else self.lateness_us
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Describe what the state depends on."""
-        own = {"sliding_us": self.window.size_us, "lateness_us": self.lateness_us}
-        return {**own, **self.aggregation.fingerprint()}
 
     def holds_back(self, watermark_us: int) -> int:
         """Give the watermark of what it emits: a row may come again until its event is settled."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
+from millstream.errors import ConfigError
 from millstream.kernels.frames import (
     PORT_DEAD,
     PORT_TIME,
@@ -30,7 +31,7 @@ class BucketState(Protocol):
 
     def manifest(self) -> bytes | None: ...
     def put_manifest(self, manifest: bytes) -> None: ...
-    def runs(self, port: int) -> RunStore: ...
+    def runs(self, key: str) -> RunStore: ...
 
 
 @dataclass
@@ -72,14 +73,31 @@ def run_stage(
         yield row
     stored = state.manifest()
     manifest: dict[str, Any] = json.loads(stored) if stored else {}
+    _require_own(manifest, stage)
     for operator in stage.operators:
-        runs = state.runs(operator.port)
+        runs = state.runs(operator.key)
         run = OperatorRun(operator, bucket, bucket_labels, runs, books, stage.topics)
-        frames, moved_on = run(batches[operator.port], manifest.get(str(operator.port)))
-        manifest[str(operator.port)] = moved_on
+        frames, moved_on = run(batches[operator.port], manifest.get(operator.key))
+        manifest[operator.key] = moved_on
         yield from frames
     state.put_manifest(json.dumps(manifest, separators=(",", ":")).encode())
     yield books.frame_row(bucket)
+
+
+def _require_own(manifest: Mapping[str, Any], stage: StagePlan) -> None:
+    """Make sure that a manifest is of just the stage's operators: what is not there would begin anew.
+
+    Raises:
+        ConfigError: it is of others.
+    """
+    own = {operator.key: operator.kernel.name for operator in stage.operators}
+    if manifest and manifest.keys() != own.keys():
+        new = ", ".join(repr(name) for key, name in own.items() if key not in manifest)
+        raise ConfigError(
+            f"The state was made by other steps: {new or 'some'} of this program's "
+            f"{'is' if new else 'are'} not among them. Undo the change of the program, or build the "
+            "state anew: with another checkpoint, or under another name of the app."
+        )
 
 
 @dataclass(frozen=True)
@@ -126,13 +144,16 @@ class OperatorRun:
         ]
         message = state.to_message()
         message["watermark"] = moment.watermark_us
-        message["clocks"] = {name: clock.to_message() for name, clock in clocks.items()}
+        message["clocks"] = {
+            plan.key: clocks[plan.name].to_message() for plan in self.operator.clocks
+        }
         return frames, message
 
     def _clocks(self, stored: dict[str, Any] | None) -> dict[str, InputClock]:
         if stored is None:
             return {plan.name: InputClock.fresh() for plan in self.operator.clocks}
-        return {name: InputClock.from_message(m) for name, m in stored["clocks"].items()}
+        told = stored["clocks"]
+        return {plan.name: InputClock.from_message(told[plan.key]) for plan in self.operator.clocks}
 
     def _advance(
         self, clocks: dict[str, InputClock], messages: list[dict[str, Any]], before_us: int

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import polars as pl
 
@@ -53,14 +52,6 @@ class WindowPanes(WindowStep):
     @property
     def values(self) -> PaneValues:
         return PaneValues(self.aggregation, self.emission)
-
-    def fingerprint(self) -> dict[str, Any]:
-        emission = self.emission
-        firings = [[type(f).__name__, *vars(f).values()] if f else None for f in self.firings]
-        return {
-            **super().fingerprint(),
-            "panes": [emission.mode, *firings, emission.suppress_unchanged, emission.panes],
-        }
 
     def process(
         self, state: OperatorState, arrived: Mapping[int, Sequence[pl.DataFrame]], moment: Moment

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,14 +76,6 @@ class WindowStep(Aggregating):
     def holds_back(self, watermark_us: int) -> int:
         """Give the watermark of what this operator emits, given that of what it takes in."""
         return held_back(watermark_us, self.expires_after_us)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Describe what the state depends on: windows, keys, lateness and the types of partials."""
-        return {
-            "window": self.window.fingerprint(),
-            "lateness_us": self.lateness_us,
-            **self.aggregation.fingerprint(),
-        }
 
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -67,10 +67,6 @@ class TimeWindows(Protocol):
         """Give the latest end of a window at or before a time."""
         ...
 
-    def fingerprint(self) -> list[Any]:
-        """Describe the division, in JSON kinds."""
-        ...
-
 
 @dataclass(frozen=True)
 class Tumbling:
@@ -111,9 +107,6 @@ class Tumbling:
 
     def ended(self, time_us: int) -> int:
         return self.latest_end(time_us) - self.size_us
-
-    def fingerprint(self) -> list[Any]:
-        return ["tumbling", self.size_us, self.offset_us]
 
     def __str__(self) -> str:
         return f"tumbling({describe_us(self.size_us)})"
@@ -166,9 +159,6 @@ class Hopping:
 
     def ended(self, time_us: int) -> int:
         return self.latest_end(time_us - self.size_us)
-
-    def fingerprint(self) -> list[Any]:
-        return ["hopping", self.size_us, self.slide_us, self.offset_us]
 
     def __str__(self) -> str:
         return f"hopping({describe_us(self.size_us)}, {describe_us(self.slide_us)})"

@@ -304,6 +304,7 @@ class App:
         master: str | None = None,
         rows_per_batch: int = 1_000_000,
         settings: Mapping[str, str] | None = None,
+        same_expressions: bool = False,
     ) -> Report:
         """Run the pipeline on Spark, going on where it was.
 
@@ -322,9 +323,12 @@ class App:
                 Spark runs on this machine, as a part of the run. Read docs/cluster.md first.
             rows_per_batch: The most records that one batch reads.
             settings: Spark settings that win over ours.
+            same_expressions: Say, after an upgrade of polars or Python, that the expressions and
+                functions which read as before are the same. The run asks for it where it cannot tell.
 
         Raises:
-            ConfigError: something is declared wrongly, or the state belongs to another pipeline.
+            ConfigError: something is declared wrongly, or the state belongs to another program; the
+                message says which step differs, and in what.
             UserCodeError: an expression or function failed; the message names the step.
             FencedError: a newer run of this app has taken over.
             JobFailedError: the job stopped for another reason; the message says where.
@@ -344,6 +348,7 @@ class App:
             master=master,
             rows_per_batch=_at_least_one(rows_per_batch, "run's rows_per_batch"),
             settings=dict(settings or {}),
+            same_expressions=same_expressions,
         )
         if show is None:
             show = on_progress is None and sys.stderr.isatty()

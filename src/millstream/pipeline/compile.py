@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from millstream.kernels.frames import PORT_FIRST
@@ -35,6 +36,7 @@ from millstream.pipeline.graph import (
     nodes_above,
     parents,
 )
+from millstream.pipeline.meaning import Meanings
 
 Taker = NativeNode | OperatorNode | Output
 
@@ -70,9 +72,11 @@ class _Compiler:
     ports: dict[Taker, tuple[int, ...]] = field(default_factory=dict)
     depths: dict[OperatorNode, int] = field(default_factory=dict)
     sources: dict[SourceNode | FrameNode, int] = field(default_factory=dict)
+    meanings: Meanings = field(init=False)
 
     def plan(self) -> JobPlan:
         nodes = nodes_above(self.outputs)
+        self.meanings = Meanings(nodes)
         for node in nodes:
             self._enter(node)
         stages = max(self.depths.values(), default=-1) + 1
@@ -92,6 +96,7 @@ class _Compiler:
             frames=tuple(self._frame(n) for n in self.sources if isinstance(n, FrameNode)),
             steps=tuple(name for node in nodes if (name := _name(node)) is not None),
             heartbeat_ms=self._heartbeat_ms(),
+            program=self.meanings.program(),
         )
 
     def _heartbeat_ms(self) -> int | None:
@@ -271,8 +276,9 @@ class _Compiler:
                 late = self._late_nodes(node)
                 yield OperatorPlan(
                     ports=self.ports[node],
+                    key=self.meanings.keys[node],
                     kernel=node.kernel,
-                    clocks=tuple(dict.fromkeys(self._clocks(node))),
+                    clocks=_told_apart(dict.fromkeys(self._clocks(node))),
                     edges=self._edges(node),
                     late_edges=tuple(edge for child in late for edge in self._edges(child)),
                     time_ports=() if transparent else self._time_ports(node),
@@ -282,11 +288,23 @@ class _Compiler:
         """Name what a node's time follows: the nearest sources and operators that make time."""
         for parent in parents(node):
             if isinstance(parent, (SourceNode, FrameNode)):
-                yield ClockPlan(parent.name, self.sources[parent], parent.rule)
+                key = self.meanings.clock_key(parent)
+                yield ClockPlan(parent.name, self.sources[parent], parent.rule, key)
             elif isinstance(parent, OperatorNode) and not parent.kernel.transparent:
-                yield ClockPlan(parent.kernel.name, None, None)
+                yield ClockPlan(parent.kernel.name, None, None, self.meanings.clock_key(parent))
             else:
                 yield from self._clocks(parent)
+
+
+def _told_apart(clocks: Iterable[ClockPlan]) -> tuple[ClockPlan, ...]:
+    """Give clocks of one meaning numbers. Any may take another's place: they tell the same."""
+    seen: Counter[str] = Counter()
+    apart = []
+    for clock in clocks:
+        seen[clock.key] += 1
+        count = seen[clock.key]
+        apart.append(clock if count == 1 else replace(clock, key=f"{clock.key}#{count}"))
+    return tuple(apart)
 
 
 def _name(node: Node | Output) -> str | None:

@@ -183,7 +183,7 @@ class _Declared:
         panes = SessionPanes(self.emission, aggregation, stream.lateness_us)
         columns = self._results(panes)
         panes = replace(panes, result_schema=tuple(columns.items()), empty=self._empty(aggregation))
-        rows = tuple(stream.columns.items())
+        rows = tuple(stream.columns.items()) if self.emission.late_policy == "side" else ()
         return SessionAggregate(self.name, window, panes, rows), columns, aggregation.by
 
     def sliding(self, window: Sliding) -> Built:

@@ -39,4 +39,5 @@ def typed_aggregation(
         raise wrong_columns(step, error, columns) from error
     own = [name for name in partials.columns if name not in (WINDOW, *aggregation.by)]
     schema = tuple((name, partials.schema[name]) for name in own)
-    return replace(aggregation, schema=schema), rows
+    keys = tuple((name, columns[name]) for name in aggregation.by)
+    return replace(aggregation, schema=schema, keys=keys), rows

@@ -1,24 +1,23 @@
-"""What is fixed when an app's state is born, and the check that a later run still fits it.
+"""What is fixed when an app's state is born, and the checkpoint that belongs to it.
 
-``job.json`` in the app's folder says into how many buckets and Spark partitions the state is
-divided, and which stateful steps it belongs to. A run whose stateful steps differ is refused before
-Spark sees it: Spark would fail with an error of its own, or read one step's state as another's.
+Into how many buckets and Spark partitions the state is divided is kept by the app's own view store, with
+the program that made the state (`views/program.py`): it commits last, so it has the last word. What lies
+in the folder beside it is Spark's checkpoint, which must be the one of the views, and as old as they are.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from millstream.errors import ConfigError, CorruptionError
-from millstream.kernels.plan import JobPlan
+from millstream.errors import ConfigError
 from millstream.views.running import how_to_reset
+from millstream.views.schema import JOB
+from millstream.views.store import ViewStore
 
-_FILE = "job.json"
+HOME = "views.db"
 _CHECKPOINT_ID = "millstream-checkpoint-id"
 
 
@@ -35,10 +34,19 @@ class Birth:
     partitions: int
     label_partitions: int
 
+    @property
+    def sharing(self) -> dict[str, int]:
+        """The numbers as the view store keeps them."""
+        return asdict(self)
 
-def born(folder: Path, wanted: Birth) -> Birth:
-    """Give the app's birth numbers, taking ``wanted`` when its state does not exist yet."""
-    stored = stored_birth(folder)
+
+def born(app: str, folder: Path, wanted: Birth) -> Birth:
+    """Give the app's birth numbers, taking ``wanted`` when its state does not exist yet.
+
+    Raises:
+        ConfigError: the state is divided into another number of buckets.
+    """
+    stored = stored_birth(app, folder)
     if stored is None:
         return wanted
     if stored.bucket_count != wanted.bucket_count:
@@ -50,110 +58,67 @@ def born(folder: Path, wanted: Birth) -> Birth:
     return stored
 
 
-def stored_birth(folder: Path) -> Birth | None:
-    """Give the birth numbers on record; None when the app has no state yet."""
-    path = folder / _FILE
-    if not path.exists():
+def stored_birth(app: str, folder: Path) -> Birth | None:
+    """Give the birth numbers on record; None when the app has committed nothing yet."""
+    if not (folder / HOME).exists():
         return None
-    stored = _load(path)
-    return Birth(stored["buckets"], stored["partitions"], stored["label_partitions"])
+    with ViewStore(folder / HOME) as home:  # its tables may be missing after a crash
+        held, program = home.last_batch_id(app, JOB), home.program(app, JOB)
+    if held is None or program is None or not program.sharing:
+        return None
+    return Birth(**program.sharing)
 
 
-def write_partitions(folder: Path, partitions: int) -> None:
+def write_partitions(app: str, folder: Path, birth: Birth) -> None:
     """Record that the buckets are now shared by another number of tasks."""
-    values = _load(folder / _FILE) | {"partitions": partitions}
-    write_whole(folder / _FILE, json.dumps(values, indent=1))
+    with ViewStore(folder / HOME) as home:
+        home.share(app, JOB, birth.sharing)
 
 
-def enter(folder: Path, birth: Birth, plan: JobPlan) -> str:
-    """Record the birth, or check the plan against it; give the checkpoint's id.
-
-    Raises:
-        ConfigError: the stateful steps are others than those that the state was made by.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    steps = fingerprint(plan)
-    path = folder / _FILE
+def checkpoint_of(folder: Path) -> str:
+    """Give the id of the folder's checkpoint; make one where there is none."""
+    # A crash after step 1 or 2 leaves a checkpoint without an id, which is empty; after step 3 one
+    # with an id that no batch was made with: the next start takes it over. A checkpoint that Spark
+    # has used and that has no id is another's: the views refuse the new id if they hold batches.
     checkpoint = folder / "checkpoint"
-    if path.exists():
-        _require_same(folder, _load(path)["steps"], steps)
-    # A crash after step 1 leaves a checkpoint without state and a new id: the next start takes that
-    # id over. After step 2 all is there. Without step 2 nothing was committed, so nothing is lost.
-    checkpoint.mkdir(exist_ok=True)
+    checkpoint.mkdir(parents=True, exist_ok=True)  # step 1
     identity = checkpoint / _CHECKPOINT_ID
     if not identity.exists():
-        write_whole(identity, uuid.uuid4().hex)  # step 1
-    if not path.exists():
-        values = {
-            "buckets": birth.bucket_count,
-            "partitions": birth.partitions,
-            "label_partitions": birth.label_partitions,
-            "steps": steps,
-        }
-        write_whole(path, json.dumps(values, indent=1))  # step 2
+        write_whole(identity, uuid.uuid4().hex)  # steps 2 and 3
     return identity.read_text().strip()
 
 
 def require_current(folder: Path, next_batch_id: int) -> None:
-    """Make sure that the checkpoint knows every batch that the views hold.
+    """Make sure that the checkpoint and the views are of one time.
 
-    Otherwise Spark would plan some of them anew, with other ranges, and the views, which hold
-    batches of those numbers, would leave them out.
+    The checkpoint knows every batch that the views hold: otherwise Spark would plan some of them anew,
+    with other ranges, and the views, which hold batches of those numbers, would leave them out. And it
+    knows one more at the most, which was begun and not committed: otherwise Spark would never
+    run again those that the views lack.
 
     Raises:
-        ConfigError: the checkpoint is older than the views.
+        ConfigError: one of them is older than the other.
     """
-    offsets = folder / "checkpoint" / "offsets"
-    known = [int(path.name) for path in offsets.glob("[0-9]*") if path.name.isdigit()]
-    last = max(known, default=-1)
-    if last < next_batch_id - 1:
+    checkpoint = folder / "checkpoint"
+    begun, done = (_last(checkpoint / name) for name in ("offsets", "commits"))
+    if begun < next_batch_id - 1:
         raise ConfigError(
-            f"The checkpoint in {folder} ends with batch {last}, but the views hold batches up to "
+            f"The checkpoint in {folder} ends with batch {begun}, but the views hold batches up to "
             f"{next_batch_id - 1}: it is older than they are. Restore the checkpoint that belongs "
             f"to them, or begin anew from the log: {how_to_reset(folder)}."
         )
-
-
-def fingerprint(plan: JobPlan) -> dict[str, dict[str, Any]]:
-    """Describe each stateful step by what its state depends on."""
-    steps: dict[str, dict[str, Any]] = {}
-    for depth, stage in enumerate(plan.stages):
-        for operator in stage.operators:
-            steps[operator.kernel.name] = {
-                "stage": depth,
-                "port": operator.port,
-                "clocks": [clock.name for clock in operator.clocks],
-                **operator.kernel.fingerprint(),
-            }
-    steps["sources"] = {source.name: source.topic for source in plan.sources}
-    return steps
-
-
-def _require_same(folder: Path, stored: dict[str, Any], now: dict[str, Any]) -> None:
-    if stored == now:
-        return
-    changed = sorted(name for name in {*stored, *now} if stored.get(name) != now.get(name))
-    raise ConfigError(
-        f"The pipeline's stateful steps are not those that its state in {folder} was made by; what "
-        f"differs: {', '.join(repr(name) for name in changed)}. Undo the change, give the app "
-        f"another name to build its state anew beside the old, or begin anew: {how_to_reset(folder)}."
-    )
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise CorruptionError(
-            f"{path} is damaged ({error}). Restore it, or begin anew from the log: "
-            f"{how_to_reset(path.parent)}."
-        ) from error
-    if "partitions" not in values:
+    if begun > next_batch_id or done >= next_batch_id:
+        held = f"batches up to {next_batch_id - 1}" if next_batch_id else "no batch"
         raise ConfigError(
-            f"The state in {path.parent} was made by an earlier version, which kept it elsewhere. Go on "
-            f"with that version, or begin anew from the log: {how_to_reset(path.parent)}."
+            f"The checkpoint in {folder} ends with batch {max(begun, done)}, but the views hold {held}: "
+            "they are older than it, or were made anew. Restore the views that belong to it, or begin "
+            f"anew from the log: {how_to_reset(folder)}."
         )
-    return values
+
+
+def _last(folder: Path) -> int:
+    known = [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()]
+    return max(known, default=-1)
 
 
 def write_whole(path: Path, text: str) -> None:

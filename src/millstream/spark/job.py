@@ -20,7 +20,7 @@ from millstream.client.reading import absolute, open_reader
 from millstream.errors import TopicRecreatedError
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.plan import JobPlan
-from millstream.spark.birth import Birth, born, enter, require_current
+from millstream.spark.birth import HOME, Birth, born, checkpoint_of, require_current
 from millstream.spark.event_times import EventTimesFile
 from millstream.spark.failures import as_ours
 from millstream.spark.frame_files import FrameFiles
@@ -73,6 +73,7 @@ class RunOptions:
     rows_per_batch: int
     settings: Mapping[str, str]
     master: str | None = None
+    same_expressions: bool = False
 
 
 def run_job(job: Job, options: RunOptions) -> Report:
@@ -80,15 +81,18 @@ def run_job(job: Job, options: RunOptions) -> Report:
     began = time.monotonic()
     require_no_reset(job.folder)
     job.folder.mkdir(parents=True, exist_ok=True)
-    home = job.folder / "views.db"
     birth = _birth(job, options.cores or cores_available())
     plan = job.compile(bucket_labels(birth.bucket_count, birth.label_partitions))
     log = open_reader(job.log)
-    require_same_topics(job.app, home, plan, log)  # before a missing one is made
+    require_same_topics(job.app, job.folder / HOME, plan, log)  # before a missing one is made
     _make_topics(job)
-    checkpoint_id = enter(job.folder, birth, plan)
-    with open_targets(plan, home, job.log) as targets:
-        next_batch_id = targets.begin_run(JOB, checkpoint_id)
+    with open_targets(plan, job.folder / HOME, job.log) as targets:
+        next_batch_id = targets.begin_run(
+            JOB,
+            checkpoint_of(job.folder),
+            sharing=birth.sharing,
+            same_expressions=options.same_expressions,
+        )
         note_topics(job.app, targets.home, plan, log)
         targets.home.describe(job.app, "dashboard", job.dashboard)
         require_current(job.folder, next_batch_id)
@@ -103,7 +107,9 @@ def run_job(job: Job, options: RunOptions) -> Report:
                 with _session(job, options) as spark:
                     reason = _Query(job, options, plan, birth, sink, spark).run()
             except TopicRecreatedError:
-                require_same_topics(job.app, home, plan, log)  # says more: what had been read
+                require_same_topics(
+                    job.app, job.folder / HOME, plan, log
+                )  # says more: what had been read
                 raise
     return _report(job.app, reason, sink.totals, reached, time.monotonic() - began)
 
@@ -119,8 +125,8 @@ def _event_times(job: Job) -> Path:
 def stream_to_spark(job: Job) -> DataFrame:
     """Give the one output of a job as a streaming DataFrame. The session stays open."""
     _make_topics(job)
-    birth = _birth(job, cores_available())
-    plan = job.compile(bucket_labels(birth.bucket_count, birth.label_partitions))
+    # The labels must be those of every later start, on however many cores that is.
+    plan = job.compile(bucket_labels(job.bucket_count, job.bucket_count))
     spark = start_session(job.app, folder=job.folder)
     frame_files = FrameFiles(None)  # nobody tells when a batch of the user's query is over
     frames = build_frames(
@@ -137,7 +143,7 @@ def stream_to_spark(job: Job) -> DataFrame:
 def _birth(job: Job, cores: int) -> Birth:
     # A Spark partition without a bucket would take a task of its own in every batch, for nothing.
     partitions = min(cores, job.bucket_count)
-    return born(job.folder, Birth(job.bucket_count, partitions, partitions))
+    return born(job.app, job.folder, Birth(job.bucket_count, partitions, partitions))
 
 
 def _frame_files(job: Job, run: int) -> FrameFiles:

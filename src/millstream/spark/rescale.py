@@ -1,13 +1,13 @@
 """Dividing the work on an app's state among another number of tasks, while the app is stopped.
 
 Keys stay in their buckets, and what is known of a bucket stays where it is: it is the buckets that tasks
-share out anew. So nothing is moved, and a single file is written: a crash leaves it as it was, or as it
-is to be.
+share out anew. So nothing is moved, and a single row of the view store is written: a crash leaves it as
+it was, or as it is to be.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from millstream.errors import ConfigError
@@ -36,14 +36,14 @@ def rescale(app: str, folder: Path, partitions: int) -> Rescaled:
         raise ConfigError(
             f"{app} is running (process {alive[-1].pid}). Stop it first: millstream stop {app}."
         )
-    before = _checked(app, folder, partitions).partitions
-    if before != partitions:
-        write_partitions(folder, partitions)
-    return Rescaled(app, before, partitions)
+    birth = _checked(app, folder, partitions)
+    if birth.partitions != partitions:
+        write_partitions(app, folder, replace(birth, partitions=partitions))
+    return Rescaled(app, birth.partitions, partitions)
 
 
 def _checked(app: str, folder: Path, partitions: int) -> Birth:
-    birth = stored_birth(folder)
+    birth = stored_birth(app, folder)
     if birth is None:
         raise ConfigError(
             f"{app} has no state yet. Run it; its first run divides the work among as many tasks as "

@@ -55,8 +55,8 @@ class _SparkBucketState:
     def put_manifest(self, manifest: bytes) -> None:
         self._state.update((manifest,))
 
-    def runs(self, port: int) -> SparkRunStore:
-        return SparkRunStore(self._parts, self._copies, f"{port}-{self._bucket}-")
+    def runs(self, key: str) -> SparkRunStore:
+        return SparkRunStore(self._parts, self._copies, f"{key}-{self._bucket}-")
 
     def sweep(self, stage: StagePlan) -> None:
         """Once per worker and bucket: remove the copies that failed attempts left on disk."""
@@ -66,4 +66,4 @@ class _SparkBucketState:
         _swept.add(mark)
         manifest = json.loads(self._manifest) if self._manifest else {}
         for operator in stage.operators:
-            self.runs(operator.port).sweep(run_names(manifest.get(str(operator.port))))
+            self.runs(operator.key).sweep(run_names(manifest.get(operator.key)))

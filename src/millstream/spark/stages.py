@@ -70,7 +70,7 @@ class FiledState:
         """Take the manifest of after the batch."""
         self.stored = manifest
 
-    def runs(self, _port: int) -> RunFiles:
+    def runs(self, _key: str) -> RunFiles:
         """Give the store of an operator's runs: all have one, as names are unique."""
         return self.files
 

@@ -37,7 +37,7 @@ class MemoryBucketState:
     """The state of one stage in one bucket, in memory."""
 
     stored: bytes | None = None
-    stores: dict[int, MemoryRunStore] = field(default_factory=dict)
+    stores: dict[str, MemoryRunStore] = field(default_factory=dict)
 
     def manifest(self) -> bytes | None:
         return self.stored
@@ -45,14 +45,14 @@ class MemoryBucketState:
     def put_manifest(self, manifest: bytes) -> None:
         self.stored = manifest
 
-    def runs(self, port: int) -> MemoryRunStore:
-        return self.stores.setdefault(port, MemoryRunStore())
+    def runs(self, key: str) -> MemoryRunStore:
+        return self.stores.setdefault(key, MemoryRunStore())
 
     def copy(self) -> MemoryBucketState:
         """Give a state that goes its own way from here on. Runs never change, so they are shared."""
         stores = {
-            port: MemoryRunStore(dict(store.tables), store.saved)
-            for port, store in self.stores.items()
+            key: MemoryRunStore(dict(store.tables), store.saved)
+            for key, store in self.stores.items()
         }
         return MemoryBucketState(self.stored, stores)
 

@@ -10,7 +10,7 @@ in `target.py`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -33,6 +33,7 @@ from millstream.kernels.plan import JobPlan, SinkPlan, ViewEnd
 from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_NOTES, Range
 from millstream.kernels.watermarks import UNSEEN
 from millstream.views.diffs import view_change, view_schema
+from millstream.views.fed import feedings
 from millstream.views.graph import graph_of
 from millstream.views.ledger import (
     Position,
@@ -43,8 +44,10 @@ from millstream.views.ledger import (
     late_once,
 )
 from millstream.views.position import laid_over
+from millstream.views.program import StoredProgram
 from millstream.views.schema import Fence, ViewChange, ViewSchema, kind_of
 from millstream.views.store import ViewStore
+from millstream.views.store_programs import Beginning
 from millstream.views.target import BatchPart, RunStart, Target
 
 DEAD_VIEW = "dead_letters"
@@ -220,28 +223,55 @@ class Targets:
     close.
     """
 
-    def __init__(self, plan: JobPlan, home: ViewStore, others: Sequence[Target]) -> None:
+    def __init__(
+        self,
+        plan: JobPlan,
+        home: ViewStore,
+        others: Sequence[Target],
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         self.plan = plan
         self.home = home
         self.others = others
         self.run = 0
         self._job = ""
         self._position: Position | None = None  # what is committed, once it was looked up
+        self._now = now
 
-    def begin_run(self, job: str, checkpoint_id: str) -> int:
+    def begin_run(
+        self,
+        job: str,
+        checkpoint_id: str,
+        *,
+        sharing: Mapping[str, int] | None = None,
+        same_expressions: bool = False,
+    ) -> int:
         """Take over from older runs everywhere; return the batch_id that is to be committed next.
 
+        Args:
+            sharing: The numbers by which the work is divided, for the next run.
+            same_expressions: See :func:`millstream.views.program.require_same`.
+
         Raises:
-            ConfigError: a target or the home does not hold what the other says that it holds, or a
-                view is declared differently from what is there.
+            ConfigError: a target or the home does not hold what the other says that it holds, a view
+                is declared differently from what is there, or the state is another program's.
             FencedError: a newer run has begun meanwhile.
         """
+        app = self.plan.app
+        program = StoredProgram.of(self.plan, sharing or {})
+        at = self._now().isoformat(timespec="seconds")
+        beginning = Beginning(program, feedings(self.plan), at, same_expressions=same_expressions)
+        self.home.require_same(
+            app, job, beginning
+        )  # nothing is declared for a program that is refused
         for schema in view_schemas(self.plan):
             self.home.declare(schema)
-        self.run, next_batch_id = self.home.begin_run(self.plan.app, job, checkpoint_id)
-        self.home.describe(self.plan.app, "graph", graph_of(self.plan))
+        self.run, next_batch_id = self.home.begin_run(app, job, checkpoint_id, beginning)
+        self.home.describe(app, "graph", graph_of(self.plan))
         self._job = job
-        start = RunStart(self.plan.app, job, self.run, checkpoint_id)
+        fed = {where: one.spans for where, one in self.home.outputs(app, job).items()}
+        start = RunStart(app, job, self.run, checkpoint_id, fed)
         noted = Noted(self.home.targets(self.plan.app, job), next_batch_id)
         for target in self.others:
             last = target.begin_run(start)

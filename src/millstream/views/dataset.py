@@ -35,6 +35,7 @@ from millstream.errors import ConfigError, CorruptionError, FencedError, Retriab
 from millstream.kernels.plan import DatasetEnd, SinkPlan
 from millstream.log.files import DISK, Files, NewFile
 from millstream.views.diffs import SHOWN, shown
+from millstream.views.fed import Span, note_on, place_of, warn_of
 from millstream.views.manifest import (
     FILE,
     DataFile,
@@ -83,6 +84,7 @@ class DatasetTarget:
         self.folder = Path(sink.end.path).absolute()
         self.name = f"{_NAMED}{self.folder}"
         self._sink = sink
+        self._where = sink.name, place_of(sink)
         self._partition_by = sink.end.partition_by
         self._schema = dict(sink.schema)
         self._files = files
@@ -126,7 +128,8 @@ class DatasetTarget:
             self._check_declared(manifest)
             last = self._check_owner(manifest, start)
             fence = DatasetFence(start.app, start.job, start.run, start.checkpoint_id, last)
-            write_manifest(self.folder, replace(manifest, fence=fence), self._files)
+            fed = tuple(start.fed.get(self._where, manifest.fed))
+            write_manifest(self.folder, replace(manifest, fence=fence, fed=fed), self._files)
             self._remove_leftovers(manifest)
         return last
 
@@ -320,6 +323,16 @@ class Dataset:
         fence = self._manifest().fence
         return None if fence is None else fence.batch_id
 
+    @property
+    def fed(self) -> tuple[Span, ...]:
+        """When the dataset was fed: one span without ends, if it always was, by one declaration."""
+        return self._manifest().fed
+
+    @property
+    def note(self) -> str | None:
+        """What the dataset lacks, in words, because it was not always fed; None when nothing."""
+        return note_on(self.fed)
+
     def scan(self) -> pl.LazyFrame:
         """Return exactly the committed rows, lazily; the files are chosen now, not at collect().
 
@@ -352,11 +365,15 @@ class Dataset:
 def dataset(path: Path | str) -> Dataset:
     """Open a dataset that a pipeline writes, for reading.
 
+    Warns:
+        PartialOutputWarning: The dataset was not always fed, so rows are missing; the text says
+            since when it holds. So does its ``note``.
+
     Raises:
         ConfigError: There is none in that folder.
     """
     opened = Dataset(Path(path))
-    opened._manifest()  # noqa: SLF001 - a wrong path shows here
+    warn_of(f"The dataset {path}", opened.fed)  # a wrong path shows here
     return opened
 
 

@@ -23,10 +23,11 @@ import polars as pl
 
 from millstream.errors import ConfigError, CorruptionError
 from millstream.log.files import DISK, Files, replace_file
+from millstream.views.fed import Span
 
 FILE = "_manifest.json"
 _LOCK = "_lock"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,10 @@ class DatasetFence:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a dataset consists of. ``columns`` is an Arrow IPC stream without rows, as base64."""
+    """What a dataset consists of. ``columns`` is an Arrow IPC stream without rows, as base64.
+
+    ``fed`` says when the dataset was fed.
+    """
 
     identity: str
     columns: str
@@ -67,6 +71,7 @@ class Manifest:
     fence: DatasetFence | None = None
     files: tuple[DataFile, ...] = ()
     replaced: tuple[Replaced, ...] = field(default=())
+    fed: tuple[Span, ...] = ()
 
     @property
     def schema(self) -> pl.Schema:
@@ -101,7 +106,8 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise _damaged(path, error) from error
     if version != _FORMAT:
         raise ConfigError(
-            f"{path} has format {version}; this version reads {_FORMAT}. Upgrade millstream."
+            f"{path} has format {version}; this version reads {_FORMAT}. Use the version of millstream "
+            "that reads it, or give the output another folder."
         )
     try:
         fence = values.pop("fence")
@@ -110,6 +116,7 @@ def read_manifest(folder: Path) -> Manifest | None:
             fence=None if fence is None else DatasetFence(**fence),
             files=tuple(DataFile(**one) for one in values.pop("files")),
             replaced=tuple(Replaced(**one) for one in values.pop("replaced")),
+            fed=tuple(map(Span.from_json, values.pop("fed"))),
             **values,
         )
     except (KeyError, TypeError) as error:

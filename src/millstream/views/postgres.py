@@ -19,6 +19,7 @@ import polars as pl
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views import changelog
 from millstream.views.address import PostgresAddress, postgres_address
+from millstream.views.fed import Span
 from millstream.views.position import wait_until
 from millstream.views.postgres_connection import Connection
 from millstream.views.postgres_tables import PostgresTable
@@ -30,7 +31,7 @@ from millstream.views.store_reading import encoded_values
 if TYPE_CHECKING:
     from millstream.views.postgres_connection import Session
 
-FORMAT = 1
+FORMAT = 2
 _WAIT_S = 0.05
 
 
@@ -102,7 +103,13 @@ class PostgresStore(QueryReader):
             ).fetchone()
             assert newest is not None, "its schema was there"
             last, position = _reached(session, view)
-        return Selection(schema, decoded(rows, schema, schema.names), newest[0], last, position)
+            fed = _fed(session, view)
+        found = decoded(rows, schema, schema.names)
+        return Selection(schema, found, newest[0], last, position, fed)
+
+    def fed(self, view: str) -> tuple[Span, ...]:
+        with self._connection.transaction() as session:
+            return _fed(session, view)
 
     def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame:
         with self._connection.transaction() as session:
@@ -181,6 +188,12 @@ def _reached(session: Session, view_or_app: str) -> tuple[int | None, dict[str, 
     return row[0], json.loads(row[1] or "{}")
 
 
+def _fed(session: Session, view: str) -> tuple[Span, ...]:
+    row = session.execute("SELECT fed FROM _millstream_views WHERE name = %s", (view,)).fetchone()
+    spans = json.loads(row[0]) if row is not None and row[0] is not None else []
+    return tuple(map(Span.from_json, spans))
+
+
 def check_format(session: Session, address: PostgresAddress) -> None:
     """Make sure that the database holds views that this version can read.
 
@@ -198,8 +211,13 @@ def check_format(session: Session, address: PostgresAddress) -> None:
         )
     if row[0] > FORMAT:
         raise ConfigError(
-            f"The views in {address.shown} have format {row[0]}; this version reads up to {FORMAT}. "
+            f"The views in {address.shown} have format {row[0]}; this version reads {FORMAT}. "
             "Upgrade millstream."
+        )
+    if row[0] < FORMAT:
+        raise ConfigError(
+            f"The views in {address.shown} have format {row[0]}, of an earlier version; this one "
+            f"reads {FORMAT}. Go on with that version, or give the views another schema (search_path)."
         )
 
 

@@ -19,6 +19,7 @@ from millstream.kernels.plan import SinkPlan
 from millstream.views import changelog, columns
 from millstream.views.address import PostgresAddress, postgres_address
 from millstream.views.diffs import view_change, view_schema
+from millstream.views.fed import to_plain, view_in
 from millstream.views.position import laid_over
 from millstream.views.postgres import FORMAT, check_format
 from millstream.views.postgres_connection import Connection
@@ -38,7 +39,7 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS _millstream_store (identity text NOT NULL, format integer NOT NULL);
 CREATE TABLE IF NOT EXISTS _millstream_views (
     name text COLLATE "C" PRIMARY KEY, schema text NOT NULL, seq_next bigint NOT NULL,
-    app text NOT NULL, job text NOT NULL);
+    app text NOT NULL, job text NOT NULL, fed text);
 CREATE TABLE IF NOT EXISTS _millstream_changes (
     view text COLLATE "C" NOT NULL, seq bigint NOT NULL, rows bigint NOT NULL,
     batch_id bigint NOT NULL, frame bytea NOT NULL, PRIMARY KEY (view, seq));
@@ -85,6 +86,12 @@ class PostgresTarget:
         with self._connection.transaction() as session:
             for table in self._tables.values():
                 _declare(session, table, start, self.address)
+            for (view, place), spans in start.fed.items():
+                if place == view_in(self.name):  # those that this run leaves out, too
+                    session.execute(
+                        "UPDATE _millstream_views SET fed = %s WHERE name = %s AND app = %s",
+                        (json.dumps(to_plain(spans)), view, start.app),
+                    )
             row = session.execute(
                 "SELECT run, checkpoint_id, batch_id FROM _millstream_fences "
                 "WHERE app = %s AND job = %s FOR UPDATE",
@@ -257,7 +264,7 @@ def _declare(
             )
         session.execute(table.create)
         session.execute(
-            "INSERT INTO _millstream_views VALUES (%s, %s, 1, %s, %s)",
+            "INSERT INTO _millstream_views VALUES (%s, %s, 1, %s, %s, NULL)",
             (wanted.name, wanted.to_json(), start.app, start.job),
         )
         return

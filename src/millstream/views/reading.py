@@ -15,6 +15,7 @@ import polars as pl
 
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views.address import HOME
+from millstream.views.fed import PartialOutputWarning, Span, note_on, warn_of
 from millstream.views.rows import Query, ReadableStore
 from millstream.views.schema import ViewSchema
 from millstream.views.store import ViewStore
@@ -52,8 +53,18 @@ class View:
 
     @property
     def position(self) -> dict[str, Any]:
-        """What of the log the view reflects; {} before its first batch."""
+        """What of the log the view reflects, while it was fed; {} before its first batch."""
         return self._store.position(self.name)
+
+    @property
+    def fed(self) -> tuple[Span, ...]:
+        """When the view was fed: one span without ends, if it always was, by one declaration."""
+        return self._store.fed(self.name)
+
+    @property
+    def note(self) -> str | None:
+        """What the view lacks, in words, because it was not always fed; None when nothing."""
+        return note_on(self.fed)
 
     def get(self, **key: Any) -> dict[str, Any] | None:
         """Return the row of a key, or None.
@@ -136,11 +147,28 @@ def view(
         store: Where the view is kept, as in ``stream.view(…, store=…)``: by default in the app's
             own store, or the URL of a PostgreSQL database.
 
+    Warns:
+        PartialOutputWarning: The view was not always fed, so rows are missing; the text says since
+            when it holds. So does its ``note``.
+
     Raises:
         UnknownViewError: There is no such view; the message lists what there is.
         ConfigError: Several apps have one: name the app. Or the database cannot be reached.
         RetriableError: The database is away.
     """
+    opened = open_view(name, log, app, store=store)
+    try:
+        warn_of(f"The view {name!r} of the app {opened.app!r}", opened.fed)
+    except PartialOutputWarning:  # where warnings are errors
+        opened.close()
+        raise
+    return opened
+
+
+def open_view(
+    name: str, log: Path | str, app: str | None = None, *, store: str | None = None
+) -> View:
+    """Open a view as :func:`view` does, for who tells by other means that it is not whole."""
     if store is not None and store != HOME:
         return _view_of_database(name, store, app)
     known = apps_with_views(log)

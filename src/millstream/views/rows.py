@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 import polars as pl
 
 from millstream.errors import ConfigError
+from millstream.views.fed import Span
 from millstream.views.schema import ViewSchema
 
 
@@ -78,7 +79,7 @@ class Selection:
     """Rows of a view and what they reflect, all of one commit.
 
     ``change`` is the number of the view's newest change, ``batch_id`` the batch committed last (None
-    before the first), ``position`` what of the log the rows reflect.
+    before the first), ``position`` what of the log the rows reflect, as far as the view was ``fed``.
     """
 
     schema: ViewSchema
@@ -86,6 +87,7 @@ class Selection:
     change: int
     batch_id: int | None
     position: Mapping[str, Any]
+    fed: tuple[Span, ...] = ()
 
 
 class ReadableStore(Protocol):
@@ -106,6 +108,7 @@ class ReadableStore(Protocol):
     def get(self, view: str, /, **key: Any) -> dict[str, Any] | None: ...
     def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame: ...
     def position(self, view_or_app: str) -> dict[str, Any]: ...
+    def fed(self, view: str) -> tuple[Span, ...]: ...
     def wait_for(
         self,
         view_or_app: str,

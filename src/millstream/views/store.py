@@ -26,6 +26,7 @@ from millstream.views.connections import in_our_words, open_writer
 from millstream.views.position import laid_over
 from millstream.views.running import how_to_reset
 from millstream.views.schema import Fence, ViewChange, ViewSchema
+from millstream.views.store_programs import Beginning, reshare, take_over
 from millstream.views.store_reading import (
     APPLICATION_ID,
     FORMAT,
@@ -64,6 +65,11 @@ CREATE TABLE IF NOT EXISTS _targets (
 CREATE TABLE IF NOT EXISTS _state (
     app TEXT NOT NULL, job TEXT NOT NULL, stage INTEGER NOT NULL, bucket INTEGER NOT NULL,
     manifest BLOB NOT NULL, PRIMARY KEY (app, job, stage, bucket)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS _programs (
+    app TEXT NOT NULL, job TEXT NOT NULL, program TEXT NOT NULL, PRIMARY KEY (app, job));
+CREATE TABLE IF NOT EXISTS _outputs (
+    app TEXT NOT NULL, job TEXT NOT NULL, name TEXT NOT NULL, place TEXT NOT NULL,
+    value TEXT NOT NULL, PRIMARY KEY (app, job, name, place)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS _descriptions (
     app TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (app, name));
 """
@@ -153,13 +159,17 @@ class ViewStore(StoreReading):
                 f"all views, from the log: {how_to_reset(self._path.parent)}."
             )
 
-    def begin_run(self, app: str, job: str, checkpoint_id: str) -> tuple[int, int]:
+    def begin_run(
+        self, app: str, job: str, checkpoint_id: str, beginning: Beginning | None = None
+    ) -> tuple[int, int]:
         """Take the next run number of a job; return it and the batch_id that it must commit next.
 
-        From here on every older run of the job is refused, even one that is still alive.
+        From here on every older run of the job is refused, even one that is still alive. What the
+        job is, and since when its outputs are fed, is kept with it.
 
         Raises:
-            ConfigError: The views hold batches that were made with another checkpoint.
+            ConfigError: The views hold batches that were made with another checkpoint, or by
+                another program.
         """
         with self._transaction() as db:
             row = db.execute(
@@ -174,6 +184,8 @@ class ViewStore(StoreReading):
                     f"checkpoint {known}, and the run brings {checkpoint_id}. Either restore the "
                     f"checkpoint, or begin anew from the log: {how_to_reset(self._path.parent)}."
                 )
+            if beginning is not None:
+                take_over(db, app, job, beginning, self._path)
             # A crash before this transaction is durable leaves the older run in charge; after it,
             # the older run is refused and no newer one works yet: the next start takes run + 2.
             db.execute(
@@ -188,6 +200,15 @@ class ViewStore(StoreReading):
         """Refuse all runs of a job that there are: what they commit from now on is refused."""
         with self._transaction() as db:
             db.execute("UPDATE _fences SET run = run + 1 WHERE app = ? AND job = ?", (app, job))
+
+    def share(self, app: str, job: str, sharing: Mapping[str, int]) -> None:
+        """Keep other numbers by which a job's work is divided. Nothing else of its program changes.
+
+        Raises:
+            ConfigError: There is no such job.
+        """
+        with self._transaction() as db:
+            reshare(db, app, job, sharing, self._path)
 
     def commit(
         self,

@@ -17,12 +17,22 @@ import polars as pl
 from millstream.errors import ConfigError, CorruptionError, UnknownViewError
 from millstream.views import changelog, columns
 from millstream.views.connections import Readers
+from millstream.views.fed import Feeding, Span, Where
 from millstream.views.position import wait_until
+from millstream.views.program import StoredProgram
 from millstream.views.rows import Query, QueryReader, Selection
+from millstream.views.running import how_to_reset
 from millstream.views.schema import ViewSchema
+from millstream.views.store_programs import (
+    Beginning,
+    check_program,
+    fed_spans,
+    stored_outputs,
+    stored_program,
+)
 from millstream.views.tables import ViewTable
 
-FORMAT = 1
+FORMAT = 2
 APPLICATION_ID = 0x4D494C4C  # "MILL"
 _WAIT_S = 0.01
 
@@ -68,8 +78,12 @@ class StoreReading(QueryReader):
             )
         if found > FORMAT:
             raise ConfigError(
-                f"{self._path} has format {found}; this version reads up to {FORMAT}. Upgrade "
-                "millstream."
+                f"{self._path} has format {found}; this version reads {FORMAT}. Upgrade millstream."
+            )
+        if tables and found < FORMAT:
+            raise ConfigError(
+                f"{self._path} has format {found}, of an earlier version; this one reads {FORMAT}. Go "
+                f"on with that version, or begin anew from the log: {how_to_reset(self._path.parent)}."
             )
 
     def views(self) -> list[ViewSchema]:
@@ -137,7 +151,8 @@ class StoreReading(QueryReader):
             app, job = _job_of(db, view)
             last = fence_value(db, "batch_id", app, job)
             position = fence_json(db, "position", app, job)
-        return Selection(schema, columns.decoded(rows, schema), newest, last, position)
+            fed = fed_spans(db, app, view)
+        return Selection(schema, columns.decoded(rows, schema), newest, last, position, fed)
 
     def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame:
         """Return every change after the change number ``since``, oldest first; at most ``limit``.
@@ -209,6 +224,31 @@ class StoreReading(QueryReader):
                 return fence_value(db, "batch_id", app, job), fence_json(db, "position", app, job)
 
         return wait_until(look, batch_id, position, pause_s=_WAIT_S, timeout_s=timeout_s)
+
+    def program(self, app: str, job: str) -> StoredProgram | None:
+        """Return the program that a job's state was made by; None before its first run."""
+        with self._readers.snapshot() as db:
+            return stored_program(db, app, job)
+
+    def require_same(self, app: str, job: str, beginning: Beginning) -> None:
+        """Make sure that a program may go on with what the job's last one left.
+
+        Raises:
+            ConfigError: it may not; the message says why.
+        """
+        with self._readers.snapshot() as db:
+            check_program(db, app, job, beginning, self._path)
+
+    def fed(self, view: str) -> tuple[Span, ...]:
+        """Return when a view was fed, in order; () where its app does not say, as of no output."""
+        with self._readers.snapshot() as db:
+            app, _ = _job_of(db, view)
+            return fed_spans(db, app, view)
+
+    def outputs(self, app: str, job: str = "main") -> dict[Where, Feeding]:
+        """Return all outputs that a job has had, by name and place, and when they were fed."""
+        with self._readers.snapshot() as db:
+            return stored_outputs(db, app, job)
 
     def targets(self, app: str, job: str) -> list[tuple[str, str, int]]:
         """Return for each other target of a job its identity, its name, and its last batch."""

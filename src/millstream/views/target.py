@@ -34,13 +34,14 @@ A function of the user's has no transaction: row 5 repeats its call, under the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import polars as pl
 
 from millstream.errors import CorruptionError
+from millstream.views.fed import Span, Where
 from millstream.views.schema import Fence
 
 
@@ -58,12 +59,16 @@ class BatchPart:
 
 @dataclass(frozen=True)
 class RunStart:
-    """A run that begins: what it takes over, and with which checkpoint it works."""
+    """A run that begins: what it takes over, and with which checkpoint it works.
+
+    ``fed`` says of every output that the app has had since when it is fed, for targets to keep.
+    """
 
     app: str
     job: str
     run: int
     checkpoint_id: str
+    fed: Mapping[Where, Sequence[Span]] = field(default_factory=dict)
 
     @property
     def who(self) -> str:

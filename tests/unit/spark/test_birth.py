@@ -6,8 +6,20 @@ from datetime import datetime
 import pytest
 
 import millstream as ms
-from millstream.errors import ConfigError, CorruptionError
-from millstream.spark.birth import Birth, born, enter, require_current
+from millstream.errors import ConfigError
+from millstream.spark.birth import (
+    HOME,
+    JOB,
+    Birth,
+    born,
+    checkpoint_of,
+    require_current,
+    stored_birth,
+)
+from millstream.views.commit import BatchOutcome, Targets
+from millstream.views.store import ViewStore
+
+WANTED = Birth(4, 2, 2)
 
 
 @dataclass
@@ -16,64 +28,97 @@ class Event:
     ad: int
 
 
-def plan(size="1 hour", **aggregates):
-    app = ms.App("born", log="unused")
+def plan(buckets=4):
+    app = ms.App("born", log="unused", buckets=buckets)
     stream = app.topic("events", Event).stream(time="at")
-    stream.window(ms.tumbling(size), by="ad").agg(**(aggregates or {"n": ms.count()})).view("v")
+    stream.window(ms.tumbling("1 hour"), by="ad").agg(n=ms.count()).view("v")
     return app.plan()
 
 
-WANTED = Birth(4, 2, 2)
+def run(folder, *, buckets=4, birth=WANTED, batches=1):
+    """Begin a run as a job does, and commit empty batches."""
+    with ViewStore(folder / HOME) as home:
+        targets = Targets(plan(buckets), home, [])
+        first = targets.begin_run(JOB, checkpoint_of(folder), sharing=birth.sharing)
+        for batch_id in range(first, first + batches):
+            targets.commit(batch_id, BatchOutcome(), {})
+        return first
+
+
+def enter_batches(folder, name, *batch_ids):
+    known = folder / "checkpoint" / name
+    known.mkdir(exist_ok=True)
+    for batch_id in batch_ids:
+        (known / str(batch_id)).touch()
+        (known / f".{batch_id}.crc").touch()
 
 
 def test_an_app_without_state_is_born_as_wanted(tmp_path):
-    assert born(tmp_path, WANTED) == WANTED
+    assert born("born", tmp_path, WANTED) == WANTED
+
+
+def test_a_run_that_committed_nothing_fixes_no_number(tmp_path):
+    run(tmp_path, batches=0)
+    assert born("born", tmp_path, Birth(8, 3, 3)) == Birth(8, 3, 3)
 
 
 def test_a_later_run_keeps_the_numbers_of_the_first(tmp_path):
-    identity = enter(tmp_path, WANTED, plan())
-    assert born(tmp_path, Birth(4, 16, 16)) == WANTED
-    assert enter(tmp_path, WANTED, plan()) == identity
+    run(tmp_path)
+    assert born("born", tmp_path, Birth(4, 16, 16)) == WANTED
+    run(tmp_path, birth=Birth(4, 16, 16))
+    assert stored_birth("born", tmp_path) == WANTED
 
 
 def test_another_number_of_buckets_is_refused(tmp_path):
-    enter(tmp_path, WANTED, plan())
+    run(tmp_path)
     with pytest.raises(ConfigError, match="divided into 4 buckets and the app asks for 8"):
-        born(tmp_path, Birth(8, 2, 2))
+        born("born", tmp_path, Birth(8, 2, 2))
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [plan("2 hours"), plan(n=ms.sum("ad"), m=ms.mean("ad"))],
-    ids=["window", "aggregates"],
-)
-def test_changed_stateful_steps_are_refused_by_name(tmp_path, changed):
-    enter(tmp_path, WANTED, plan())
-    with pytest.raises(ConfigError, match=r"what differs: .*'tumbling\("):
-        enter(tmp_path, WANTED, changed)
+def test_the_views_refuse_other_buckets_whatever_lies_beside_them(tmp_path):
+    run(tmp_path)
+    for path in tmp_path.glob("*.json"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="divided into 4 buckets and the app asks for 5"):
+        run(tmp_path, buckets=5)
 
 
-def test_a_deleted_checkpoint_gets_a_new_identity(tmp_path):
-    identity = enter(tmp_path, WANTED, plan())
+def test_a_deleted_checkpoint_is_refused_by_the_views(tmp_path):
+    run(tmp_path)
     for path in (tmp_path / "checkpoint").iterdir():
         path.unlink()
-    assert enter(tmp_path, WANTED, plan()) != identity
-
-
-def test_a_damaged_record_of_birth_is_no_reason_to_guess(tmp_path):
-    enter(tmp_path, WANTED, plan())
-    (tmp_path / "job.json").write_text('{"buckets": 4')
-    with pytest.raises(CorruptionError, match="is damaged"):
-        born(tmp_path, WANTED)
+    with pytest.raises(ConfigError, match=r"was replaced \(deleted\?\)"):
+        run(tmp_path)
 
 
 def test_a_checkpoint_must_know_the_batches_that_the_views_hold(tmp_path):
-    enter(tmp_path, WANTED, plan())
+    checkpoint_of(tmp_path)
     require_current(tmp_path, 0)
     with pytest.raises(ConfigError, match="ends with batch -1, but the views hold batches up to 2"):
         require_current(tmp_path, 3)
-    offsets = tmp_path / "checkpoint" / "offsets"
-    offsets.mkdir()
-    for name in ("0", "1", "2", ".2.crc"):
-        (offsets / name).touch()
+    enter_batches(tmp_path, "offsets", 0, 1, 2)
     require_current(tmp_path, 3)
+
+
+def test_a_checkpoint_may_know_one_batch_that_was_begun_and_not_committed(tmp_path):
+    checkpoint_of(tmp_path)
+    enter_batches(tmp_path, "offsets", 0, 1, 2)
+    enter_batches(tmp_path, "commits", 0, 1)
+    require_current(tmp_path, 2)
+
+
+@pytest.mark.parametrize(("held", "said"), [(2, "batches up to 1"), (0, "no batch")])
+def test_views_that_are_older_than_the_checkpoint_are_refused(tmp_path, held, said):
+    checkpoint_of(tmp_path)
+    enter_batches(tmp_path, "offsets", 0, 1, 2, 3)
+    with pytest.raises(ConfigError, match=f"ends with batch 3, but the views hold {said}"):
+        require_current(tmp_path, held)
+
+
+def test_a_batch_that_spark_takes_for_done_must_be_in_the_views(tmp_path):
+    checkpoint_of(tmp_path)
+    enter_batches(tmp_path, "offsets", 0)
+    enter_batches(tmp_path, "commits", 0)
+    require_current(tmp_path, 1)
+    with pytest.raises(ConfigError, match="the views hold no batch"):
+        require_current(tmp_path, 0)

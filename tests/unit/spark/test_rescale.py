@@ -1,26 +1,27 @@
-import json
-
 import pytest
 
 from millstream.errors import ConfigError
-from millstream.spark.birth import Birth, stored_birth
+from millstream.kernels.plan import JobPlan
+from millstream.spark.birth import HOME, JOB, Birth, stored_birth
 from millstream.spark.rescale import rescale
+from millstream.views.commit import BatchOutcome, Targets
 from millstream.views.running import marked
-
-JOB = {"buckets": 4, "partitions": 2, "label_partitions": 2, "steps": {}}
+from millstream.views.store import ViewStore
 
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "job.json").write_text(json.dumps(JOB))
+    with ViewStore(tmp_path / HOME) as home:
+        targets = Targets(JobPlan("ads", (), (), (), (), (0, 1, 2, 3)), home, [])
+        targets.begin_run(JOB, "one", sharing=Birth(4, 2, 2).sharing)
+        targets.commit(0, BatchOutcome(), {})
     return tmp_path
 
 
 def test_the_number_is_kept_for_the_next_run(folder):
     done = rescale("ads", folder, 4)
     assert (done.partitions_before, done.partitions) == (2, 4)
-    assert stored_birth(folder) == Birth(4, 4, 2)
-    assert [path.name for path in folder.iterdir()] == ["job.json"]
+    assert stored_birth("ads", folder) == Birth(4, 4, 2)
 
 
 @pytest.mark.parametrize("partitions", [0, 5])
@@ -39,12 +40,6 @@ def test_an_app_without_state_is_refused(tmp_path):
         rescale("ads", tmp_path, 2)
 
 
-def test_state_of_an_earlier_version_is_refused_with_what_to_do(folder):
-    (folder / "job.json").write_text(json.dumps({"buckets": 4, "shuffle_partitions": 2}))
-    with pytest.raises(ConfigError, match=r"earlier version.*millstream reset"):
-        stored_birth(folder)
-
-
 def test_the_number_that_there_is_already_changes_nothing(folder):
     assert rescale("ads", folder, 2).partitions == 2
-    assert stored_birth(folder) == Birth(4, 2, 2)
+    assert stored_birth("ads", folder) == Birth(4, 2, 2)

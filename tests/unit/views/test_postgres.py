@@ -276,3 +276,11 @@ def test_a_missing_driver_is_told_with_what_to_install(database, monkeypatch):
     for connect in (PostgresStore, lambda url: PostgresTarget(url, [sink(url)])):
         with pytest.raises(EnvironmentProblem, match=r"millstream\[postgres\]"):
             connect(database)
+
+
+def test_views_of_an_earlier_format_are_refused_plainly(database, opened, sql):
+    target(opened, database)
+    sql("UPDATE _millstream_store SET format = 1")
+    for open_it in (PostgresStore, lambda url: PostgresTarget(url, [sink(url)])):
+        with pytest.raises(ConfigError, match=r"have format 1, of an earlier version"):
+            open_it(database)

@@ -40,6 +40,7 @@ from millstream.errors import (
     RetriableError,
     UnknownViewError,
 )
+from millstream.views.fed import note_on, to_plain
 from millstream.views.position import covers
 from millstream.views.rows import Query
 from millstream.views.server.assets import Assets
@@ -150,6 +151,8 @@ class Server:
             "change": found.change,
             "batch_id": found.batch_id,
             "position": found.position,
+            "fed": to_plain(found.fed),
+            "note": note_on(found.fed),
             "more": found.rows.height > query.limit,
         }
         lines = ",\n".join(await self._reading.run(lambda: objects(rows, found.schema)))
@@ -242,6 +245,7 @@ def _described(place: Place) -> dict[str, Any]:
         "rows": place.store.count(name),
         "change": place.store.newest_changes().get(name, 0),
         "position": place.store.position(name),
+        "note": note_on(place.store.fed(name)),
     }
 
 

@@ -20,6 +20,7 @@ from millstream.errors import MillstreamError
 from millstream.kernels.routing import LEDGER_COUNTS
 from millstream.kernels.watermarks import UNSEEN
 from millstream.log.reader import LogReader
+from millstream.views.fed import note_on, to_plain
 from millstream.views.ledger import late_once
 from millstream.views.running import runs_alive
 from millstream.views.store_reading import StoreReading
@@ -108,6 +109,15 @@ class AppStatus:
             "ledger": {"last": _lines(self._books.last), "total": _lines(self._books.total)},
             "throughput": list(self._throughput(told)),
             "views": store.newest_changes(),
+            "outputs": [
+                {
+                    "name": name,
+                    "place": place,
+                    "fed": to_plain(one.spans),
+                    "note": note_on(one.spans),
+                }
+                for (name, place), one in store.outputs(self._app).items()
+            ],
         }
 
     def _throughput(self, told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -84,7 +84,7 @@ class Ads:
         log = self._open.enter_context(closing(ms.connect(self.log)))
         log.create_topic(TOPIC, partitions=2)
         self._producer = self._open.enter_context(log.producer())
-        app = pipeline(self.log)
+        self.app = app = pipeline(self.log)
         self.plan = app.plan()
         home = app.folder / "views.db"
         self.targets = self._open.enter_context(open_targets(self.plan, home, self.log))

@@ -8,6 +8,8 @@ from decimal import Decimal
 
 import pytest
 
+from millstream.views.outputs import open_targets
+from millstream.views.reading import store_path
 from millstream.views.running import marked
 from millstream.views.server.serving import serve
 from millstream.views.store import ViewStore
@@ -261,3 +263,18 @@ def test_a_log_without_apps_says_what_to_do_and_shows_the_first_that_comes(tmp_p
             assert text_of(page, "[data-count=throughput]") == "\u2013"
             assert text_of(page, "[data-count=read]") == "0"
         page.close()
+
+
+def test_a_view_that_was_left_out_for_a_run_says_so_above_its_rows(ads, show):
+    given(ads)
+    ads.app.outputs = [one for one in ads.app.outputs if one.name != "budgets"]
+    with open_targets(ads.app.plan(), store_path(ads.log, "ads"), ads.log) as without:
+        without.begin_run("main", "one")
+    page = show()
+    page.wait_for_selector("#rows tbody td")
+    assert page.locator("#view-note").is_hidden()
+    page.select_option("#view", "budgets")
+    page.wait_for_selector("#view-note:not([hidden])")
+    assert "it is no longer fed since" in page.locator("#view-note").inner_text()
+    page.select_option("#view", "ad_ctr")
+    page.wait_for_selector("#view-note", state="hidden")

@@ -243,3 +243,36 @@ def test_views_of_a_database_are_served_beside_those_of_the_folder(ads, database
                 newer = rows.head(1).with_columns(cost=pl.lit(Decimal("1.00")))
                 targets.commit(1, BatchOutcome(rows={"costs": newer}, position=position), {})
                 assert following()[0] == 3
+
+
+def test_a_view_that_was_not_always_fed_says_so_with_its_rows_in_the_list_and_in_the_status(
+    tmp_path, client_of
+):
+    def commit(batch_id, *views):
+        app = ms.App("later", log=tmp_path)
+        events = app.topic("ad-events", AdEvent).stream(time="at").select("ad_id", "cost")
+        for name in views:
+            events.view(name, key="ad_id")
+        rows = pl.DataFrame({"ad_id": [batch_id], "cost": [Decimal("1.00")]})
+        with open_targets(app.plan(), app.folder / "views.db", tmp_path) as targets:
+            assert targets.begin_run("main", "one") == batch_id
+            outcome = BatchOutcome(
+                rows=dict.fromkeys(views, rows), position={"ad-events": {"0": batch_id + 1}}
+            )
+            targets.commit(batch_id, outcome, {})
+
+    commit(0, "first")
+    commit(1, "first", "second")
+    with serve(tmp_path, listen="127.0.0.1:0") as serving:
+        server = client_of(serving.url)
+        told = server.json("/views/second")
+        assert told["note"].startswith("is fed since")
+        assert told["fed"][0]["since"]["position"] == {"ad-events": {"0": 1}}
+        assert server.json("/views/first")["note"] is None
+        notes = {view["view"]: view["note"] for view in server.json("/views")["views"]}
+        assert (notes["second"], notes["first"]) == (told["note"], None)
+        outputs = server.json("/apps/later/status")["outputs"]
+        assert [(one["name"], one["place"], one["note"]) for one in outputs] == [
+            ("first", "view", None),
+            ("second", "view", told["note"]),
+        ]

@@ -86,6 +86,8 @@ export class Views {
   }
 
   draw(told) {
+    byId("view-note").hidden = !told.note;
+    byId("view-note").textContent = told.note ? `This view is not whole: it ${told.note}.` : "";
     const columns = told.columns.map(({ name, type }) => ({
       title: name,
       n: isNumber(type),

@@ -1,0 +1,121 @@
+"""What a declaration means, as plain values: the same in every process, and readable by people.
+
+Whatever two values are told apart by is in their descriptions: every field of every step, expressions
+with all their options, types in full, the user's functions by their code. So a description is complete
+by construction, and a kernel that gets a new parameter need not say so. The names of steps are for people,
+and left out.
+
+Where text does not say all (an expression prints neither all its options nor the code of functions), a
+leaf has ``says``, the text, and ``code``, a digest of the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from millstream.durations import describe_us
+from millstream.kernels.python_code import code_digest, code_name, digest, expression_digest
+
+Description = Any  # of JSON's kinds
+
+_WORD_ENDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_UNSAID = frozenset({"is", "dtype", "state", "signed"})  # they follow from the rest
+
+
+def described(value: Any, *, without: frozenset[str] = frozenset()) -> Description:
+    """Describe a value; of a dataclass of ours all fields but those named in ``without``."""
+    if isinstance(value, Mapping):
+        return {str(key): described(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        if value and all(_is_named(item) for item in value):
+            return {name: described(item) for name, item in value}
+        return [described(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((described(item) for item in value), key=exact)
+    if is_dataclass(value) and type(value).__module__.startswith("millstream."):
+        told = [f.name for f in fields(value) if f.name not in without]
+        own = {name: described(getattr(value, name)) for name in told}
+        return {"is": type(value).__name__, **own}
+    return _plain(value)
+
+
+def _is_named(item: Any) -> bool:
+    """Say whether an item of a list is a name and what has it, as columns and aggregates are."""
+    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
+
+
+def _plain(value: Any) -> Description:
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, pl.Expr):
+        return {"says": str(value), "code": expression_digest(value)}
+    if isinstance(value, pl.DataFrame):
+        return {name: repr(dtype) for name, dtype in value.schema.items()}
+    if isinstance(value, (float, bytes, pl.DataType)):
+        return repr(value)
+    if isinstance(value, pa.DataType):
+        return str(value)
+    return {"says": code_name(value), "code": code_digest(value)}
+
+
+def exact(description: Description) -> str:
+    """Give the text by which descriptions are compared."""
+    return json.dumps(description, ensure_ascii=False)
+
+
+def spoken(description: Description) -> Description:
+    """Give what text says of it: a description without the digests of code."""
+    if isinstance(description, Mapping):
+        return {key: spoken(item) for key, item in description.items() if key != "code"}
+    if isinstance(description, list):
+        return [spoken(item) for item in description]
+    return description
+
+
+def keys_of(descriptions: list[Description]) -> list[str]:
+    """Give each description a short key that depends on it alone, and not on its place in the list.
+
+    Those that say the same get numbers, in the order of what their code is.
+    """
+    stems = [digest(exact(spoken(one))) for one in descriptions]
+    ranked = sorted(range(len(stems)), key=lambda n: exact(descriptions[n]))
+    keys = dict.fromkeys(range(len(stems)), "")
+    for number in ranked:
+        before = sum(1 for other in ranked if keys[other] and stems[other] == stems[number])
+        keys[number] = stems[number] if not before else f"{stems[number]}#{before + 1}"
+    return [keys[number] for number in range(len(stems))]
+
+
+def _named(key: str, value: Any) -> str:
+    if key.endswith("_us") and isinstance(value, int):
+        return f"{key.removesuffix('_us')}={describe_us(value)}"
+    return f"{key}={said(value)}"
+
+
+def said(description: Description) -> str:
+    """Say a description in words, as in an error."""
+    if isinstance(description, Mapping):
+        if "says" in description:
+            return str(description["says"])
+        word = _WORD_ENDS.sub("_", str(description.get("is", ""))).lower()
+        told = [
+            said(item) if isinstance(item, (Mapping, list)) else _named(key, item)
+            for key, item in description.items()
+            if key not in _UNSAID and item is not None and item is not False and item != []
+        ]
+        return f"{word}({', '.join(told)})"
+    if isinstance(description, list):
+        return f"[{', '.join(map(said, description))}]"
+    return "none" if description is None else str(description)
+
+
+describe_step = partial(described, without=frozenset({"name"}))
+"""Describe a step or kernel without its name."""

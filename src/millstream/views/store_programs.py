@@ -1,0 +1,139 @@
+"""What a view store keeps of the job that fills it: its program, and when its outputs were fed.
+
+Both are moved on in the transaction in which a run begins, by functions over its connection.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from millstream.errors import ConfigError
+from millstream.views.fed import HOME_VIEW, Feeding, Moment, Span, Where, moved_on
+from millstream.views.program import StoredProgram, reads_the_same, require_same
+from millstream.views.running import how_to_reset
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A run that is to begin: its program and outputs, and when (RFC 3339).
+
+    ``same_expressions``: see :func:`millstream.views.program.require_same`.
+    """
+
+    program: StoredProgram
+    outputs: Mapping[Where, Feeding]
+    at: str
+    same_expressions: bool = False
+
+
+def stored_program(db: sqlite3.Connection, app: str, job: str) -> StoredProgram | None:
+    """Return the program that a job's state was made by; None before its first run."""
+    row = db.execute(
+        "SELECT program FROM _programs WHERE app = ? AND job = ?", (app, job)
+    ).fetchone()
+    return None if row is None else StoredProgram.from_json(row[0])
+
+
+def stored_outputs(db: sqlite3.Connection, app: str, job: str) -> dict[Where, Feeding]:
+    """Return all outputs that a job has had."""
+    rows = db.execute(
+        "SELECT name, place, value FROM _outputs WHERE app = ? AND job = ? ORDER BY name, place",
+        (app, job),
+    )
+    return {(name, place): Feeding.from_json(json.loads(value)) for name, place, value in rows}
+
+
+def fed_spans(db: sqlite3.Connection, app: str | None, view: str) -> tuple[Span, ...]:
+    """Return when a view was fed; () of one that is no output of a job's, as that of dead records."""
+    row = db.execute(
+        "SELECT value FROM _outputs WHERE name = ? AND place = ? AND (app = ? OR ? IS NULL)",
+        (view, HOME_VIEW, app, app),
+    ).fetchone()
+    return () if row is None else Feeding.from_json(json.loads(row[0])).spans
+
+
+def check_program(
+    db: sqlite3.Connection, app: str, job: str, beginning: Beginning, path: Path
+) -> None:
+    """Make sure that a program fits what is there; any does before the first batch.
+
+    Raises:
+        ConfigError: it does not, or the store does not know by what program it was filled.
+    """
+    next_batch_id = _next_batch(db, app, job, beginning.at).batch_id
+    if next_batch_id == 0:
+        return
+    stored = stored_program(db, app, job)
+    if stored is None:
+        raise ConfigError(
+            f"{path} holds batches up to {next_batch_id - 1} of the job {job!r} of the app {app!r}, and does not "
+            "say by what program they were made. Restore it, or begin anew from the log: "
+            f"{how_to_reset(path.parent)}."
+        )
+    require_same(
+        stored, beginning.program, path.parent, same_expressions=beginning.same_expressions
+    )
+
+
+def take_over(
+    db: sqlite3.Connection,
+    app: str,
+    job: str,
+    beginning: Beginning,
+    path: Path,
+) -> None:
+    """Keep the program of a run that begins, and move on when its outputs were fed.
+
+    Raises:
+        ConfigError: the program does not fit what is there.
+    """
+    check_program(db, app, job, beginning, path)
+    now = _next_batch(db, app, job, beginning.at)
+    stored = stored_program(db, app, job) if now.batch_id else None
+    program = beginning.program
+    if stored is not None and stored.sharing:
+        program = replace(program, sharing=stored.sharing)
+    db.execute("INSERT OR REPLACE INTO _programs VALUES (?, ?, ?)", (app, job, program.to_json()))
+    same = partial(_same, same_expressions=beginning.same_expressions)
+    outputs = moved_on(stored_outputs(db, app, job), beginning.outputs, now, same)
+    db.execute("DELETE FROM _outputs WHERE app = ? AND job = ?", (app, job))
+    db.executemany(
+        "INSERT INTO _outputs VALUES (?, ?, ?, ?, ?)",
+        [
+            (app, job, *where, json.dumps(asdict(one), ensure_ascii=False))
+            for where, one in outputs.items()
+        ],
+    )
+
+
+def _next_batch(db: sqlite3.Connection, app: str, job: str, at: str) -> Moment:
+    """Return the place before the batch that is committed next."""
+    row = db.execute(
+        "SELECT batch_id, position FROM _fences WHERE app = ? AND job = ?", (app, job)
+    ).fetchone()
+    last, position = row or (None, None)
+    return Moment(0 if last is None else last + 1, json.loads(position or "{}"), at)
+
+
+def _same(was: str, now: str, *, same_expressions: bool) -> bool:
+    return was == now or (same_expressions and reads_the_same(json.loads(was), json.loads(now)))
+
+
+def reshare(
+    db: sqlite3.Connection, app: str, job: str, sharing: Mapping[str, int], path: Path
+) -> None:
+    """Keep other numbers by which a job's work is divided.
+
+    Raises:
+        ConfigError: there is no such job.
+    """
+    stored = stored_program(db, app, job)
+    if stored is None:
+        raise ConfigError(f"{path} knows no job {job!r} of an app {app!r}. Run the app first.")
+    text = replace(stored, sharing=dict(sharing)).to_json()
+    db.execute("UPDATE _programs SET program = ? WHERE app = ? AND job = ?", (text, app, job))
