@@ -71,6 +71,14 @@ class Aggregation:
         return _grouped(partials, columns, merged)
 
     @property
+    def nothing(self) -> pl.DataFrame:
+        """One row: the partials of no events."""
+        merged = [e for name, a in self.aggregates for e in a.merge(name)]
+        counts = [ROWS, WEIGHT] if self.weighted else [ROWS]
+        none = pl.DataFrame(schema=dict(self.schema))
+        return none.select(*merged, *(pl.col(name).sum() for name in counts))[self.partials]
+
+    @property
     def results(self) -> list[pl.Expr]:
         """Expressions that read the answers off merged partials."""
         return [aggregate.result(name) for name, aggregate in self.aggregates]

@@ -250,7 +250,7 @@ class PaneBatch:
             results = self.step.read_off(panes)
             panes = values.judged(panes, results)
         else:
-            panes = values.judged(panes, panes)
+            panes = values.parted(panes)
             results = self.step.read_off(panes)
         if values.remembers:
             self._keep(values.to_keep(panes))
