@@ -14,6 +14,7 @@ import polars as pl
 
 from millstream.kernels.aggregates import Aggregate
 from millstream.kernels.aggregates.order import with_order
+from millstream.kernels.aggregates.sketches import WaitingSketch
 from millstream.kernels.frames import DIFF, ROWS
 
 WEIGHT = "__weight"
@@ -69,6 +70,19 @@ class Aggregation:
             merged.append(pl.col(WEIGHT).sum())
         merged += (pl.col(name).first() for name in first)
         return _grouped(partials, columns, merged)
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything of a batch waits until its state is stored."""
+        return any(isinstance(aggregate, WaitingSketch) for _, aggregate in self.aggregates)
+
+    def stored(self, merged: pl.DataFrame) -> pl.DataFrame:
+        """Give a batch's partials, merged by key, as state is to keep them."""
+        if not self.waits or not merged.height:
+            return merged
+        return merged.with_columns(
+            e for name, a in self.aggregates if isinstance(a, WaitingSketch) for e in a.stored(name)
+        )
 
     @property
     def nothing(self) -> pl.DataFrame:
