@@ -13,6 +13,7 @@ import polars as pl
 
 from millstream.kernels.aggregates import Aggregate
 from millstream.kernels.aggregates.order import with_order
+from millstream.kernels.aggregates.sketches import WaitingSketch
 from millstream.kernels.frames import DIFF, ROWS
 
 WEIGHT = "__weight"
@@ -70,6 +71,27 @@ class Aggregation:
             merged.append(pl.col(WEIGHT).sum())
         merged += (pl.col(name).first() for name in first)
         return _grouped(partials, columns, merged)
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything of a batch waits until its state is stored."""
+        return any(isinstance(aggregate, WaitingSketch) for _, aggregate in self.aggregates)
+
+    def stored(self, merged: pl.DataFrame) -> pl.DataFrame:
+        """Give a batch's partials, merged by key, as state is to keep them."""
+        if not self.waits or not merged.height:
+            return merged
+        return merged.with_columns(
+            e for name, a in self.aggregates if isinstance(a, WaitingSketch) for e in a.stored(name)
+        )
+
+    @property
+    def nothing(self) -> pl.DataFrame:
+        """One row: the partials of no events."""
+        merged = [e for name, a in self.aggregates for e in a.merge(name)]
+        counts = [ROWS, WEIGHT] if self.weighted else [ROWS]
+        none = pl.DataFrame(schema=dict(self.schema))
+        return none.select(*merged, *(pl.col(name).sum() for name in counts))[self.partials]
 
     @property
     def results(self) -> list[pl.Expr]:

@@ -114,7 +114,7 @@ class CountAggregate(Aggregating):
             complete = pl.concat([complete, over])
             opened = rest.filter(~pl.col(_HEAD))
             timers.add(opened[_DUE].to_numpy(), opened[HASH].to_numpy())
-        held.put(hashes, rest)
+        held.put(hashes, self.aggregation.stored(rest))
         counts = Counter(held=0 if rows is None else rows.height)
         return Outcome(self._emitted(complete, rest, rows), None, counts)
 

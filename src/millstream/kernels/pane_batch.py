@@ -250,7 +250,7 @@ class PaneBatch:
             results = self.step.read_off(panes)
             panes = values.judged(panes, results)
         else:
-            panes = values.judged(panes, panes)
+            panes = values.parted(panes)
             results = self.step.read_off(panes)
         if values.remembers:
             self._keep(values.to_keep(panes))
@@ -271,6 +271,8 @@ class PaneBatch:
 
     def _keep(self, kept: pl.DataFrame) -> None:
         runs = self.state.runs("fired")
+        if self.values.accumulates:
+            kept = self.step.aggregation.stored(kept)
         for slot, part in self._by_slot(where(kept, ~self._expired(kept))):
             runs.add(slot, part, self._newest)
 

@@ -150,7 +150,7 @@ class PaneValues:
         values = fired.filter(~empty).select(columns)
         if values.height == fired.height:
             return values
-        zeros = self.aggregation.merge(fired.filter(empty).select(columns), _AT, _PLACE)
+        zeros = fired.filter(empty).select(_AT, _PLACE).join(self.aggregation.nothing, how="cross")
         return pl.concat([values, zeros.select(columns)]).sort(_AT, _PLACE)
 
     # ── rows ────────────────────────────────────────────────────────────────────────────────
@@ -162,9 +162,6 @@ class PaneValues:
         """
         follows = (pl.col(_AT) == pl.col(_AT).shift(1)).fill_null(value=False)
         is_pane = pl.col(RANK).is_not_null()
-        if not self.accumulates:
-            says = is_pane & (pl.col(ROWS) > 0) if self.emission.suppress_unchanged else is_pane
-            return self._numbered(panes.with_columns(says.alias(_SAYS), pl.lit(False).alias(_BACK)))
         there = pl.col(WEIGHT) != 0 if self.aggregation.weighted else pl.lit(True)
         before = (
             follows & there.shift(1, fill_value=False) if self.aggregation.weighted else follows
@@ -181,6 +178,16 @@ class PaneValues:
             says = is_pane & there
         back = is_pane & before & (says | ~there if self.emission.mode == "retract" else ~there)
         return self._numbered(panes.with_columns(says.alias(_SAYS), back.alias(_BACK)))
+
+    def parted(self, panes: pl.DataFrame) -> pl.DataFrame:
+        """Say of each pane of new events alone whether it comes out; give no rows of panes before.
+
+        Of those it is known how many there were, and not what they said.
+        """
+        is_pane = pl.col(RANK).is_not_null()
+        says = is_pane & (pl.col(ROWS) > 0) if self.emission.suppress_unchanged else is_pane
+        judged = panes.with_columns(says.alias(_SAYS), pl.lit(value=False).alias(_BACK))
+        return self._numbered(judged).filter(is_pane)
 
     def _numbered(self, panes: pl.DataFrame) -> pl.DataFrame:
         """Count the panes that come out, and tell the kind of the last one that did."""

@@ -175,8 +175,12 @@ class Pending:
 
     def hold(self, rows: pl.DataFrame) -> None:
         """Store what is pending."""
-        for slot, part in self.slots(rows):
+        for slot, part in self.slots(self._to_store(rows)):
             self.runs.add(slot, part, self._folded)
+
+    def _to_store(self, rows: pl.DataFrame) -> pl.DataFrame:
+        # What is stored of a batch must not hang on how many rows it came in.
+        return self.aggregation.stored(self.merged(rows)) if self.aggregation.waits else rows
 
     def _folded(self, rows: pl.DataFrame) -> pl.DataFrame:
         merged = self.merged(rows)

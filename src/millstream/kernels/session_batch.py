@@ -363,7 +363,8 @@ class SessionBatch:
         self._timers.add(setting[_NOW].to_numpy(), setting[HASH].to_numpy())
         timer = pl.when(_COVER).then(_NOW).otherwise(TIMER).alias(TIMER)
         self._set_clock_timers(rest)
-        self._held.put(hashes, rest.with_columns(timer).drop(_NOW, _COVER))
+        rest = rest.with_columns(timer).drop(_NOW, _COVER)
+        self._held.put(hashes, self.operator.aggregation.stored(rest))
         self._closed.drop(self._passed_us)
 
     def _set_clock_timers(self, rest: pl.DataFrame) -> None:

@@ -43,7 +43,7 @@ _SLOT = "__slot"
 _FROM = "__from"  # Int64: the earliest row that an event counts in
 _NEW = "__new"
 _OLD_VALUE = "__old"
-_RANK = "__rank"
+_KEY = "__key"  # UInt32: the number of a key among those at hand
 _AT = "__at"
 _LOOKS = "__looks"  # Int64: the time that a row looks back from
 _HAS_ROW = pl.col(_FROM) <= pl.col(TIME)
@@ -280,33 +280,38 @@ class SlidingAggregate(Aggregating):
     def _values(self, events: pl.DataFrame) -> pl.DataFrame:
         """Aggregate over what each event looks back on; in the order of key and time."""
         ordered = events.sort([HASH, *self.by, TIME], maintain_order=True)
-        some_only = (pl.col(_FROM) > pl.col(TIME)).any().over(HASH)
-        split = ordered.with_row_index(_AT).with_columns(some_only.alias(_RANK))
-        plain, others = split.filter(~pl.col(_RANK)), split.filter(_RANK)
-        keys = [_AT, HASH, *self.by, TIME]
-        values = plain.rolling(
-            TIME, period=f"{self.window.size_us}i", closed="both", group_by=[HASH, *self.by]
-        ).agg(*self._partials)
-        values = values.with_columns(plain[_AT]).select(*keys, pl.exclude(keys))
-        if others.height:
-            values = pl.concat([values, self._joined_pairs(others, keys).select(values.columns)])
+        # Keys go by a number: keys may share a hash, and polars gives groups in an order of its own.
+        number = ordered.select(pl.struct(HASH, *self.by).rle_id().alias(_KEY)).to_series()
+        ordered = ordered.with_row_index(_AT).with_columns(number)
+        some_only = ordered.select((pl.col(_FROM) > pl.col(TIME)).any().over(_KEY)).to_series()
+        values = self._rolled(ordered.filter(~some_only))
+        if some_only.any():
+            values = pl.concat([values, self._joined_pairs(ordered.filter(some_only))])
         types = {n: t for n, t in self.aggregation.schema if n in values.columns}
-        return values.sort(_AT).drop(_AT).with_columns(ordered[_FROM]).cast(types)  # type: ignore[arg-type]
+        values = values.sort(_AT).cast(types)  # type: ignore[arg-type]
+        return ordered.select(HASH, *self.by, TIME, _FROM).hstack(values.drop(_AT))
+
+    def _rolled(self, events: pl.DataFrame) -> pl.DataFrame:
+        """Aggregate for keys whose events count in all the rows that look back on them."""
+        period = f"{self.window.size_us}i"
+        rolled = events.rolling(TIME, period=period, closed="both", group_by=_KEY)
+        made = rolled.agg(*self._partials).sort(_KEY, maintain_order=True)
+        return made.drop(_KEY, TIME).hstack([events[_AT]])
 
     @property
     def _partials(self) -> list[pl.Expr]:
         made = [e for name, a in self.aggregation.aggregates for e in a.partial(name)]
         return [*made, pl.col(_NEW).sum()]
 
-    def _joined_pairs(self, events: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    def _joined_pairs(self, events: pl.DataFrame) -> pl.DataFrame:
         """Aggregate for keys whose events do not count in all the rows that look back on them."""
-        rows = events.select(_AT, HASH, *self.by, pl.col(TIME).alias(_LOOKS))
-        on = [HASH, *self.by]
-        pairs = rows.join(events.drop(_AT), on=on, nulls_equal=True, maintain_order="left_right")
+        rows = events.select(_AT, _KEY, pl.col(TIME).alias(_LOOKS))
+        pairs = rows.join(events.drop(_AT), on=_KEY, maintain_order="left_right")
         back_to = pl.col(_LOOKS) - self.window.size_us
         counts = (pl.col(_FROM) <= pl.col(_LOOKS)) & (pl.col(TIME) >= back_to)
         made = pairs.filter(counts).group_by(_AT).agg(*self._partials)
-        return events.select(keys).join(made, on=_AT, how="left", maintain_order="left")
+        made = events.select(_AT).join(made, on=_AT, how="left", maintain_order="left")
+        return made.select(*made.columns[1:], _AT)
 
     def _rows(self, values: pl.DataFrame) -> pl.DataFrame:
         return values.select(*self._span(), *self.by, *self.aggregation.results, TIME)
@@ -319,8 +324,8 @@ class SlidingAggregate(Aggregating):
 
     def result_schema(self, events: pl.DataFrame) -> dict[str, pl.DataType]:
         """Find the types of what comes out, given the columns of no events."""
-        times = {TIME: pl.Int64(), HASH: pl.UInt64(), _NEW: pl.Int64()}
-        none = pl.DataFrame(schema={**events.schema, **times})
+        own = {TIME: pl.Int64(), ORDER: pl.Int64(), HASH: pl.UInt64(), _NEW: pl.Int64()}
+        none = pl.DataFrame(schema={**events.schema, **own})
         made = none.group_by(HASH, *self.by).agg(
             *(e for name, a in self.aggregation.aggregates for e in a.partial(name)),
             pl.col(TIME).first(),

@@ -106,7 +106,8 @@ class WindowAggregate(WindowStep):
             runs.drop_slot(slot)
         if partials is None:
             return
-        for slot, rows in self.by_slot(self._open(partials, watermark_us), PIECE):
+        stored = self.aggregation.stored(self._open(partials, watermark_us))
+        for slot, rows in self.by_slot(stored, PIECE):
             runs.add(slot, rows, lambda pieces: self._merge(self._open(pieces, watermark_us)))
 
     def _open(self, partials: pl.DataFrame, watermark_us: int) -> pl.DataFrame:

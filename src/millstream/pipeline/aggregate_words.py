@@ -37,8 +37,8 @@ def sum(value: Column) -> Aggregate:  # noqa: A001 - its name in every query lan
     """Sum a number or duration over the rows; the sum of none is 0.
 
     Sums of whole numbers (Int64), Decimals and durations are exact; one that does not fit its type
-    stops the job and says so. Sums of floats lose at most 2^-60 of the largest value per row, are
-    rounded once, and are the same to the last bit in whatever order the rows came.
+    stops the job and says so. Sums of floats are exact and rounded once, so they are the same to
+    the last bit in whatever order the rows came, and whatever was taken back; never -0.0.
     """
     return aggregates.Sum(as_expression(value, what="sum's value"))
 

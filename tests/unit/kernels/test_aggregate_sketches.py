@@ -4,6 +4,7 @@ import math
 import random
 import sys
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import ConfigError, EnvironmentProblem, UserCodeError
 from millstream.kernels.aggregates import FrequentItems, Hll, Kll
+from millstream.kernels.aggregates.sketches.kll_levels import Levels
 
 V = pl.col("v")
 
@@ -33,14 +35,12 @@ def bound(one, dtype):
 def sketch_of(one, values):
     """Make one sketch of all values, without any merging."""
     frame = frame_of(values)
-    one = bound(one, frame.schema["v"])
-    return frame.group_by("k").agg(*one.partial("a")).select(pl.last())[0, 0]
+    one = bound(replace(one, as_sketch=True), frame.schema["v"])
+    return frame.group_by("k").agg(*one.partial("a")).select(one.result("a"))[0, 0]
 
 
 def answer_of(one, sketch, dtype):
-    one = bound(one, dtype)
-    found = pl.DataFrame({one._column("a"): [sketch]}).select(one.result("a"))
-    return found.to_dicts()[0]["a"]
+    return bound(one, dtype).read(pl.Series([sketch])).to_list()[0]
 
 
 # HyperLogLog.
@@ -176,6 +176,54 @@ def test_up_to_k_values_a_kll_sketch_is_exact(aggregate, rows, rng):
 def test_what_is_not_a_number_is_left_out_of_a_kll_sketch():
     sketch = sketch_of(Kll(V), pl.Series([1.0, math.nan, 3.0]))
     assert answer_of(Kll(V, shares=(1.0,)), sketch, pl.Float64) == 3.0
+
+
+@settings(deadline=None, max_examples=some(10))
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3000)), max_size=60),
+    st.integers(0, 2**32).map(random.Random),
+    st.sampled_from([Kll(V, k=8, as_sketch=True), FrequentItems(V, lg_size=3, as_sketch=True)]),
+)
+def test_the_rows_of_a_batch_give_equal_bytes_however_they_are_divided(aggregate, rows, rng, one):
+    rows = [(k, v * 97 + n) for k, v in rows for n in range(7)]
+    frame = frame_of([v for _, v in rows], [k for k, _ in rows], pl.Int64)
+    first = aggregate(frame, {"a": one}, rng)
+    shuffled = frame.sample(fraction=1.0, shuffle=True, seed=rng.randrange(1000))
+    assert aggregate(shuffled, {"a": one}, rng) == first
+
+
+@settings(deadline=None, max_examples=some(10))
+@given(
+    st.lists(st.lists(st.floats(-5, 5), max_size=200), min_size=1, max_size=5),
+    st.sampled_from([8, 9, 200]),
+    st.integers(0, 2**32).map(random.Random),
+)
+def test_kll_sketches_are_those_of_datasketches_and_merge_in_any_order(parts, k, rng):
+    kind = bound(Kll(V, k=k), pl.Float64)
+    ours = [sketch_of(Kll(V, k=k), pl.Series(part or [None], dtype=pl.Float64)) for part in parts]
+    theirs = []
+    for part in parts:
+        theirs.append(datasketches.kll_doubles_sketch(k))
+        theirs[-1].update(np.array(part))
+    values = sorted(v for part in parts for v in part)
+    images = ours + [sketch.serialize() for sketch in theirs]
+    for image in (kind.merged(ours), kind.merged(ours[:1]), kind.merged(images)):
+        read = datasketches.kll_doubles_sketch.deserialize(image)
+        again = datasketches.kll_doubles_sketch(k)
+        again.merge(read)
+        assert (again.n, again.k) == (read.n, k)
+        assert Levels.read(again.serialize()).count == read.n
+        if not read.is_empty():
+            assert read.get_rank(math.inf) == 1.0
+            assert (
+                sum(len(level) << n for n, level in enumerate(Levels.read(image).levels)) == read.n
+            )
+    whole = datasketches.kll_doubles_sketch.deserialize(kind.merged(images))
+    assert whole.n == 2 * len(values)
+    if values:
+        assert (whole.get_min_value(), whole.get_max_value()) == (values[0], values[-1])
+    assert kind.merged(rng.sample(ours, len(ours))) == kind.merged(sorted(ours))
+    assert kind.merged(rng.sample(images, len(images))) == kind.merged(sorted(images))
 
 
 # Frequent items.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import polars as pl
 import pytest
 
 import millstream as ms
@@ -161,3 +162,50 @@ def test_corrections_replace_what_was_said_on_time(partitions):
         out = testing.run(app, {"readings": rows}, batches=4, partitions=partitions, seed=seed)
         assert totals(out)[0, keys[0]] == 11
         assert out.late == 1
+
+
+class Own(ms.UserAggregate):
+    """The sum of the squares, kept by pickle."""
+
+    result_type = pl.Float64
+
+    def zero(self):
+        return 0.0
+
+    def add(self, state, value):
+        return state + value * value
+
+    def merge(self, state, other):
+        return state + other
+
+
+EACH = {
+    "floats": (ms.sum(pl.col("n").cast(float)), [5.0, 7.0, 0.0]),
+    "whole": (ms.sum("n"), [5, 7, 0]),
+    "mean": (ms.mean(pl.col("n").cast(float)), [5.0, 7.0, None]),
+    "variance": (ms.variance("n", population=True), [0.0, 0.0, None]),
+    "least": (ms.min("n"), [5, 7, None]),
+    "first": (ms.first("n"), [5, 7, None]),
+    "distinct": (ms.distinct("n"), [1, 1, 0]),
+    "list": (ms.list("n"), [[5], [7], []]),
+    "own": (ms.aggregate(Own(), "n"), [25.0, 49.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize("early", ["batch", "each"])
+@pytest.mark.parametrize("told", [True, False])
+def test_numbered_panes_of_new_events_alone_say_nothing_of_those_before(early, told, rows_given):
+    app = ms.App("scores", log="unused", buckets=2)
+    stream = app.topic("scores", Score).stream(time="at", watermark=ms.watermark(HOUR, idle=None))
+    windowed = stream.window(ms.tumbling("2 minutes"), by="key").emit(
+        "discard", early=early, panes=True, suppress_unchanged=not told
+    )
+    windowed.agg(**{name: one for name, (one, _) in EACH.items()}).view("out", key=["pane_index"])
+    end = testing.Watermark("scores", at=NOON + 2 * HOUR)
+    tick = testing.Tick("1 second")
+    rows = [score("00:01", 5), tick, score("00:02", 7), tick, end]
+    out = rows_given(app, {"scores": rows}).rows["out"].sort("pane_index")
+    count = 3 if told else 2
+    for name, (_, expected) in EACH.items():
+        assert out[name].to_list() == expected[:count], name
+    assert out["pane_kind"].to_list() == ["early", "early", "on_time"][:count]

@@ -1,9 +1,12 @@
 """Sliding windows against a naive model, and the cases that their rules are made of."""
 
+import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
+import polars as pl
 import pytest
 from drawn import some
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError
+from millstream.kernels import sliding
 from millstream.kernels.frames import DIFF
 from millstream.log.murmur2 import partition_of
 
@@ -204,3 +208,74 @@ def test_what_sliding_cannot_do_is_refused():
         app_with("discard")
     with pytest.raises(ConfigError, match="emits with every batch"):
         app_with("update", early="10 seconds")
+
+
+IN_ORDER = {
+    "first": (ms.first("n"), lambda rows: rows[0][1]),
+    "last": (ms.last("n"), lambda rows: rows[-1][1]),
+    "list": (ms.list("n"), lambda rows: [n for _, n in rows]),
+    "least_by": (ms.min_by("n", pl.col("n") % 3), lambda rows: min(rows, key=_third)[1]),
+    "most_by": (ms.max_by("n", pl.col("n") % 3), lambda rows: max(rows, key=_third)[1]),
+}
+
+
+def _third(row):
+    return row[1] % 3
+
+
+@pytest.mark.parametrize("mode", ["final", "update", "retract"])
+@settings(deadline=None, max_examples=some(10))
+@given(
+    drawn=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), min_size=1, max_size=25),
+    batches=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+def test_aggregates_that_need_an_order_go_by_time_and_then_by_place(mode, drawn, batches, seed):
+    app = ms.App("sliding", log="unused")
+    stream = app.topic("events", Event, key="key").stream(
+        time="at", watermark=ms.watermark("1 minute", idle=None)
+    )
+    windowed = stream.window(ms.sliding("10 seconds"), by="key").emit(mode)
+    aggregates = {name: aggregate for name, (aggregate, _) in IN_ORDER.items()}
+    windowed.agg(**aggregates).view("out", key=["window_end"])
+    rows = [Event(at(time), "a", n) for time, n in drawn]
+    given_rows = [*rows, testing.Watermark("events", at=at(3600))]
+    out = testing.run(app, {"events": given_rows}, partitions=1, batches=batches, seed=seed)["out"]
+    in_order = sorted(drawn, key=lambda row: row[0])
+    expected = {}
+    for time, _ in in_order:
+        seen = [row for row in in_order if time - 10 <= row[0] <= time]
+        expected[time] = {name: answer(seen) for name, (_, answer) in IN_ORDER.items()}
+    found = {}
+    for row in out.to_dicts():
+        row["list"] = json.loads(row["list"])
+        time = (row["window_end"] - START).total_seconds()
+        found[time] = {name: row[name] for name in IN_ORDER}
+    assert found == expected
+
+
+@pytest.mark.parametrize("mode", ["final", "correct", "update", "retract"])
+@settings(deadline=None, max_examples=some(15))
+@given(
+    drawn=st.lists(
+        st.tuples(st.integers(0, 60), st.sampled_from(["a", "b", None]), st.integers(-5, 5)),
+        max_size=30,
+    ),
+    batches=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_keys_that_share_a_hash_are_told_apart(mode, drawn, batches, seed):
+    rows = [Event(at(time), key, n) for time, key, n in drawn]
+    rows.append(testing.Watermark("events", at=at(3600)))
+
+    def out():
+        how, policy = ("final", "correct") if mode == "correct" else (mode, "drop")
+        app, _ = app_with(how, delay=5, lateness=20, late=policy)
+        run = testing.run(app, {"events": rows}, partitions=1, batches=batches, seed=seed)
+        table = run["out"]
+        return table.sort("window_start", "key") if table.width else table
+
+    apart = out()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sliding, "hash_columns", lambda table, *_: np.zeros(table.height, np.uint64))
+        assert out().equals(apart)

@@ -6,7 +6,7 @@ whole numbers, booleans      added as 128-bit numbers, kept as Decimal(38, 0): e
 durations                    the same, in the unit of the duration
 Decimals                     added in two halves, so that nothing overflows before the result, which
                              is a Decimal(38, scale); one that does not fit stops the job
-floats                       see :mod:`millstream.kernels.aggregates.binned_sum`
+floats                       added exactly, and rounded once: :mod:`millstream.kernels.aggregates.exact_sum`
 ===========================  ========================================================================
 """
 
@@ -20,7 +20,7 @@ from typing import Protocol
 import polars as pl
 
 from millstream.errors import UserCodeError
-from millstream.kernels.aggregates import binned_sum
+from millstream.kernels.aggregates import exact_sum
 from millstream.kernels.aggregates.groups import over_rows
 
 _WHOLE = pl.Decimal(38, 0)
@@ -75,16 +75,16 @@ class PlainTotal:
 
 @dataclass(frozen=True)
 class FloatTotal:
-    """A sum of floats that does not depend on the grouping."""
+    """An exact sum of floats, rounded once."""
 
     def partial(self, name: str, value: pl.Expr, negative: pl.Expr | None) -> list[pl.Expr]:
-        return [binned_sum.partial(_signed(value, negative)).alias(f"{name}.floats")]
+        return [exact_sum.partial(value, negative).alias(f"{name}.floats")]
 
     def merge(self, name: str) -> list[pl.Expr]:
-        return [binned_sum.merge(pl.col(f"{name}.floats"))]
+        return [exact_sum.merge(pl.col(f"{name}.floats"))]
 
     def sum(self, name: str) -> pl.Expr:
-        return binned_sum.total(pl.col(f"{name}.floats"))
+        return exact_sum.total(pl.col(f"{name}.floats"))
 
     def mean(self, name: str, count: pl.Expr) -> pl.Expr:
         return self.sum(name) / count

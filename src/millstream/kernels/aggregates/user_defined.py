@@ -180,7 +180,7 @@ class UserDefined(OverValue):
         return self._kept([self._run(name, self._put_together, group) for group in groups])
 
     def _put_together(self, states: list[State]) -> State:
-        return reduce(self.own.merge, states)
+        return reduce(self.own.merge, states) if states else self.own.zero()
 
     def _results(self, name: str, states: pl.Series) -> pl.Series:
         answers = [self._run(name, self.own.result, state) for state in self._live(states)]

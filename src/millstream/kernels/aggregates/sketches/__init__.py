@@ -9,5 +9,6 @@ cannot take values back.
 from millstream.kernels.aggregates.sketches.frequent import FrequentItems
 from millstream.kernels.aggregates.sketches.hll import Hll
 from millstream.kernels.aggregates.sketches.kll import Kll
+from millstream.kernels.aggregates.sketches.waiting import WaitingSketch
 
-__all__ = ["FrequentItems", "Hll", "Kll"]
+__all__ = ["FrequentItems", "Hll", "Kll", "WaitingSketch"]

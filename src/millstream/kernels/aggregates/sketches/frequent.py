@@ -5,26 +5,25 @@ beyond, each count is out by at most 3.5 / 2^lg_size of all values, 0.34 % with 
 ``count_min`` ≤ true count ≤ ``count``, and every value more frequent than that is found.
 (DataSketches' ``ItemsSketch``; Anderson and others, "A High-Performance Algorithm for Identifying
 Frequent Items in Data Streams", 2017.) Which other values are found, and how near the counts are, may
-depend within these bounds on how rows were grouped.
+depend within these bounds on where batches end; a batch that is repeated gives the same answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import polars as pl
 
-from millstream.kernels.aggregates.bags import counted_values
-from millstream.kernels.aggregates.groups import Lengths, grouped
-from millstream.kernels.aggregates.sketches.sketch import Sketch, datasketches
+from millstream.kernels.aggregates.sketches.sketch import datasketches
+from millstream.kernels.aggregates.sketches.waiting import WaitingSketch
 
 LG_SIZE_MIN, LG_SIZE_MAX = 3, 26
 
 
 @dataclass(frozen=True)
-class FrequentItems(Sketch):
+class FrequentItems(WaitingSketch):
     """The k most frequent values with bounds of their counts, most frequent first; ties by value."""
 
     k: int = 10
@@ -46,6 +45,10 @@ class FrequentItems(Sketch):
     def result_type(self) -> pl.DataType:
         value = pl.String() if self._text else pl.Int64()
         return pl.List(pl.Struct({"value": value, "count": pl.Int64, "count_min": pl.Int64}))
+
+    @property
+    def waiting_type(self) -> pl.DataType:
+        return pl.String() if self._text else pl.Int64()
 
     def takes(self, dtype: pl.DataType) -> bool:
         return dtype == pl.String or dtype.is_integer()
@@ -70,19 +73,12 @@ class FrequentItems(Sketch):
             return library.frequent_strings_sketch.deserialize(image)
         return library.frequent_items_sketch.deserialize(image, library.PyLongsSerDe())
 
-    def sketches_of(self, values: pl.Series, lengths: Lengths) -> Iterable[bytes]:
-        table, sizes = counted_values(values, lengths)
-        pairs = list(zip(table["value"].to_list(), table["count"].to_list(), strict=True))
-        for group in grouped(pairs, sizes):
-            sketch = self._new()
-            for value, count in group:
-                sketch.update(value, count)
-            yield self._write(sketch)
-
-    def merged(self, sketches: list[bytes]) -> bytes:
+    def put_together(self, sketches: Sequence[bytes], table: pl.DataFrame) -> bytes:
         whole = self._new()
         for image in sketches:
             whole.merge(self._read(image))
+        for value, count in table.iter_rows():
+            whole.update(value, count)
         return self._write(whole)
 
     def read(self, sketches: pl.Series) -> pl.Series:

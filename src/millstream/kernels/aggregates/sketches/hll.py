@@ -22,7 +22,14 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.aggregates.bags import distinct_values
-from millstream.kernels.aggregates.groups import Lengths, grouped
+from millstream.kernels.aggregates.groups import (
+    Lengths,
+    flat,
+    grouped,
+    over_groups,
+    over_rows,
+    without_nulls,
+)
 from millstream.kernels.aggregates.sketches.sketch import Sketch, datasketches
 
 LG_K_MIN, LG_K_MAX = 4, 21
@@ -71,6 +78,38 @@ class Hll(Sketch):
         if dtype == pl.Duration:
             return self.value.dt.total_microseconds()
         return self.value.to_physical().cast(pl.Int64)
+
+    def partial(self, name: str) -> list[pl.Expr]:
+        if self.of_sketches:
+            made = over_groups(self.value, lambda lists: self._merged(name, lists), pl.Binary())
+        else:
+            made = over_groups(self.seen(), self._made, pl.Binary())
+        return [made.alias(self._column(name))]
+
+    def merge(self, name: str) -> list[pl.Expr]:
+        column = pl.col(self._column(name))
+        return [over_groups(column, lambda lists: self._merged(name, lists), pl.Binary())]
+
+    def result(self, name: str) -> pl.Expr:
+        sketches = pl.col(self._column(name))
+        if self.as_sketch:
+            return sketches.alias(name)
+        return over_rows(sketches, self.read, self.result_type).alias(name)
+
+    def _made(self, lists: pl.Series) -> pl.Series:
+        return pl.Series(self.sketches_of(*without_nulls(*flat(lists))), dtype=pl.Binary)
+
+    def _merged(self, name: str, lists: pl.Series) -> pl.Series:
+        sketches, lengths = without_nulls(*flat(lists))
+        return pl.Series(
+            [self._one(name, group) for group in grouped(sketches.to_list(), lengths)],
+            dtype=pl.Binary,
+        )
+
+    def _one(self, name: str, sketches: list[bytes]) -> bytes:
+        if len(sketches) == 1 and not self.of_sketches:
+            return sketches[0]
+        return self._or_error(name, lambda: self.merged(sketches))
 
     def sketches_of(self, values: pl.Series, lengths: Lengths) -> Iterable[bytes]:
         library = datasketches()

@@ -3,28 +3,30 @@
 With ``k`` = 200 the rank of an answer is within 1.33 % of the one asked for, in 99 of 100 sketches
 (DataSketches' ``normalized_rank_error``; Karnin, Lang and Liberty, "Optimal Quantile Approximation in
 Streams", 2016), and a sketch is about 3 KiB. Up to ``k`` values the answer is exact. Beyond, a sketch
-throws coins to choose which values it keeps: the answer depends, within that error, on how rows were
-grouped and on chance, where every other aggregate gives the same answer each time.
+throws coins to choose which values it keeps. They are hashes of the values (see :mod:`.kll_levels`), and
+the values of a batch are kept as they are until its state is stored: so a batch that is repeated gives
+the same answer. It depends, within that error, on where batches end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import polars as pl
 
-from millstream.kernels.aggregates.groups import Lengths, grouped
 from millstream.kernels.aggregates.protocol import is_number
-from millstream.kernels.aggregates.sketches.sketch import Sketch, datasketches
+from millstream.kernels.aggregates.sketches.kll_levels import Levels
+from millstream.kernels.aggregates.sketches.sketch import datasketches
+from millstream.kernels.aggregates.sketches.waiting import WaitingSketch
 
 K_MIN, K_MAX = 8, 65535
 
 
 @dataclass(frozen=True)
-class Kll(Sketch):
+class Kll(WaitingSketch):
     """Quantiles of numbers, as floats, by the nearest rank. What is not a number is left out."""
 
     k: int = 200
@@ -42,29 +44,26 @@ class Kll(Sketch):
     def result_type(self) -> pl.DataType:
         return pl.List(pl.Float64) if self.several else pl.Float64()
 
+    @property
+    def waiting_type(self) -> pl.DataType:
+        return pl.Float64()
+
     def takes(self, dtype: pl.DataType) -> bool:
         return is_number(dtype)
 
     def seen(self) -> pl.Expr:
         return self.value.cast(pl.Float64)
 
-    def sketches_of(self, values: pl.Series, lengths: Lengths) -> Iterable[bytes]:
-        new = datasketches().kll_doubles_sketch
-        for group in grouped(np.array(values.to_numpy()), lengths):
-            sketch = new(self.k)
-            sketch.update(group[~np.isnan(group)])
-            yield sketch.serialize()
-
-    def merged(self, sketches: list[bytes]) -> bytes:
-        library = datasketches().kll_doubles_sketch
-        whole = library(self.k)
+    def put_together(self, sketches: Sequence[bytes], table: pl.DataFrame) -> bytes:
+        whole = Levels(self.k)
         for image in sketches:
-            part = library.deserialize(image)
+            part = Levels.read(image)
             if part.k != self.k:
                 raise ValueError(f"k is {part.k} there and {self.k} here")
             whole.merge(part)
-        merged: bytes = whole.serialize()
-        return merged
+        values = np.repeat(table["value"].to_numpy(), table["count"].to_numpy())
+        whole.take(values[~np.isnan(values)])
+        return whole.written()
 
     def read(self, sketches: pl.Series) -> pl.Series:
         read = datasketches().kll_doubles_sketch.deserialize

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import polars as pl
 
 from millstream.errors import ConfigError, EnvironmentProblem, UserCodeError
-from millstream.kernels.aggregates.groups import (
-    Lengths,
-    flat,
-    grouped,
-    over_groups,
-    over_rows,
-    without_nulls,
-)
 from millstream.kernels.aggregates.protocol import Aggregate, OverValue, TypeOf, checked_type
 
 
@@ -64,23 +56,6 @@ class Sketch(OverValue, ABC):
             f"Use {self.exact} instead: it is exact."
         )
 
-    def partial(self, name: str) -> list[pl.Expr]:
-        if self.of_sketches:
-            made = over_groups(self.value, lambda lists: self._merged(name, lists), pl.Binary())
-        else:
-            made = over_groups(self.seen(), self._made, pl.Binary())
-        return [made.alias(self._column(name))]
-
-    def merge(self, name: str) -> list[pl.Expr]:
-        column = pl.col(self._column(name))
-        return [over_groups(column, lambda lists: self._merged(name, lists), pl.Binary())]
-
-    def result(self, name: str) -> pl.Expr:
-        sketches = pl.col(self._column(name))
-        if self.as_sketch:
-            return sketches.alias(name)
-        return over_rows(sketches, self.read, self.result_type).alias(name)
-
     def _column(self, name: str) -> str:
         return f"{name}.{self.kind}"
 
@@ -88,21 +63,9 @@ class Sketch(OverValue, ABC):
         """Give the values as the sketch is to see them."""
         return self.value
 
-    def _made(self, lists: pl.Series) -> pl.Series:
-        return pl.Series(self.sketches_of(*without_nulls(*flat(lists))), dtype=pl.Binary)
-
-    def _merged(self, name: str, lists: pl.Series) -> pl.Series:
-        sketches, lengths = without_nulls(*flat(lists))
-        return pl.Series(
-            [self._one(name, group) for group in grouped(sketches.to_list(), lengths)],
-            dtype=pl.Binary,
-        )
-
-    def _one(self, name: str, sketches: list[bytes]) -> bytes:
-        if len(sketches) == 1 and not self.of_sketches:
-            return sketches[0]
+    def _or_error(self, name: str, made: Callable[[], bytes]) -> bytes:
         try:
-            return self.merged(sketches)
+            return made()
         except (ValueError, RuntimeError, IndexError) as error:
             raise UserCodeError(
                 f"The aggregate {name!r} was given bytes that are no {self.word} sketch that it "
@@ -127,10 +90,6 @@ class Sketch(OverValue, ABC):
     @abstractmethod
     def takes(self, dtype: pl.DataType) -> bool:
         """Say whether values of a type can be sketched."""
-
-    @abstractmethod
-    def sketches_of(self, values: pl.Series, lengths: Lengths) -> Iterable[bytes]:
-        """Make a sketch of each group's values, which lie end to end, without nulls."""
 
     @abstractmethod
     def merged(self, sketches: list[bytes]) -> bytes:
