@@ -32,10 +32,11 @@ from millstream.kernels.frames import (
 )
 from millstream.kernels.isolation import reason_of
 from millstream.kernels.lane_clocks import LaneClock, Promise, lane_clock
+from millstream.kernels.log_order import order_of
 from millstream.kernels.plan import SourcePlan
 from millstream.kernels.rejects import Rejects
 from millstream.kernels.routing import Books, Route, routes
-from millstream.kernels.watermarks import LaneTime, SourceTime, order_of
+from millstream.kernels.watermarks import LaneTime, SourceTime
 
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -176,7 +177,7 @@ class Ingest:
 
     def _order(self, batch: pa.RecordBatch, good: Positions, partition: int) -> pl.Series:
         offsets = batch.column("offset").to_numpy()[good]
-        return pl.Series(ORDER, offsets + order_of(partition, 0))
+        return pl.Series(ORDER, offsets + order_of(self.source.number, partition, 0))
 
     def _dead_rows(
         self, batch: pa.RecordBatch, lane: Lane, dead: list[tuple[int, str]]

@@ -17,8 +17,9 @@ import numpy.typing as npt
 import polars as pl
 
 from millstream.kernels.frames import LANE, REACHED, TIME
+from millstream.kernels.log_order import lane_of
 from millstream.kernels.producers import LaneStory, Stretch
-from millstream.kernels.watermarks import UNSEEN, LaneTime, WatermarkRule, lane_of
+from millstream.kernels.watermarks import UNSEEN, LaneTime, WatermarkRule
 
 _MOVES = "__moves"
 _ONLY = "__only"

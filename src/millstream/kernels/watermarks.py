@@ -24,19 +24,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from millstream.kernels.log_order import lane_of
 from millstream.kernels.producers import LaneStory, Producers
 
 UNSEEN = -(2**62)  # a watermark that nothing has moved yet; far below any time, safe to add to
-_SOURCE_BITS = 11
-_SPLIT_BITS = 12
-_PARTITION_BITS = 16
-_STAY_BITS = 24
-STAYS = 1 << _STAY_BITS  # so many stays of producers a lane can have; see lane_of
-_OFFSET_BITS = 40
 _HEARTBEAT_MS_MIN = 1000
 
 
@@ -101,44 +94,6 @@ class WatermarkRule:
         if self.producers_max is not None and self.idle_ms is not None:
             return max(_HEARTBEAT_MS_MIN, self.idle_ms // 10)
         return None
-
-
-def lane_of(source: int, partition: int, split: int, stay: int = 0) -> int:
-    """Give the number of one split of one partition's records, as one source reads them in a batch.
-
-    Where producers are told apart, each stay of a producer in the split is a lane of its own.
-    Sorted by it, lanes are in the order of source, partition and offset (but for the stays).
-    """
-    assert 0 <= source < 1 << _SOURCE_BITS, source
-    assert 0 <= split < 1 << _SPLIT_BITS, split
-    assert 0 <= partition < 1 << _PARTITION_BITS, partition
-    assert 0 <= stay < STAYS, stay
-    place = ((source << _PARTITION_BITS | partition) << _SPLIT_BITS) | split
-    return place << _STAY_BITS | stay
-
-
-def order_of(partition: int, offset: int) -> int:
-    """Give a record's place in the order of arrival: by partition, and within it by offset."""
-    assert 0 <= offset < 1 << _OFFSET_BITS, offset
-    return partition << _OFFSET_BITS | offset
-
-
-Numbers = npt.NDArray[np.int64]
-
-
-def source_in(lanes: Numbers) -> Numbers:
-    """Give the sources that lanes belong to."""
-    return lanes >> (_PARTITION_BITS + _SPLIT_BITS + _STAY_BITS)
-
-
-def partition_in(orders: Numbers) -> Numbers:
-    """Give the partitions of places in the order of arrival."""
-    return orders >> _OFFSET_BITS
-
-
-def offset_in(orders: Numbers) -> Numbers:
-    """Give the offsets of places in the order of arrival."""
-    return orders & ((1 << _OFFSET_BITS) - 1)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ import polars as pl
 from millstream.errors import BadRecordError, ConfigError, CorruptionError
 from millstream.kernels.dead_records import DEAD_KEY, DEAD_SCHEMA
 from millstream.kernels.frames import (
-    LANE,
-    ORDER,
     PORT_DEAD,
     PORT_LEDGER,
     PORT_TIME,
@@ -29,6 +27,7 @@ from millstream.kernels.frames import (
     decode_frame,
     decode_message,
 )
+from millstream.kernels.log_order import in_log_order
 from millstream.kernels.plan import JobPlan, SinkPlan, ViewEnd
 from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_EXITS, LEDGER_NOTES
 from millstream.kernels.watermarks import UNSEEN
@@ -124,9 +123,7 @@ def gather(plan: JobPlan, rows: Iterable[FrameRow]) -> BatchOutcome:
             outcome.dead = table
             continue
         # Of rows that replace one another the last in the log shall stay.
-        if places := [name for name in (LANE, ORDER) if name in table.columns]:
-            table = table.sort(places, maintain_order=True)
-        outcome.rows[sinks[port].name] = table
+        outcome.rows[sinks[port].name] = in_log_order(table)
     return outcome
 
 
