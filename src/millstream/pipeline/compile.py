@@ -260,12 +260,14 @@ class _Compiler:
         )
 
     def _frame(self, node: FrameNode) -> FramePlan:
+        assert node.rule.delay_us is not None, "from_spark takes no rule without a delay"
         return FramePlan(
             number=self.sources[node],
             name=node.name,
             frame=node.frame,
             schema=node.schema,
             time=node.time,
+            delay_us=node.rule.delay_us,
             edges=self._edges(node),
             time_ports=self._time_ports(node),
         )

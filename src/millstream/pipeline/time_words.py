@@ -16,6 +16,7 @@ from millstream.pipeline.schema import Columns
 _PRODUCERS_MAX = 1_000
 _PRODUCERS_LIMIT = 10_000
 _ALIGN = "10 minutes"
+_WORDS = {"producer": "per"}  # as the user says what is another word in the rule
 
 
 def watermark(
@@ -152,10 +153,23 @@ def processing_rule(time: ProcessingTime, given: WatermarkRule) -> WatermarkRule
     return WatermarkRule(delay_us=0, idle_ms=None, align_us=time.align_us, settle_us=time.settle_us)
 
 
+def check_rule_of_frame(rule: WatermarkRule, name: str) -> None:
+    """Make sure that a watermark asks nothing that a DataFrame of Spark's does not tell."""
+    given = [_WORDS.get(mark, mark) for mark in rule.marks.given()]
+    if rule.future_max_us is not None:
+        given.append("future_max")
+    if given:
+        raise ConfigError(
+            f"The watermark of {name!r} has {', '.join(given)}. The rows of a DataFrame have neither "
+            "an order nor a time of arrival to go by: give a delay alone, or write the rows to a topic "
+            "and read that."
+        )
+
+
 def check_marks(marks: TimeMarks, columns: Columns, topic: str) -> None:
     """Make sure that a watermark's expressions fit the columns and give what they must."""
     for name, mark in marks.given().items():
-        word = "per" if name == "producer" else name
+        word = _WORDS.get(name, name)
         dtype = type_of(mark, columns, f"the watermark's {word} of {topic!r}")
         wrong = {
             "punctuation": not isinstance(dtype, pl.Datetime),

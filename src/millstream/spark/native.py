@@ -27,7 +27,7 @@ from millstream.kernels.frames import (
 from millstream.kernels.plan import FramePlan, NativePlan, Way
 from millstream.kernels.rejects import Rejected, Rejects
 from millstream.kernels.routing import Books, routes
-from millstream.kernels.watermarks import UNSEEN, LaneTime, SourceTime
+from millstream.kernels.watermarks import UNSEEN, LaneTime, SourceTime, held_back
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.log_source import FRAME_SCHEMA
 from millstream.spark.source import record_batches
@@ -72,7 +72,7 @@ def add_native(
     Spark plans the two ways apart, so what stands before a native step is read twice.
     """
     result = native.function(rows_of(frames, native.port, native.schema_in, frame_files))
-    way = _WayIn(native.name, native.time, native.edges, None, bucket_labels, frame_files)
+    way = _WayIn(native.name, native.time, 0, native.edges, None, bucket_labels, frame_files)
     packed = result.select(*native.schema_out.names).mapInArrow(_packer(way), FRAME_SCHEMA)
     return frames.where(F.col("port") != native.port).unionByName(packed)
 
@@ -111,8 +111,15 @@ def add_frame(
     frames: DataFrame, source: FramePlan, bucket_labels: tuple[int, ...], frame_files: FrameFiles
 ) -> DataFrame:
     """Put the rows of a DataFrame of the user's, and what they say of time, beside the frames."""
-    ports = source.time_ports
-    way = _WayIn(source.name, source.time, source.edges, ports, bucket_labels, frame_files)
+    way = _WayIn(
+        source.name,
+        source.time,
+        source.delay_us,
+        source.edges,
+        source.time_ports,
+        bucket_labels,
+        frame_files,
+    )
     rows = source.frame.select(*source.schema.names)
     packed = rows.mapInArrow(_packer(way), FRAME_SCHEMA)
     return frames.unionByName(packed)
@@ -125,11 +132,12 @@ def add_frame(
 class _WayIn:
     """Where Spark's rows go: what of a plan can travel to the workers.
 
-    ``time_ports`` is None where the rows come from a native step, which tells nothing of time.
+    ``delay_us`` is how far their watermark stays behind them; ``time_ports`` is None where the rows come from a native step, which tells nothing of time.
     """
 
     name: str
     time: pl.Expr
+    delay_us: int
     edges: tuple[Way, ...]
     time_ports: tuple[int, ...] | None
     bucket_labels: tuple[int, ...]
@@ -189,8 +197,9 @@ class _Packing:
         return rows
 
     def _time_rows(self) -> Iterator[FrameRow]:
-        """Tell every bucket the largest event time: all tasks of a DataFrame are one partition."""
-        seen = SourceTime((LaneTime(0, 0, self.time_us_max),), 1, frozenset())
+        """Tell every bucket the watermark: all tasks of a DataFrame are one partition."""
+        reached_us = held_back(self.time_us_max, self.way.delay_us)
+        seen = SourceTime((LaneTime(0, 0, reached_us),), 1, frozenset())
         for port in self.way.time_ports or ():
             message = encode_message(
                 {"to": port, "input": self.way.name, "source": seen.to_message()}
