@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.errors import UserCodeError
-from millstream.kernels.arrivals import Arrivals, Microseconds, unbelievable
+from millstream.kernels.arrivals import Arrivals, Microseconds, epoch_us, unbelievable
 from millstream.kernels.dead_records import Details, dead_rows
 from millstream.kernels.decode import Decoded
 from millstream.kernels.decode.archived import ArchivedRecords
@@ -164,9 +164,10 @@ class Ingest:
         if self.source.time is None:
             return table.hstack([pl.Series(TIME, arrived_us)])
         try:
-            return table.with_columns(self.source.time.dt.epoch("us").alias(TIME))
+            times = table.with_columns(self.source.time.alias(TIME))[TIME]
         except pl.exceptions.PolarsError as error:
             raise self._failed("time", error) from error
+        return table.hstack([epoch_us(times)])
 
     def _without_time(self, timed: pl.DataFrame, arrived_us: Microseconds) -> list[tuple[int, str]]:
         """Find the rows that have no time to be believed; say why."""

@@ -71,7 +71,8 @@ class WatermarkRule:
     slowest waits while there is a backlog. With ``producers_max`` producers are told apart, and at
     most so many of a partition are followed. With ``settle_us`` the time is processing time: the
     event time is the time of arrival, and a partition that has been read to its end reaches the
-    wall clock less so much.
+    wall clock less so much. ``idle_advance``: while all partitions are idle the watermark goes on
+    with running time, from the latest that one of them has reached.
     """
 
     delay_us: int | None
@@ -81,17 +82,19 @@ class WatermarkRule:
     align_us: int | None = None
     producers_max: int | None = None
     settle_us: int | None = None
+    idle_advance: bool = False
 
     @property
     def heartbeat_ms(self) -> int | None:
         """How often time has to be told though there is nothing to read; None: it need not be.
 
         The planner itself sees when a partition becomes idle; it does not see producers. Once all
-        partitions are idle, so are their producers, and there is nothing more to tell.
+        partitions are idle, so are their producers, and there is nothing more to tell, unless the
+        watermark goes on all the same.
         """
         if self.settle_us is not None:
             return _HEARTBEAT_MS_MIN
-        if self.producers_max is not None and self.idle_ms is not None:
+        if self.idle_ms is not None and (self.producers_max is not None or self.idle_advance):
             return max(_HEARTBEAT_MS_MIN, self.idle_ms // 10)
         return None
 
@@ -127,7 +130,8 @@ class SourceTime:
 
     All but ``lanes`` comes from the planner and is the same when the batch is run again: which
     partitions are ``idle``, which are ``behind`` (have unread records after this batch), the job's
-    running time ``clock_ms``, and for processing time the wall clock when the planner looked.
+    running time ``clock_ms``, for processing time the wall clock when the planner looked, and while
+    all partitions are idle for how much running time the last of them has been quiet.
     """
 
     lanes: tuple[LaneTime, ...]
@@ -136,6 +140,7 @@ class SourceTime:
     clock_ms: int = 0
     behind: frozenset[int] = frozenset()
     wall_us: int | None = None
+    quiet_ms: int = 0
 
     def to_message(self) -> dict[str, Any]:
         return {
@@ -145,6 +150,7 @@ class SourceTime:
             "clock_ms": self.clock_ms,
             "behind": sorted(self.behind),
             "wall_us": self.wall_us,
+            "quiet_ms": self.quiet_ms,
         }
 
     @classmethod
@@ -159,6 +165,7 @@ class SourceTime:
             max(message["clock_ms"] for message in told),
             frozenset(p for message in told for p in message["behind"]),
             told[0]["wall_us"],
+            told[0]["quiet_ms"],
         )
 
 
@@ -173,13 +180,15 @@ class Advance(NamedTuple):
 class InputClock:
     """The time of one input of an operator, as of the batches taken in so far.
 
-    ``active``: not all of its partitions are idle. An operator leaves the inputs out that are not.
+    ``active``: not all of its partitions are idle. An operator leaves the inputs out that are not,
+    and while none is it follows those that go on by themselves (``advances``).
     """
 
     partitions: Mapping[int, int]  # the watermark that each has reached, microseconds
     watermark_us: int = UNSEEN
     active: bool = True
     producers: Mapping[int, Producers] = field(default_factory=dict)  # by partition
+    advances: bool = False
 
     @classmethod
     def fresh(cls) -> InputClock:
@@ -224,12 +233,18 @@ class InputClock:
                 reached[number] = max(reached.get(number, UNSEEN), settled_us)
         active = [p for p in range(seen.partition_count) if p not in seen.idle]
         low_us = min((reached.get(p, UNSEEN) for p in active), default=UNSEEN)
-        clock = InputClock(reached, max(self.watermark_us, low_us), bool(active), told_apart)
+        advances = rule.idle_advance and not active and bool(reached)
+        if advances:
+            low_us = max(reached.values()) + seen.quiet_ms * 1000
+        clock = InputClock(
+            reached, max(self.watermark_us, low_us), bool(active), told_apart, advances
+        )
         return Advance(clock, baselines)
 
-    def advanced_to(self, watermark_us: int, *, active: bool) -> InputClock:
+    def advanced_to(self, watermark_us: int, *, active: bool, advances: bool) -> InputClock:
         """Give the clock after an upstream operator announced its watermark."""
-        return replace(self, watermark_us=max(self.watermark_us, watermark_us), active=active)
+        watermark_us = max(self.watermark_us, watermark_us)
+        return replace(self, watermark_us=watermark_us, active=active, advances=advances)
 
     @property
     def forgotten(self) -> int:
@@ -239,13 +254,22 @@ class InputClock:
     def told(self) -> dict[str, Any]:
         """Say for people where it stands: what each partition has reached, and all together."""
         reached = {str(number): at_us for number, at_us in sorted(self.partitions.items())}
-        return {"watermark": self.watermark_us, "active": self.active, "partitions": reached}
+        told_apart = sorted(self.producers.items())
+        slowest = {str(n): known.slowest() for n, known in told_apart if known.reached}
+        return {
+            "watermark": self.watermark_us,
+            "active": self.active,
+            "advances": self.advances,
+            "partitions": reached,
+            "slowest": slowest,
+        }
 
     def to_message(self) -> dict[str, Any]:
         message: dict[str, Any] = {
             "partitions": sorted(self.partitions.items()),
             "watermark": self.watermark_us,
             "active": self.active,
+            "advances": self.advances,
         }
         if self.producers:
             message["producers"] = [
@@ -260,6 +284,7 @@ class InputClock:
             message["watermark"],
             message["active"],
             {number: Producers.from_message(m) for number, m in message.get("producers", ())},
+            message["advances"],
         )
 
 

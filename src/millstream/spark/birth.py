@@ -18,6 +18,7 @@ from millstream.errors import ConfigError, CorruptionError
 from millstream.kernels.plan import JobPlan
 
 _FILE = "job.json"
+_FORMAT = 2  # of state: in 1, clocks and places in the log said less
 _CHECKPOINT_ID = "millstream-checkpoint-id"
 
 
@@ -84,6 +85,7 @@ def enter(folder: Path, birth: Birth, plan: JobPlan) -> str:
         write_whole(identity, uuid.uuid4().hex)  # step 1
     if not path.exists():
         values = {
+            "format": _FORMAT,
             "buckets": birth.bucket_count,
             "partitions": birth.partitions,
             "label_partitions": birth.label_partitions,
@@ -148,10 +150,11 @@ def _load(path: Path) -> dict[str, Any]:
             f"{path} is damaged ({error}). Restore it, or delete the app's folder to rebuild its "
             "state from the log."
         ) from error
-    if "partitions" not in values:
+    if values.get("format") != _FORMAT:
         raise ConfigError(
-            f"The state in {path.parent} was made by an earlier version, which kept it elsewhere. Go on "
-            "with that version, or delete the app's folder to rebuild its state from the log."
+            f"The state in {path.parent} has format {values.get('format', 1)}; this version reads "
+            f"{_FORMAT}. Go on with the version that made it, or delete the app's folder to rebuild its "
+            "state from the log."
         )
     return values
 

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from millstream.errors import ConfigError
+from millstream.kernels.arrivals import NO_TIME, epoch_us
 from millstream.kernels.frames import (
     DIFF,
     DIFF_COLUMN,
@@ -182,7 +183,8 @@ class _Packing:
 
     def _timed(self, table: pl.DataFrame) -> pl.DataFrame:
         """Give rows their event time; put those aside that have none."""
-        table = table.with_columns(self.way.time.dt.epoch("us").alias(TIME))
+        times = table.with_columns(self.way.time.alias(TIME))[TIME]
+        table = table.hstack([epoch_us(times)])
         rows = table.drop_nulls(TIME)
         timeless = table.filter(pl.col(TIME).is_null())
         self.books.count(self.way.name, made=rows.height)
@@ -190,7 +192,7 @@ class _Packing:
             self.books.count(self.way.name, read=rows.height, emitted=rows.height)
         if timeless.height:
             self.books.count(self.way.name, read=timeless.height, dead=timeless.height)
-            reasons = ["no event time"] * timeless.height
+            reasons = [NO_TIME] * timeless.height
             self.rejects.rejected.append(Rejected(self.way.name, timeless, reasons))
         if rows.height:
             self.time_us_max = max(self.time_us_max, int(rows[TIME].max()))  # type: ignore[arg-type]

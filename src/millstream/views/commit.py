@@ -18,6 +18,7 @@ from typing import Any
 import polars as pl
 
 from millstream.errors import BadRecordError, ConfigError, CorruptionError
+from millstream.kernels.column_types import view_kind
 from millstream.kernels.dead_records import DEAD_KEY, DEAD_SCHEMA
 from millstream.kernels.frames import (
     PORT_DEAD,
@@ -33,7 +34,7 @@ from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_EXITS, LEDGER_NOTES
 from millstream.kernels.watermarks import UNSEEN
 from millstream.views.diffs import view_change, view_schema
 from millstream.views.graph import graph_of
-from millstream.views.schema import Fence, ViewChange, ViewSchema, kind_of
+from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.store import ViewStore
 from millstream.views.target import BatchPart, RunStart, Target
 
@@ -171,7 +172,7 @@ def _take_report(outcome: BatchOutcome, report: Mapping[str, Any]) -> None:
 def view_schemas(plan: JobPlan) -> list[ViewSchema]:
     """Give the schemas of the views that the home keeps: the plan's, and that of dead records."""
     dead = tuple(
-        (name, kind_of(pl.DataFrame(schema=DEAD_SCHEMA).schema[name])) for name in DEAD_SCHEMA
+        (name, view_kind(pl.DataFrame(schema=DEAD_SCHEMA).schema[name])) for name in DEAD_SCHEMA
     )
     return [
         *(view_schema(sink) for sink in plan.sinks if _at_home(sink)),

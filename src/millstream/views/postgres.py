@@ -30,7 +30,7 @@ from millstream.views.store_reading import encoded_values
 if TYPE_CHECKING:
     from millstream.views.postgres_connection import Session
 
-FORMAT = 1
+FORMAT = 2  # 1 had keys themselves in the index, which long texts do not fit into
 _WAIT_S = 0.05
 
 
@@ -185,7 +185,7 @@ def check_format(session: Session, address: PostgresAddress) -> None:
     """Make sure that the database holds views that this version can read.
 
     Raises:
-        ConfigError: it holds none, or they are of a newer version.
+        ConfigError: it holds none, or they are of another version.
     """
     there = session.execute("SELECT to_regclass('_millstream_store') IS NOT NULL").fetchone()
     row = None
@@ -196,10 +196,15 @@ def check_format(session: Session, address: PostgresAddress) -> None:
             f"There are no views in {address.shown}. Run the pipeline that fills them, or correct "
             "the address (its search_path, too)."
         )
-    if row[0] > FORMAT:
-        raise ConfigError(
-            f"The views in {address.shown} have format {row[0]}; this version reads up to {FORMAT}. "
+    if row[0] != FORMAT:
+        way_out = (
             "Upgrade millstream."
+            if row[0] > FORMAT
+            else "Give the app an empty database, or another search_path, and delete its folder, to "
+            "build its views anew."
+        )
+        raise ConfigError(
+            f"The views in {address.shown} have format {row[0]}; this version reads {FORMAT}. {way_out}"
         )
 
 

@@ -7,7 +7,7 @@ from millstream.spark.birth import Birth, stored_birth
 from millstream.spark.rescale import rescale
 from millstream.views.running import marked
 
-JOB = {"buckets": 4, "partitions": 2, "label_partitions": 2, "steps": {}}
+JOB = {"format": 2, "buckets": 4, "partitions": 2, "label_partitions": 2, "steps": {}}
 
 
 @pytest.fixture
@@ -41,7 +41,9 @@ def test_an_app_without_state_is_refused(tmp_path):
 
 def test_state_of_an_earlier_version_is_refused_with_what_to_do(folder):
     (folder / "job.json").write_text(json.dumps({"buckets": 4, "shuffle_partitions": 2}))
-    with pytest.raises(ConfigError, match=r"earlier version.*delete the app's folder"):
+    with pytest.raises(
+        ConfigError, match=r"has format 1; this version reads 2.*delete the app's folder"
+    ):
         stored_birth(folder)
 
 
