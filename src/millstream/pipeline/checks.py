@@ -102,7 +102,7 @@ def check_time(expression: pl.Expr, columns: Columns, step: str) -> None:
     if not isinstance(dtype, pl.Datetime):
         raise ConfigError(
             f"The time of {step!r} is of type {dtype}. Give a datetime field, or an expression "
-            'that makes one, such as pl.from_epoch("ts_ms", time_unit="ms").'
+            'that makes one, such as pl.col("ts_ms").cast(pl.Datetime("ms")).'
         )
 
 

@@ -1,9 +1,11 @@
 """Every type of polars is right as key, value and time, or refused where it is declared."""
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -13,7 +15,7 @@ from typed import SAMPLES, key_of, keys_of, table_name
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError
-from millstream.kernels.column_types import TYPES, column_type
+from millstream.kernels.column_types import TYPES, ColumnType, column_type
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 END = testing.Watermark("events", at=START + timedelta(days=1))
@@ -309,6 +311,19 @@ def test_a_producer_is_named_by_what_has_one_spelling(per):
 
 
 # The table itself.
+
+
+def test_the_documented_table_says_what_the_code_decides():
+    text = (Path(__file__).parents[3] / "docs" / "types.md").read_text("utf-8")
+    cells = re.findall(
+        r"^\| ([A-Z][\w, ]*) \| (yes|no) \| (yes|no) \| (\w+) \| (.*?) ?\|$", text, re.MULTILINE
+    )
+    documented = {
+        name: ColumnType(column == "yes", key == "yes", None if kind == "no" else kind, instead)
+        for names, column, key, kind, instead in cells
+        for name in names.split(", ")
+    }
+    assert documented == TYPES
 
 
 def test_the_table_has_a_row_for_every_type_that_polars_has():
