@@ -84,7 +84,9 @@ def epoch_us(times: pl.Series) -> pl.Series:
     low, high = counted.min(), counted.max()
     if isinstance(low, int) and isinstance(high, int) and (low < first or high >= end):
         counted = counted.set((counted < first) | (counted >= end), None)
-    return counted * 1000 if unit == "ms" else counted // (per_s // 1_000_000)
+    if unit == "us":
+        return counted
+    return counted * 1000 if unit == "ms" else counted // 1000
 
 
 def _rows(timed: pl.DataFrame, condition: pl.Expr) -> list[int]:
