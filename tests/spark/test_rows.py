@@ -13,6 +13,7 @@ import pytest
 import millstream as ms
 from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.frames import DIFF, DIFF_COLUMN, PORT_FIRST, encode_frame, plain_schema
+from millstream.pipeline.time_words import check_rule_of_frame
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.native import rows_of
 from millstream.spark.session import stop_session
@@ -101,6 +102,47 @@ def test_a_dataframe_and_a_topic_are_one_pipeline(spark, tmp_path):
         assert late == 5
     finally:
         stop_session(frame.sparkSession)
+
+
+@pytest.mark.quick
+def test_a_dataframe_may_pass_a_native_step_and_its_watermark_stays_behind(spark, tmp_path):
+    def tenfold(rows):
+        rows.createOrReplaceTempView("taken")
+        return rows.sparkSession.sql("select id, at, concat(text, text) as text from taken")
+
+    files = tmp_path / "files"
+    write_rows(files, "1.json", [event(i, "a") for i in range(30)])
+    app = ms.App("through", log=tmp_path / "log")
+    frame = read_rows(app.spark_session(), files)
+    try:
+        taken = app.from_spark(frame, time="at", watermark=ms.watermark("12 seconds"))
+        doubled = taken.spark(tenfold).spark(lambda rows: rows.where("id % 2 = 0"), name="even")
+        for stream, view in ((taken, "all"), (doubled, "doubled")):
+            stream.window(ms.tumbling("10 seconds"), by="text").agg(n=ms.count()).view(view)
+        assert app.run(until="caught-up").read == 30
+        # The newest is second 29, and what is 12 seconds behind it may still come.
+        assert stored(app, "all").select("text", "n").rows() == [("a", 10)]
+        assert stored(app, "doubled").select("text", "n").rows() == [("aa", 5)]
+        write_rows(files, "2.json", [event(18, "a"), event(16, "a"), event(45, "a")])
+        app.run(until="caught-up")
+        assert stored(app, "all")["n"].to_list() == [10, 12, 10]
+        assert stored(app, "doubled")["n"].to_list() == [5, 7, 5]
+        assert {line["late"] for line in ledger(app).values()} == {0}
+    finally:
+        stop_session(frame.sparkSession)
+
+
+@pytest.mark.parametrize(
+    ("rule", "named"),
+    [
+        (ms.watermark(punctuation="at"), "punctuation"),
+        (ms.watermark("1 minute", per="text", ends=pl.col("id") > 3), "per, ends"),
+        (ms.watermark("1 minute", future_max="1 hour"), "future_max"),
+    ],
+)
+def test_a_watermark_by_what_a_dataframe_does_not_tell_is_refused(rule, named):
+    with pytest.raises(ConfigError, match=f"The watermark of 'files' has {named}.*a delay alone"):
+        check_rule_of_frame(rule, "files")
 
 
 def test_what_is_no_streaming_dataframe_is_refused(spark, tmp_path):

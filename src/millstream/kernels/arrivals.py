@@ -23,6 +23,9 @@ from millstream.kernels.watermarks import WatermarkRule
 Microseconds = npt.NDArray[np.int64]
 _PUNCTUATION = "__punctuation"
 _ONLY = "__only"
+YEAR_1_S = -62_135_596_800  # since 1970
+YEAR_10000_S = 253_402_300_800
+NO_TIME = "no event time, or none in the years 1 to 9999"
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -54,18 +57,36 @@ def unbelievable(
     if timed[TIME].null_count():
         only = rule.marks.punctuation_only
         timeless = pl.col(TIME).is_null() & (True if only is None else ~only.fill_null(value=False))
-        found = dict.fromkeys(_rows(timed, timeless), "no event time")
+        found = dict.fromkeys(_rows(timed, timeless), NO_TIME)
     if rule.future_max_us is None:
         return sorted(found.items())
     limit_us = pl.Series(arrived_us) + rule.future_max_us
     spoken = {"event time": timed[TIME]}
     if rule.marks.punctuation is not None:
-        marked = timed.select(rule.marks.punctuation.dt.epoch("us").alias(_PUNCTUATION))
-        spoken["punctuation"] = marked[_PUNCTUATION]
+        marked = timed.select(rule.marks.punctuation.alias(_PUNCTUATION))
+        spoken["punctuation"] = epoch_us(marked[_PUNCTUATION])
     for what, times in spoken.items():
         for at in (times > limit_us).fill_null(value=False).arg_true().to_list():
             found.setdefault(at, _reason(what, times[at], int(arrived_us[at]), rule.future_max_us))
     return sorted(found.items())
+
+
+def epoch_us(times: pl.Series) -> pl.Series:
+    """Give datetimes as microseconds since 1970 UTC; null where the year is not 1 to 9999.
+
+    Beyond these years times can be neither written down in the usual ways nor, some of them, counted
+    in microseconds at all.
+    """
+    unit = times.dtype.time_unit if isinstance(times.dtype, pl.Datetime) else "us"
+    counted = times.to_physical()
+    per_s = {"ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[unit]
+    first, end = YEAR_1_S * per_s, YEAR_10000_S * per_s
+    low, high = counted.min(), counted.max()
+    if isinstance(low, int) and isinstance(high, int) and (low < first or high >= end):
+        counted = counted.set((counted < first) | (counted >= end), None)
+    if unit == "us":
+        return counted
+    return counted * 1000 if unit == "ms" else counted // 1000
 
 
 def _rows(timed: pl.DataFrame, condition: pl.Expr) -> list[int]:

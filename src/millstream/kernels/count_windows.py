@@ -28,6 +28,7 @@ from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, ROWS, TIME
 from millstream.kernels.hash_order import distinct
 from millstream.kernels.keyed_rows import KeyedRows
 from millstream.kernels.keyhash import hash_columns
+from millstream.kernels.log_order import in_log_order
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
 from millstream.kernels.timers import Timers
 
@@ -98,7 +99,7 @@ class CountAggregate(Aggregating):
         timers = self._timers(state)
         touched = [] if timers is None else [timers.due(moment.watermark_us)]
         if rows is not None:
-            rows = rows.sort(ORDER, maintain_order=True) if ORDER in rows.columns else rows
+            rows = in_log_order(rows)
             touched.append(rows[HASH].to_numpy())
         hashes = distinct(np.concatenate(touched)) if touched else np.empty(0, np.uint64)
         held = KeyedRows(state, "windows")

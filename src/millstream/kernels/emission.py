@@ -11,8 +11,9 @@ late panes    after that, until W reaches ``e + L``, as ``late`` says
 
 An event is late when its own lane had reached ``e`` before it was read: so which pane it is in
 does not depend on where batches end, or how fast other partitions are read. A late event whose
-lane is ahead of the others waits for the on-time pane, and joins the late ones right after it. The
-on-time pane comes for every key that has an event that is not late; a key that has none begins with
+lane is ahead of the others waits for the on-time pane, and joins the late ones right after it; but
+where early panes come by batch or running time, and rows do not tell which pane they are, it is
+in the next early one, as nothing but a delay would come of waiting. The on-time pane comes for every key that has an event that is not late; a key that has none begins with
 a late pane. When W reaches ``e + L``, what no pane has yet comes in a last, late one. With ``late``
 None the window closes with its on-time pane, and an event that is late is too late.
 

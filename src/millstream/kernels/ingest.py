@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.errors import UserCodeError
-from millstream.kernels.arrivals import Arrivals, Microseconds, unbelievable
+from millstream.kernels.arrivals import Arrivals, Microseconds, epoch_us, unbelievable
 from millstream.kernels.dead_records import Details, dead_rows
 from millstream.kernels.decode import Decoded
 from millstream.kernels.decode.archived import ArchivedRecords
@@ -30,10 +30,11 @@ from millstream.kernels.frames import (
 )
 from millstream.kernels.isolation import reason_of
 from millstream.kernels.lane_clocks import LaneClock, Promise, lane_clock
+from millstream.kernels.log_order import order_of
 from millstream.kernels.plan import SourcePlan
 from millstream.kernels.rejects import Rejects
 from millstream.kernels.routing import Books, Route, routes
-from millstream.kernels.watermarks import LaneTime, SourceTime, order_of
+from millstream.kernels.watermarks import LaneTime, SourceTime
 
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -166,9 +167,10 @@ class Ingest:
         if self.source.time is None:
             return table.hstack([pl.Series(TIME, arrived_us)])
         try:
-            return table.with_columns(self.source.time.dt.epoch("us").alias(TIME))
+            times = table.with_columns(self.source.time.alias(TIME))[TIME]
         except pl.exceptions.PolarsError as error:
             raise self._failed("time", error) from error
+        return table.hstack([epoch_us(times)])
 
     def _without_time(self, timed: pl.DataFrame, arrived_us: Microseconds) -> list[tuple[int, str]]:
         """Find the rows that have no time to be believed; say why."""
@@ -179,7 +181,7 @@ class Ingest:
 
     def _order(self, batch: pa.RecordBatch, good: Positions, partition: int) -> pl.Series:
         offsets = batch.column("offset").to_numpy()[good]
-        return pl.Series(ORDER, offsets + order_of(partition, 0))
+        return pl.Series(ORDER, offsets + order_of(self.source.number, partition, 0))
 
     def _dead_rows(
         self, batch: pa.RecordBatch, lane: Lane, dead: list[tuple[int, str]]

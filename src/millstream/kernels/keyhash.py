@@ -20,6 +20,8 @@ Hashes = npt.NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _NULL = np.uint64(0x6E756C6C6E756C6C)
 _WORD_BYTES = 8
+# Codes differ from process to process, and 128 bits are more than one word.
+_BY_TEXT = {"Categorical", "Enum", "Int128", "UInt128"}
 _TAIL_MASKS = np.array([(1 << (8 * n)) - 1 for n in range(_WORD_BYTES)] + [2**64 - 1], np.uint64)
 
 
@@ -66,8 +68,10 @@ def _column_words(column: pl.Series, scale: np.uint64) -> Hashes:
         # Adding 0.0 turns -0.0 into 0.0; one NaN stands for all.
         floats = column.cast(pl.Float64).fill_null(0.0).to_numpy() + 0.0
         words = np.where(np.isnan(floats), np.nan, floats).view(np.uint64)
-    elif column.dtype.is_decimal():
+    elif column.dtype.is_decimal() or type(column.dtype).__name__ in _BY_TEXT:
         words = _hash_bytes(column.cast(pl.String), scale)
+    elif column.dtype == pl.UInt64:
+        words = column.fill_null(0).to_numpy()
     else:
         whole = column.to_physical().cast(pl.Int64).fill_null(0)
         words = whole.to_numpy().view(np.uint64)

@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from millstream.kernels.arrivals import YEAR_1_S, YEAR_10000_S
 from millstream.kernels.frames import LANE, REACHED, TIME
+from millstream.kernels.log_order import lane_of
 from millstream.kernels.producers import LaneStory, Stretch
-from millstream.kernels.watermarks import UNSEEN, LaneTime, WatermarkRule, lane_of
+from millstream.kernels.watermarks import UNSEEN, LaneTime, WatermarkRule
 
 _MOVES = "__moves"
 _ONLY = "__only"
@@ -217,7 +219,9 @@ def _moves(rule: WatermarkRule) -> pl.Expr:
 
 
 def _microseconds(time: pl.Expr) -> pl.Expr:
-    return time.dt.epoch("us")
+    """Give a promise in microseconds; one for a time outside of the years 1 to 9999 says nothing."""
+    believable = time.dt.epoch("s").is_between(YEAR_1_S, YEAR_10000_S, closed="left")
+    return pl.when(believable).then(time.dt.epoch("us"))
 
 
 def _is_true(condition: pl.Expr) -> pl.Expr:

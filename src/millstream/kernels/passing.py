@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from millstream.kernels.frames import LANE, ORDER, TIME, visible
+from millstream.kernels.frames import ORDER, TIME, visible
 from millstream.kernels.keyhash import hash_columns
+from millstream.kernels.log_order import in_log_order
 from millstream.kernels.operator import Outcome
 
 LATE_BY = "late_by"
@@ -83,15 +84,8 @@ def together(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
     Among rows of one time the content decides, so that a batch that is repeated has the same order.
     """
     rows = pl.concat(table.select(tables[0].columns) for table in tables)
-    if LANE in rows.columns and ORDER in rows.columns:
-        return rows if _is_sorted(rows) else rows.sort(LANE, ORDER)
+    if ORDER in rows.columns:
+        return in_log_order(rows)
     plain = tuple(name for name in visible(rows.columns) if not rows.schema[name].is_nested())
     tie = pl.Series(_TIE, hash_columns(rows, plain))
     return rows.hstack([tie]).sort(TIME, _TIE).drop(_TIE)
-
-
-def _is_sorted(rows: pl.DataFrame) -> bool:
-    """Say whether rows are sorted by arrival: they are where one task after another has read them."""
-    lanes, orders = rows[LANE].to_numpy(), rows[ORDER].to_numpy()
-    same, later = lanes[1:] == lanes[:-1], lanes[1:] > lanes[:-1]
-    return bool((later | (same & (orders[1:] >= orders[:-1]))).all())

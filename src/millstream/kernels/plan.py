@@ -156,8 +156,8 @@ class NativePlan:
 class FramePlan:
     """A streaming DataFrame of the user's as a source. ``number`` is its place among the sources.
 
-    ``time`` gives the event time from its columns; ``time_ports`` are the operators that are to be
-    told of it.
+    ``time`` gives the event time from its columns, ``delay_us`` how far the watermark stays behind the
+    newest of them; ``time_ports`` are the operators that are to be told of it.
     """
 
     number: int
@@ -165,6 +165,7 @@ class FramePlan:
     frame: Any
     schema: pa.Schema
     time: pl.Expr
+    delay_us: int
     edges: tuple[Way, ...]
     time_ports: tuple[int, ...]
 

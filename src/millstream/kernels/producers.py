@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+_NAMED_MAX = 3
+
 
 @dataclass
 class Stretch:
@@ -140,6 +142,12 @@ class Producers:
                 self._drop(name)
                 self.forgotten += 1
         self._rise()
+
+    def slowest(self) -> dict[str, Any]:
+        """Name a few of the producers that hold the watermark, and say how many there are."""
+        least_us = min(self.reached.values(), default=None)
+        names = [name for name, at_us in self.reached.items() if at_us == least_us]
+        return {"names": names[:_NAMED_MAX], "count": len(names)}
 
     def _rise(self) -> None:
         lowest_us = min(self.reached.values(), default=self.watermark_us)

@@ -20,7 +20,7 @@ from millstream.kernels.dead_records import Details, dead_rows, in_full
 from millstream.kernels.frames import LANE, ORDER
 from millstream.kernels.isolation import Isolated, json_of
 from millstream.kernels.keyhash import hash_columns
-from millstream.kernels.watermarks import offset_in, partition_in, source_in
+from millstream.kernels.log_order import offset_in, partition_in, source_in
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ def _letter_of_rows(one: Rejected, topics: Sequence[str]) -> pl.DataFrame:
     letters = pl.DataFrame({"reason": one.reasons, "value": json_of(one.rows), "step": one.step})
     letters = letters.with_columns(pl.col("value").cast(pl.Binary))
     if {ORDER, LANE} <= set(one.rows.columns):
-        order, lanes = one.rows[ORDER].to_numpy(), one.rows[LANE].to_numpy()
+        order = one.rows[ORDER].to_numpy()
         return in_full(
             letters.with_columns(
-                topic=pl.Series([topics[source] for source in source_in(lanes)]),
+                topic=pl.Series([topics[source] for source in source_in(order)]),
                 partition=pl.Series(partition_in(order)),
                 offset=pl.Series(offset_in(order)),
             )

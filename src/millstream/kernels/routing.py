@@ -19,7 +19,6 @@ from millstream.errors import UserCodeError
 from millstream.kernels.frames import (
     DIFF,
     HIDDEN_PREFIX,
-    LANE,
     ORDER,
     PORT_LEDGER,
     PORT_TIME,
@@ -31,10 +30,10 @@ from millstream.kernels.frames import (
     visible,
 )
 from millstream.kernels.keyhash import buckets_of, hash_columns
+from millstream.kernels.log_order import in_log_order
 from millstream.kernels.plan import Edge, Passage, Way
 from millstream.kernels.rejects import Rejects
 from millstream.kernels.steps import Passed
-from millstream.kernels.watermarks import STAYS
 
 _BUCKET = "__bucket"
 LEDGER_EXITS = ("emitted", "held", "late", "dead", "filtered", "duplicate")
@@ -226,7 +225,7 @@ class EdgeRoute:
         """Leave out the rows that later ones of the table would replace in the view anyway."""
         if not self.edge.latest_by or ORDER not in table.columns or DIFF in table.columns:
             return table
-        table = table.sort(LANE, ORDER)
+        table = in_log_order(table)
         # Numbers for names: polars takes a name such as "^a.*$" for a pattern.
         keys = pl.DataFrame({str(n): table[key] for n, key in enumerate(self.edge.latest_by)})
         return table.filter(keys.to_struct("key").is_last_distinct())
@@ -238,10 +237,7 @@ class EdgeRoute:
         operator = self.edge.operator
         if operator is None:
             table = pl.concat(self.tables).drop(REACHED, strict=False)
-            if LANE in table.columns:
-                # The sink sorts by it: within a split, the log's order stands.
-                table = self._latest(table.with_columns(pl.col(LANE) // STAYS * STAYS))
-            yield self.books.frame(self.edge.port, home_bucket, table)
+            yield self.books.frame(self.edge.port, home_bucket, self._latest(table))
             return
         table = operator.pack(self.tables, self.edge.number)
         buckets = buckets_of(hash_columns(table, operator.by), len(self.bucket_labels))

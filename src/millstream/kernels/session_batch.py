@@ -22,9 +22,10 @@ import polars as pl
 
 from millstream.kernels.aggregation import rows_in
 from millstream.kernels.emission import AfterTime
-from millstream.kernels.frames import HASH, ORDER, REACHED, ROWS, TIME
+from millstream.kernels.frames import HASH, REACHED, ROWS, TIME
 from millstream.kernels.hash_order import distinct
 from millstream.kernels.keyed_rows import KeyedRows
+from millstream.kernels.log_order import in_log_order
 from millstream.kernels.operator import Moment, OperatorState, Outcome
 from millstream.kernels.session_closed import ClosedSessions
 from millstream.kernels.session_panes import DONE, DUE, FRESH, OVERLAPS
@@ -123,7 +124,7 @@ class SessionBatch:
 
     def _rounds(self, rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
         """Give the events one per key at a time, in the order of arrival."""
-        ordered = rows.sort(ORDER) if ORDER in rows.columns else rows
+        ordered = in_log_order(rows)
         number = pl.int_range(pl.len()).over(HASH, *self.operator.by)
         rounds = ordered.with_columns(number.alias(_ROUND)).partition_by(
             _ROUND, as_dict=True, include_key=False

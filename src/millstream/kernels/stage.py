@@ -170,7 +170,9 @@ class OperatorRun:
             if plan.rule is None:
                 for message in told:
                     clocks[plan.name] = clocks[plan.name].advanced_to(
-                        message["watermark"], active=message["active"]
+                        message["watermark"],
+                        active=message["active"],
+                        advances=message["advances"],
                     )
                     clock_ms = max(clock_ms, message["clock_ms"])
             elif told:
@@ -203,12 +205,17 @@ class OperatorRun:
                 "input": self.operator.kernel.name,
                 "watermark": watermark_us,
                 "active": any(clock.active for clock in clocks.values()),
+                "advances": any(clock.advances for clock in clocks.values()),
                 "clock_ms": clock_ms,
             }
             yield self.books.message(port, self.bucket, encode_message(message))
 
 
 def _watermark(clocks: Mapping[str, InputClock], before_us: int) -> int:
-    """Give the minimum over the active inputs; it never goes back, and holds while none is."""
-    active = [clock.watermark_us for clock in clocks.values() if clock.active]
-    return max(before_us, min(active, default=UNSEEN))
+    """Give the minimum over the active inputs; while none is, over those that go on by themselves.
+
+    It never goes back, and holds while there is neither.
+    """
+    followed = [clock for clock in clocks.values() if clock.active]
+    followed = followed or [clock for clock in clocks.values() if clock.advances]
+    return max(before_us, min((clock.watermark_us for clock in followed), default=UNSEEN))

@@ -24,19 +24,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from millstream.kernels.log_order import lane_of
 from millstream.kernels.producers import LaneStory, Producers
 
 UNSEEN = -(2**62)  # a watermark that nothing has moved yet; far below any time, safe to add to
-_SOURCE_BITS = 11
-_SPLIT_BITS = 12
-_PARTITION_BITS = 16
-_STAY_BITS = 24
-STAYS = 1 << _STAY_BITS  # so many stays of producers a lane can have; see lane_of
-_OFFSET_BITS = 40
 _HEARTBEAT_MS_MIN = 1000
 
 
@@ -78,7 +71,8 @@ class WatermarkRule:
     slowest waits while there is a backlog. With ``producers_max`` producers are told apart, and at
     most so many of a partition are followed. With ``settle_us`` the time is processing time: the
     event time is the time of arrival, and a partition that has been read to its end reaches the
-    wall clock less so much.
+    wall clock less so much. ``idle_advance``: while all partitions are idle the watermark goes on
+    with running time, from the latest that one of them has reached.
     """
 
     delay_us: int | None
@@ -88,57 +82,21 @@ class WatermarkRule:
     align_us: int | None = None
     producers_max: int | None = None
     settle_us: int | None = None
+    idle_advance: bool = False
 
     @property
     def heartbeat_ms(self) -> int | None:
         """How often time has to be told though there is nothing to read; None: it need not be.
 
         The planner itself sees when a partition becomes idle; it does not see producers. Once all
-        partitions are idle, so are their producers, and there is nothing more to tell.
+        partitions are idle, so are their producers, and there is nothing more to tell, unless the
+        watermark goes on all the same.
         """
         if self.settle_us is not None:
             return _HEARTBEAT_MS_MIN
-        if self.producers_max is not None and self.idle_ms is not None:
+        if self.idle_ms is not None and (self.producers_max is not None or self.idle_advance):
             return max(_HEARTBEAT_MS_MIN, self.idle_ms // 10)
         return None
-
-
-def lane_of(source: int, partition: int, split: int, stay: int = 0) -> int:
-    """Give the number of one split of one partition's records, as one source reads them in a batch.
-
-    Where producers are told apart, each stay of a producer in the split is a lane of its own.
-    Sorted by it, lanes are in the order of source, partition and offset (but for the stays).
-    """
-    assert 0 <= source < 1 << _SOURCE_BITS, source
-    assert 0 <= split < 1 << _SPLIT_BITS, split
-    assert 0 <= partition < 1 << _PARTITION_BITS, partition
-    assert 0 <= stay < STAYS, stay
-    place = ((source << _PARTITION_BITS | partition) << _SPLIT_BITS) | split
-    return place << _STAY_BITS | stay
-
-
-def order_of(partition: int, offset: int) -> int:
-    """Give a record's place in the order of arrival: by partition, and within it by offset."""
-    assert 0 <= offset < 1 << _OFFSET_BITS, offset
-    return partition << _OFFSET_BITS | offset
-
-
-Numbers = npt.NDArray[np.int64]
-
-
-def source_in(lanes: Numbers) -> Numbers:
-    """Give the sources that lanes belong to."""
-    return lanes >> (_PARTITION_BITS + _SPLIT_BITS + _STAY_BITS)
-
-
-def partition_in(orders: Numbers) -> Numbers:
-    """Give the partitions of places in the order of arrival."""
-    return orders >> _OFFSET_BITS
-
-
-def offset_in(orders: Numbers) -> Numbers:
-    """Give the offsets of places in the order of arrival."""
-    return orders & ((1 << _OFFSET_BITS) - 1)
 
 
 @dataclass(frozen=True)
@@ -172,7 +130,8 @@ class SourceTime:
 
     All but ``lanes`` comes from the planner and is the same when the batch is run again: which
     partitions are ``idle``, which are ``behind`` (have unread records after this batch), the job's
-    running time ``clock_ms``, and for processing time the wall clock when the planner looked.
+    running time ``clock_ms``, for processing time the wall clock when the planner looked, and while
+    all partitions are idle for how much running time the last of them has been quiet.
     """
 
     lanes: tuple[LaneTime, ...]
@@ -181,6 +140,7 @@ class SourceTime:
     clock_ms: int = 0
     behind: frozenset[int] = frozenset()
     wall_us: int | None = None
+    quiet_ms: int = 0
 
     def to_message(self) -> dict[str, Any]:
         return {
@@ -190,6 +150,7 @@ class SourceTime:
             "clock_ms": self.clock_ms,
             "behind": sorted(self.behind),
             "wall_us": self.wall_us,
+            "quiet_ms": self.quiet_ms,
         }
 
     @classmethod
@@ -204,6 +165,7 @@ class SourceTime:
             max(message["clock_ms"] for message in told),
             frozenset(p for message in told for p in message["behind"]),
             told[0]["wall_us"],
+            told[0]["quiet_ms"],
         )
 
 
@@ -218,13 +180,15 @@ class Advance(NamedTuple):
 class InputClock:
     """The time of one input of an operator, as of the batches taken in so far.
 
-    ``active``: not all of its partitions are idle. An operator leaves the inputs out that are not.
+    ``active``: not all of its partitions are idle. An operator leaves the inputs out that are not,
+    and while none is it follows those that go on by themselves (``advances``).
     """
 
     partitions: Mapping[int, int]  # the watermark that each has reached, microseconds
     watermark_us: int = UNSEEN
     active: bool = True
     producers: Mapping[int, Producers] = field(default_factory=dict)  # by partition
+    advances: bool = False
 
     @classmethod
     def fresh(cls) -> InputClock:
@@ -269,12 +233,18 @@ class InputClock:
                 reached[number] = max(reached.get(number, UNSEEN), settled_us)
         active = [p for p in range(seen.partition_count) if p not in seen.idle]
         low_us = min((reached.get(p, UNSEEN) for p in active), default=UNSEEN)
-        clock = InputClock(reached, max(self.watermark_us, low_us), bool(active), told_apart)
+        advances = rule.idle_advance and not active and bool(reached)
+        if advances:
+            low_us = max(reached.values()) + seen.quiet_ms * 1000
+        clock = InputClock(
+            reached, max(self.watermark_us, low_us), bool(active), told_apart, advances
+        )
         return Advance(clock, baselines)
 
-    def advanced_to(self, watermark_us: int, *, active: bool) -> InputClock:
+    def advanced_to(self, watermark_us: int, *, active: bool, advances: bool) -> InputClock:
         """Give the clock after an upstream operator announced its watermark."""
-        return replace(self, watermark_us=max(self.watermark_us, watermark_us), active=active)
+        watermark_us = max(self.watermark_us, watermark_us)
+        return replace(self, watermark_us=watermark_us, active=active, advances=advances)
 
     @property
     def forgotten(self) -> int:
@@ -284,13 +254,22 @@ class InputClock:
     def told(self) -> dict[str, Any]:
         """Say for people where it stands: what each partition has reached, and all together."""
         reached = {str(number): at_us for number, at_us in sorted(self.partitions.items())}
-        return {"watermark": self.watermark_us, "active": self.active, "partitions": reached}
+        told_apart = sorted(self.producers.items())
+        slowest = {str(n): known.slowest() for n, known in told_apart if known.reached}
+        return {
+            "watermark": self.watermark_us,
+            "active": self.active,
+            "advances": self.advances,
+            "partitions": reached,
+            "slowest": slowest,
+        }
 
     def to_message(self) -> dict[str, Any]:
         message: dict[str, Any] = {
             "partitions": sorted(self.partitions.items()),
             "watermark": self.watermark_us,
             "active": self.active,
+            "advances": self.advances,
         }
         if self.producers:
             message["producers"] = [
@@ -305,6 +284,7 @@ class InputClock:
             message["watermark"],
             message["active"],
             {number: Producers.from_message(m) for number, m in message.get("producers", ())},
+            message["advances"],
         )
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from millstream.kernels.emission import AfterCount, Firing
+from millstream.kernels.emission import AfterCount, AfterTime, EachBatch, Firing
 from millstream.kernels.frames import WINDOW
 from millstream.kernels.operator import Moment, OperatorState, Outcome
 from millstream.kernels.pane_batch import PaneBatch
@@ -62,13 +62,23 @@ class WindowPanes(WindowStep):
         state.values["clock_ms"] = clock_ms
         fresh = self.arrivals(arrived, moment, outcome)
         batch = PaneBatch(self, self.values, state, replace(moment, clock_ms=clock_ms))
-        firings = [f for f in batch.firings(self._by_window(fresh)) if f.height]
+        firings = [f for f in batch.firings(self._by_window(fresh, moment.before_us)) if f.height]
         if firings:
             outcome.rows = batch.rows(firings)
         batch.drop_expired()
         return outcome
 
-    def _by_window(self, fresh: pl.DataFrame | None) -> pl.DataFrame | None:
+    @property
+    def waits(self) -> bool:
+        """Whether a late event waits for the on-time pane of its window, if that is still to come.
+
+        It does where rows tell which pane they are, or come after so many events. Elsewhere nobody
+        can tell, and what has come is told with the next pane.
+        """
+        by_itself = isinstance(self.emission.early, EachBatch | AfterTime)
+        return not by_itself or self.emission.panes or self.by_arrival
+
+    def _by_window(self, fresh: pl.DataFrame | None, before_us: int) -> pl.DataFrame | None:
         """Give what came, by window and key; merged, unless panes are by count."""
         if fresh is None:
             return None
@@ -81,4 +91,7 @@ class WindowPanes(WindowStep):
         else:
             fresh = self.each_window(fresh)
         late = [LATE] if self.tells_late else []
+        if late and not self.waits:
+            ended = self.window.ends(fresh[WINDOW].to_numpy()) <= before_us
+            fresh = fresh.with_columns(pl.col(LATE) & pl.Series(ended))
         return self.hashed(self.aggregation.merge(fresh, WINDOW, *late, *self.by))

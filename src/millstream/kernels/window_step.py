@@ -25,9 +25,10 @@ import polars as pl
 
 from millstream.kernels.aggregating import Aggregating
 from millstream.kernels.aggregation import rows_in
-from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, ROWS, TIME, WINDOW
+from millstream.kernels.frames import HASH, LANE, REACHED, ROWS, TIME, WINDOW
 from millstream.kernels.hash_order import distinct
 from millstream.kernels.keyhash import hash_columns
+from millstream.kernels.log_order import in_log_order
 from millstream.kernels.operator import Moment, Outcome, Prepared
 from millstream.kernels.watermarks import held_back
 from millstream.kernels.windows import Times, TimeWindows
@@ -197,13 +198,13 @@ class WindowStep(Aggregating):
             outcome.counts.update(held=held, late=late)
             kept.append(in_time[[name for name in in_time.columns if name != LANE]])
         if self.aside and any(table.height for table in aside):
-            outcome.late = _in_order(pl.concat(aside))
+            outcome.late = in_log_order(pl.concat(aside))
         rows = [table for table in kept if table.height]
         if not rows:
             return None
         table = pl.concat(rows)
         if self.by_arrival:
-            return _in_order(table)
+            return in_log_order(table)
         if self.aside:
             return self.aggregation.reduce(table, PIECE, *self.judgements)
         return table
@@ -318,7 +319,3 @@ def where(rows: pl.DataFrame, mask: npt.NDArray[np.bool_]) -> pl.DataFrame:
 def instants(microseconds: pl.Series) -> pl.Series:
     """Give times as UTC datetimes."""
     return microseconds.cast(pl.Datetime("us", "UTC"))
-
-
-def _in_order(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.sort(ORDER) if ORDER in rows.columns else rows

@@ -110,8 +110,13 @@ def _open(step: str, told: Mapping[str, Any], status: Mapping[str, Any]) -> Open
         f"({_said(since)}). A window is open while that is before its end and the lateness."
     )
     rest = [sentence for held in held_by for sentence in held.sentences()]
-    if not held_by:
-        rest = ["Every input is idle, so it holds until an event comes."]
+    if not held_by and any(clock["advances"] for clock in told["clocks"].values()):
+        rest = ["Every input is idle, so it goes on with running time (idle_advance)."]
+    elif not held_by:
+        rest = [
+            "Every input is idle, so it holds until an event comes.",
+            "watermark(idle_advance=True) would let it go on with running time.",
+        ]
     names = tuple(held.name for held in held_by)
     return Open(step, watermark, since, told["since_batch_id"], names, (first, *rest))
 
@@ -125,6 +130,8 @@ class _Holder:
     ahead: datetime | None
     unread: int | None
     idle_ms: int | None
+    producers: tuple[str | None, ...] = ()  # some of those that hold it
+    producer_count: int = 0
 
     def sentences(self) -> Iterator[str]:
         if self.reached is None:
@@ -135,6 +142,11 @@ class _Holder:
                 by = describe_us((self.ahead - self.reached) // timedelta(microseconds=1))
                 ahead = f"; another is at {_said(self.ahead)}, {by} ahead"
             yield f"{self.name} holds it: it has reached {_said(self.reached)}{ahead}."
+        if self.producers:
+            named = ", ".join(repr(name) for name in self.producers)
+            more = self.producer_count - len(self.producers)
+            others = f" and {more:,} others" if more > 0 else ""
+            yield f"Of its producers the slowest: {named}{others}."
         if self.unread is None:
             yield "It moves when the step above moves."
         elif self.unread:
@@ -170,10 +182,15 @@ def _holders(name: str, clock: Mapping[str, Any], status: Mapping[str, Any]) -> 
             _moment(most),
             int(lag.get(f"{topic}/{number}", 0)),
             source["idle_ms"],
+            *_producers(clock["slowest"].get(str(number))),
         )
         for number, at_us in active.items()
         if at_us == least
     ]
+
+
+def _producers(slowest: Mapping[str, Any] | None) -> tuple[tuple[str | None, ...], int]:
+    return ((), 0) if slowest is None else (tuple(slowest["names"]), slowest["count"])
 
 
 def _late(step: str, told: Mapping[str, Any]) -> Late:

@@ -85,7 +85,7 @@ def max(value: Column) -> Aggregate:  # noqa: A001
 def first(value: Column) -> Aggregate:
     """Give the value of the row with the earliest event time; null where no row has a value.
 
-    Of rows with the same time, the one that comes first in the log (by partition, then offset).
+    Of rows with the same time, the one that comes first in the log (by stream, partition, offset).
     """
     return aggregates.Pick(as_expression(value, what="first's value"), "first")
 

@@ -28,7 +28,7 @@ from millstream.pipeline.functions import Column, as_expression
 from millstream.pipeline.graph import FrameNode, Output
 from millstream.pipeline.live import LiveTable
 from millstream.pipeline.streams import Stream
-from millstream.pipeline.time_words import IN_ORDER
+from millstream.pipeline.time_words import IN_ORDER, check_rule_of_frame
 from millstream.pipeline.topic import Topic
 from millstream.pipeline.values import Declared, FormatName, Metadata, check_policy
 from millstream.views.address import checked
@@ -194,8 +194,8 @@ class App:
             frame: Made with :meth:`spark_session`; anything that Spark reads as a stream, and steps
                 on it that keep no state. Its columns are the stream's.
             time: The event time: a timestamp column, or an expression that gives a datetime.
-            watermark: How the watermark follows the events. A DataFrame has no partitions that we
-                know of: all of it counts as one, which is never idle.
+            watermark: How far the watermark stays behind the newest event: its delay. A DataFrame
+                has no partitions that we know of: all of it counts as one, which is never idle.
             lateness: See :meth:`Topic.stream`.
             name: The stream's name in ledger and errors.
 
@@ -204,7 +204,8 @@ class App:
         batch that is repeated.
 
         Raises:
-            ConfigError: the DataFrame is not streaming, or has columns that we cannot take.
+            ConfigError: the DataFrame is not streaming, or has columns that we cannot take; the
+                watermark goes by what only records of a topic tell.
 
         Example::
 
@@ -217,6 +218,7 @@ class App:
         columns = dict(polars_table(schema.empty_table()).schema)
         expression = as_expression(time, what="from_spark's time")
         check_time(expression, columns, name)
+        check_rule_of_frame(watermark, name)
         node = FrameNode(self.unique_name(name), frame, schema, expression, watermark)
         lateness_us = to_us(lateness, what="stream's lateness")
         return Stream(self, node, columns, lateness_us=lateness_us)

@@ -38,7 +38,7 @@ def columns_after(step: Step, columns: Columns) -> Columns:
     return made
 
 
-def _require_rowwise(expressions: Sequence[pl.Expr], columns: Columns, step: str) -> None:
+def _require_rowwise(expressions: Sequence[pl.Expr], columns: Columns, what: str) -> None:
     """Make sure that what an expression gives for a row depends on that row alone.
 
     polars itself says so: it takes only some rows before such an expression instead of after it.
@@ -46,10 +46,10 @@ def _require_rowwise(expressions: Sequence[pl.Expr], columns: Columns, step: str
     for expression in expressions:
         if not _is_rowwise(expression, columns) and _is_rowwise(pl.lit(1), columns):
             raise ConfigError(
-                f"{step} looks at more than one row: {expression}. Which rows come together is "
-                "chance, so a step must treat each by itself; over several rows, use a window. A "
-                "text's format must be given (to_datetime(format)), and map_batches must say "
-                "is_elementwise=True."
+                f"{what} looks at more than one row: {expression}. Which rows come together is "
+                "chance, so an expression must treat each by itself; over several rows, use a "
+                "window and its aggregates. A text's format must be given (to_datetime(format)), "
+                "and map_batches must say is_elementwise=True."
             )
 
 
@@ -83,11 +83,17 @@ def there_are(name: str, columns: Columns) -> str:
 
 
 def type_of(expression: pl.Expr, columns: Columns, what: str) -> pl.DataType:
-    """Find the type of what an expression gives over columns; ``what`` names it in an error."""
+    """Find the type of what an expression gives for a row; ``what`` names it in an error.
+
+    Raises:
+        ConfigError: it does not fit the columns, or what it gives for a row depends on others.
+    """
     try:
-        return pl.DataFrame(schema=columns).select(expression).dtypes[0]
+        dtype = pl.DataFrame(schema=columns).select(expression).dtypes[0]
     except pl.exceptions.PolarsError as error:
         raise wrong_columns(what, error, columns) from error
+    _require_rowwise([expression], columns, what)
+    return dtype
 
 
 def check_time(expression: pl.Expr, columns: Columns, step: str) -> None:
@@ -96,7 +102,7 @@ def check_time(expression: pl.Expr, columns: Columns, step: str) -> None:
     if not isinstance(dtype, pl.Datetime):
         raise ConfigError(
             f"The time of {step!r} is of type {dtype}. Give a datetime field, or an expression "
-            'that makes one, such as pl.from_epoch("ts_ms", time_unit="ms").'
+            'that makes one, such as pl.col("ts_ms").cast(pl.Datetime("ms")).'
         )
 
 

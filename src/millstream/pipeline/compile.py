@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from millstream.errors import ConfigError
 from millstream.kernels.frames import PORT_FIRST
 from millstream.kernels.isolation import OnError, UserCode
+from millstream.kernels.log_order import SOURCES_MAX
 from millstream.kernels.plan import (
     ClockPlan,
     Edge,
@@ -109,6 +111,12 @@ class _Compiler:
             self.children.setdefault(parent, []).append(node)
         if isinstance(node, (SourceNode, FrameNode)):
             self.sources[node] = len(self.sources)
+            if len(self.sources) > SOURCES_MAX:
+                raise ConfigError(
+                    f"The app {self.app!r} reads more than {SOURCES_MAX} streams, with {node.name!r}. "
+                    f"A job reads up to {SOURCES_MAX}: divide it into several apps, or bring the "
+                    "topics together into fewer."
+                )
         elif isinstance(node, (NativeNode, OperatorNode, Output)):
             first = PORT_FIRST + sum(len(ports) for ports in self.ports.values())
             count = len(node.inputs) if isinstance(node, OperatorNode) else 1
@@ -257,12 +265,14 @@ class _Compiler:
         )
 
     def _frame(self, node: FrameNode) -> FramePlan:
+        assert node.rule.delay_us is not None, "from_spark takes no rule without a delay"
         return FramePlan(
             number=self.sources[node],
             name=node.name,
             frame=node.frame,
             schema=node.schema,
             time=node.time,
+            delay_us=node.rule.delay_us,
             edges=self._edges(node),
             time_ports=self._time_ports(node),
         )

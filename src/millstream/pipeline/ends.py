@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, get_args
 import polars as pl
 
 from millstream.errors import ConfigError
+from millstream.kernels.column_types import check_key, view_kind
 from millstream.kernels.plan import Cleanup, DatasetEnd, End, ForeachEnd, TopicEnd, ViewEnd
 from millstream.log.topics import check_topic_name
 from millstream.pipeline.graph import Output, SourceNode, nodes_above
 from millstream.views.address import checked
 from millstream.views.diffs import SHOWN
 from millstream.views.foreach import ForeachContext
-from millstream.views.postgres_tables import check_view_name
+from millstream.views.postgres_tables import check_key_columns, check_view_name
 
 if TYPE_CHECKING:
     from millstream.pipeline.streams import Stream
@@ -34,8 +35,22 @@ def end_in_view(stream: Stream, name: str, key: tuple[str, ...], store: str | No
         check_view_name(name)
     if any(output.name == name for output in stream.app.outputs):
         raise ConfigError(f"The view {name!r} is declared twice. Give one another name.")
+    _check_kept(stream, name, key, postgres=address is not None)
     stream.app.unique_name(name)  # a later step of that name gets a number
     _add(stream, name, key, ViewEnd(address))
+
+
+def _check_kept(stream: Stream, name: str, key: tuple[str, ...], *, postgres: bool) -> None:
+    """Make sure that a view can keep the columns, and its store tell rows apart by the key."""
+    for column, dtype in stream.columns.items():
+        try:
+            view_kind(dtype)
+        except ConfigError as error:
+            raise ConfigError(f"The view {name!r} has the column {column!r}. {error}") from error
+    for column in key:
+        check_key(column, stream.columns[column], f"the key of the view {name!r}")
+    if postgres:
+        check_key_columns(name, [view_kind(stream.columns[column]) for column in key])
 
 
 def end_in_topic(

@@ -15,6 +15,7 @@ import polars as pl
 
 from millstream.durations import Duration
 from millstream.errors import ConfigError
+from millstream.kernels.column_types import check_column, check_key
 from millstream.kernels.emission import LatePolicy, Mode
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.isolation import OnError, UserCode
@@ -75,6 +76,10 @@ class Stream:
     late_policy: LatePolicy = "drop"
     late_columns: Columns | None = None  # of the rows that the step above puts aside as late
     is_late: bool = False  # whether these are such rows
+
+    def __post_init__(self) -> None:
+        for name, dtype in self.columns.items():
+            check_column(name, dtype)
 
     @property
     def late(self) -> Stream:
@@ -258,11 +263,7 @@ class Stream:
         for name in names:
             if name not in self.columns:
                 raise ConfigError(f"{what} names {name!r}. {there_are(name, self.columns)}")
-            if self.columns[name].is_nested():
-                raise ConfigError(
-                    f"{what} names {name!r}, a {self.columns[name]}: lists and structs cannot be "
-                    "keys. Make a plain column of it first, with with_columns."
-                )
+            check_key(name, self.columns[name], what)
         return names
 
     # ── duplicates ──────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ import polars as pl
 
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
+from millstream.kernels.column_types import column_type
 from millstream.kernels.watermarks import TimeMarks, WatermarkRule
 from millstream.pipeline.checks import type_of
 from millstream.pipeline.functions import Column, as_expression
@@ -16,12 +17,14 @@ from millstream.pipeline.schema import Columns
 _PRODUCERS_MAX = 1_000
 _PRODUCERS_LIMIT = 10_000
 _ALIGN = "10 minutes"
+_WORDS = {"producer": "per"}  # as the user says what is another word in the rule
 
 
 def watermark(
     delay: Duration | None = None,
     *,
     idle: Duration | None = "1 minute",
+    idle_advance: bool = False,
     per: Column | None = None,
     ends: pl.Expr | None = None,
     producers_max: int | None = None,
@@ -38,6 +41,15 @@ def watermark(
         idle: A partition that has had no new record for this long, while the job ran, no longer
             holds the others back. None: it holds them back for ever, and the answer depends on the
             events alone. With ``per``, the same for a producer.
+        idle_advance: While *all* partitions are idle the watermark goes on with running time, as if
+            events came: it is the latest that a partition has reached, and the running time since
+            the last record was read. So the last windows close although nothing comes any more;
+            False: it holds, and they stay open. What comes later may then be late, if its time is
+            further back than the clock has gone: where time in the log runs slower than here, do
+            not use it. How far it had gone is recorded with each batch, so a batch that is run
+            again closes the same windows; but which events are late then depends on when they were
+            read. It costs a batch without records every tenth of ``idle``, of a second at least,
+            for as long as nothing comes. A run ``until="caught-up"`` does not wait for it.
         per: The column that says who sent the record: a device, an instance. Each producer has a
             watermark of its own, by which its events are judged, and the partition's is the
             minimum over them; so one whose clock or link lags loses nothing because others are
@@ -83,6 +95,16 @@ def watermark(
         raise ConfigError(
             f"watermark's producers_max is {producers_max}. Allowed are 1 to {_PRODUCERS_LIMIT:,}."
         )
+    if idle_advance and (idle is None or delay is None):
+        why = (
+            "idle=None, so no partition is ever idle"
+            if idle is None
+            else "no delay, so only punctuation may move it"
+        )
+        raise ConfigError(
+            f"watermark has idle_advance=True and {why}. Give both, as in "
+            'watermark("2 minutes", idle="1 minute", idle_advance=True), or leave idle_advance out.'
+        )
     marks = TimeMarks(
         punctuation=_mark(punctuation, "punctuation"),
         punctuation_only=_mark(punctuation_only, "punctuation_only"),
@@ -97,6 +119,7 @@ def watermark(
         future_max_us=_given_us(future_max, "future_max"),
         align_us=_given_us(align, "align"),
         producers_max=None if per is None else producers_max or _PRODUCERS_MAX,
+        idle_advance=idle_advance,
     )
 
 
@@ -152,17 +175,40 @@ def processing_rule(time: ProcessingTime, given: WatermarkRule) -> WatermarkRule
     return WatermarkRule(delay_us=0, idle_ms=None, align_us=time.align_us, settle_us=time.settle_us)
 
 
+def check_rule_of_frame(rule: WatermarkRule, name: str) -> None:
+    """Make sure that a watermark asks nothing that a DataFrame of Spark's does not tell."""
+    given = [_WORDS.get(mark, mark) for mark in rule.marks.given()]
+    if rule.future_max_us is not None:
+        given.append("future_max")
+    if rule.idle_advance:
+        given.append("idle_advance")
+    if given:
+        raise ConfigError(
+            f"The watermark of {name!r} has {', '.join(given)}. The rows of a DataFrame have neither "
+            "an order nor a time of arrival to go by: give a delay alone, or write the rows to a topic "
+            "and read that."
+        )
+
+
+def _names_a_producer(dtype: pl.DataType) -> bool:
+    """Say whether values of a type have one spelling each: floats have two zeros, bytes may have none."""
+    return column_type(dtype).key and not dtype.is_float() and dtype != pl.Binary
+
+
 def check_marks(marks: TimeMarks, columns: Columns, topic: str) -> None:
     """Make sure that a watermark's expressions fit the columns and give what they must."""
     for name, mark in marks.given().items():
-        word = "per" if name == "producer" else name
+        word = _WORDS.get(name, name)
         dtype = type_of(mark, columns, f"the watermark's {word} of {topic!r}")
         wrong = {
             "punctuation": not isinstance(dtype, pl.Datetime),
-            "producer": dtype.is_nested(),
+            "producer": not _names_a_producer(dtype),
         }.get(name, dtype != pl.Boolean)
         if wrong:
-            wanted = {"punctuation": "a datetime", "producer": "a plain value"}
+            wanted = {
+                "punctuation": "a datetime",
+                "producer": "text, a whole number or another exact value",
+            }
             raise ConfigError(
                 f"The watermark's {word} of {topic!r} is of type {dtype}. Give an expression that "
                 f"gives {wanted.get(name, 'true or false')}."

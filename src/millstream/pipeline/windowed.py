@@ -68,8 +68,10 @@ class Windowed:
             panes: Add ``pane_kind`` ("early", "on_time", "late"), ``pane_index``, ``pane_first`` and
                 ``pane_last``.
 
-        Guarantees: on-time values, and panes by count of one key in one partition, depend on the
-            events alone. Rows by batch or running time depend on these; what they add up to does not.
+        Guarantees: with ``panes``, on-time values, and panes by count of one key in one partition, depend
+            on the events alone. Rows by batch or running time depend on these; what they add up to does
+            not. An event that is late by its own partition, while others lag, is in the next early row; with
+            ``panes``, or early rows by count, it waits for the row on time.
         """
         if mode not in _MODES:
             raise ConfigError(

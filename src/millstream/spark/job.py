@@ -174,10 +174,10 @@ def build_frames(
     )
     spark.dataSource.register(LogSource)
     frames = spark.readStream.format(SOURCE_NAME).option("spec", spec.to_option()).load()
-    for native in plan.natives:
-        frames = add_native(frames, native, plan.bucket_labels, frame_files)
     for source in plan.frames:
         frames = add_frame(frames, source, plan.bucket_labels, frame_files)
+    for native in plan.natives:  # behind all sources: its rows may come from any
+        frames = add_native(frames, native, plan.bucket_labels, frame_files)
     return frames
 
 

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from millstream.errors import ConfigError
+from millstream.kernels.arrivals import NO_TIME, epoch_us
 from millstream.kernels.frames import (
     DIFF,
     DIFF_COLUMN,
@@ -25,7 +26,7 @@ from millstream.kernels.frames import (
 from millstream.kernels.plan import FramePlan, NativePlan, Way
 from millstream.kernels.rejects import Rejected, Rejects
 from millstream.kernels.routing import Books, routes
-from millstream.kernels.watermarks import UNSEEN, LaneTime, SourceTime
+from millstream.kernels.watermarks import UNSEEN, LaneTime, SourceTime, held_back
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.log_source import FRAME_SCHEMA
 from millstream.spark.source import record_batches
@@ -70,7 +71,7 @@ def add_native(
     Spark plans the two ways apart, so what stands before a native step is read twice.
     """
     result = native.function(rows_of(frames, native.port, native.schema_in, frame_files))
-    way = _WayIn(native.name, native.time, native.edges, None, bucket_labels, frame_files)
+    way = _WayIn(native.name, native.time, 0, native.edges, None, bucket_labels, frame_files)
     packed = result.select(*native.schema_out.names).mapInArrow(_packer(way), FRAME_SCHEMA)
     return frames.where(F.col("port") != native.port).unionByName(packed)
 
@@ -109,8 +110,15 @@ def add_frame(
     frames: DataFrame, source: FramePlan, bucket_labels: tuple[int, ...], frame_files: FrameFiles
 ) -> DataFrame:
     """Put the rows of a DataFrame of the user's, and what they say of time, beside the frames."""
-    ports = source.time_ports
-    way = _WayIn(source.name, source.time, source.edges, ports, bucket_labels, frame_files)
+    way = _WayIn(
+        source.name,
+        source.time,
+        source.delay_us,
+        source.edges,
+        source.time_ports,
+        bucket_labels,
+        frame_files,
+    )
     rows = source.frame.select(*source.schema.names)
     packed = rows.mapInArrow(_packer(way), FRAME_SCHEMA)
     return frames.unionByName(packed)
@@ -123,11 +131,12 @@ def add_frame(
 class _WayIn:
     """Where Spark's rows go: what of a plan can travel to the workers.
 
-    ``time_ports`` is None where the rows come from a native step, which tells nothing of time.
+    ``delay_us`` is how far their watermark stays behind them; ``time_ports`` is None where the rows come from a native step, which tells nothing of time.
     """
 
     name: str
     time: pl.Expr
+    delay_us: int
     edges: tuple[Way, ...]
     time_ports: tuple[int, ...] | None
     bucket_labels: tuple[int, ...]
@@ -172,7 +181,8 @@ class _Packing:
 
     def _timed(self, table: pl.DataFrame) -> pl.DataFrame:
         """Give rows their event time; put those aside that have none."""
-        table = table.with_columns(self.way.time.dt.epoch("us").alias(TIME))
+        times = table.with_columns(self.way.time.alias(TIME))[TIME]
+        table = table.hstack([epoch_us(times)])
         rows = table.drop_nulls(TIME)
         timeless = table.filter(pl.col(TIME).is_null())
         self.books.count(self.way.name, made=rows.height)
@@ -180,15 +190,16 @@ class _Packing:
             self.books.count(self.way.name, read=rows.height, emitted=rows.height)
         if timeless.height:
             self.books.count(self.way.name, read=timeless.height, dead=timeless.height)
-            reasons = ["no event time"] * timeless.height
+            reasons = [NO_TIME] * timeless.height
             self.rejects.rejected.append(Rejected(self.way.name, timeless, reasons))
         if rows.height:
             self.time_us_max = max(self.time_us_max, int(rows[TIME].max()))  # type: ignore[arg-type]
         return rows
 
     def _time_rows(self) -> Iterator[FrameRow]:
-        """Tell every bucket the largest event time: all tasks of a DataFrame are one partition."""
-        seen = SourceTime((LaneTime(0, 0, self.time_us_max),), 1, frozenset())
+        """Tell every bucket the watermark: all tasks of a DataFrame are one partition."""
+        reached_us = held_back(self.time_us_max, self.way.delay_us)
+        seen = SourceTime((LaneTime(0, 0, reached_us),), 1, frozenset())
         for port in self.way.time_ports or ():
             message = encode_message(
                 {"to": port, "input": self.way.name, "source": seen.to_message()}

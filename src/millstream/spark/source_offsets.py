@@ -106,7 +106,15 @@ class SourceOffset:
             self.clock_ms,
             self.behind.get(source.topic, frozenset()),
             None if source.rule.settle_us is None else self.wall_ms * 1000,
+            self.quiet_ms(source),
         )
+
+    def quiet_ms(self, source: SourcePlan) -> int:
+        """Give for how much running time no partition of an idle source has had records; else 0."""
+        progress = self.topics[source.topic]
+        if len(self.idle.get(source.name, ())) < len(progress):
+            return 0
+        return self.clock_ms - max(at.active_ms for at in progress)
 
 
 def _listed(numbers: Mapping[str, frozenset[int]]) -> dict[str, list[int]]:
@@ -172,12 +180,13 @@ def _heartbeat_ms(
     start: SourceOffset, sources: Sequence[SourcePlan], operators_ms: int | None
 ) -> float:
     """Give how often time is to be told: what the operators ask for, and what sources do that are
-    not idle altogether.
+    not idle altogether, or go on by themselves then.
     """
     wanted = [operators_ms] + [
         source.rule.heartbeat_ms
         for source in sources
-        if len(start.idle.get(source.name, ())) < len(start.topics[source.topic])
+        if source.rule.idle_advance
+        or len(start.idle.get(source.name, ())) < len(start.topics[source.topic])
     ]
     return min((ms for ms in wanted if ms is not None), default=math.inf)
 

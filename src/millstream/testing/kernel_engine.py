@@ -306,13 +306,16 @@ class KernelEngine:
         partitions = self.logs[source.topic]
         behind = [p.taken < len(p.items) for p in partitions]
         progress = [PartitionProgress(p.offsets[p.taken], p.active_ms) for p in partitions]
+        idle = idle_partitions(progress, behind, self.clock_ms, source.rule.idle_ms)
+        latest_ms = max(p.active_ms for p in partitions)
         return SourceTime(
             (),
             len(partitions),
-            idle_partitions(progress, behind, self.clock_ms, source.rule.idle_ms),
+            idle,
             self.clock_ms,
             frozenset(number for number, waits in enumerate(behind) if waits),
             None if source.rule.settle_us is None else self.now_ms * 1000,
+            self.clock_ms - latest_ms if len(idle) == len(partitions) else 0,
         )
 
     def _lanes(self, partition: Partition, number: int, start: int) -> list[Lane]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import polars as pl
 
 from millstream.errors import ConfigError
+from millstream.kernels.column_types import one_zero
 from millstream.views.schema import ViewSchema, dtype_of
 
 _NAN = "NaN"
@@ -47,9 +49,8 @@ def normalised(frame: pl.DataFrame, schema: ViewSchema, names: Sequence[str]) ->
     numbered = {str(n): _cast(frame[c], kinds[c], schema.name) for n, c in enumerate(names)}
     out = pl.DataFrame(numbered)
     keys = [str(n) for n, name in enumerate(names) if name in schema.key]
-    floats = [key for key in keys if out[key].dtype == pl.Float64]
-    # Adding zero makes -0.0 into 0.0: as a key they are one.
-    out = out.with_columns(pl.col(key) + 0.0 for key in floats)
+    # As a key, -0.0 and 0.0 are one.
+    out = out.with_columns(one_zero(pl.col(key), out[key].dtype) for key in keys)
     if keys:
         out = out.unique(subset=keys, keep="last", maintain_order=True)
         out = out.sort(keys, nulls_last=True)
@@ -120,7 +121,7 @@ def _convertible(source: pl.DataType, kind: str) -> bool:
     if kind == "float" or kind.startswith("decimal"):
         return source.is_numeric()
     allowed: dict[str, tuple[type[pl.DataType], ...]] = {
-        "str": (pl.String, pl.Categorical, pl.Enum),
+        "str": (pl.String,),
         "bool": (pl.Boolean,),
         "datetime": (pl.Datetime,),
         "date": (pl.Date,),
@@ -156,7 +157,20 @@ def _json_text(value: Any, view: str) -> str | None:
         return value
     if isinstance(value, pl.Series):
         value = value.to_list()
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_json_default)
+    try:
+        return _JSON.encode(value)
+    except ValueError:  # numbers that are not finite, which JSON lacks, become null
+        return _JSON.encode(_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, pl.Series):
+        value = value.to_list()
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _json_default(value: Any) -> Any:
@@ -167,6 +181,11 @@ def _json_default(value: Any) -> Any:
     if isinstance(value, pl.Series):
         return value.to_list()
     return str(value)
+
+
+_JSON = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_json_default
+)
 
 
 def null_key(kind: str) -> Any:

@@ -18,10 +18,9 @@ from typing import Any
 import polars as pl
 
 from millstream.errors import BadRecordError, ConfigError
+from millstream.kernels.column_types import view_kind
 from millstream.kernels.dead_records import DEAD_KEY, DEAD_SCHEMA
 from millstream.kernels.frames import (
-    LANE,
-    ORDER,
     PORT_DEAD,
     PORT_LEDGER,
     PORT_TIME,
@@ -29,6 +28,7 @@ from millstream.kernels.frames import (
     decode_frame,
     decode_message,
 )
+from millstream.kernels.log_order import in_log_order
 from millstream.kernels.plan import JobPlan, SinkPlan, ViewEnd
 from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_NOTES, Range
 from millstream.kernels.watermarks import UNSEEN
@@ -45,7 +45,7 @@ from millstream.views.ledger import (
 )
 from millstream.views.position import laid_over
 from millstream.views.program import StoredProgram
-from millstream.views.schema import Fence, ViewChange, ViewSchema, kind_of
+from millstream.views.schema import Fence, ViewChange, ViewSchema
 from millstream.views.store import ViewStore
 from millstream.views.store_programs import Beginning
 from millstream.views.target import BatchPart, RunStart, Target
@@ -144,9 +144,7 @@ def gather(plan: JobPlan, rows: Iterable[FrameRow]) -> BatchOutcome:
             outcome.dead = table
             continue
         # Of rows that replace one another the last in the log shall stay.
-        if places := [name for name in (LANE, ORDER) if name in table.columns]:
-            table = table.sort(places, maintain_order=True)
-        outcome.rows[sinks[port].name] = table
+        outcome.rows[sinks[port].name] = in_log_order(table)
     for source in plan.sources:
         reached = outcome.position.setdefault(source.topic, {})
         for partition, read in outcome.ranges.get(source.name, {}).items():
@@ -204,7 +202,7 @@ def _take_report(outcome: BatchOutcome, report: Mapping[str, Any]) -> None:
 def view_schemas(plan: JobPlan) -> list[ViewSchema]:
     """Give the schemas of the views that the home keeps: the plan's, and that of dead records."""
     dead = tuple(
-        (name, kind_of(pl.DataFrame(schema=DEAD_SCHEMA).schema[name])) for name in DEAD_SCHEMA
+        (name, view_kind(pl.DataFrame(schema=DEAD_SCHEMA).schema[name])) for name in DEAD_SCHEMA
     )
     return [
         *(view_schema(sink) for sink in plan.sinks if _at_home(sink)),

@@ -25,6 +25,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -32,6 +33,7 @@ from urllib.parse import quote
 import polars as pl
 
 from millstream.errors import ConfigError, CorruptionError, FencedError, RetriableError
+from millstream.kernels.column_types import of_one_zero
 from millstream.kernels.plan import DatasetEnd, SinkPlan
 from millstream.log.files import DISK, Files, NewFile
 from millstream.views.diffs import SHOWN, shown
@@ -56,6 +58,10 @@ KEPT_FOR_READERS_MS = 10 * 60_000
 
 _FILE_NAME = re.compile(r"\d{12,}-[0-9a-f]{12}\.parquet")  # batch_id, and what makes it unique
 _NAMED = "the dataset "
+_NAME_BYTES_MAX = 120  # of a column or a value; a file system takes 255 for both
+_BEGINNING_BYTES = 60
+_HASH_DIGITS = 32
+_CUT_ESCAPE = re.compile(r"%[0-9A-F]?$")
 _NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, and those that read its layout, call null
 
 
@@ -242,12 +248,13 @@ class DatasetTarget:
         if not self._partition_by:
             return [("", rows)]
         named = pl.DataFrame([rows[c].alias(str(n)) for n, c in enumerate(self._partition_by)])
+        named = named.select(_spelt(column) for column in named.iter_columns())
         groups = named.with_row_index("at").group_by(named.columns, maintain_order=True)
         return [(self._folder_name(values), rows[group["at"]]) for values, group in groups]
 
     def _folder_name(self, values: Sequence[Any]) -> str:
         return "/".join(
-            f"{quote(name, safe='')}={_NULL if value is None else quote(_text(value), safe='')}"
+            f"{_name(name)}={_NULL if value is None else _name(value)}"
             for name, value in zip(self._partition_by, values, strict=True)
         )
 
@@ -298,9 +305,28 @@ def _with_diff(table: pl.DataFrame, tables: Sequence[pl.DataFrame]) -> pl.DataFr
     return table.with_columns(pl.lit(1, pl.Int8).alias(SHOWN))
 
 
-def _text(value: Any) -> str:
-    isoformat = getattr(value, "isoformat", None)
-    return str(isoformat() if isoformat else value)
+def _spelt(column: pl.Series) -> pl.Series:
+    """Return the values of a column as texts, in which equal values are spelt alike."""
+    column = of_one_zero(column)
+    if column.dtype == pl.Binary:
+        return column.bin.encode("hex")
+    if isinstance(column.dtype, pl.Datetime | pl.Duration):
+        return column.dt.to_string("iso:strict")
+    return column.cast(pl.String)
+
+
+def _name(value: str) -> str:
+    """Return a value, or a column's name, as a part of the name of a folder.
+
+    What is long is cut, and a hash tells it from others: the column in the files has all of it.
+    """
+    name = quote(value, safe="")
+    if value == _NULL:  # a text that reads like what stands for null
+        return name.replace("_", "%5F")
+    if len(name) <= _NAME_BYTES_MAX:
+        return name
+    digits = sha256(value.encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{_CUT_ESCAPE.sub('', name[:_BEGINNING_BYTES])}+{digits}"
 
 
 class Dataset:

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from millstream.kernels.column_types import view_kind
 from millstream.kernels.frames import DIFF, visible
 from millstream.kernels.plan import SinkPlan
-from millstream.views.schema import ViewChange, ViewSchema, kind_of
+from millstream.views.schema import ViewChange, ViewSchema
 
 SHOWN = "_diff"
 """The name under which targets without keys show ``__diff``: topics, datasets, functions."""
@@ -68,7 +69,7 @@ def shown(rows: pl.DataFrame) -> pl.DataFrame:
 
 def view_schema(sink: SinkPlan) -> ViewSchema:
     """Give the schema of the view that an output becomes."""
-    columns = tuple((name, kind_of(dtype)) for name, dtype in sink.schema)
+    columns = tuple((name, view_kind(dtype)) for name, dtype in sink.schema)
     return ViewSchema(sink.name, columns, sink.key)
 
 

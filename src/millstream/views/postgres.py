@@ -31,7 +31,7 @@ from millstream.views.store_reading import encoded_values
 if TYPE_CHECKING:
     from millstream.views.postgres_connection import Session
 
-FORMAT = 2
+FORMAT = 2  # 1 had keys themselves in the index, which long texts do not fit into
 _WAIT_S = 0.05
 
 
@@ -198,7 +198,7 @@ def check_format(session: Session, address: PostgresAddress) -> None:
     """Make sure that the database holds views that this version can read.
 
     Raises:
-        ConfigError: it holds none, or they are of a newer version.
+        ConfigError: it holds none, or they are of another version.
     """
     there = session.execute("SELECT to_regclass('_millstream_store') IS NOT NULL").fetchone()
     row = None

@@ -1,8 +1,9 @@
 """The SQL of one view's table in PostgreSQL: types, names made safe, and every statement on it.
 
 A view is one table of its own name, with the view's column names wherever PostgreSQL can tell them
-apart, and types that people expect: ``timestamptz``, ``date``, ``numeric``. The key is a unique
-constraint under which nulls are equal. A batch is first copied to a temporary table beside it, in
+apart, and types that people expect: ``timestamptz``, ``date``, ``numeric``. The key is a unique index
+under which nulls are equal. As an entry of an index has little room, text and bytes stand in it by
+their beginning, and by a hash of all where they are longer. A batch is first copied to a temporary table beside it, in
 which times are numbers (microseconds and days since 1970), so that nothing is rounded on the way.
 
 =============  =====================================  ==========================
@@ -36,6 +37,11 @@ _NAME_BYTES_MAX = 63
 _DAY_US = 86_400_000_000
 _UNITS_US = {"day": _DAY_US, "hour": 3_600_000_000, "minute": 60_000_000, "microseconds": 1}
 _ZERO = "timestamptz '1970-01-01 00:00:00+00'"
+_KEY_COLUMNS_MAX = 32  # of an index, which PostgreSQL was built with
+_ENTRY_BYTES_MAX = 2400  # PostgreSQL takes 2704 bytes; the rest is for numbers, times and headers
+_HASH_BYTES = 40
+_CHARACTER_BYTES_MAX = 4
+_LONG = {"str", "json", "bytes"}  # kinds whose values may be longer than an entry of an index
 _SYSTEM = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}  # every table has these columns
 
 _TYPES = {
@@ -61,6 +67,20 @@ def check_view_name(name: str) -> None:
         raise ConfigError(
             f"The view {name!r} has a name of {len(name)} characters; PostgreSQL takes "
             f"{_NAME_BYTES_MAX}. Give it a shorter one."
+        )
+
+
+def check_key_columns(view: str, kinds: Sequence[str]) -> None:
+    """Make sure that columns of these kinds can be the key of a table of PostgreSQL.
+
+    Raises:
+        ConfigError: they are more than an index takes.
+    """
+    entries = len(kinds) + sum(kind in _LONG for kind in kinds)
+    if entries > _KEY_COLUMNS_MAX:
+        raise ConfigError(
+            f"The key of the view {view!r} has {len(kinds)} columns, which are {entries} entries of "
+            f"an index (text and bytes are two each); PostgreSQL takes {_KEY_COLUMNS_MAX}. Use fewer."
         )
 
 
@@ -139,6 +159,9 @@ class PostgresTable:
         self._by_name = {n: quoted(p) for n, p in zip(schema.names, physical, strict=True)}
         self._columns = list(self._by_name.values())
         self._keys = [self._by_name[name] for name in schema.key] or [quoted(_ONE)]
+        self._long = {name for name in schema.key if schema.kinds[name] in _LONG}
+        room = _ENTRY_BYTES_MAX // max(1, len(self._long)) - _HASH_BYTES
+        self._begin_length = room // _CHARACTER_BYTES_MAX
         self.name = quoted(schema.name)
         self.stage = f"pg_temp._stage_{number}"
         self.gone = f"pg_temp._gone_{number}"
@@ -152,10 +175,45 @@ class PostgresTable:
         ]
         if not self.schema.key:
             columns.append(f"{quoted(_ONE)} smallint NOT NULL DEFAULT 0")
-        keys = ", ".join(self._keys)
-        return (
-            f"CREATE TABLE {self.name} ({', '.join(columns)}, UNIQUE NULLS NOT DISTINCT ({keys}))"
-        )
+        return f"CREATE TABLE {self.name} ({', '.join(columns)})"
+
+    @cached_property
+    def create_index(self) -> str:
+        """Create the index by which rows are told apart, and found."""
+        return f"CREATE UNIQUE INDEX ON {self.name} ({self._entries}) NULLS NOT DISTINCT"
+
+    @property
+    def _entries(self) -> str:
+        """List what the index holds of each key column, as the index and `ON CONFLICT` take it."""
+        entries: list[str] = []
+        for name in self.schema.key:
+            column = self._by_name[name]
+            begin = self._begin(name, column)
+            entries.append(column if begin == column else f"({begin})")
+            if name in self._long:
+                entries.append(f"({self._rest(name, column)})")
+        return ", ".join(entries or self._keys)
+
+    def _begin(self, name: str, value: str) -> str:
+        """Return what stands in the index of a value of a key column, in the order of the values."""
+        if name not in self._long:
+            return value
+        return f"substr({value}, 1, {self._begin_length})"
+
+    def _rest(self, name: str, column: str) -> str:
+        """Return what tells a long value from others that begin like it; null for one that is short."""
+        content = column
+        if self.schema.kinds[name] != "bytes":  # its bytes: other ways to them are not immutable
+            content = f"decode(replace({column}, '\\', '\\\\'), 'escape')"
+        return f"CASE WHEN length({column}) > {self._begin_length} THEN sha256({content}) END"
+
+    def _is(self, name: str, column: str, comparison: str, value: str) -> str:
+        """Return the condition that a column compares to a value, in a form that the index serves."""
+        whole = f"{column} {comparison} {value}"
+        if name not in self._long:
+            return whole
+        loosely = "<=" if comparison == "<" else comparison
+        return f"{self._begin(name, column)} {loosely} {self._begin(name, value)} AND {whole}"
 
     def _create_temporary(self, table: str, names: Sequence[str]) -> str:
         kinds = self.schema.kinds
@@ -192,7 +250,7 @@ class PostgresTable:
         return (
             f"INSERT INTO {self.name} AS t ({', '.join(self._columns)}) "  # noqa: S608
             f"SELECT {', '.join(staged)} FROM {self.stage} ORDER BY i "
-            f"ON CONFLICT ({', '.join(self._keys)}) DO {action} "
+            f"ON CONFLICT ({self._entries}) DO {action} "
             f"RETURNING {', '.join(keys) or '0'}"
         )
 
@@ -207,9 +265,9 @@ class PostgresTable:
         for n, (name, null) in enumerate(zip(self.schema.key, nulls, strict=True)):
             column = f"t.{self._by_name[name]}"
             if null:
-                same.append(f"{column} IS NULL AND s.c{n} IS NULL")
+                same.append(f"{self._begin(name, column)} IS NULL AND s.c{n} IS NULL")
             else:
-                same.append(f"{column} = {from_staged(kinds[name], f's.c{n}')}")
+                same.append(self._is(name, column, "=", from_staged(kinds[name], f"s.c{n}")))
         return (
             f"DELETE FROM {self.name} AS t USING {self.gone} AS s "  # noqa: S608
             f"WHERE {' AND '.join(same)} RETURNING s.i"
@@ -238,17 +296,19 @@ class PostgresTable:
         # psycopg takes a single % for the beginning of a parameter.
         columns = {name: column.replace("%", "%%") for name, column in self._by_name.items()}
         given = [to_staged(kinds[name], column) for name, column in columns.items()]
-        conditions = [f"{columns[name]} IS NULL" for name in nulls]
+        conditions = [f"{self._begin(name, columns[name])} IS NULL" for name in nulls]
         for n, (name, comparison) in enumerate([*((name, "=") for name in where), *bounds]):
             value = from_staged(kinds[name], f"%(p{n})s::{staged_type(kinds[name])}")
-            conditions.append(f"{columns[name]} {comparison} {value}")
+            conditions.append(self._is(name, columns[name], comparison, value))
         text = f"SELECT {', '.join(given)} FROM {self.name} AS t"  # noqa: S608
         if conditions:
             text += f" WHERE {' AND '.join(conditions)}"
         # As PostgreSQL has it by default: null is larger than any value. With the table's name, as a
         # name alone is that of a column given: the text of a decimal, which has another order.
         terms = [f"t.{columns[n]} {'DESC' if descending else 'ASC'}" for n, descending in order]
-        terms += [f"t.{columns[name]}" for name in self.schema.key]
+        for name in self.schema.key:  # the beginning, which the index has in order, and then all
+            column = f"t.{columns[name]}"
+            terms += dict.fromkeys([self._begin(name, column), column])
         return (
             text
             + f" ORDER BY {', '.join(terms or self._keys)}"

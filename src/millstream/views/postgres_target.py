@@ -263,6 +263,7 @@ def _declare(
                 "the view another name."
             )
         session.execute(table.create)
+        session.execute(table.create_index)
         session.execute(
             "INSERT INTO _millstream_views VALUES (%s, %s, 1, %s, %s, NULL)",
             (wanted.name, wanted.to_json(), start.app, start.job),

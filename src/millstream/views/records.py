@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import polars as pl
 import pyarrow as pa
 
+from millstream.kernels.column_types import of_one_zero
 from millstream.kernels.frames import DIFF, TIME
 from millstream.kernels.plan import TopicEnd
 from millstream.views.diffs import SHOWN, kept_and_gone
@@ -61,7 +62,7 @@ def _records(rows: pl.DataFrame, end: TopicEnd) -> Records:
 
 
 def _keys(rows: pl.DataFrame, key: str) -> pa.Array:
-    column = rows[key]
+    column = of_one_zero(rows[key])  # one key has one spelling
     return _bytes(column if column.dtype == pl.Binary else json_ready(column).cast(pl.String))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from millstream.errors import ConfigError
+from millstream.kernels.column_types import view_kind
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
@@ -56,38 +57,6 @@ def dtype_of(kind: str) -> pl.DataType:
     raise ConfigError(
         f"A view column has the kind {kind!r}; allowed are {', '.join(_DTYPES)} and "
         "decimal(precision,scale) with precision up to 38. Choose one of them."
-    )
-
-
-def kind_of(dtype: pl.DataType) -> str:
-    """Return the kind that keeps values of a polars type.
-
-    Raises:
-        ConfigError: Views keep no such values; cast the column to a type they keep.
-    """
-    if dtype.is_integer():
-        return "int"
-    if dtype.is_float():
-        return "float"
-    if isinstance(dtype, pl.Decimal):
-        return f"decimal({dtype.precision or 38},{dtype.scale})"
-    if dtype.is_nested():
-        return "json"
-    simple: dict[type[pl.DataType], str] = {
-        pl.String: "str",
-        pl.Categorical: "str",
-        pl.Enum: "str",
-        pl.Boolean: "bool",
-        pl.Datetime: "datetime",
-        pl.Date: "date",
-        pl.Duration: "duration",
-        pl.Binary: "bytes",
-    }
-    if type(dtype) in simple:
-        return simple[type(dtype)]
-    raise ConfigError(
-        f"A view cannot keep a column of the type {dtype}. Cast it to a number, a string, a "
-        "boolean, a date or time, bytes, a list or a struct."
     )
 
 
@@ -182,7 +151,7 @@ class ViewSchema:
     @classmethod
     def of(cls, name: str, frame: pl.DataFrame, key: tuple[str, ...]) -> ViewSchema:
         """Return the schema of a view that keeps frames like this one."""
-        columns = tuple((column, kind_of(dtype)) for column, dtype in frame.schema.items())
+        columns = tuple((column, view_kind(dtype)) for column, dtype in frame.schema.items())
         return cls(name, columns, key)
 
 

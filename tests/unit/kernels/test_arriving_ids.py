@@ -96,7 +96,7 @@ def test_ids_are_held_while_an_event_in_time_can_repeat_them_and_then_go(within_
 
 
 def test_rows_are_taken_in_the_order_of_the_log_or_of_time_where_they_have_no_place_in_it():
-    rows = pl.DataFrame({"n": [0, 1, 2], TIME: [5, 9, 1], LANE: [1, 0, 1], ORDER: [8, 3, 7]})
+    rows = pl.DataFrame({"n": [0, 1, 2], TIME: [5, 9, 1], LANE: [0, 1, 1], ORDER: [8, 3, 7]})
     assert together([rows])["n"].to_list() == [1, 2, 0]
     placeless = pl.DataFrame({"n": [0, 1, 2, 3], "tags": [["x"]] * 4, TIME: [5, 9, 1, 5]})
     assert together([placeless])["n"].to_list() in ([2, 0, 3, 1], [2, 3, 0, 1])
@@ -107,8 +107,8 @@ def test_frames_of_one_batch_may_have_their_columns_in_any_order():
     kernel = Dedup(
         "dedup", ("id",), lateness_us=0, side=False, types=("Int64",), within_us=MINUTE_US
     )
-    first = pl.DataFrame({"id": [1, 2], "n": [0, 1], TIME: [0, 0], LANE: [1, 1], ORDER: [10, 11]})
-    second = pl.DataFrame({LANE: [0], TIME: [0], "n": [2], ORDER: [5], "id": [2]})
+    first = pl.DataFrame({"id": [1, 2], "n": [0, 1], TIME: [0, 0], LANE: [0, 0], ORDER: [10, 11]})
+    second = pl.DataFrame({LANE: [1], TIME: [0], "n": [2], ORDER: [5], "id": [2]})
     state, moment = OperatorState(MemoryRunStore()), Moment(UNSEEN, UNSEEN)
     outcome = kernel.process(state, {0: [first, second]}, moment)
     assert outcome.rows["n"].to_list() == [2, 0]

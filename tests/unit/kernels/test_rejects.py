@@ -7,14 +7,15 @@ import pytest
 from millstream.kernels.dead_records import DEAD_KEY, DEAD_SCHEMA
 from millstream.kernels.frames import LANE, ORDER
 from millstream.kernels.isolation import Isolated
-from millstream.kernels.rejects import Rejects
-from millstream.kernels.watermarks import (
+from millstream.kernels.log_order import (
+    SOURCES_MAX,
     lane_of,
     offset_in,
     order_of,
     partition_in,
     source_in,
 )
+from millstream.kernels.rejects import Rejects
 
 
 def rejects_of(rows):
@@ -28,7 +29,7 @@ def lying_at(*places):
     return pl.DataFrame(
         {
             "n": list(range(len(places))),
-            ORDER: [order_of(partition, offset) for _, partition, offset in places],
+            ORDER: [order_of(*place) for place in places],
             LANE: [lane_of(source, partition, 3) for source, partition, _ in places],
         },
         schema_overrides={ORDER: pl.Int64, LANE: pl.Int64},
@@ -36,12 +37,11 @@ def lying_at(*places):
 
 
 @pytest.mark.parametrize(
-    "place", [(0, 0, 0), (5, 17, 12_345), (2000, (1 << 15) - 1, (1 << 40) - 1)]
+    "place", [(0, 0, 0), (5, 17, 12_345), (SOURCES_MAX - 1, (1 << 16) - 1, (1 << 40) - 1)]
 )
-def test_a_rows_place_can_be_read_off_its_order_and_lane(place):
-    rows = lying_at(place)
-    order, lane = rows[ORDER].to_numpy(), rows[LANE].to_numpy()
-    assert (source_in(lane)[0], partition_in(order)[0], offset_in(order)[0]) == place
+def test_a_rows_place_can_be_read_off_its_order(place):
+    order = lying_at(place)[ORDER].to_numpy()
+    assert (source_in(order)[0], partition_in(order)[0], offset_in(order)[0]) == place
 
 
 def test_of_a_batch_of_records_the_bytes_are_kept():

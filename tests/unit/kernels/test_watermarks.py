@@ -1,5 +1,6 @@
 """Watermarks: per partition, the minimum over the active, never back."""
 
+from millstream.kernels.log_order import lane_of
 from millstream.kernels.producers import LaneStory, Producers, Stretch
 from millstream.kernels.watermarks import (
     UNSEEN,
@@ -9,7 +10,6 @@ from millstream.kernels.watermarks import (
     SourceTime,
     WatermarkRule,
     idle_partitions,
-    lane_of,
 )
 
 RULE = WatermarkRule(delay_us=0, idle_ms=None)

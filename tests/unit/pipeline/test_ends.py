@@ -56,7 +56,7 @@ def test_mistakes_of_a_topic_show_where_they_are_made(stream):
         stream.to("a b")
     with refused(r"key of to\('t'\) names 'adx'.*Did you mean 'ad'"):
         stream.to("t", key="adx")
-    with refused("'tags'.*cannot be keys"):
+    with refused("'tags'.*cannot be a key"):
         stream.to("t", key="tags")
     with refused(r"value 'nope'.*at, ad, kind"):
         stream.to("t", value=["ad", "nope"])

@@ -191,7 +191,7 @@ def test_an_event_without_time_is_dead_even_where_others_need_none():
     beats = pl.col("kind") == "heartbeat"
     app = app_with(punctuation_only=beats, delay="0 seconds")
     out = run(app, sent(None), sent(None, kind="heartbeat"))
-    assert out.dead["reason"].to_list() == ["no event time"]
+    assert out.dead["reason"].to_list() == ["no event time, or none in the years 1 to 9999"]
     assert out.dead["offset"].to_list() == [0]
 
 

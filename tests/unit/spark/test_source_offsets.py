@@ -140,6 +140,21 @@ def test_a_sources_own_heartbeat_ends_when_all_of_it_is_idle():
     assert asked is not idle
 
 
+def test_a_source_that_goes_on_by_itself_is_told_how_long_it_has_been_quiet():
+    followed = source(idle_advance=True)
+    ends = {"t": [3, 4]}
+    start = at(3, 4, clock_ms=100, active_ms=100)
+    idle = next_offset(start, ends, [followed], clock_ms=1200, rows_max=10)
+    assert idle.time_of(followed).quiet_ms == 1100
+    assert next_offset(idle, ends, [followed], clock_ms=2199, rows_max=10) is idle
+    beat = next_offset(idle, ends, [followed], clock_ms=2200, rows_max=10)
+    assert beat.time_of(followed).quiet_ms == 2100
+    assert next_offset(idle, ends, [followed], clock_ms=9999, rows_max=10, beats=False) is idle
+    more = next_offset(beat, {"t": [3, 5]}, [followed], clock_ms=2300, rows_max=10)
+    assert (more.idle, more.time_of(followed).quiet_ms) == ({"s": frozenset({0})}, 0)
+    assert SourceOffset.from_json(beat.to_json()).time_of(followed) == beat.time_of(followed)
+
+
 def test_the_wall_clock_of_a_batch_never_goes_back():
     start = SourceOffset(0, at(3).topics, {}, {}, wall_ms=50)
     later = next_offset(start, {"t": [9]}, [source()], clock_ms=1, rows_max=10, wall_ms=20)

@@ -260,6 +260,34 @@ def test_files_of_other_people_in_the_folder_are_left_alone_and_not_read(tmp_pat
     assert len(names) == 2
 
 
+def test_long_values_and_such_as_read_like_null_have_folders_of_their_own(tmp_path):
+    words = [
+        "é" * 9_000,
+        "é" * 9_000 + "1",
+        "x" * 120,
+        "x" * 121,
+        None,
+        "__HIVE_DEFAULT_PARTITION__",
+    ]
+    columns = {"a" * 300: pl.String(), "n": pl.Int64()}
+    job = Job(tmp_path / "out", columns, ("a" * 300,))
+    frame = pl.DataFrame({"a" * 300: words, "n": range(len(words))}, schema=columns)
+    job.commit(frame)
+    job.commit(frame)
+    found = ms.dataset(tmp_path / "out").scan().collect().sort("n")
+    assert found.equals(pl.concat([frame, frame]).sort("n"))
+    folders = {path.rpartition("/")[0] for path in parquet(tmp_path / "out")}
+    assert len(folders) == len(words)
+    assert all(len(folder.encode()) <= 255 for folder in folders)
+
+
+@pytest.mark.parametrize("dtype", [pl.Float32, pl.Float64])
+def test_the_two_zeros_share_a_folder(tmp_path, dtype):
+    job = Job(tmp_path / "out", {"f": dtype()}, ("f",))
+    job.commit(pl.DataFrame({"f": [0.0, -0.0, float("nan"), -float("nan")]}, schema={"f": dtype}))
+    assert len(parquet(tmp_path / "out")) == 2
+
+
 def test_what_is_no_dataset_or_anothers_or_declared_otherwise_is_refused(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "holiday.png").touch()

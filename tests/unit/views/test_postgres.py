@@ -27,6 +27,7 @@ from millstream.views.target import BatchPart, RunStart
 psycopg = pytest.importorskip("psycopg")
 
 from millstream.views.postgres import PostgresStore  # noqa: E402 - needs the driver
+from millstream.views.postgres_tables import check_key_columns  # noqa: E402
 from millstream.views.postgres_target import PostgresTarget, forget_app  # noqa: E402
 
 COLUMNS = {"word": pl.String(), "n": pl.Int64()}
@@ -113,9 +114,11 @@ def test_user_and_password_appear_in_no_error(postgres_server, database, opened)
             for secret in ("tester", "hunter", "secret", "mistaken", "p@ss", "p%40ss"):
                 assert secret not in said, said
             assert "127.0.0.1" in said
-    made = target(opened, database)
+    columns = {"word": pl.String(), "at": pl.Datetime("us", "UTC")}
+    made = target(opened, database, sink(database, "times", columns))
+    before_postgres = pl.DataFrame({"word": ["x"], "at": [-(2**62)]}).cast(columns)
     with pytest.raises(ConfigError) as caught:
-        commit(made, 0, counts=counts(**{"x" * 1_000_000: 1}).with_columns(pl.col("word") + RANDOM))
+        commit(made, 0, times=before_postgres)
     assert "tester" not in str(caught.value)
     assert caught.value.__cause__ is None
 
@@ -123,6 +126,59 @@ def test_user_and_password_appear_in_no_error(postgres_server, database, opened)
 RANDOM = "".join(
     chr(33 + (i * i * 7919 + i * 104729) % 90) for i in range(30_000)
 )  # hard to compress
+
+
+def test_long_keys_are_told_apart_found_changed_and_deleted(database, opened):
+    columns = {"word": pl.String(), "raw": pl.Binary(), "n": pl.Int64()}
+    made = target(opened, database, sink(database, "long", columns, ("word", "raw")))
+    beginning = "\\é" + RANDOM
+    words = [
+        "",
+        None,
+        "é",
+        beginning,
+        beginning + "1",
+        beginning + "2",
+        beginning + "\\",
+        "😀" * 9_000,
+    ]
+    rows = pl.DataFrame(
+        [(word, raw, 0) for word in words for raw in (None, b"", b"\\" * 9_000, b"\\" * 9_001)],
+        schema=columns,
+        orient="row",
+    ).with_columns(n=pl.int_range(pl.len()))
+    commit(made, 0, long=rows)
+    commit(
+        made, 1, long=rows.with_columns(pl.col("n") + 100).sample(fraction=1, shuffle=True, seed=3)
+    )
+    gone = rows.filter(pl.col("n") % 3 == 0).with_columns(
+        pl.col("n") + 100, pl.lit(-1, pl.Int8).alias(DIFF)
+    )
+    commit(made, 2, long=gone)
+    left = rows.with_columns(pl.col("n") + 100).filter((pl.col("n") - 100) % 3 != 0)
+    with ms.view("long", store=database) as view:
+        found = view.scan()
+        assert found.sort("n").equals(left.sort("n"), null_equal=True)
+        in_order = left.sort("word", "raw", nulls_last=True)
+        assert found["n"].to_list() == in_order["n"].to_list()
+        for word, raw, number in left.rows():
+            assert view.get(word=word, raw=raw)["n"] == number
+
+
+def test_a_database_of_another_format_is_refused(database, opened, sql):
+    target(opened, database)
+    for stored, advice in ((1, "an empty database"), (9, "Upgrade millstream")):
+        sql("UPDATE _millstream_store SET format = %s", [stored])
+        with pytest.raises(ConfigError, match=f"have format {stored}.*{advice}"):
+            target(opened, database)
+
+
+def test_a_key_of_more_entries_than_an_index_takes_is_refused():
+    check_key_columns("v", ["str"] * 16)
+    check_key_columns("v", ["int"] * 32)
+    for kinds in (["str"] * 17, ["int"] * 33, ["bytes", *["int"] * 31]):
+        with pytest.raises(ConfigError, match=r"The key of the view 'v'.*takes 32\. Use fewer"):
+            check_key_columns("v", kinds)
 
 
 def test_a_server_that_is_away_is_a_passing_fault(database, opened, sql):

@@ -33,8 +33,8 @@ from millstream.kernels.aggregates.protocol import (
     bound_type,
     checked_type,
     is_plain,
-    one_zero,
 )
+from millstream.kernels.column_types import one_zero
 from millstream.kernels.frames import DIFF
 
 Counted = tuple[pl.DataFrame, Lengths]  # the columns value and count, and how many a bag has

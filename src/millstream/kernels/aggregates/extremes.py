@@ -17,8 +17,8 @@ from millstream.kernels.aggregates.protocol import (
     bound_type,
     checked_type,
     is_plain,
-    one_zero,
 )
+from millstream.kernels.column_types import one_zero
 
 
 @dataclass(frozen=True)

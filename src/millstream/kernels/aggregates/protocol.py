@@ -16,6 +16,7 @@ from typing import Protocol, Self
 import polars as pl
 
 from millstream.errors import ConfigError
+from millstream.kernels.column_types import column_type
 
 TypeOf = Callable[[pl.Expr], pl.DataType]  # finds the type of an expression over a step's rows
 Accepts = Callable[[pl.DataType], bool]
@@ -110,22 +111,7 @@ def is_number(dtype: pl.DataType) -> bool:
 
 def is_plain(dtype: pl.DataType) -> bool:
     """Whether values can be sorted, told apart and kept as they are."""
-    wide = str(dtype) in {"Int128", "UInt128"}  # Arrow knows neither, older polars only one
-    return (dtype.is_numeric() and not wide) or type(dtype) in _PLAIN
+    return column_type(dtype).key
 
 
-_PLAIN = {
-    pl.Boolean,
-    pl.String,
-    pl.Binary,
-    pl.Date,
-    pl.Time,
-    pl.Datetime,
-    pl.Duration,
-}
 PLAIN_TYPES = "numbers, booleans, text, bytes, dates, times and durations"
-
-
-def one_zero(value: pl.Expr, dtype: pl.DataType) -> pl.Expr:
-    """Make -0.0 into 0.0, which are equal, so that it does not matter which came first."""
-    return value + 0.0 if dtype.is_float() else value

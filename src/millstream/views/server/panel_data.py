@@ -15,9 +15,9 @@ from typing import Any
 import polars as pl
 
 from millstream.durations import to_us
+from millstream.kernels.column_types import view_kind
 from millstream.views.panels import Counters, Limits, Lines, Measure, Newest, Panel, Top
 from millstream.views.rows import Query, ReadableStore
-from millstream.views.schema import kind_of
 from millstream.views.server.json_rows import texts
 
 _KEY = "key"
@@ -144,7 +144,7 @@ def _columns(frame: pl.DataFrame, columns: Sequence[tuple[str, str]]) -> dict[st
 
 def _plain(frame: pl.DataFrame) -> list[list[Any]]:
     lists = [
-        [json.loads(text) for text in texts(column, kind_of(column.dtype))]
+        [json.loads(text) for text in texts(column, view_kind(column.dtype))]
         for column in frame.iter_columns()
     ]
     return [list(row) for row in zip(*lists, strict=True)]

@@ -1,0 +1,78 @@
+"""The order of the log: where a record stands among all that a job reads, as one whole number.
+
+Of two records of one partition that with the lower offset goes first; of two partitions, and of two
+sources, the lower number. The place of a row (``__order``) says nothing of when and by whom it was
+read, so whatever takes rows in this order gives the same answer however they were divided among
+batches, tasks and producers. Rows that were made of one record share its place, and stay as they stand.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from millstream.kernels.frames import LANE, ORDER
+
+Numbers = npt.NDArray[np.int64]
+
+SOURCES_MAX = 1 << 7
+_PARTITION_BITS = 16
+_OFFSET_BITS = 40
+_SPLIT_BITS = 12
+_STAY_BITS = 24
+_STAYS = 1 << _STAY_BITS  # so many stays of producers a lane can have; see lane_of
+
+
+def order_of(source: int, partition: int, offset: int) -> int:
+    """Give a record's place: by source, then by partition, and within it by offset."""
+    assert 0 <= source < SOURCES_MAX, source
+    assert 0 <= partition < 1 << _PARTITION_BITS, partition
+    assert 0 <= offset < 1 << _OFFSET_BITS, offset
+    return (source << _PARTITION_BITS | partition) << _OFFSET_BITS | offset
+
+
+def source_in(orders: Numbers) -> Numbers:
+    """Give the sources of places."""
+    return orders >> (_PARTITION_BITS + _OFFSET_BITS)
+
+
+def partition_in(orders: Numbers) -> Numbers:
+    """Give the partitions of places."""
+    return (orders >> _OFFSET_BITS) & ((1 << _PARTITION_BITS) - 1)
+
+
+def offset_in(orders: Numbers) -> Numbers:
+    """Give the offsets of places."""
+    return orders & ((1 << _OFFSET_BITS) - 1)
+
+
+def lane_of(source: int, partition: int, split: int, stay: int = 0) -> int:
+    """Give the number of one split of one partition's records, as one source reads them in a batch.
+
+    Where producers are told apart, each stay of a producer in the split is a lane of its own; so
+    lanes follow the log from split to split, and not within one.
+    """
+    assert 0 <= source < SOURCES_MAX, source
+    assert 0 <= split < 1 << _SPLIT_BITS, split
+    assert 0 <= partition < 1 << _PARTITION_BITS, partition
+    assert 0 <= stay < _STAYS, stay
+    place = ((source << _PARTITION_BITS | partition) << _SPLIT_BITS) | split
+    return place << _STAY_BITS | stay
+
+
+def in_log_order(rows: pl.DataFrame) -> pl.DataFrame:
+    """Sort rows by their place in the log.
+
+    Rows that only know their lane are sorted by split, in which they stand as they were read; those
+    that know neither did not come from a source, and stay as they are.
+    """
+    if ORDER in rows.columns:
+        orders = rows[ORDER].to_numpy()
+    elif LANE in rows.columns:
+        orders = rows[LANE].to_numpy() >> _STAY_BITS
+    else:
+        return rows
+    if (orders[1:] >= orders[:-1]).all():  # as they are where one task after another has read them
+        return rows
+    return rows[np.argsort(orders, kind="stable")]

@@ -1,0 +1,167 @@
+"""What depends on the order of the log depends on nothing else: not on batches, nor on who sent what.
+
+The models go through the records of each partition one by one, in the order of their offsets; ids
+and keys keep to a partition. Nothing is late: the delays are longer than all that is drawn.
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+from drawn import some
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millstream as ms
+from millstream import testing
+from millstream.errors import ConfigError
+from millstream.kernels.frames import LANE, ORDER
+from millstream.kernels.log_order import SOURCES_MAX, in_log_order, lane_of, order_of
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+WITHIN = timedelta(minutes=3)
+LIMIT = 10
+
+
+@dataclass
+class Spend:
+    n: int
+    at: datetime
+    id: str
+    device: str
+    cost: int
+    bye: bool = False
+
+
+def stream_of(app, topic="spends", *, key="id"):
+    told_apart = ms.watermark("2 days", idle=None, per="device", ends=pl.col("bye"))
+    return app.topic(topic, Spend, key=key).stream(time="at", watermark=told_apart)
+
+
+def kept_of(rows):
+    """Keep what no kept row before it repeats: the same id, at most WITHIN away."""
+    kept = defaultdict(list)
+    for row in rows:
+        if all(abs(row.at - other.at) > WITHIN for other in kept[row.id]):
+            kept[row.id].append(row)
+    return sorted(row.n for rows in kept.values() for row in rows)
+
+
+def granted_of(rows):
+    """Grant what stays within the day's limit, one after the other."""
+    spent, granted = Counter(), []
+    for row in rows:
+        account = row.id, row.at.date()
+        if spent[account] + row.cost <= LIMIT:
+            spent[account] += row.cost
+            granted.append(row.n)
+    return granted
+
+
+def threes_of(rows):
+    """Add up every three rows of an id."""
+    by_id = defaultdict(list)
+    for row in rows:
+        by_id[row.id].append(row.n)
+    return sorted(
+        (name, at // 3, sum(numbers[at : at + 3]))
+        for name, numbers in by_id.items()
+        for at in range(0, len(numbers) - 2, 3)
+    )
+
+
+drawn = st.lists(
+    st.builds(
+        Spend,
+        n=st.just(0),
+        at=st.integers(-8, 8).map(lambda minutes: START + timedelta(minutes=minutes)),
+        id=st.sampled_from("aab"),
+        device=st.sampled_from(["p", "q", "r"]),
+        cost=st.integers(1, 7),
+        bye=st.sampled_from([False, False, True]),
+    ),
+    min_size=2,
+    max_size=30,
+)
+
+
+@settings(deadline=None, max_examples=some(40))
+@given(
+    rows=drawn,
+    partitions=st.sampled_from([1, 4, 7]),
+    batches=st.integers(1, 5),
+    crash=st.integers(0, 2),
+    seed=st.integers(0, 99),
+)
+def test_with_producers_told_apart_the_log_alone_decides(rows, partitions, batches, crash, seed):
+    for number, row in enumerate(rows):
+        row.n = number
+    app = ms.App("spends", log="unused")
+    spends = stream_of(app)
+    spends.dedup("id", within=WITHIN).view("kept", key="n")
+    spends.budget("id", cost="cost", limit=pl.lit(LIMIT)).view("decided", key="n")
+    spends.window(ms.count_window(3), by="id").agg(sum=ms.sum("n")).view("threes")
+    spends.view("latest", key="id")
+    out = testing.run(
+        app, {"spends": rows}, partitions=partitions, batches=batches, crash=crash, seed=seed
+    )
+    decided = out["decided"]
+    assert out["kept"]["n"].sort().to_list() == kept_of(rows)
+    assert sorted(decided.filter(decision="granted")["n"]) == granted_of(rows)
+    assert sorted(out["threes"].select("id", "window_number", "sum").rows()) == threes_of(rows)
+    assert dict(out["latest"].select("id", "n").rows()) == {row.id: row.n for row in rows}
+
+
+def test_of_rows_made_of_one_record_the_first_is_kept():
+    @dataclass
+    class Basket:
+        at: datetime
+        items: list[str]
+
+    baskets = [Basket(START, [f"{n % 7}-{i}" for i in range(40)]) for n in range(21)]
+    for seed in range(3):
+        app = ms.App("baskets", log="unused")
+        topic = app.topic("baskets", Basket, partitions=3)
+        items = topic.stream(time="at", watermark=ms.watermark("1 day", idle=None)).explode("items")
+        parts = items.with_columns(
+            order=pl.col("items").str.split("-").list.get(0),
+            part=pl.col("items").str.split("-").list.get(1).cast(pl.Int64),
+        )
+        parts.dedup("order", within="1 hour").view("firsts", key="order")
+        out = testing.run(app, {"baskets": baskets}, batches=2, seed=seed)
+        assert set(out["firsts"]["part"]) == {0}
+
+
+def test_rows_of_two_topics_that_share_time_and_offset_have_one_first():
+    found = set()
+    for seed in range(8):
+        app = ms.App("two", log="unused")
+        both = stream_of(app, "these", key=None).union(stream_of(app, "those", key=None))
+        windows = both.window(ms.tumbling("1 hour")).emit("update")
+        windows.agg(first=ms.first("n"), last=ms.last("n"), all=ms.list("n")).view("picked")
+        rows = {
+            "these": [Spend(n, START, "a", "p", 1) for n in (1, 2)],
+            "those": [Spend(n, START, "a", "p", 1) for n in (3, 4)],
+        }
+        out = testing.run(app, rows, partitions=1, batches=1 + seed % 3, seed=seed)
+        found.add(str(out["picked"].select("first", "last", "all").rows()))
+    assert found == {"[(1, 4, '[1,2,3,4]')]"}
+
+
+def test_rows_that_only_know_their_lane_are_sorted_by_split_and_stay_in_their_order():
+    lanes = [lane_of(0, 1, 1, 2), lane_of(0, 1, 0, 5), lane_of(0, 1, 0, 0), lane_of(0, 0, 9, 0)]
+    rows = pl.DataFrame({"n": range(4), LANE: lanes})
+    assert in_log_order(rows)["n"].to_list() == [3, 1, 2, 0]
+    placed = rows.with_columns(pl.Series(ORDER, [order_of(0, 1, n) for n in (3, 2, 2, 1)]))
+    assert in_log_order(placed)["n"].to_list() == [3, 1, 2, 0]
+    assert in_log_order(rows.drop(LANE))["n"].to_list() == [0, 1, 2, 3]
+
+
+def test_more_streams_than_a_place_can_tell_apart_are_refused():
+    app = ms.App("many", log="unused")
+    for number in range(SOURCES_MAX + 1):
+        stream_of(app, f"t{number}").view(f"v{number}", key="n")
+    with pytest.raises(ConfigError, match=f"reads more than {SOURCES_MAX} streams, with 't128'"):
+        app.plan()
