@@ -589,6 +589,18 @@ def the_rest(env: Mapping[str, str]) -> int:
     )
 
 
+def test_long(arguments: Sequence[str]) -> int:
+    """Run the tests that need no service in every lane: what is rare in the code is made common."""
+    env = {**ONE_THREAD_EACH, **prepare(TEST)}
+    lanes = sorted(path.stem for path in (ROOT / "tests" / "lanes").glob("*.py"))
+    tests = [*(arguments or there(*QUICK_TESTS)), "--ignore", HOUSE_RULES, *SIDE_BY_SIDE]
+    codes = []
+    for lane in lanes:
+        say(f"the tests in the lane of {lane}")
+        codes.append(pytest([*tests, "--lane", lane], env))
+    return worst(*codes)
+
+
 def postgres_is_there() -> bool:
     """Say whether PostgreSQL's programs are installed, where `millstream.testing` looks for them."""
     return any(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or bool(shutil.which("initdb"))
@@ -736,6 +748,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "test": test,
     "check": check,
     "test-all": test_all,
+    "test-long": test_long,
     "bench": bench,
     "clean": clean,
     "help": usage,

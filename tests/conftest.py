@@ -1,8 +1,9 @@
-"""What all tests share: how Hypothesis runs, and a PostgreSQL server for those that want one."""
+"""What all tests share: how Hypothesis runs, lanes, and a PostgreSQL server for those that want one."""
 
 import itertools
 
 import hypothesis
+import lane
 import pytest
 from drawn import some
 
@@ -14,6 +15,24 @@ hypothesis.settings.register_profile("millstream", deadline=None, max_examples=s
 hypothesis.settings.load_profile("millstream")
 
 _numbers = itertools.count()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--lane", metavar="NAME", help=f"one of: {', '.join(lane.names())}")
+
+
+def pytest_configure(config):
+    if name := config.getoption("--lane"):
+        patch = pytest.MonkeyPatch()
+        config.add_cleanup(patch.undo)
+        lane.load(name)(patch)
+
+
+def pytest_runtest_setup(item):
+    taken = item.config.getoption("--lane")
+    for mark in item.iter_markers("not_in_lane"):
+        if mark.args[0] == taken:
+            pytest.skip(f"not in the lane {taken}: {mark.args[1]}")
 
 
 @pytest.fixture(scope="session")

@@ -260,6 +260,15 @@ def test_what_make_test_passed_is_not_run_again_on_the_same_tree(
     assert tried == ["tests"]
 
 
+def test_every_lane_has_a_run_of_its_own(dev: ModuleType, tried: list[str]) -> None:
+    (dev.ROOT / "tests" / "lanes").mkdir()
+    for name in ("thresholds", "hashes"):
+        (dev.ROOT / "tests" / "lanes" / f"{name}.py").touch()
+    assert dev.test_long([]) == 0
+    assert [run.split("--lane ")[1] for run in tried] == ["hashes", "thresholds"]
+    assert all(run.startswith("tests/unit ") for run in tried)
+
+
 def test_long_files_come_first_and_are_there(dev: ModuleType, tried: list[str]) -> None:
     assert all((Path(__file__).parents[2] / name).is_file() for name in dev.LONG_FILES)
     names = [dev.LONG_FILES[1], dev.LONG_FILES[0], "tests/spark/test_it.py"]
