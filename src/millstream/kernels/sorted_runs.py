@@ -186,9 +186,7 @@ def _starts(run: list[pa.Table], count: int) -> list[np.uint64]:
     return list(np.unique(sample[len(sample) * np.arange(1, count) // count]))
 
 
-def _between(
-    part: pa.Table, low: np.uint64 | None, high: np.uint64 | None
-) -> pl.DataFrame | None:
+def _between(part: pa.Table, low: np.uint64 | None, high: np.uint64 | None) -> pl.DataFrame | None:
     """Give the rows of a part with hashes in ``[low, high)``, without copying; None if there are none."""
     hashes = _hashes(part)
     first = 0 if low is None else int(np.searchsorted(hashes, low))
