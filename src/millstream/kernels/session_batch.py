@@ -137,11 +137,14 @@ class SessionBatch:
                 opened, waiting = self._arrived(opened, waiting, rows)
             if not panes.only_final:
                 opened, waiting = self._rescued(opened, waiting)
-        opened, waiting = self.noted(opened, at), self._waiting_noted(opened, waiting, at)
+        opened = self._closed.looked_up(opened)
+        below = self.below(opened)  # for verdicts: not those that expire with this batch
+        opened = self.noted(opened, at)
         if not panes.only_final:
+            opened = panes.fire_owed(opened, at, self.out, complete=False)
             opened = panes.fire_on_time(opened, at, self.out)
         if waiting.height and not panes.counted:
-            opened, waiting = self._decided(opened, waiting)
+            opened, waiting = self._decided(opened, waiting, below)
             opened = self.noted(opened, at)
         if opened.height:
             opened = self._fired(opened, at)
@@ -156,6 +159,7 @@ class SessionBatch:
         """Fire the other panes, and close what has expired."""
         panes, moment = self.operator.panes, self.moment
         if not panes.only_final:
+            opened = panes.fire_owed(opened, now, self.out, complete=True)
             opened = panes.fire_others(opened, now, moment.clock_ms, self.out, at_end=True)
         expired = pl.col(TILL) < self._passed_us
         closing = opened.filter(expired)
@@ -237,7 +241,8 @@ class SessionBatch:
             *joined_span(),
             pl.col(REACHED).max(),
             pl.col(TIMER).min(),
-            pl.col(BELOW).max(),
+            # One that was below a part may have become part of the whole itself.
+            pl.col(BELOW).filter(pl.col(BELOW) < pl.col(FROM).min()).max(),
             *self.operator.panes.joined(),
         )
         one = one.cast(dict(self.operator.aggregation.schema))
@@ -257,7 +262,7 @@ class SessionBatch:
         return self.joined(opened, pointed(waiting.filter(on_time))), waiting.filter(~on_time)
 
     def _decided(
-        self, opened: pl.DataFrame, waiting: pl.DataFrame
+        self, opened: pl.DataFrame, waiting: pl.DataFrame, below: pl.DataFrame
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Join the late events that are in time, and leave out those that are too late."""
         strict = self.operator.session.strict
@@ -269,13 +274,13 @@ class SessionBatch:
         for events in self._verdicts(candidates):
             overlapping = events[FROM] <= events[TILL]
             if strict:
-                overlapping &= ~self.overlap_expired(events, opened)
+                overlapping &= ~self.overlap_expired(events, opened, below)
             opened = self.joined(opened, pointed(events.filter(overlapping)))
             doubtful = events.filter(~overlapping)
             cover = self._covers(opened, doubtful) >= doubtful[REACHED] - self.operator.lateness_us
             covered = cover.fill_null(value=False) & (doubtful[FROM] > doubtful[TILL])
             if strict:
-                covered &= ~self.overlap_expired(doubtful, opened)
+                covered &= ~self.overlap_expired(doubtful, opened, below)
             opened = self.joined(opened, pointed(doubtful.filter(covered)))
             doubtful = doubtful.filter(~covered)
             over = doubtful[REACHED] <= self.moment.watermark_us
@@ -306,12 +311,17 @@ class SessionBatch:
         found = spans.with_columns(cover.alias(_COVER)).filter(~is_session).sort(_AT)
         return found[_COVER]
 
-    def overlap_expired(self, events: pl.DataFrame, opened: pl.DataFrame) -> pl.Series:
-        """Say which events would make a session overlap one that had expired for their lane."""
-        known = pl.concat([one.select(*self.keys, BELOW) for one in (events, opened)])
-        below = known.group_by(self.keys).agg(pl.col(BELOW).max().alias(_COVER))
+    def overlap_expired(
+        self, events: pl.DataFrame, opened: pl.DataFrame, below: pl.DataFrame
+    ) -> pl.Series:
+        """Say which events would make a session overlap one that had expired for their lane.
+
+        ``below`` is what :meth:`below` told before the time of these events.
+        """
+        known = pl.concat([below, self.below(self._closed.looked_up(events))])
+        keyed = known.group_by(self.keys).agg(pl.col(BELOW).max().alias(_COVER))
         numbered = events.select(*self.keys, START, REACHED).with_row_index(_AT)
-        closed = numbered.join(below, on=self.keys, how="left", nulls_equal=True)
+        closed = numbered.join(keyed, on=self.keys, how="left", nulls_equal=True)
         pairs = numbered.join(opened.select(*self.keys, TILL), on=self.keys, nulls_equal=True)
         expired = pl.col(TILL) + self.operator.lateness_us < pl.col(REACHED)
         met = [
@@ -319,6 +329,11 @@ class SessionBatch:
             pairs.filter(expired & (pl.col(TILL) >= pl.col(START)))[_AT],
         ]
         return numbered.select(pl.col(_AT).is_in(pl.concat(met).implode())).to_series()
+
+    def below(self, spans: pl.DataFrame) -> pl.DataFrame:
+        """Give what is known of expired sessions of the keys of some spans, if verdicts depend on it."""
+        known = spans.select(*self.keys, BELOW)
+        return known if self.operator.session.strict else known.clear()
 
     def too_late(self, events: pl.DataFrame) -> None:
         """Count events that are too late, and put them aside if that is wanted."""
@@ -360,16 +375,6 @@ class SessionBatch:
         told = numbered.join(below, on=_AT, how="left", maintain_order="left")
         told = told.with_columns(pl.max_horizontal(BELOW, _COVER).alias(BELOW))
         return told.select(spans.columns)
-
-    def _waiting_noted(
-        self, opened: pl.DataFrame, waiting: pl.DataFrame, now: pl.Expr
-    ) -> pl.DataFrame:
-        """Let events that wait know the same, where their verdict depends on it."""
-        if not self.operator.session.strict or not waiting.height:
-            return waiting
-        waiting = self._closed.looked_up(waiting)
-        expired = opened.filter(pl.col(TILL) + self.operator.lateness_us < now)
-        return self._told_of(waiting, expired) if expired.height else waiting
 
     # ── state ───────────────────────────────────────────────────────────────────────────────
 

@@ -33,6 +33,8 @@ PANES = "__panes"  # Int64: panes so far
 DONE = "__done"  # Boolean: the on-time pane has been, or there was nothing for it
 DUE = "__due"  # Int64, nullable: running time at which a pane fires
 TOLD = "__told"  # List(Struct): what panes have said and not taken back
+TOLD_START = "__told_start"  # Int64, nullable: the earliest start among these
+TOLD_END = "__told_end"  # Int64, nullable: the earliest end among these
 OVERLAPS = "overlaps_closed"
 _AT = "__at"
 _RANK = "__rank"
@@ -82,7 +84,11 @@ class SessionPanes:
             DUE: pl.Int64(),
         }
         if self.takes_back:
-            columns[TOLD] = pl.List(pl.Struct(dict(self._told_schema)))
+            columns |= {
+                TOLD: pl.List(pl.Struct(dict(self._told_schema))),
+                TOLD_START: pl.Int64(),
+                TOLD_END: pl.Int64(),
+            }
         return columns
 
     @property
@@ -95,13 +101,13 @@ class SessionPanes:
         if self.only_final:
             return []
         had_panes = pl.col(PANES) > 0
-        told = [pl.col(TOLD).explode(empty_as_null=False)] if self.takes_back else []
+        told = [pl.col(TOLD).explode(empty_as_null=False), pl.col(TOLD_START, TOLD_END).min()]
         return [
             pl.col(FRESH).sum(),
             pl.when(had_panes.sum() > 1).then(0).otherwise(pl.col(PANES).max()).alias(PANES),
             pl.col(DONE).any(),
             pl.col(DUE).min(),
-            *told,
+            *(told if self.takes_back else ()),
         ]
 
     def begun(self, rows: str) -> list[pl.Expr]:
@@ -112,6 +118,8 @@ class SessionPanes:
             DONE: pl.lit(value=False),
             DUE: pl.lit(None, pl.Int64),
             TOLD: pl.lit([], pl.List(pl.Struct(dict(self._told_schema)))),
+            TOLD_START: pl.lit(None, pl.Int64),
+            TOLD_END: pl.lit(None, pl.Int64),
         }
         return [begun[name].alias(name) for name in self.schema]
 
@@ -150,23 +158,29 @@ class SessionPanes:
         if self.emission.late is not None and at_end:
             late |= pl.col(TILL) + self.lateness_us < now
         fires = (pl.col(FRESH) > 0) & pl.when(complete).then(late).otherwise(early)
-        if self.takes_back and at_end:
-            fires |= (self.owed() <= now).fill_null(value=False)
         return self._fire(sessions, fires, now, out)
+
+    def fire_owed(
+        self, sessions: pl.DataFrame, now: pl.Expr, out: list[pl.DataFrame], *, complete: bool
+    ) -> pl.DataFrame:
+        """Fire where what was told must be taken back by ``now``, as if that had come in time for it.
+
+        Call it for sessions that were not ``complete`` then before :meth:`fire_on_time`, and for
+        those that were after it: so the panes are the same however far ``now`` has moved at once.
+        """
+        if not self.takes_back:
+            return sessions
+        owed = self.owed()
+        fires = (owed <= now) & ((pl.col(TILL) < owed) == complete)
+        return self._fire(sessions, fires.fill_null(value=False), owed, out)
 
     def owed(self) -> pl.Expr:
         """Give the watermark by which what was told of a session must be taken back, if it must."""
-        told = pl.col(TOLD).list.len()
-        starts, ends = self._told_times("window_start"), self._told_times("window_end")
-        first_end = ends.list.min()
-        changed = (told > 1) | (starts.list.min() != pl.col(START))
+        changed = (pl.col(TOLD).list.len() > 1) | (pl.col(TOLD_START) != pl.col(START))
         if self.emission.mode == "retract" or "window_end" in self.apart_by:
-            changed |= first_end != pl.col(END)
-        over = first_end + self.joins_after_end_us + self.lateness_us
-        return pl.when((told > 0) & changed).then(over)
-
-    def _told_times(self, name: str) -> pl.Expr:
-        return pl.col(TOLD).list.eval(pl.element().struct.field(name).dt.epoch("us"))
+            changed |= pl.col(TOLD_END) != pl.col(END)
+        over = pl.col(TOLD_END) + self.joins_after_end_us + self.lateness_us
+        return pl.when(changed).then(over)
 
     def _due(self, firing: Firing | None, clock_ms: int) -> pl.Expr:
         if not isinstance(firing, AfterTime):
@@ -196,7 +210,7 @@ class SessionPanes:
             pl.lit(0, pl.Int64).alias(FRESH),
             pl.lit(None, pl.Int64).alias(DUE),
             pl.col(PANES) + (~unchanged).cast(pl.Int64),
-            *([self._now_told(said, unchanged)] if self.takes_back else []),
+            *(self._now_told(said, unchanged) if self.takes_back else ()),
         )
         if self.emission.mode == "discard":
             fired = fired.with_columns(
@@ -204,9 +218,10 @@ class SessionPanes:
             )
         return pl.concat([split.filter(~pl.col(_AT)).drop(_AT), fired.select(sessions.columns)])
 
-    def _now_told(self, said: pl.DataFrame, unchanged: pl.Series) -> pl.Expr:
+    def _now_told(self, said: pl.DataFrame, unchanged: pl.Series) -> list[pl.Expr]:
         now = pl.lit(_told(said, self.schema[TOLD]))
-        return pl.when(unchanged).then(pl.col(TOLD)).otherwise(now).alias(TOLD)
+        told = pl.when(unchanged).then(pl.col(TOLD)).otherwise(now).alias(TOLD)
+        return [told, pl.col(START).alias(TOLD_START), pl.col(END).alias(TOLD_END)]
 
     def _unchanged(self, firing: pl.DataFrame, said: pl.DataFrame) -> pl.Series:
         """Say which panes are to be left out, because they say nothing new."""

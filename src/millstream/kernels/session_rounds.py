@@ -86,7 +86,9 @@ class Rounds:
         clock = events.select(*batch.keys, now)
         # What was complete before the event came does not know of it.
         opened = batch.noted(self._with(opened, clock), at)
-        opened = panes.fire_on_time(opened, at, batch.out).select(columns)
+        opened = panes.fire_owed(opened, at, batch.out, complete=False)
+        opened = panes.fire_on_time(opened, at, batch.out)
+        opened = panes.fire_owed(opened, at, batch.out, complete=True).select(columns)
         judged = self._judged(opened, events)
         batch.too_late(judged.filter(_LATE))
         opened = batch.joined(opened, pointed(judged.filter(_JOINS).select(columns)))
@@ -111,7 +113,7 @@ class Rounds:
         covered = pl.col(_REACHES) >= pl.col(REACHED) - operator.lateness_us
         in_time = own | covered.fill_null(value=False)
         if operator.session.strict:
-            overlaps = self.batch.overlap_expired(events, opened)
+            overlaps = self.batch.overlap_expired(events, opened, self.batch.below(opened))
             in_time &= ~(pl.lit(overlaps) & (pl.col(FROM) > pl.col(START)))
         on_time = pl.max_horizontal(TILL, _REACHES) >= pl.col(REACHED)
         at_once = own & (pl.col(FROM) == pl.col(START)) & on_time & ~pl.col(_BETWEEN)

@@ -45,6 +45,7 @@ class TopicsTarget:
         """
         self.name = f"the log {shown(log)}"
         self._ends = {sink.name: _end(sink) for sink in sinks}
+        self._replacing = {sink.name for sink in sinks if sink.replaces}
         self._log = connect(log)
         self._producer: LogProducer | None = None
         self._writer = ""
@@ -127,7 +128,7 @@ class TopicsTarget:
             rows = rows.sort(TIME, maintain_order=True)
         compacted = self._compacted[end.topic]  # then rows are looked at all together
         for some in [rows] if compacted else rows.iter_slices(_ROWS_AT_A_TIME):
-            yield from records_of(some, end, compacted=compacted)
+            yield from records_of(some, end, compacted=compacted, replaces=name in self._replacing)
 
     def close(self) -> None:
         self._log.close()
