@@ -397,7 +397,9 @@ class _Chain:
         r = self.r
         inclusive = r.random() < 0.6
         if r.random() < 0.3 and self.mode == "final" and "gap" in self.stream.columns:
-            own = ms.session(pl.duration(seconds="gap"), gap_inclusive=inclusive)
+            own = ms.session(
+                pl.duration(seconds="gap"), max_gap="9 seconds", gap_inclusive=inclusive
+            )
             return own, lambda rows: rules.sessions(
                 rows, lambda v: (v["gap"] or 0) * SECOND, by, meant, inclusive=inclusive
             )

@@ -23,14 +23,15 @@ import numpy as np
 import polars as pl
 
 from millstream.durations import describe_us
+from millstream.kernels.aggregates.order import with_order
 from millstream.kernels.aggregating import Aggregating
-from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, ROWS, TIME
+from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, ROWS, TIME, UNPLACED
 from millstream.kernels.hash_order import distinct
 from millstream.kernels.keyed_rows import KeyedRows
 from millstream.kernels.keyhash import hash_columns
-from millstream.kernels.log_order import in_log_order
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
 from millstream.kernels.timers import Timers
+from millstream.kernels.watermarks import UNSEEN
 
 NUMBER = "window_number"
 _FIRST = "__first"  # Int64: time of the event that opened it
@@ -74,7 +75,8 @@ class CountAggregate(Aggregating):
         return watermark_us
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
-        """Leave behind what is not needed."""
+        """Leave behind what is not needed; give rows without a place in the log an order."""
+        rows = with_order(rows)
         names = dict.fromkeys([*self.by, *sorted(self.aggregation.columns_read)])
         wanted = [*names, TIME, LANE, REACHED, ORDER]
         return Prepared(rows.select(name for name in wanted if name in rows.columns))
@@ -94,12 +96,10 @@ class CountAggregate(Aggregating):
         self, state: OperatorState, arrived: Mapping[int, Sequence[pl.DataFrame]], moment: Moment
     ) -> Outcome:
         """Take the batch's events into windows; give the rows to emit."""
-        tables = [self._placed(rows, moment) for rows in arrived.get(0, ())]
-        rows = pl.concat(tables) if tables else None
+        rows = self._in_order(arrived.get(0, ()), moment)
         timers = self._timers(state)
         touched = [] if timers is None else [timers.due(moment.watermark_us)]
         if rows is not None:
-            rows = in_log_order(rows)
             touched.append(rows[HASH].to_numpy())
         hashes = distinct(np.concatenate(touched)) if touched else np.empty(0, np.uint64)
         held = KeyedRows(state, "windows")
@@ -125,9 +125,20 @@ class CountAggregate(Aggregating):
             return None
         return Timers(state, "timers", max(1, timeout_us // _SLOTS_PER_TIMEOUT))
 
+    def _in_order(self, tables: Sequence[pl.DataFrame], moment: Moment) -> pl.DataFrame | None:
+        """Give the rows in the order of their arrival; those without a place follow, by their time."""
+        if not tables:
+            return None
+        rows = pl.concat([self._placed(rows, moment) for rows in tables])
+        return rows.sort(UNPLACED, ORDER, maintain_order=True).drop(UNPLACED)
+
     def _placed(self, rows: pl.DataFrame, moment: Moment) -> pl.DataFrame:
-        rows = rows.with_columns(pl.Series(REACHED, moment.reached(rows))).drop(LANE, strict=False)
-        return rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by)))
+        rows = rows.with_columns(
+            pl.Series(REACHED, moment.reached(rows)),
+            (pl.lit(UNSEEN) if LANE in rows.columns else pl.col(TIME)).alias(UNPLACED),
+            pl.Series(HASH, hash_columns(rows, self.by)),
+        )
+        return rows.select(sorted(name for name in rows.columns if name != LANE))
 
     # ── windows ─────────────────────────────────────────────────────────────────────────────
 

@@ -19,6 +19,7 @@ TIME = "__time"  # Int64: event time, microseconds since 1970 UTC
 LANE = "__lane"  # Int64: which split of which partition of which source a row was read from
 REACHED = "__reached"  # Int64: the watermark that its partition had reached, in its lane, before it
 ORDER = "__order"  # Int64: its place in the log, see kernels/log_order.py
+UNPLACED = "__unplaced"  # Int64: where rows without a place in the log stand among others, by time
 DIFF = "__diff"  # Int8: +1, or -1 for a row that takes an earlier one back
 DIFF_COLUMN = "_diff"  # ... as those see it who take a stream out
 WINDOW = "__window"  # Int64: start of the window, microseconds since 1970 UTC

@@ -223,6 +223,7 @@ class SinkPlan:
     """An output: its columns, and what becomes of its rows.
 
     ``key`` names the columns by which rows replace one another in a view; other ends have none.
+    ``replaces``: a row replaces the one before it though that is not taken back first.
     """
 
     name: str
@@ -230,6 +231,7 @@ class SinkPlan:
     key: tuple[str, ...]
     schema: tuple[tuple[str, pl.DataType], ...]
     end: End = ViewEnd()
+    replaces: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """One batch of one bucket of sessions: events joined to what is open, panes fired, state moved on.
 
-Events take this way, all at once, or, where panes fire by count, in rounds of one event per key:
+All events of the batch take this way at once; where panes fire by count, those of a key go one after
+another first (:mod:`millstream.kernels.session_rounds`).
 
 1. Events that are not late for their own lane are joined to the open sessions.
 2. Late ones that an open session still covers are joined as well: for it they are not late.
@@ -22,23 +23,34 @@ import polars as pl
 
 from millstream.kernels.aggregation import rows_in
 from millstream.kernels.emission import AfterTime
-from millstream.kernels.frames import HASH, REACHED, ROWS, TIME
+from millstream.kernels.frames import HASH, ORDER, REACHED, ROWS, TIME
 from millstream.kernels.hash_order import distinct
 from millstream.kernels.keyed_rows import KeyedRows
-from millstream.kernels.log_order import in_log_order
 from millstream.kernels.operator import Moment, OperatorState, Outcome
 from millstream.kernels.session_closed import ClosedSessions
-from millstream.kernels.session_panes import DONE, DUE, FRESH, OVERLAPS
-from millstream.kernels.session_spans import END, FROM, PART, SPAN, START, TILL, joined_span
+from millstream.kernels.session_panes import DONE, DUE, FRESH
+from millstream.kernels.session_rounds import Rounds
+from millstream.kernels.session_spans import (
+    BELOW,
+    END,
+    FROM,
+    PART,
+    SPAN,
+    START,
+    TILL,
+    WAITS,
+    joined_span,
+    pointed,
+)
 from millstream.kernels.timers import Timers
 
 if TYPE_CHECKING:
     from millstream.kernels.sessions import SessionAggregate
 
-WAITS = "__waits"  # Boolean: the row is an event that waits, not a session
 TIMER = "__timer"  # Int64, nullable: the earliest timer that is set for it
 RAW = "__raw"  # Struct: an event as it came, where those too late go aside
-_NOW = "__now"  # Int64: the watermark as far as it concerns a key, within a round
+_NOW = "__now"
+_AT = "__at"
 _ROUND = "__round"
 _COVER = "__cover"
 _SLOT_CLOCK_MS = 60_000
@@ -93,11 +105,11 @@ class SessionBatch:
     def _closed(self) -> ClosedSessions:
         operator = self.operator
         runs = self.state.runs("closed")
-        return ClosedSessions(runs, operator.by, operator.slot_us, operator.session)
+        return ClosedSessions(runs, operator.by, operator.slot_us, operator.session.gap_us)
 
     @property
     def _passed_us(self) -> int:
-        """What ends by then has expired."""
+        """What reaches no further has expired."""
         return self.moment.watermark_us - self.operator.lateness_us
 
     @property
@@ -106,96 +118,82 @@ class SessionBatch:
         timed = isinstance(emission.early, AfterTime) or isinstance(emission.late, AfterTime)
         return Timers(self.state, "clock_timers", _SLOT_CLOCK_MS) if timed else None
 
-    # ── rounds ──────────────────────────────────────────────────────────────────────────────
+    # ── the five steps ──────────────────────────────────────────────────────────────────────
+
+    @property
+    def keys(self) -> list[str]:
+        return [HASH, *self.operator.by]
 
     def _advance(self, held: pl.DataFrame | None, rows: pl.DataFrame | None) -> pl.DataFrame:
-        """Take the events in, in rounds where that matters; give what is still held."""
+        """Take the events in; give what is still held."""
         if held is None:
             held = self._nothing(rows)
-        if rows is not None and self.operator.panes.counted:
-            for events in self._rounds(rows):
-                of_keys = pl.col(HASH).is_in(events[HASH].implode())
-                others = held.filter(~of_keys)
-                now = events.group_by(HASH).agg(pl.col(REACHED).min().alias(_NOW))
-                now = now.with_columns(pl.col(_NOW).clip(None, self.moment.watermark_us))
-                held = pl.concat([others, self._taken(held.filter(of_keys), events, now)])
-            rows = None
-        return self._taken(held, rows, None)
-
-    def _rounds(self, rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
-        """Give the events one per key at a time, in the order of arrival."""
-        ordered = in_log_order(rows)
-        number = pl.int_range(pl.len()).over(HASH, *self.operator.by)
-        rounds = ordered.with_columns(number.alias(_ROUND)).partition_by(
-            _ROUND, as_dict=True, include_key=False
-        )
-        for (_,), events in sorted(rounds.items()):
-            yield events
+        panes, at = self.operator.panes, pl.lit(self.moment.watermark_us, pl.Int64)
+        opened, waiting = held.filter(~pl.col(WAITS)), held.filter(WAITS)
+        if panes.counted:
+            opened, waiting = Rounds(self).taken(opened, waiting, rows)
+        else:
+            if rows is not None:
+                opened, waiting = self._arrived(opened, waiting, rows)
+            if not panes.only_final:
+                opened, waiting = self._rescued(opened, waiting)
+        opened = self._closed.looked_up(opened)
+        below = self.below(opened)  # for verdicts: not those that expire with this batch
+        opened = self.noted(opened, at)
+        if not panes.only_final:
+            opened = panes.fire_owed(opened, at, self.out, complete=False)
+            opened = panes.fire_on_time(opened, at, self.out)
+        if waiting.height and not panes.counted:
+            opened, waiting = self._decided(opened, waiting, below)
+            opened = self.noted(opened, at)
+        if opened.height:
+            opened = self._fired(opened, at)
+        return pl.concat([opened, waiting.select(opened.columns)])
 
     def _nothing(self, rows: pl.DataFrame | None) -> pl.DataFrame:
         assert rows is not None
         keys = {name: rows.schema[name] for name in self.operator.by}
         return pl.DataFrame(schema={**keys, **self.operator.state_schema})
 
-    def _taken(
-        self, held: pl.DataFrame, rows: pl.DataFrame | None, now: pl.DataFrame | None
-    ) -> pl.DataFrame:
-        """Go the five steps; ``now`` is the watermark by key, or None at the end of the batch."""
-        panes, columns = self.operator.panes, held.columns
-        opened = held.filter(~pl.col(WAITS))
-        waiting = held.filter(WAITS)
-        at = pl.lit(self.moment.watermark_us, pl.Int64) if now is None else pl.col(_NOW)
-        if now is not None:  # what was complete before the event came does not know of it
-            opened = panes.fire_on_time(_with(opened, now), at, self.out).select(columns)
-        if rows is not None:
-            apart = self._late_for_lane()
-            arrived = self._reduced(rows.filter(~apart), columns)
-            opened = self._joined(opened, arrived) if opened.height else arrived
-            waiting = pl.concat([waiting, self._apart(rows.filter(apart), columns)])
+    def _fired(self, opened: pl.DataFrame, now: pl.Expr) -> pl.DataFrame:
+        """Fire the other panes, and close what has expired."""
+        panes, moment = self.operator.panes, self.moment
         if not panes.only_final:
-            opened, waiting = self._rescued(opened, waiting)
-            opened = panes.fire_on_time(_with(opened, now), at, self.out).select(columns)
-        if waiting.height:
-            opened, waiting = self._decided(opened, _with(waiting, now), at)
-        if opened.height:
-            opened = self._flagged(opened)
-            opened = self._fired(_with(opened, now), at, at_end=now is None).select(columns)
-        return pl.concat([opened, waiting.select(columns)])
-
-    def _fired(self, opened: pl.DataFrame, now: pl.Expr, *, at_end: bool) -> pl.DataFrame:
-        panes = self.operator.panes
-        expired = pl.col(END) + self.operator.lateness_us <= self.moment.watermark_us
-        if not panes.only_final:
-            clock_ms = self.moment.clock_ms
-            opened = panes.fire_others(opened, now, clock_ms, self.out, at_end=at_end)
-        if not at_end:
-            return opened
+            opened = panes.fire_owed(opened, now, self.out, complete=True)
+            opened = panes.fire_others(opened, now, moment.clock_ms, self.out, at_end=True)
+        expired = pl.col(TILL) < self._passed_us
         closing = opened.filter(expired)
         if not closing.height:
             return opened
         if panes.only_final:
-            self.out.append(panes.read_off(closing.sort(START, HASH), now))
+            self.out.append(panes.read_off(closing.sort(START, END, HASH), now))
         self._closed.add(closing, self._passed_us)
         return opened.filter(~expired)
 
     # ── joining ─────────────────────────────────────────────────────────────────────────────
+
+    def _arrived(
+        self, opened: pl.DataFrame, waiting: pl.DataFrame, rows: pl.DataFrame
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Join the events that are simply joined to what they overlap; the others wait."""
+        apart = self._late_for_lane()
+        parts = self.operator.session.parted(rows.filter(~apart), self.operator.by)
+        arrived = self._partials(parts, opened.columns)
+        opened = self.joined(opened, arrived) if opened.height else arrived
+        return opened, pl.concat([waiting, self.each_alone(rows.filter(apart), waiting.columns)])
 
     def _late_for_lane(self) -> pl.Expr:
         """Which events are not simply joined to what they overlap."""
         session, panes = self.operator.session, self.operator.panes
         late = pl.col(FROM) > pl.col(TILL)
         if not panes.only_final:
-            late |= pl.col(END) <= pl.col(REACHED)
+            late |= pl.col(TILL) < pl.col(REACHED)
         if session.strict:
             late |= pl.col(FROM) > pl.col(START)
         return late
 
-    def _reduced(self, rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-        """Make the events of each connected part one session."""
-        return self._partials(self.operator.session.parted(rows, self.operator.by), columns)
-
-    def _apart(self, rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-        """Make every event one by itself, to wait for its verdict."""
+    def each_alone(self, rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+        """Make every event one by itself, to wait for its verdict; they stay in their order."""
         waits = pl.lit(value=True).alias(WAITS)
         numbered = rows.with_columns(pl.int_range(1, pl.len() + 1).alias(PART))
         return self._partials(numbered, columns).with_columns(waits)
@@ -205,34 +203,35 @@ class SessionBatch:
         made = [e for name, a in aggregation.aggregates for e in a.partial(name)]
         names = [name for name, _ in self.operator.row_schema]
         raw = [pl.struct(names).first().alias(RAW)] if self.operator.aside else []
+        place = [pl.col(ORDER).first()] if self.operator.panes.counted else []
         reduced = rows.group_by(PART, maintain_order=True).agg(
             *(pl.col(name).first() for name in (*self.operator.by, HASH)),
             *made,
             pl.len().cast(pl.Int64).alias(ROWS),
             *joined_span(),
             pl.col(REACHED).max(),
+            *place,
             *raw,
         )
         reduced = reduced.cast(dict(aggregation.schema)).with_columns(
             pl.lit(value=False).alias(WAITS),
             pl.lit(None, pl.Int64).alias(TIMER),
-            pl.lit(value=False).alias(OVERLAPS),
+            pl.lit(None, pl.Int64).alias(BELOW),
             *self.operator.panes.begun(ROWS),
         )
         return reduced.select(columns)
 
-    def _joined(self, opened: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
+    def joined(self, opened: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
         """Make open sessions that overlap one."""
         if not more.height:
             return opened
         spans = self.operator.session.parted(pl.concat([opened, more]), self.operator.by)
-        several = pl.len().over(PART) > 1
-        spans = spans.with_columns(several.alias(_COVER))
+        spans = spans.with_columns((pl.len().over(PART) > 1).alias(_COVER))
         alone = spans.filter(~pl.col(_COVER)).select(opened.columns)
         meeting = spans.filter(_COVER)
         if not meeting.height:
             return alone
-        firsts = (*self.operator.by, HASH, WAITS, *((RAW,) if self.operator.aside else ()))
+        firsts = [*self.keys, WAITS, *(name for name in (RAW, ORDER) if name in opened.columns)]
         aggregates = self.operator.aggregation.aggregates
         merged = [e for name, a in aggregates for e in a.merge(name)]
         one = meeting.group_by(PART, maintain_order=True).agg(
@@ -242,7 +241,8 @@ class SessionBatch:
             *joined_span(),
             pl.col(REACHED).max(),
             pl.col(TIMER).min(),
-            pl.col(OVERLAPS).any(),
+            # One that was below a part may have become part of the whole itself.
+            pl.col(BELOW).filter(pl.col(BELOW) < pl.col(FROM).min()).max(),
             *self.operator.panes.joined(),
         )
         one = one.cast(dict(self.operator.aggregation.schema))
@@ -256,37 +256,36 @@ class SessionBatch:
         """Join the late events for which the session that covers them is not complete."""
         if not waiting.height or not opened.height:
             return opened, waiting
-        on_time = (self._covers(opened, waiting) > waiting[REACHED]).fill_null(value=False)
+        on_time = (self._covers(opened, waiting) >= waiting[REACHED]).fill_null(value=False)
         if self.operator.session.strict:
             on_time &= waiting[FROM] <= waiting[START]
-        return self._joined(opened, _pointed(waiting.filter(on_time))), waiting.filter(~on_time)
+        return self.joined(opened, pointed(waiting.filter(on_time))), waiting.filter(~on_time)
 
     def _decided(
-        self, opened: pl.DataFrame, waiting: pl.DataFrame, now: pl.Expr
+        self, opened: pl.DataFrame, waiting: pl.DataFrame, below: pl.DataFrame
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Join the late events that are in time, and leave out those that are too late."""
-        columns = opened.columns
-        known = waiting.select(pl.col(REACHED) <= now).to_series()
-        if self.operator.panes.only_final and not self.operator.session.strict:
+        strict = self.operator.session.strict
+        known = waiting[REACHED] <= self.moment.watermark_us
+        if self.operator.panes.only_final and not strict:
             candidates, rest = waiting, waiting.clear()
         else:
             candidates, rest = waiting.filter(known), waiting.filter(~known)
         for events in self._verdicts(candidates):
             overlapping = events[FROM] <= events[TILL]
-            if self.operator.session.strict:
-                overlapping &= ~self._closed.meet(events, opened)
-            opened = self._joined(opened, _pointed(events.filter(overlapping).select(columns)))
+            if strict:
+                overlapping &= ~self.overlap_expired(events, opened, below)
+            opened = self.joined(opened, pointed(events.filter(overlapping)))
             doubtful = events.filter(~overlapping)
-            lateness_us = self.operator.lateness_us
-            cover = self._covers(opened, doubtful) > doubtful[REACHED] - lateness_us
+            cover = self._covers(opened, doubtful) >= doubtful[REACHED] - self.operator.lateness_us
             covered = cover.fill_null(value=False) & (doubtful[FROM] > doubtful[TILL])
-            if self.operator.session.strict:
-                covered &= ~self._closed.meet(doubtful, opened)
-            opened = self._joined(opened, _pointed(doubtful.filter(covered).select(columns)))
+            if strict:
+                covered &= ~self.overlap_expired(doubtful, opened, below)
+            opened = self.joined(opened, pointed(doubtful.filter(covered)))
             doubtful = doubtful.filter(~covered)
-            open_to = doubtful.select(pl.col(REACHED) <= now).to_series()
-            rest = pl.concat([rest, doubtful.filter(~open_to)])
-            self._too_late(doubtful.filter(open_to))
+            over = doubtful[REACHED] <= self.moment.watermark_us
+            rest = pl.concat([rest, doubtful.filter(~over)])
+            self.too_late(doubtful.filter(over))
         return opened, rest
 
     def _verdicts(self, events: pl.DataFrame) -> Iterator[pl.DataFrame]:
@@ -300,18 +299,44 @@ class SessionBatch:
             yield part
 
     def _covers(self, opened: pl.DataFrame, events: pl.DataFrame) -> pl.Series:
-        """Give the end of the open session that holds each event's own end; null if none does."""
-        keys = [*self.operator.by, HASH, *SPAN]
-        at = pl.int_range(pl.len(), dtype=pl.Int64).alias(_ROUND)
-        points = _pointed(events).select(*keys, at).with_columns(pl.col(TILL).alias(FROM))
-        sessions = opened.select(*keys, pl.lit(-1, pl.Int64).alias(_ROUND))
+        """Say how far the open session reaches that holds each event's own end; null if none does."""
+        at = pl.int_range(pl.len(), dtype=pl.Int64).alias(_AT)
+        points = (
+            pointed(events).select(*self.keys, *SPAN, at).with_columns(pl.col(TILL).alias(FROM))
+        )
+        sessions = opened.select(*self.keys, *SPAN, pl.lit(-1, pl.Int64).alias(_AT))
         spans = self.operator.session.parted(pl.concat([sessions, points]), self.operator.by)
-        is_session = pl.col(_ROUND) < 0
-        cover = pl.when(is_session).then(END).max().over(PART)
-        found = spans.with_columns(cover.alias(_COVER)).filter(~is_session).sort(_ROUND)
+        is_session = pl.col(_AT) < 0
+        cover = pl.when(is_session).then(TILL).max().over(PART)
+        found = spans.with_columns(cover.alias(_COVER)).filter(~is_session).sort(_AT)
         return found[_COVER]
 
-    def _too_late(self, events: pl.DataFrame) -> None:
+    def overlap_expired(
+        self, events: pl.DataFrame, opened: pl.DataFrame, below: pl.DataFrame
+    ) -> pl.Series:
+        """Say which events would make a session overlap one that had expired for their lane.
+
+        ``below`` is what :meth:`below` told before the time of these events.
+        """
+        known = pl.concat([below, self.below(self._closed.looked_up(events))])
+        keyed = known.group_by(self.keys).agg(pl.col(BELOW).max().alias(_COVER))
+        numbered = events.select(*self.keys, START, REACHED).with_row_index(_AT)
+        closed = numbered.join(keyed, on=self.keys, how="left", nulls_equal=True)
+        pairs = numbered.join(opened.select(*self.keys, TILL), on=self.keys, nulls_equal=True)
+        expired = pl.col(TILL) + self.operator.lateness_us < pl.col(REACHED)
+        met = [
+            closed.filter(pl.col(_COVER) >= pl.col(START))[_AT],
+            pairs.filter(expired & (pl.col(TILL) >= pl.col(START)))[_AT],
+        ]
+        return numbered.select(pl.col(_AT).is_in(pl.concat(met).implode())).to_series()
+
+    def below(self, spans: pl.DataFrame) -> pl.DataFrame:
+        """Give what is known of expired sessions of the keys of some spans, if verdicts depend on it."""
+        known = spans.select(*self.keys, BELOW)
+        return known if self.operator.session.strict else known.clear()
+
+    def too_late(self, events: pl.DataFrame) -> None:
+        """Count events that are too late, and put them aside if that is wanted."""
         if events.height:
             count = rows_in(events)
             self.counts.update(held=-count, late=count)
@@ -329,15 +354,27 @@ class SessionBatch:
             pl.from_epoch(END, "us").dt.replace_time_zone("UTC").alias("window_end"),
         )
 
-    def _flagged(self, opened: pl.DataFrame) -> pl.DataFrame:
-        """Mark the sessions that overlap a closed one."""
-        suspect = (pl.col(FROM) > pl.col(START)) & ~pl.col(OVERLAPS)
-        suspects = opened.filter(suspect)
-        if not suspects.height:
+    # ── expired neighbours ──────────────────────────────────────────────────────────────────
+
+    def noted(self, opened: pl.DataFrame, now: pl.Expr) -> pl.DataFrame:
+        """Let sessions know of those of their key that have expired, now or earlier."""
+        opened = self._closed.looked_up(opened)
+        expired = opened.filter(pl.col(TILL) + self.operator.lateness_us < now)
+        if not expired.height:
             return opened
-        meets = self._closed.meet(suspects, opened)
-        marked = suspects.with_columns(meets.alias(OVERLAPS))
-        return pl.concat([opened.filter(~suspect), marked])
+        beside = opened.filter(pl.col(HASH).is_in(expired[HASH].implode()))
+        if beside.height == expired[HASH].n_unique():  # each is the only one of its key
+            return opened
+        return self._told_of(opened, expired)
+
+    def _told_of(self, spans: pl.DataFrame, expired: pl.DataFrame) -> pl.DataFrame:
+        numbered = spans.with_row_index(_AT)
+        ends = expired.select(*self.keys, pl.col(TILL).alias(_COVER))
+        pairs = numbered.select(_AT, *self.keys, FROM).join(ends, on=self.keys, nulls_equal=True)
+        below = pairs.filter(pl.col(_COVER) < pl.col(FROM)).group_by(_AT).agg(pl.col(_COVER).max())
+        told = numbered.join(below, on=_AT, how="left", maintain_order="left")
+        told = told.with_columns(pl.max_horizontal(BELOW, _COVER).alias(BELOW))
+        return told.select(spans.columns)
 
     # ── state ───────────────────────────────────────────────────────────────────────────────
 
@@ -345,9 +382,10 @@ class SessionBatch:
         self, hashes: np.ndarray[tuple[int], np.dtype[np.uint64]], rest: pl.DataFrame
     ) -> None:
         """Put what is still held back, with timers for when it is to be looked at."""
-        due = pl.col(END) + self.operator.lateness_us
+        complete = pl.col(TILL) + 1
+        due = complete + self.operator.lateness_us
         if not self.operator.panes.only_final:
-            due = pl.when(DONE).then(due).otherwise(END)
+            due = pl.when(DONE).then(due).otherwise(complete)
         if self.operator.panes.takes_back:
             owed = self.operator.panes.owed()
             due = (
@@ -372,15 +410,3 @@ class SessionBatch:
         if self._clock_timers is not None:
             firing = rest.filter(pl.col(DUE).is_not_null() & (pl.col(FRESH) > 0))
             self._clock_timers.add(firing[DUE].to_numpy(), firing[HASH].to_numpy())
-
-
-def _pointed(events: pl.DataFrame) -> pl.DataFrame:
-    """Let events that wait take part as sessions; one that reaches nothing stands at its end."""
-    return events.with_columns(
-        pl.min_horizontal(FROM, TILL).alias(FROM), pl.lit(value=False).alias(WAITS)
-    )
-
-
-def _with(rows: pl.DataFrame, now: pl.DataFrame | None) -> pl.DataFrame:
-    """Give rows with the watermark of their key, where it is not the same for all."""
-    return rows if now is None else rows.join(now, on=HASH, how="left")

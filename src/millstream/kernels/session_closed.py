@@ -1,8 +1,10 @@
-"""Where sessions were that have expired: kept for as long as an event may still overlap them.
+"""Where sessions ended that have expired: kept for as long as an event may still overlap them.
 
 An event that would have joined an expired session makes one that overlaps it, and somebody will want
-to know. What is kept of a session is its span, in slots by the time that its longest gap after its
-end is over: with the lateness, no event that is in time reaches it after that.
+to know. What is kept of a session is how far on it reached, in slots by the time at which the longest
+gap after that is over: no event that is in time on its own account began before it then. Sessions that
+are open when another of their key expires keep that in mind themselves, so that an event which comes
+into them much later is judged alike.
 """
 
 from __future__ import annotations
@@ -15,11 +17,9 @@ import polars as pl
 
 from millstream.kernels.frames import HASH
 from millstream.kernels.hash_order import distinct
-from millstream.kernels.session_spans import END, FROM, GAP, START, TILL, Session
+from millstream.kernels.session_spans import BELOW, TILL
 from millstream.kernels.sorted_runs import SortedRuns
-
-_AT = "__at"
-_CLOSED = ".closed"  # ends the names of columns of the closed session, beside those of a span
+from millstream.kernels.watermarks import UNSEEN
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,14 @@ class ClosedSessions:
     runs: SortedRuns
     by: Sequence[str]
     slot_us: int
-    session: Session
-
-    @property
-    def _columns(self) -> list[str]:
-        return [HASH, *self.by, START, END, TILL, GAP]
+    gap_us: int
 
     def add(self, closing: pl.DataFrame, passed_us: int) -> None:
         """Keep sessions, but for those that nothing can overlap any more."""
-        closed = closing.select(self._columns)
-        until = closed[END].to_numpy() + closed[GAP].to_numpy()
+        closed = closing.select(HASH, *self.by, TILL)
+        until = closed[TILL].to_numpy() + self.gap_us
         slots = until // self.slot_us
-        for slot in np.unique(slots[until > passed_us]):
+        for slot in np.unique(slots[until >= passed_us]):
             self.runs.add(int(slot), closed.filter(pl.Series(slots == slot)), lambda rows: rows)
 
     def drop(self, passed_us: int) -> None:
@@ -48,26 +44,19 @@ class ClosedSessions:
         for slot in [slot for slot in self.runs.slots if (slot + 1) * self.slot_us <= passed_us]:
             self.runs.drop_slot(slot)
 
-    def meet(self, spans: pl.DataFrame, others: pl.DataFrame) -> pl.Series:
-        """Say which spans overlap a session that had expired before they reached it.
-
-        ``others`` are sessions of the same keys that are not closed yet but may have expired for
-        the lanes of the events that made the spans.
-        """
+    def looked_up(self, spans: pl.DataFrame) -> pl.DataFrame:
+        """Fill in ``__below`` of spans that have none yet."""
+        unknown = spans[BELOW].is_null()
+        if not unknown.any():
+            return spans
         keys = [HASH, *self.by]
-        hashes = distinct(spans[HASH].to_numpy())
+        hashes = distinct(spans[HASH].filter(unknown).to_numpy())
         found = [rows for slot in self.runs.slots for rows in self.runs.look_up(slot, hashes)]
-        closed = pl.concat(
-            [others.select(self._columns), *(f.select(self._columns) for f in found)]
-        )
-        closed = closed.rename({name: f"{name}{_CLOSED}" for name in (START, END, TILL, GAP)})
-        numbered = spans.select(*keys, START, FROM).with_row_index(_AT)
-        pairs = numbered.join(closed, on=keys, nulls_equal=True)
-        till = pl.col(f"{TILL}{_CLOSED}")
-        meets = (till >= pl.col(START)) & (till < pl.col(FROM))
-        meets &= pl.col(FROM) <= till + pl.col(f"{GAP}{_CLOSED}")
-        length_us = self.session.max_length_us
-        if length_us is not None:
-            meets &= pl.col(START) // length_us == pl.col(f"{START}{_CLOSED}") // length_us
-        met = pairs.filter(meets)[_AT].unique()
-        return numbered.select(pl.col(_AT).is_in(met.implode())).to_series()
+        if found:
+            latest = pl.concat(found).group_by(keys).agg(pl.col(TILL).max().alias(_FOUND))
+            spans = spans.join(latest, on=keys, how="left", nulls_equal=True, maintain_order="left")
+            spans = spans.with_columns(pl.coalesce(BELOW, _FOUND).alias(BELOW)).drop(_FOUND)
+        return spans.with_columns(pl.col(BELOW).fill_null(UNSEEN))
+
+
+_FOUND = "__found"

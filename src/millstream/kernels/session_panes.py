@@ -2,16 +2,18 @@
 
 Panes are as :mod:`millstream.kernels.emission` has them, with what merging adds:
 
-* The on-time pane fires when W reaches the end that the session has by then. A session that grows
-  beyond W afterwards is in its early phase again, and has another on-time pane at its new end.
-* Sessions that become one keep what each of them has told. In ``retract``, and where ``final`` is
-  corrected, the next pane takes all of it back, in the order of their starts, immediately before it
-  says its own. ``update`` takes nothing back: rows of sessions that were merged away stay where they
-  went, and adding up the rows of a key counts events twice.
+* The on-time pane fires when W has passed all that can join the session as it is by then. A session
+  that grows beyond W afterwards is in its early phase again, and has another on-time pane at its new end.
+* Sessions that become one keep what each of them has told. In ``retract`` the next pane takes all of it
+  back, in the order of their starts, immediately before it says its own. ``update``, and ``final`` where
+  it is corrected, replace what was told of the same session, and take back the rest: the rows of
+  sessions that were merged away, and that of one which an earlier event made begin earlier. ``discard``
+  takes nothing back: its parts add up.
 * What a pane takes back must still be in time for what follows. So where a session has changed its
   span since it told of it, a pane fires at the latest when what was told expires, whatever the
   early and late panes are.
 * Pane indexes begin again at 0 when sessions that had panes become one.
+* With ``late`` None a session closes with its on-time pane: the lateness is none.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ import polars as pl
 from millstream.kernels.aggregation import Aggregation
 from millstream.kernels.emission import AfterCount, AfterTime, EachBatch, Emission, Firing
 from millstream.kernels.frames import DIFF, HASH, TIME
-from millstream.kernels.session_spans import END, START
+from millstream.kernels.session_spans import BELOW, END, START, TILL
 
 FRESH = "__fresh"  # Int64: events that no pane has
 PANES = "__panes"  # Int64: panes so far
 DONE = "__done"  # Boolean: the on-time pane has been, or there was nothing for it
 DUE = "__due"  # Int64, nullable: running time at which a pane fires
 TOLD = "__told"  # List(Struct): what panes have said and not taken back
+TOLD_START = "__told_start"  # Int64, nullable: the earliest start among these
+TOLD_END = "__told_end"  # Int64, nullable: the earliest end among these
 OVERLAPS = "overlaps_closed"
 _AT = "__at"
 _RANK = "__rank"
@@ -38,11 +42,17 @@ _RANK = "__rank"
 
 @dataclass(frozen=True)
 class SessionPanes:
-    """How sessions emit. ``empty`` is the partial of no events, ``result_schema`` what comes out."""
+    """How sessions emit. ``empty`` is the partial of no events, ``result_schema`` what comes out.
+
+    ``apart_by`` are the columns that tell the sessions of a key apart; an event may still join a
+    session that ended ``joins_after_end_us`` before it.
+    """
 
     emission: Emission
     aggregation: Aggregation
     lateness_us: int
+    apart_by: tuple[str, ...] = ("window_start",)
+    joins_after_end_us: int = 0
     result_schema: tuple[tuple[str, pl.DataType], ...] = ()
     empty: pl.DataFrame = field(default_factory=pl.DataFrame, compare=False)
 
@@ -60,14 +70,7 @@ class SessionPanes:
     @property
     def takes_back(self) -> bool:
         """Whether the rows that come out have ``__diff``."""
-        return self.emission.mode == "retract" or (
-            self.emission.mode == "final" and not self.only_final
-        )
-
-    @property
-    def _remembers(self) -> bool:
-        suppresses = self.emission.mode == "update" and self.emission.suppress_unchanged
-        return self.takes_back or suppresses
+        return self.emission.mode != "discard" and not self.only_final
 
     @property
     def schema(self) -> dict[str, pl.DataType]:
@@ -80,8 +83,12 @@ class SessionPanes:
             DONE: pl.Boolean(),
             DUE: pl.Int64(),
         }
-        if self._remembers:
-            columns[TOLD] = pl.List(pl.Struct(dict(self._told_schema)))
+        if self.takes_back:
+            columns |= {
+                TOLD: pl.List(pl.Struct(dict(self._told_schema))),
+                TOLD_START: pl.Int64(),
+                TOLD_END: pl.Int64(),
+            }
         return columns
 
     @property
@@ -94,13 +101,13 @@ class SessionPanes:
         if self.only_final:
             return []
         had_panes = pl.col(PANES) > 0
-        told = [pl.col(TOLD).explode(empty_as_null=False)] if self._remembers else []
+        told = [pl.col(TOLD).explode(empty_as_null=False), pl.col(TOLD_START, TOLD_END).min()]
         return [
             pl.col(FRESH).sum(),
             pl.when(had_panes.sum() > 1).then(0).otherwise(pl.col(PANES).max()).alias(PANES),
             pl.col(DONE).any(),
             pl.col(DUE).min(),
-            *told,
+            *(told if self.takes_back else ()),
         ]
 
     def begun(self, rows: str) -> list[pl.Expr]:
@@ -111,6 +118,8 @@ class SessionPanes:
             DONE: pl.lit(value=False),
             DUE: pl.lit(None, pl.Int64),
             TOLD: pl.lit([], pl.List(pl.Struct(dict(self._told_schema)))),
+            TOLD_START: pl.lit(None, pl.Int64),
+            TOLD_END: pl.lit(None, pl.Int64),
         }
         return [begun[name].alias(name) for name in self.schema]
 
@@ -120,7 +129,7 @@ class SessionPanes:
         self, sessions: pl.DataFrame, now: pl.Expr, out: list[pl.DataFrame]
     ) -> pl.DataFrame:
         """Fire the on-time panes of sessions that are complete; put what comes out on ``out``."""
-        complete = pl.col(END) <= now
+        complete = pl.col(TILL) < now
         sessions = sessions.with_columns(pl.col(DONE) & complete)
         fires = complete & ~pl.col(DONE)
         sessions = self._fire(sessions, fires, now, out)
@@ -136,7 +145,7 @@ class SessionPanes:
         at_end: bool,
     ) -> pl.DataFrame:
         """Fire early and late panes; ``at_end``: the batch has nothing more for these sessions."""
-        complete = pl.col(END) <= now
+        complete = pl.col(TILL) < now
         sessions = sessions.with_columns(
             pl.when(complete)
             .then(self._due(self.emission.late, clock_ms))
@@ -147,18 +156,31 @@ class SessionPanes:
         early = self._fires(self.emission.early, clock_ms, at_end=at_end)
         late = self._fires(self.emission.late, clock_ms, at_end=at_end)
         if self.emission.late is not None and at_end:
-            late |= pl.col(END) + self.lateness_us <= now
+            late |= pl.col(TILL) + self.lateness_us < now
         fires = (pl.col(FRESH) > 0) & pl.when(complete).then(late).otherwise(early)
-        if self.takes_back and at_end:
-            fires |= (self.owed() <= now).fill_null(value=False)
         return self._fire(sessions, fires, now, out)
+
+    def fire_owed(
+        self, sessions: pl.DataFrame, now: pl.Expr, out: list[pl.DataFrame], *, complete: bool
+    ) -> pl.DataFrame:
+        """Fire where what was told must be taken back by ``now``, as if that had come in time for it.
+
+        Call it for sessions that were not ``complete`` then before :meth:`fire_on_time`, and for
+        those that were after it: so the panes are the same however far ``now`` has moved at once.
+        """
+        if not self.takes_back:
+            return sessions
+        owed = self.owed()
+        fires = (owed <= now) & ((pl.col(TILL) < owed) == complete)
+        return self._fire(sessions, fires.fill_null(value=False), owed, out)
 
     def owed(self) -> pl.Expr:
         """Give the watermark by which what was told of a session must be taken back, if it must."""
-        told_ends = pl.col(TOLD).list.eval(pl.element().struct.field("window_end").dt.epoch("us"))
-        first = told_ends.list.min()
-        changed = (pl.col(TOLD).list.len() > 1) | (first != pl.col(END))
-        return pl.when(changed).then(first + self.lateness_us)
+        changed = (pl.col(TOLD).list.len() > 1) | (pl.col(TOLD_START) != pl.col(START))
+        if self.emission.mode == "retract" or "window_end" in self.apart_by:
+            changed |= pl.col(TOLD_END) != pl.col(END)
+        over = pl.col(TOLD_END) + self.joins_after_end_us + self.lateness_us
+        return pl.when(changed).then(over)
 
     def _due(self, firing: Firing | None, clock_ms: int) -> pl.Expr:
         if not isinstance(firing, AfterTime):
@@ -180,7 +202,7 @@ class SessionPanes:
         firing = split.filter(_AT).drop(_AT)
         if not firing.height:
             return sessions
-        firing = firing.sort(START, HASH)
+        firing = firing.sort(START, END, HASH)
         said = self.read_off(firing, now)
         unchanged = self._unchanged(firing, said)
         out.append(self._emitted(firing.filter(~unchanged), said.filter(~unchanged)))
@@ -188,7 +210,7 @@ class SessionPanes:
             pl.lit(0, pl.Int64).alias(FRESH),
             pl.lit(None, pl.Int64).alias(DUE),
             pl.col(PANES) + (~unchanged).cast(pl.Int64),
-            *([self._now_told(said, unchanged)] if self._remembers else []),
+            *(self._now_told(said, unchanged) if self.takes_back else ()),
         )
         if self.emission.mode == "discard":
             fired = fired.with_columns(
@@ -196,9 +218,10 @@ class SessionPanes:
             )
         return pl.concat([split.filter(~pl.col(_AT)).drop(_AT), fired.select(sessions.columns)])
 
-    def _now_told(self, said: pl.DataFrame, unchanged: pl.Series) -> pl.Expr:
+    def _now_told(self, said: pl.DataFrame, unchanged: pl.Series) -> list[pl.Expr]:
         now = pl.lit(_told(said, self.schema[TOLD]))
-        return pl.when(unchanged).then(pl.col(TOLD)).otherwise(now).alias(TOLD)
+        told = pl.when(unchanged).then(pl.col(TOLD)).otherwise(now).alias(TOLD)
+        return [told, pl.col(START).alias(TOLD_START), pl.col(END).alias(TOLD_END)]
 
     def _unchanged(self, firing: pl.DataFrame, said: pl.DataFrame) -> pl.Series:
         """Say which panes are to be left out, because they say nothing new."""
@@ -221,12 +244,13 @@ class SessionPanes:
         numbered = firing.select(pl.int_range(pl.len()).alias(_AT), *self.aggregation.by, TOLD)
         told = numbered.filter(pl.col(TOLD).list.len() > 0).explode(TOLD).unnest(TOLD)
         said = said.with_columns(pl.int_range(pl.len()).alias(_AT))
-        if self.emission.mode == "final":  # one with the same start is replaced, not taken back
-            told = told.join(said.select(_AT, "window_start"), on=[_AT, "window_start"], how="anti")
+        if self.emission.mode != "retract":  # one that is told apart by the same is replaced
+            same = [_AT, *self.apart_by]
+            told = told.join(said.select(same), on=same, how="anti")
         back = told.with_columns(pl.lit(-1, pl.Int8).alias(DIFF), pl.lit(0).alias(_RANK))
         back = back.with_columns((pl.col("window_end").dt.epoch("us") - 1).alias(TIME))
         rows = [back, said.with_columns(pl.lit(1, pl.Int8).alias(DIFF), pl.lit(1).alias(_RANK))]
-        ordered = pl.concat(rows, how="diagonal").sort(_AT, _RANK, "window_start")
+        ordered = pl.concat(rows, how="diagonal").sort(_AT, _RANK, "window_start", "window_end")
         return ordered.select(*said.drop(_AT).columns, DIFF)
 
     def read_off(self, sessions: pl.DataFrame, now: pl.Expr) -> pl.DataFrame:
@@ -236,7 +260,7 @@ class SessionPanes:
             pl.from_epoch(END, "us").dt.replace_time_zone("UTC").alias("window_end"),
             *self.aggregation.by,
             *self.aggregation.results,
-            OVERLAPS,
+            (pl.col(BELOW) >= pl.col(START)).fill_null(value=False).alias(OVERLAPS),
             *(self._pane_columns(now) if self.emission.panes else ()),
             (pl.col(END) - 1).alias(TIME),
         )
@@ -249,11 +273,12 @@ class SessionPanes:
                 pl.lit(value=True).alias("pane_first"),
                 pl.lit(value=True).alias("pane_last"),
             ]
-        early, on_time = pl.col(END) > now, (pl.col(END) <= now) & ~pl.col(DONE)
+        complete = pl.col(TILL) < now
+        early, on_time = ~complete, complete & ~pl.col(DONE)
         kind = pl.when(on_time).then(pl.lit("on_time")).otherwise(pl.lit("late"))
         kind = pl.when(early).then(pl.lit("early")).otherwise(kind)
         alone = self.lateness_us == 0 or self.emission.late is None
-        last = pl.when(on_time).then(pl.lit(alone)).otherwise(pl.col(END) + self.lateness_us <= now)
+        last = pl.when(on_time).then(pl.lit(alone)).otherwise(pl.col(TILL) + self.lateness_us < now)
         return [
             kind.alias("pane_kind"),
             pl.col(PANES).alias("pane_index"),

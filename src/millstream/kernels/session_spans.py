@@ -1,21 +1,27 @@
 """Which events make a session: spans of time that overlap, in whatever order they came.
 
-An event at ``ts`` with gap ``g`` makes the session ``[ts, ts + g)`` on its own; sessions that overlap
-are one. That alone would let an event join a session that was given out as final long ago. So an
-event reaches back only as far as nothing has expired for its own lane: where the lane had reached
-``r`` before the event, and the lateness is L, it joins what overlaps
+An event at ``ts`` with gap ``g`` makes the session ``[ts, ts + g)`` on its own, which others can join
+up to and including ``ts + g`` (where the gap is exclusive: up to the microsecond before). Sessions that
+overlap so far are one. That alone would let an event join a session that was given out as final long
+ago. So an event reaches back only as far as nothing has expired for its own lane: where the lane had
+reached ``r`` before the event, and the lateness is L, it joins what overlaps
 
-    ``[max(ts, r - L), ts + g)``
+    ``[max(ts, r - L), ts + g]``
 
-and is too late when that is empty (``ts + g + L <= r``) and no open session holds all that lies
+and is too late when that is empty (``ts + g + L < r``) and no open session holds all that lies
 between. These *reaches* are fixed when an event is read, and overlapping is all that counts: so
 sessions are the connected parts of a set of intervals, the same for every order of arrival and every
 division into batches, and joining sessions is as good as joining events.
 
-A session that has expired by the watermark W (``end + L <= W``) is never joined again: whatever comes
-later has ``r >= W``. An event that would have joined it makes a session that overlaps it.
+A session is complete once the watermark W has passed all that can join it and is not late, so where the
+gap is inclusive once it is *above* the end; and has expired once it has passed that by the lateness.
+A session that has expired by W is never joined again: whatever comes later has ``r >= W``. An event
+that would have joined it makes a session that overlaps it.
 
-Source: Akidau et al., "The Dataflow Model", VLDB 2015, section 2.2.2 (window merging).
+Sessions that are cut at a longest length lie in cells: nothing that begins in one reaches the next.
+
+Source: Akidau et al., "The Dataflow Model", VLDB 2015, section 2.2.2 (window merging); Kafka Streams
+closes a session when its last event's time is less than the stream's time less gap and grace.
 """
 
 from __future__ import annotations
@@ -36,50 +42,65 @@ START = "__start"  # Int64: time of the earliest event
 END = "__end"  # Int64: the end, outside the session
 FROM = "__from"  # Int64: how far back it reaches
 TILL = "__till"  # Int64: how far on, inclusive: spans join when one's FROM <= the other's TILL
-GAP = "__gap"  # Int64: the longest gap of its events
+BELOW = (
+    "__below"  # Int64: the latest TILL of an expired session of its key; null: not looked up yet
+)
+WAITS = "__waits"  # Boolean: the row is an event that waits, not a session
 PART = "__part"  # Int64: number of the connected part that a span is in
-SPAN = [START, END, FROM, TILL, GAP]
+SPAN = [START, END, FROM, TILL]
 
 
 @dataclass(frozen=True)
 class Session:
     """Sessions: activity with no pause longer than a gap. Microseconds.
 
-    ``gap`` is an expression that gives each event its own gap, as a Duration; then ``gap_us`` is
-    None. ``inclusive``: events exactly a gap apart are in one session. ``strict``: an event that
-    would make a session overlapping a closed one is late instead. ``max_length_us``: sessions
-    end at its multiples since 1970 UTC.
+    ``gap`` is an expression that gives each event its own gap, as a Duration; then ``gap_us`` is the
+    longest: a longer one counts as that. ``inclusive``: events exactly a gap apart are in one
+    session. ``strict``: an event that would make a session overlapping a closed one is late instead.
+    ``max_length_us``: sessions end at its multiples since 1970 UTC.
     """
 
-    gap_us: int | None
+    gap_us: int
     gap: pl.Expr | None = None
     inclusive: bool = True
     strict: bool = False
     max_length_us: int | None = None
 
     def __str__(self) -> str:
-        return f"session({'gap' if self.gap_us is None else describe_us(self.gap_us)})"
+        return f"session({describe_us(self.gap_us) if self.gap is None else 'gap'})"
 
     @property
     def columns_read(self) -> set[str]:
         return set() if self.gap is None else set(self.gap.meta.root_names())
 
+    @property
+    def apart_by(self) -> tuple[str, ...]:
+        """The columns that tell the sessions of a key apart: with gaps of their own two may share a start."""
+        return ("window_start",) if self.gap is None else ("window_start", "window_end")
+
+    @property
+    def joins_after_end_us(self) -> int:
+        """How long after the end of a session an event may come that still joins it."""
+        return int(self.inclusive)
+
     def with_end(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Add to each row the gap after it and the end of the session that it makes on its own."""
-        gap = pl.lit(self.gap_us, pl.Int64) if self.gap is None else _whole_us(self.gap)
-        end = pl.col(TIME) + pl.col(GAP)
+        """Add to each row the end of the session that it makes on its own, and how far on it reaches."""
+        gap = pl.lit(self.gap_us, pl.Int64) if self.gap is None else self._whole_us(self.gap)
+        end = pl.col(TIME) + gap
+        till = end - (1 - self.joins_after_end_us)
         if self.max_length_us is not None:
-            end = pl.min_horizontal(
-                end, (pl.col(TIME) // self.max_length_us + 1) * self.max_length_us
-            )
-        return rows.with_columns(gap.alias(GAP)).with_columns(end.alias(END))
+            cut = (pl.col(TIME) // self.max_length_us + 1) * self.max_length_us
+            end, till = pl.min_horizontal(end, cut), pl.min_horizontal(till, cut - 1)
+        return rows.with_columns(end.alias(END), till.alias(TILL))
+
+    def _whole_us(self, gap: pl.Expr) -> pl.Expr:
+        """Give gaps in whole microseconds; none, and none above zero, count as one."""
+        return gap.dt.total_microseconds().fill_null(1).clip(1, self.gap_us).cast(pl.Int64)
 
     def with_reach(self, rows: pl.DataFrame, lateness_us: int) -> pl.DataFrame:
-        """Add to rows with ``__reached`` how far they reach back and on, and their start."""
-        one = int(self.inclusive)
+        """Add to rows with ``__reached`` how far they reach back, and their start."""
         return rows.with_columns(
-            pl.max_horizontal(TIME, pl.col(REACHED) - lateness_us + one).alias(FROM),
-            (pl.col(END) - (1 - one)).alias(TILL),
+            pl.max_horizontal(TIME, pl.col(REACHED) - lateness_us).alias(FROM),
             pl.col(TIME).alias(START),
         )
 
@@ -89,9 +110,6 @@ class Session:
         if (_same(spans, [HASH]) & ~_same(spans, by)).any():  # keys that share a hash
             spans = spans.sort(HASH, *by, FROM)
         apart = ~_same(spans, [HASH, *by])
-        if self.max_length_us is not None:
-            cells = spans[START].to_numpy() // self.max_length_us
-            apart[1:] |= cells[1:] != cells[:-1]
         till = _running_max(spans[TILL].to_numpy(), np.cumsum(apart))
         apart[1:] |= spans[FROM].to_numpy()[1:] > till[:-1]
         return spans.with_columns(pl.Series(PART, np.cumsum(apart)).set_sorted())
@@ -99,13 +117,15 @@ class Session:
 
 def joined_span() -> list[pl.Expr]:
     """Expressions over the spans of one connected part that give its span."""
-    least, most = [START, FROM], [END, TILL, GAP]
+    least, most = [START, FROM], [END, TILL]
     return [*(pl.col(name).min() for name in least), *(pl.col(name).max() for name in most)]
 
 
-def _whole_us(gap: pl.Expr) -> pl.Expr:
-    """Give a gap in whole microseconds; none, and none above zero, count as one."""
-    return gap.dt.total_microseconds().fill_null(1).clip(1, None).cast(pl.Int64)
+def pointed(events: pl.DataFrame) -> pl.DataFrame:
+    """Let events that wait take part as sessions; one that reaches nothing stands at its end."""
+    return events.with_columns(
+        pl.min_horizontal(FROM, TILL).alias(FROM), pl.lit(value=False).alias(WAITS)
+    )
 
 
 def _same(rows: pl.DataFrame, columns: Sequence[str]) -> npt.NDArray[np.bool_]:

@@ -26,17 +26,17 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from millstream.kernels.aggregates.order import with_order
 from millstream.kernels.aggregation import Aggregation
-from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, TIME
+from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, TIME, UNPLACED
 from millstream.kernels.keyhash import hash_columns
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
-from millstream.kernels.session_batch import RAW, TIMER, WAITS, SessionBatch
-from millstream.kernels.session_panes import OVERLAPS, SessionPanes
-from millstream.kernels.session_spans import END, GAP, SPAN, Session
-from millstream.kernels.watermarks import held_back
+from millstream.kernels.session_batch import RAW, TIMER, SessionBatch
+from millstream.kernels.session_panes import SessionPanes
+from millstream.kernels.session_spans import BELOW, END, SPAN, TILL, WAITS, Session
+from millstream.kernels.watermarks import UNSEEN, held_back
 
 _SLOTS_PER_GAP = 4
-_SLOT_DYNAMIC_US = 600_000_000
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,12 @@ class SessionAggregate:
         return self.panes.counted or self.aggregation.ordered
 
     def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
-        return self.aggregation.columns_read | self.session.columns_read
+        aside = {name for name, _ in self.row_schema} if self.aside else set()
+        return self.aggregation.columns_read | self.session.columns_read | aside
 
     def holds_back(self, watermark_us: int) -> int:
         """Give the watermark of what it emits, but for what panes take back of merged sessions."""
-        return held_back(watermark_us, self.lateness_us)
+        return held_back(watermark_us, self.lateness_us + self.session.joins_after_end_us)
 
     @property
     def state_schema(self) -> dict[str, pl.DataType]:
@@ -97,27 +98,26 @@ class SessionAggregate:
             **dict.fromkeys(SPAN, pl.Int64()),
             REACHED: pl.Int64(),
             TIMER: pl.Int64(),
-            OVERLAPS: pl.Boolean(),
+            BELOW: pl.Int64(),
             **dict(self.aggregation.schema),
             **self.panes.schema,
+            **({ORDER: pl.Int64()} if self.panes.counted else {}),
             **aside,
         }
 
     @property
     def slot_us(self) -> int:
         """The width of the slots of time that timers and closed sessions are divided into."""
-        if self.session.gap_us is None:
-            return _SLOT_DYNAMIC_US
         return max(1, (self.session.gap_us + self.lateness_us) // _SLOTS_PER_GAP)
 
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
         """Add the end of the session that each event makes; leave behind what is not needed."""
-        rows = self.session.with_end(rows)
+        rows = self.session.with_end(with_order(rows) if self.ordered else rows)
         if self.aside:
             return Prepared(rows)
-        own = [TIME, LANE, REACHED, ORDER, GAP, END]
+        own = [TIME, LANE, REACHED, ORDER, END, TILL]
         wanted = [*sorted(self.aggregation.columns_read), *own]
         return Prepared(rows.select(name for name in wanted if name in rows.columns))
 
@@ -137,6 +137,11 @@ class SessionAggregate:
 
     def _placed(self, rows: pl.DataFrame, moment: Moment) -> pl.DataFrame:
         """Say of each event how far it reaches, and where its key is kept."""
-        rows = rows.with_columns(pl.Series(REACHED, moment.reached(rows))).drop(LANE, strict=False)
+        rows = rows.with_columns(pl.Series(REACHED, moment.reached(rows)))
+        if self.panes.counted:
+            unplaced = pl.lit(UNSEEN) if LANE in rows.columns else pl.col(TIME)
+            rows = rows.with_columns(unplaced.alias(UNPLACED))
+        rows = rows.drop(LANE, strict=False)
         rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by)))
-        return self.session.with_reach(rows, self.lateness_us)
+        rows = self.session.with_reach(rows, self.lateness_us)
+        return rows.select(sorted(rows.columns))  # some come from sources, others from operators

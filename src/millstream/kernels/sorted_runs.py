@@ -169,7 +169,7 @@ class SortedRuns:
         starts = _starts(max(tables, key=lambda run: sum(part.num_rows for part in run)), count)
         for low, high in zip((None, *starts), (*starts, None), strict=True):
             within = [_between(part, low, high) for run in tables for part in run]
-            pieces = [polars_table(piece) for piece in within if piece.num_rows]
+            pieces = [piece for piece in within if piece is not None]
             if pieces:
                 yield pieces
 
@@ -223,12 +223,13 @@ def _starts(run: list[pa.Table], count: int) -> list[np.uint64]:
     return list(np.unique(sample[len(sample) * np.arange(1, count) // count]))
 
 
-def _between(part: pa.Table, low: np.uint64 | None, high: np.uint64 | None) -> pa.Table:
-    """Give the rows of a part with hashes in ``[low, high)``, without copying."""
+def _between(part: pa.Table, low: np.uint64 | None, high: np.uint64 | None) -> pl.DataFrame | None:
+    """Give the rows of a part with hashes in ``[low, high)``, without copying; None if there are none."""
     hashes = _hashes(part)
     first = 0 if low is None else int(np.searchsorted(hashes, low))
     end = len(hashes) if high is None else int(np.searchsorted(hashes, high))
-    return part.slice(first, end - first)
+    # Sliced by polars: of a slice of Arrow's it cannot read arrays of a fixed size with nulls.
+    return polars_table(part).slice(first, end - first) if end > first else None
 
 
 def _positions(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -91,8 +91,8 @@ class _Compiler:
                 StagePlan(tuple(self._operators(depth)), topics) for depth in range(stages)
             ),
             sinks=tuple(
-                SinkPlan(output.name, self.ports[output][0], output.key, output.schema, output.end)
-                for output in self.outputs
+                SinkPlan(o.name, self.ports[o][0], o.key, o.schema, o.end, o.replaces)
+                for o in self.outputs
             ),
             bucket_labels=self.bucket_labels,
             frames=tuple(self._frame(n) for n in self.sources if isinstance(n, FrameNode)),

@@ -152,7 +152,7 @@ def _add(
         for column, dtype in stream.columns.items()
         if columns is None or column in columns
     )
-    output = Output(name, stream.node, key, schema, end)
+    output = Output(name, stream.node, key, schema, end, stream.mode == "update")
     _refuse_loop([*stream.app.outputs, output])
     stream.app.outputs.append(output)
 

@@ -93,13 +93,17 @@ _AT_HOME = ViewEnd()
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """A named output: what becomes of the rows is its ``end``; ``key`` is a view's."""
+    """A named output: what becomes of the rows is its ``end``; ``key`` is a view's.
+
+    ``replaces``: they come from ``emit("update")``.
+    """
 
     name: str
     parent: Node
     key: tuple[str, ...]
     schema: tuple[tuple[str, pl.DataType], ...]
     end: End = _AT_HOME
+    replaces: bool = False
 
 
 def parents(node: Node | Output) -> tuple[Node, ...]:

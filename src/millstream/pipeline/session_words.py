@@ -16,7 +16,7 @@ from millstream.kernels.emission import EachBatch, Emission
 from millstream.kernels.frames import ORDER, TIME, visible
 from millstream.kernels.operator import Operator
 from millstream.kernels.session_panes import OVERLAPS, SessionPanes
-from millstream.kernels.session_spans import END, START, Session
+from millstream.kernels.session_spans import BELOW, END, START, TILL, Session
 from millstream.kernels.sessions import SessionAggregate
 from millstream.kernels.sliding import Sliding, SlidingAggregate
 from millstream.pipeline.checks import type_of
@@ -37,6 +37,7 @@ def session(
     gap_inclusive: bool = True,
     strict: bool = False,
     max_length: Duration | None = None,
+    max_gap: Duration | None = None,
 ) -> Session:
     """Sessions: activity of a key without a pause longer than ``gap``, as ``[first, last + gap)``.
 
@@ -48,19 +49,24 @@ def session(
     Args:
         gap: A duration, or an expression that gives each event the pause that may follow it, as a
             Duration: ``pl.duration(seconds="gap_s")``. A session ends at the largest of its events'
-            times plus their gaps. Null and gaps not above zero count as one microsecond.
-        gap_inclusive: Whether events exactly ``gap`` apart are in one session.
+            times plus their gaps. Null and gaps not above zero count as one microsecond, and longer
+            ones than ``max_gap`` as that. Two sessions may then begin at the same time, when the
+            first had expired: ``window_end`` tells them apart too, and is part of a view's key.
+        gap_inclusive: Whether events exactly ``gap`` apart are in one session. It is then complete
+            when the watermark is above its end: an event at the end is not late before that.
         strict: An event that would make a session overlapping one that has expired is late instead.
         max_length: Sessions that never end are cut at the multiples of this since 1970 UTC, so none
             is longer: with ``"1 day"``, at midnight UTC. None: they are kept for as long as they go
             on, as one row of state each.
+        max_gap: The longest gap of an event, where ``gap`` is an expression: where sessions ended is
+            kept for so long, to know what overlaps them.
 
     An event is too late when its own session, from its time to its gap after it, has expired for
     its partition and no session that is still open covers it.
     """
-    gap_us = None if isinstance(gap, pl.Expr) else _above_zero(gap, "session's gap")
+    gap_us = _longest_gap_us(gap, max_gap)
     length_us = None if max_length is None else _above_zero(max_length, "session's max_length")
-    if length_us is not None and gap_us is not None and length_us < gap_us:
+    if length_us is not None and not isinstance(gap, pl.Expr) and length_us < gap_us:
         raise ConfigError(
             f"session's max_length is {max_length!r}, less than its gap of {gap!r}. Give at least "
             "the gap."
@@ -72,6 +78,22 @@ def session(
         strict=strict,
         max_length_us=length_us,
     )
+
+
+def _longest_gap_us(gap: Duration | pl.Expr, max_gap: Duration | None) -> int:
+    if not isinstance(gap, pl.Expr):
+        if max_gap is not None:
+            raise ConfigError(
+                f"session has the gap {gap!r} and max_gap={max_gap!r}. A longest gap is for gaps that "
+                "an expression gives: leave it out."
+            )
+        return _above_zero(gap, "session's gap")
+    if max_gap is None:
+        raise ConfigError(
+            "session's gap is an expression and there is no max_gap. Say how long a gap can be: "
+            'max_gap="1 day". Where sessions ended is kept for so long, to tell which overlap them.'
+        )
+    return _above_zero(max_gap, "session's max_gap")
 
 
 def sliding(size: Duration) -> Sliding:
@@ -157,6 +179,7 @@ def aggregated(windowed: Windowed, window: EventWindow, aggregates: dict[str, Ag
         key=key,
         mode="update" if corrected else emission.mode,
         late_columns=late_columns if emission.late_policy == "side" else None,
+        apart_by=declared.apart_by(window),
     )
 
 
@@ -175,12 +198,30 @@ class _Declared:
     def emission(self) -> Emission:
         return replace(self.windowed.emission, late_policy=self.windowed.stream.late_policy)
 
+    def apart_by(self, window: EventWindow) -> tuple[str, ...]:
+        """Name what tells the rows of a key apart in a view, besides the key of the stream.
+
+        The parts that ``discard`` tells of a session are counted anew when it becomes one with others.
+        """
+        if not isinstance(window, Session):
+            return ("window_start",)
+        return (
+            ("window_start", "window_end") if self.emission.mode == "discard" else window.apart_by
+        )
+
     def session(self, window: Session) -> Built:
         aggregation = self._typed(OVERLAPS)
         stream = self.windowed.stream
         if window.gap is not None:
             self._check_gap(window.gap)
-        panes = SessionPanes(self.emission, aggregation, stream.lateness_us)
+        closes_on_time = self.emission.late is None and self.emission.mode != "final"
+        panes = SessionPanes(
+            self.emission,
+            aggregation,
+            0 if closes_on_time else stream.lateness_us,
+            window.apart_by,
+            window.joins_after_end_us,
+        )
         columns = self._results(panes)
         panes = replace(panes, result_schema=tuple(columns.items()), empty=self._empty(aggregation))
         rows = tuple(stream.columns.items()) if self.emission.late_policy == "side" else ()
@@ -244,7 +285,8 @@ class _Declared:
             **dict(aggregation.schema),
             START: pl.Int64(),
             END: pl.Int64(),
-            OVERLAPS: pl.Boolean(),
+            TILL: pl.Int64(),
+            BELOW: pl.Int64(),
             **replace(panes, result_schema=()).schema,
         }
         results = panes.read_off(pl.DataFrame(schema=state), pl.lit(0))

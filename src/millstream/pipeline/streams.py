@@ -76,6 +76,7 @@ class Stream:
     late_policy: LatePolicy = "drop"
     late_columns: Columns | None = None  # of the rows that the step above puts aside as late
     is_late: bool = False  # whether these are such rows
+    apart_by: tuple[str, ...] = WINDOW_COLUMNS[:1]  # what tells windows apart, in a view by default
 
     def __post_init__(self) -> None:
         for name, dtype in self.columns.items():
@@ -415,7 +416,7 @@ class Stream:
         """
         columns = self.key if key is None else self._key_columns(key, "view's key")
         if self.mode is not None and key is None:
-            columns = (WINDOW_COLUMNS[0], *columns)
+            columns = (*self.apart_by, *columns)
         if self.mode == "discard" and key is None:
             columns = self._key_of_parts(name, columns)
         missing = [column for column in columns if column not in self.columns]

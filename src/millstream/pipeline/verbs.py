@@ -167,6 +167,7 @@ def joined(streams: Sequence[Stream]) -> Stream:
         lateness_us=max(stream.lateness_us for stream in streams),
         key=first.key if len({stream.key for stream in streams}) == 1 else (),
         mode=first.mode if len(modes) == 1 else "final",
+        apart_by=max((stream.apart_by for stream in streams), key=len),
     )
 
 

@@ -139,6 +139,7 @@ class Windowed:
             lateness_us=0,
             late_policy="drop",
             key=self.by,
+            apart_by=WINDOW_COLUMNS[:1],
             mode=emission.mode if once or emission.mode != "final" else "update",
             late_columns=(
                 {**self.stream.columns, **LATE_COLUMNS} if emission.late_policy == "side" else None

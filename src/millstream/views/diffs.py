@@ -4,6 +4,9 @@ A row with ``__diff`` -1 takes back one that was given before. What a batch does
 the sum of its rows: equal rows of opposite sign cancel, a key with a row left over is set to it, a
 key with nothing but taken back rows is deleted. The order of the rows does not matter, except that
 of several rows left for one key the last counts.
+
+Rows of ``emit("update")`` replace one another without being taken back first, so that their sum says
+nothing: there the last row of a key says what it is set to, or that it is deleted.
 """
 
 from __future__ import annotations
@@ -25,11 +28,12 @@ _AT = "__at"
 
 
 def kept_and_gone(
-    rows: pl.DataFrame, key: Sequence[str]
+    rows: pl.DataFrame, key: Sequence[str], *, replaces: bool
 ) -> tuple[pl.DataFrame, pl.DataFrame | None]:
     """Return a batch's rows to be set, and the keys to be deleted; None where none can be.
 
-    Hidden columns stay with the rows that are set, but for ``__diff``.
+    ``replaces``: a row replaces the one before it, though that is not taken back first. Hidden
+    columns stay with the rows that are set, but for ``__diff``.
     """
     if DIFF not in rows.columns:
         return rows, None
@@ -39,9 +43,13 @@ def kept_and_gone(
     # Numbers for names meanwhile: polars takes a name such as "^a.*$" in an expression for a pattern.
     numbers = {name: str(number) for number, name in enumerate(own)}
     names = {number: name for name, number in numbers.items()}
-    left = _summed(rows.rename(numbers), list(names))
-    kept = left.filter(pl.col(DIFF) > 0)
     keys = [numbers[name] for name in key]
+    named = rows.rename(numbers)
+    if replaces:
+        left = named.unique(keys, keep="last", maintain_order=True)
+    else:
+        left = _summed(named, list(names))
+    kept = left.filter(pl.col(DIFF) > 0)
     gone = left.filter(pl.col(DIFF) < 0).select(keys)
     gone = gone.join(kept, on=keys, how="anti", nulls_equal=True, maintain_order="left")
     gone = gone.unique(maintain_order=True)
@@ -75,5 +83,5 @@ def view_schema(sink: SinkPlan) -> ViewSchema:
 
 def view_change(sink: SinkPlan, rows: pl.DataFrame) -> ViewChange:
     """Give what rows of an output do to its view."""
-    kept, gone = kept_and_gone(rows, sink.key)
+    kept, gone = kept_and_gone(rows, sink.key, replaces=sink.replaces)
     return ViewChange(sink.name, shown(kept), gone)

@@ -33,13 +33,15 @@ class Records:
     headers: pa.Array | None = None
 
 
-def records_of(rows: pl.DataFrame, end: TopicEnd, *, compacted: bool) -> list[Records]:
+def records_of(
+    rows: pl.DataFrame, end: TopicEnd, *, compacted: bool, replaces: bool = False
+) -> list[Records]:
     """Return the records that a batch's rows become, to be written in this order."""
     if TIME not in rows.columns:
         rows = rows.with_columns(pl.lit(time.time_ns() // 1000).alias(TIME))
     if not compacted or end.key is None:
         return [_records(rows, end)] if rows.height else []
-    kept, gone = kept_and_gone(rows, (end.key,))
+    kept, gone = kept_and_gone(rows, (end.key,), replaces=replaces)
     out = []
     if gone is not None and gone.height:
         last_ms = int(rows[TIME].sort()[-1]) // 1000

@@ -49,6 +49,7 @@ class TopicsTarget:
         """
         self.name = f"the log {shown(log)}"
         self._ends = {sink.name: _end(sink) for sink in sinks}
+        self._replacing = {sink.name for sink in sinks if sink.replaces}
         self._log = connect(log)
         self._producer: LogProducer | None = None
         self._writer = ""
@@ -139,7 +140,9 @@ class TopicsTarget:
         compacted = self._compacted[end.topic]  # then rows are looked at all together
         written = 0
         for some in [rows] if compacted else rows.iter_slices(_ROWS_AT_A_TIME):
-            for records in records_of(some, end, compacted=compacted):
+            for records in records_of(
+                some, end, compacted=compacted, replaces=name in self._replacing
+            ):
                 written += len(records.values)
                 yield records
         if not compacted:  # there, a row may take back another of the batch

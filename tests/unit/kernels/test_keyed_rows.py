@@ -1,19 +1,26 @@
 """State by key against a dict, and timers against a list: whatever is put, removed and asked for."""
 
 import json
+from unittest.mock import patch
 
 import numpy as np
 import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.kernels import sorted_runs
 from millstream.kernels.frames import HASH
 from millstream.kernels.keyed_rows import KeyedRows
 from millstream.kernels.operator import OperatorState
 from millstream.kernels.sorted_runs import MemoryRunStore
 from millstream.kernels.timers import Timers
 
-SCHEMA = {"k": pl.String, "n": pl.Int64, HASH: pl.UInt64}
+NESTED = {
+    "pair": pl.Array(pl.Int64, 2),
+    "list": pl.List(pl.Int64),
+    "struct": pl.Struct({"pair": pl.Array(pl.Int64, 2), "text": pl.String}),
+}
+SCHEMA = {"k": pl.String, "n": pl.Int64, HASH: pl.UInt64, **NESTED}
 
 
 def hash_of(key):
@@ -30,13 +37,22 @@ def hashes_of(keys):
 
 
 def rows_of(numbers_by_key):
-    rows = [(k, n, hash_of(k)) for k, numbers in numbers_by_key.items() for n in numbers]
+    rows = [
+        (k, n, hash_of(k), [n, -n], [n], {"pair": [n, 5], "text": k})
+        for k, numbers in numbers_by_key.items()
+        for n in numbers
+    ]
     return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
 def contents(rows):
     found = {}
-    for key, number in rows.select("k", "n").iter_rows() if rows is not None else ():
+    for key, number, _, pair, many, struct in rows.iter_rows() if rows is not None else ():
+        assert (pair, many, struct) == (
+            [number, -number],
+            [number],
+            {"pair": [number, 5], "text": key},
+        )
         found.setdefault(key, []).append(number)
     return {key: sorted(numbers) for key, numbers in found.items()}
 
@@ -49,8 +65,13 @@ steps = st.lists(
 
 
 @settings(deadline=None)
-@given(steps)
-def test_what_is_held_of_a_key_is_what_was_put_last(steps):
+@given(steps, st.sampled_from([2, 5, sorted_runs.PART_ROWS]))
+def test_what_is_held_of_a_key_is_what_was_put_last(steps, part_rows):
+    with patch.object(sorted_runs, "PART_ROWS", part_rows):
+        put_and_look(steps)
+
+
+def put_and_look(steps):
     state = OperatorState(MemoryRunStore())
     model = {}
     for put, removed in steps:

@@ -142,7 +142,7 @@ def events(drawn):
 
 
 GAP = ms.session("10 seconds")
-DYNAMIC = ms.session(pl.duration(seconds="gap_s"))
+DYNAMIC = ms.session(pl.duration(seconds="gap_s"), max_gap="1 hour")
 OPEN_ENDED = ms.session("10 seconds", gap_inclusive=False)
 
 
@@ -304,7 +304,7 @@ VARIANTS = [
     DYNAMIC,
     ms.session("10 seconds", strict=True),
     ms.session("10 seconds", strict=True, gap_inclusive=False, max_length="25 seconds"),
-    ms.session(pl.duration(seconds="gap_s"), max_length="40 seconds"),
+    ms.session(pl.duration(seconds="gap_s"), max_gap="30 seconds", max_length="40 seconds"),
     ms.session("10 seconds", max_length="10 seconds"),
 ]
 

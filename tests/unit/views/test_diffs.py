@@ -20,7 +20,7 @@ SCHEMA = {"^k$": pl.String, "v": pl.Float64, DIFF: pl.Int8}
 @given(rows=st.lists(ROW, max_size=12), seed=st.randoms())
 def test_what_is_left_is_the_sum_and_no_key_is_both_set_and_deleted(rows, seed):
     frame = pl.DataFrame(rows, schema=SCHEMA, orient="row")
-    kept, gone = kept_and_gone(frame, ("^k$",))
+    kept, gone = kept_and_gone(frame, ("^k$",), replaces=False)
     sums = Counter()
     for key, value, sign in rows:
         sums[key, value] += sign
@@ -32,19 +32,20 @@ def test_what_is_left_is_the_sum_and_no_key_is_both_set_and_deleted(rows, seed):
     assert taken == {key for (key, _), total in sums.items() if total < 0} - given_keys
     shuffled = list(rows)
     seed.shuffle(shuffled)
-    again, gone_again = kept_and_gone(pl.DataFrame(shuffled, schema=SCHEMA, orient="row"), ("^k$",))
+    shuffled = pl.DataFrame(shuffled, schema=SCHEMA, orient="row")
+    again, gone_again = kept_and_gone(shuffled, ("^k$",), replaces=False)
     assert Counter(again.rows()) == Counter(kept.rows())
     assert taken == (set() if gone_again is None else {key for (key,) in gone_again.rows()})
 
 
 def test_rows_without_a_sign_are_all_given():
     frame = pl.DataFrame({"k": [1, 1]})
-    assert kept_and_gone(frame, ("k",)) == (frame, None)
+    assert kept_and_gone(frame, ("k",), replaces=False) == (frame, None)
 
 
 def test_of_rows_left_for_one_key_the_last_stays_last():
     frame = pl.DataFrame({"k": [1, 2, 1, 1], "v": [1, 9, 2, 1], DIFF: [1, -1, 1, -1]})
-    kept, _ = kept_and_gone(frame, ("k",))
+    kept, _ = kept_and_gone(frame, ("k",), replaces=False)
     assert kept.rows() == [(1, 2)]
 
 
@@ -52,3 +53,13 @@ def test_hidden_columns_stay_hidden_and_the_sign_is_shown():
     frame = pl.DataFrame({"^.*$": [1], LANE: [3], DIFF: pl.Series([-1], dtype=pl.Int64)})
     assert shown(frame).schema == {"^.*$": pl.Int64, SHOWN: pl.Int8}
     assert shown(frame.drop(DIFF)).columns == ["^.*$"]
+
+
+def test_where_rows_replace_one_another_the_last_row_of_a_key_says_what_becomes_of_it():
+    rows = [("a", 1.0, 1), ("b", 2.0, 1), ("a", 1.0, -1), ("c", 3.0, -1), ("c", 4.0, 1)]
+    frame = pl.DataFrame(
+        rows, schema={"k": pl.String, "v": pl.Float64, DIFF: pl.Int8}, orient="row"
+    )
+    kept, gone = kept_and_gone(frame, ("k",), replaces=True)
+    assert kept.rows() == [("b", 2.0), ("c", 4.0)]
+    assert gone.rows() == [("a",)]  # a row of an earlier batch may stand there
