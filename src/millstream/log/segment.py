@@ -72,6 +72,7 @@ class Segment:
         self._indexed_size = 0  # of the log, when the index was last written
         self._aborted_count = aborted_count
         self._aborted_handle: int | None = None
+        self._aborted_dirty = self._aborted_unnamed = False
         self._handle = files.open(path, write=True)
 
     @property
@@ -149,6 +150,7 @@ class Segment:
             if self._aborted_handle is None:
                 path = self.path.with_suffix(aborted.SUFFIX)
                 self._aborted_handle = self._files.open(path, write=True, create=True)
+                self._aborted_unnamed = True
             place = self._aborted_count * aborted.ENTRY_BYTES
             write_whole(self._files, self._aborted_handle, aborted.pack(ranges), place)
         except OSError as error:
@@ -157,10 +159,17 @@ class Segment:
                 "the disk, then open the folder again"
             ) from error
         self._aborted_count += len(ranges)
+        self._aborted_dirty = True
 
     def sync(self) -> None:
         """Return when everything appended is on stable storage. Never call it again after OSError."""
         self._files.sync(self._handle)
+        if self._aborted_dirty:  # else readers would be shown, after a power cut, what was taken back
+            assert self._aborted_handle is not None, "what is dirty is open"
+            self._files.sync(self._aborted_handle)
+            if self._aborted_unnamed:
+                self._files.sync_folder(self.path.parent)
+            self._aborted_dirty = self._aborted_unnamed = False
 
     def seal(
         self,
@@ -171,12 +180,11 @@ class Segment:
     ) -> Seal:
         """Write down, durably, what the segment holds; its batches are synced already.
 
-        1. Sync what lies beside the segment. A crash leaves no seal: it is made from the segment.
+        1. Write the index; aborted transactions were synced with the batches. A crash leaves no
+           seal: it is made from the segment.
         2. Write the seal (see :func:`replace_file`).
         """
         self._flush_index(0)
-        if self._aborted_handle is not None:
-            self._files.sync(self._aborted_handle)
         made = replace(self.facts(next_offset, producers), damaged=tuple(damaged))
         seal.write(self._files, self.path, made)
         return made

@@ -245,7 +245,7 @@ def test_a_crash_at_any_step_of_the_end_leaves_all_or_nothing(
     commit: bool, power_lost: bool
 ) -> None:
     folder, outcomes = Path("/log"), set()
-    for step in range(1, 60):
+    for step in range(1, 90):
         disk = SimulatedDisk(step)
         control = ControlDb(
             sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False),
