@@ -26,7 +26,7 @@ import google_crc32c
 
 from millstream.errors import CorruptionError
 from millstream.log.batch import TRANSACTIONAL, BatchHeader
-from millstream.log.files import Files, read_whole, replace_file
+from millstream.log.files import Files, read_whole, replace_file, sync_names
 from millstream.log.producers import AbortedRange
 
 SUFFIX = ".aborted"
@@ -105,7 +105,7 @@ def rewrite(files: Files, path: Path, ranges: Sequence[AbortedRange]) -> None:
     if not ranges:
         if known is not None:
             files.remove(target)
-            files.sync_folder(target.parent)
+            sync_names(files, target.parent)
     elif known != pack(ranges):
         replace_file(files, target, pack(ranges))
 

@@ -34,8 +34,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -157,6 +158,16 @@ class GroupCommit:
                 self._fail(error)
                 raise
 
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Accept nothing more if the disk fails to keep what is done beside the commits."""
+        try:
+            yield
+        except SyncFailedError as error:
+            with self._commit_lock:
+                self._fail(error)
+            raise
+
     def close(self, reason: MillstreamError) -> None:
         """Sync what was written, and refuse every append from now on, for ``reason``.
 
@@ -265,9 +276,7 @@ class GroupCommit:
         if run.fresh:
             self._write_run(partition, run, ())
 
-    def _write_run(
-        self, partition: Partition, run: _Run, behind: Sequence[PendingAppend]
-    ) -> bool:
+    def _write_run(self, partition: Partition, run: _Run, behind: Sequence[PendingAppend]) -> bool:
         """Write reserved batches in one go; False if there was no room, for those behind either."""
         try:
             offset = partition.write([append.batch for append in run.fresh], self._leader_epoch)

@@ -229,12 +229,21 @@ class Partition:
         return True
 
     def drop_below_start(self) -> int:
-        """Remove the sealed segments that lie below the log start; return how many."""
+        """Remove the sealed segments that lie below the log start; return how many.
+
+        OSError: some could not be removed; call it again later.
+        """
         dropped = 0
-        while self.sealed and self.sealed[0].seal.next_offset <= self.log_start:
-            remove_segment(self._files, self.folder, self.sealed.pop(0).base_offset)
+        while self.has_below_start:
+            remove_segment(self._files, self.folder, self.sealed[0].base_offset)
+            del self.sealed[0]  # not before: what could not be removed is tried again
             dropped += 1
         return dropped
+
+    @property
+    def has_below_start(self) -> bool:
+        """Whether a sealed segment lies below the log start, and is still there."""
+        return bool(self.sealed) and self.sealed[0].seal.next_offset <= self.log_start
 
     @property
     def active_base(self) -> int:

@@ -23,12 +23,13 @@ from millstream.errors import (
     FencedError,
     MillstreamError,
     OffsetOutOfRangeError,
+    SyncFailedError,
     TopicExistsError,
 )
 from millstream.log.batch import EncodedBatch
 from millstream.log.config import TopicConfig
 from millstream.log.control import ControlDb
-from millstream.log.files import DISK, Files, replace_file
+from millstream.log.files import DISK, Files, replace_file, sync_names
 from millstream.log.group_commit import Durability, GroupCommit, PendingAppend
 from millstream.log.groups import Offsets, check_offsets, put_offsets
 from millstream.log.housekeeping import Housekeeper, KeepingReport
@@ -128,7 +129,11 @@ class LogWriter:
             self._catalog = Catalog(self.control)
             self._signal = signal_of(self.folder)
             undo.enter_context(self._signal.owned())
-            self._take_over(directory_id, sync_threads, background=background)
+            try:
+                self._take_over(directory_id, sync_threads, background=background)
+            except SyncFailedError as error:
+                self._mark_needs_verify(error)
+                raise
             self._closing = undo.pop_all()
         _open_writers.add(self)
         self.housekeeper = Housekeeper(self, every_s=HOUSEKEEPING_S if background else None)
@@ -183,7 +188,7 @@ class LogWriter:
         self._state.flush()
         if verify:
             self._files.remove(self.folder / NEEDS_VERIFY)
-            self._files.sync_folder(self.folder)
+            sync_names(self._files, self.folder)
         # Markers that the last owner still owed go last: they are appends like any other.
         with suppress(DiskFullError):
             self.transactions.recover()
@@ -258,7 +263,8 @@ class LogWriter:
                 )
             slots = self._catalog.free_slots(partitions)
             topic = Topic(name, topic_id or uuid.uuid4().hex, slots, dict(settings or {}))
-            segments = make_partition_folders(self._files, self.folder, topic, 0)
+            with self._commit.stopping():
+                segments = make_partition_folders(self._files, self.folder, topic, 0)
             self._catalog.insert(topic)
             self._show(topic, segments, 0)
         return topic.info
@@ -294,7 +300,8 @@ class LogWriter:
             TopicConfig.parse(kept)
             slots = before.slots + self._catalog.free_slots(wanted - count)
             topic = replace(before, slots=slots, settings=kept)
-            segments = make_partition_folders(self._files, self.folder, topic, count)
+            with self._commit.stopping():
+                segments = make_partition_folders(self._files, self.folder, topic, count)
             self._catalog.update(topic, partitions_before=count)
             self._show(topic, segments, count)
             config = self.config_of(topic)
@@ -543,7 +550,7 @@ class LogWriter:
     def _mark_needs_verify(self, error: MillstreamError) -> None:
         try:
             replace_file(self._files, self.folder / NEEDS_VERIFY, f"{error}\n".encode())
-        except OSError as second:
+        except (OSError, SyncFailedError) as second:
             error.add_note(f"and {NEEDS_VERIFY} could not be written: {second}")
 
     def _check_usable(self) -> None:
@@ -565,13 +572,13 @@ class LogWriter:
         try:
             self._commit.close(FencedError(f"the log {self.folder} was closed; connect again"))
         finally:
-            healthy = self._commit.healthy
-            for partition in self._partitions.values():
-                partition.close(seal=healthy)
-            if healthy:
-                self._state.publish_header(self._header._replace(flags=CLEAN, owner_pid=0))
-                self._state.flush()
-            self._closing.close()
+            with self._closing, self._commit.stopping():
+                healthy = self._commit.healthy
+                for partition in self._partitions.values():
+                    partition.close(seal=healthy)
+                if healthy:
+                    self._state.publish_header(self._header._replace(flags=CLEAN, owner_pid=0))
+                    self._state.flush()
 
     def disable_after_fork(self) -> None:
         """Refuse everything in a forked child: the log belongs to the parent."""

@@ -91,7 +91,11 @@ def test_a_batch_that_came_twice_into_a_full_disk_is_refused_both_times(
         assert writer.append("t", 0, [encode_rows([Row(0, b"k", b"of another")])]) == [1]
         assert [send(writer, ProducerStamp(7, 0, n)) for n in (1, 1, 2)] == [2, 2, 3]
         read = LogReader(tmp_path).read("t", 0, 1, 4, columns=("value",))
-        assert [v for part in read for v in part["value"].to_pylist()] == [b"of another", b"1", b"2"]
+        assert [v for part in read for v in part["value"].to_pylist()] == [
+            b"of another",
+            b"1",
+            b"2",
+        ]
 
 
 def test_a_new_epoch_begins_at_sequence_0_and_fences_the_older(tmp_path: Path) -> None:
