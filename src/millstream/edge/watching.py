@@ -102,19 +102,28 @@ class Watching:
     def _run(
         self, topic: str, followed: Followed, ends: list[int], loop: asyncio.AbstractEventLoop
     ) -> None:
-        reader = self._open_reader()
         with suppress(RuntimeError):  # the loop is closed: the server has ended
             try:
-                while not followed.stopped.is_set():
-                    if reader.wait(topic, ends, _LOOK_S):
-                        now = [end for _, end in reader.offsets(topic)]
-                        _check_grown(topic, ends, now)
-                        ends = now
-                        loop.call_soon_threadsafe(followed.told, ends)
-                    else:
-                        _check_grown(topic, ends, [end for _, end in reader.offsets(topic)])
+                self._look(topic, followed, ends, loop)
             except MillstreamError as error:
                 loop.call_soon_threadsafe(followed.failed, error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the streams must be told
+                failure = MillstreamError(f"Topic {topic!r} could not be followed: {error!r}.")
+                failure.__cause__ = error
+                loop.call_soon_threadsafe(followed.failed, failure)
+
+    def _look(
+        self, topic: str, followed: Followed, ends: list[int], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        reader = self._open_reader()
+        while not followed.stopped.is_set():
+            if reader.wait(topic, ends, _LOOK_S):
+                now = [end for _, end in reader.offsets(topic)]
+                _check_grown(topic, ends, now)
+                ends = now
+                loop.call_soon_threadsafe(followed.told, ends)
+            else:
+                _check_grown(topic, ends, [end for _, end in reader.offsets(topic)])
 
 
 def _check_grown(topic: str, before: Sequence[int], now: Sequence[int]) -> None:

@@ -117,7 +117,7 @@ class DiskFiles:
 
     def names(self, path: Path) -> list[str]:
         try:
-            return sorted(entry.name for entry in path.iterdir())
+            return sorted(os.listdir(path))  # noqa: PTH208 - with thousands of files it is the quicker
         except (FileNotFoundError, NotADirectoryError):
             return []
 
