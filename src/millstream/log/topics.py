@@ -171,7 +171,8 @@ class Catalog:
         )
         slots: dict[tuple[str, str, str], list[int]] = {}
         for name, topic_id, config, slot in rows:
-            slots.setdefault((name.partition("/")[0], topic_id, config), []).append(slot)
+            shown = name.partition("/")[0] if deleted else name
+            slots.setdefault((shown, topic_id, config), []).append(slot)
         with understood("which topics there are"):
             return {
                 (topic_id if deleted else name): _checked(
