@@ -319,7 +319,9 @@ def test_where_nothing_can_be_written_nothing_is_given_and_nobody_is_told_it_is_
     assert ann.given(max_records=1) == [(0, 1, 1)]
 
     def full() -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
 
     control._before_commit = full
     assert ann.acknowledge((0, 1, ACCEPT)) == Code.KAFKA_STORAGE_ERROR

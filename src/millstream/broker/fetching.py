@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Wanted:
-    """One partition of a fetch, and what was found for it so far.
+    """One partition of a fetch, and what was found for it so far; all, where it has ``ended``.
 
     ``topic_id`` is that of the topic; None until it is looked up, where the client gave its name and
     not ``by_id``.
@@ -50,6 +50,7 @@ class Wanted:
     next_offset: int
     parts: list[memoryview] = field(default_factory=list)
     size: int = 0
+    ended: bool = False
     aborted: dict[AbortedRange, None] = field(default_factory=dict)
     code: Code = Code.NONE
     high_watermark: int = -1
@@ -115,7 +116,9 @@ async def _gather(
             event.clear()
             await node.run(lambda: _read(node.reader(), wanted, isolation, bytes_max))
             left_s = deadline_s - node.loop.time()
-            done = sum(one.size for one in wanted) >= enough or any(one.code for one in wanted)
+            done = sum(one.size for one in wanted) >= enough or any(
+                one.code or one.ended for one in wanted
+            )
             if done or left_s <= 0 or not wanted:
                 return
             try:
@@ -162,7 +165,7 @@ def _read_one(
     one.log_start = state.log_start
     one.parts += found.parts
     one.size += found.size
-    one.next_offset = found.next_offset
+    one.next_offset, one.ended = found.next_offset, found.ended
     one.aborted.update(dict.fromkeys(found.aborted))
 
 

@@ -84,6 +84,7 @@ class Node:
         self.loop = asyncio.get_running_loop()
         self.watch = Watch(self.loop)
         self.responses = ResponseMemory(settings.responses_bytes_max)
+        self.fail = on_failure
         self.appender = Appender(writer, self.loop, on_failure=on_failure)
         directory_id = read_format(writer.folder, DISK)
         assert directory_id is not None, "a log that is open has a name"

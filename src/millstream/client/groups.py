@@ -136,7 +136,7 @@ def lag_of(
                 holding = reader.holding(*name)
             except UnknownTopicError:
                 continue  # deleted between the two looks
-            risk = risks({group: {name: found.offset}}, [holding], now_ms)
+            risk = risks({name: {group: found.offset}}, [holding], now_ms)
             rows.append(
                 Lag(
                     group,

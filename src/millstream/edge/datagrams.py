@@ -115,6 +115,16 @@ class Listener:
         return self._drops if self._socket.fileno() < 0 else kernel_drops(self._inode)
 
     def _run(self) -> None:
+        try:
+            self._take_all()
+        except MillstreamError as error:  # the producer has ended
+            self._on_failure(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, who runs this must be told
+            failure = MillstreamError(f"Datagrams are not taken any more: {error!r}.")
+            failure.__cause__ = error
+            self._on_failure(failure)
+
+    def _take_all(self) -> None:
         ends_s = math.inf
         while time.monotonic() < ends_s:
             if self._ending.is_set():
@@ -131,11 +141,7 @@ class Listener:
                 continue
             if not self._counts.datagrams % _LOOK_EVERY:
                 self._look_at_sent()
-            try:
-                self._take(datagram, sender[0])
-            except MillstreamError as error:  # the producer has ended
-                self._on_failure(error)
-                return
+            self._take(datagram, sender[0])
 
     def _take(self, datagram: bytes, address: str) -> None:
         counts = self._counts

@@ -107,13 +107,26 @@ class Watching:
         ends: Sequence[int],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        # Pinned: a topic that is made anew is an error, and never more of this one.
-        reader = self._open_reader().pinned({topic.name: topic.topic_id})
         with suppress(RuntimeError):  # the loop is closed: the server has ended
             try:
-                while not followed.stopped.is_set():
-                    if reader.wait(topic.name, ends, _LOOK_S):
-                        ends = [end for _, end in reader.offsets(topic.name)]
-                        loop.call_soon_threadsafe(followed.told, ends)
+                self._look(topic, followed, ends, loop)
             except MillstreamError as error:
                 loop.call_soon_threadsafe(followed.failed, error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the streams must be told
+                failure = MillstreamError(f"Topic {topic.name!r} could not be followed: {error!r}.")
+                failure.__cause__ = error
+                loop.call_soon_threadsafe(followed.failed, failure)
+
+    def _look(
+        self,
+        topic: TopicInfo,
+        followed: Followed,
+        ends: Sequence[int],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        # Pinned: a topic that is made anew is an error, and never more of this one.
+        reader = self._open_reader().pinned({topic.name: topic.topic_id})
+        while not followed.stopped.is_set():
+            if reader.wait(topic.name, ends, _LOOK_S):
+                ends = [end for _, end in reader.offsets(topic.name)]
+                loop.call_soon_threadsafe(followed.told, ends)

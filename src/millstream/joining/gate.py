@@ -176,9 +176,15 @@ class Gate:
                 selector.select()
                 if self._closing:
                     return
-                with suppress(OSError):
+                try:
                     connection, _ = listener.accept()
+                except OSError:
+                    continue
+                try:
                     self._let_in(connection, writer)
+                except Exception:  # noqa: BLE001 - such as no room for another thread
+                    _log.exception("a guest could not be let in; it is to come again")
+                    connection.close()
 
     def _let_in(self, connection: socket.socket, writer: LogWriter) -> None:
         connection.setblocking(True)
@@ -188,7 +194,12 @@ class Gate:
                 connection.close()
                 return
             self._visits.add(visit)
-        visit.start()
+        try:
+            visit.start()
+        except BaseException:
+            with self._lock:
+                self._visits.discard(visit)
+            raise
 
     # -- what visits need ---------------------------------------------------------------------
 

@@ -7,8 +7,10 @@ One entry of 28 bytes for each abort marker in the segment, little-endian, in th
     last offset      int64   where its marker is
     CRC-32C          uint32  of the 24 bytes before
 
-An entry is written before the last stable offset moves past its marker, so a reader that may see
-the records finds the entry too. After a crash it is rebuilt from the markers in the log.
+An entry is durable before the last stable offset moves past its marker, so a reader that may see
+the records finds the entry too, with a living owner or after the loss of power. Readers look here
+first and read the records then: compaction and retention take the records away before the entries,
+so what is found is never too little. After a crash the file is made anew from the markers in the log.
 
 Source: Kafka ``AbortedTxn``, ``TransactionIndex``.
 """
@@ -22,8 +24,9 @@ from pathlib import Path
 
 import google_crc32c
 
+from millstream.errors import CorruptionError
 from millstream.log.batch import TRANSACTIONAL, BatchHeader
-from millstream.log.files import Files, read_whole, replace_file
+from millstream.log.files import Files, read_whole, replace_file, sync_names
 from millstream.log.producers import AbortedRange
 
 SUFFIX = ".aborted"
@@ -53,12 +56,43 @@ def unpack(data: bytes) -> list[AbortedRange]:
 
 
 def read(files: Files, path: Path) -> list[AbortedRange]:
-    """Return the ranges of the segment at ``path`` (its .log file); none if it has no such file."""
-    target = path.with_suffix(SUFFIX)
+    """Return the ranges of the segment at ``path`` (its .log file); none if it has no such file.
+
+    For those who know how many there must be, or make the file anew: an entry that is not whole
+    ends them.
+    """
+    return unpack(_content(files, path))
+
+
+def read_all(files: Files, path: Path) -> list[AbortedRange]:
+    """Return the ranges of the segment at ``path``, for those who hide records by them.
+
+    Raises:
+        CorruptionError: an entry is damaged, or the disk does not give it.
+    """
     try:
-        return unpack(read_whole(files, target))
+        content = _content(files, path)
+    except OSError as error:
+        raise _unreadable(path, str(error)) from error
+    found = unpack(content)
+    if len(found) < len(content) // ENTRY_BYTES:  # one that is being written is shorter
+        raise _unreadable(path, f"entry {len(found)} does not match its CRC-32C")
+    return found
+
+
+def _content(files: Files, path: Path) -> bytes:
+    try:
+        return read_whole(files, path.with_suffix(SUFFIX))
     except FileNotFoundError:
-        return []
+        return b""
+
+
+def _unreadable(path: Path, why: str) -> CorruptionError:
+    return CorruptionError(
+        f"{path.with_suffix(SUFFIX)} does not tell which transactions were taken back: {why}. "
+        "Nothing committed is read there until it does; open the folder for writing anew, which "
+        "makes the file again from the segment"
+    )
 
 
 def rewrite(files: Files, path: Path, ranges: Sequence[AbortedRange]) -> None:
@@ -71,7 +105,7 @@ def rewrite(files: Files, path: Path, ranges: Sequence[AbortedRange]) -> None:
     if not ranges:
         if known is not None:
             files.remove(target)
-            files.sync_folder(target.parent)
+            sync_names(files, target.parent)
     elif known != pack(ranges):
         replace_file(files, target, pack(ranges))
 
@@ -89,9 +123,54 @@ class AbortedRanges:
 
     def cover(self, header: BatchHeader) -> bool:
         """Return whether a batch of records was taken back."""
+        return self.find(header) is not None
+
+    def find(self, header: BatchHeader) -> AbortedRange | None:
+        """Return the transaction taken back that a batch, or a marker, belongs to."""
         if not header.attributes & TRANSACTIONAL:
-            return False
+            return None
         # The transactions of one producer follow each other: only the next to end can cover it.
         ranges = self._by_producer.get(header.producer_id, [])
         place = bisect_left(ranges, header.base_offset, key=lambda one: one.last_offset)
-        return place < len(ranges) and ranges[place].first_offset <= header.base_offset
+        if place < len(ranges) and ranges[place].first_offset <= header.base_offset:
+            return ranges[place]
+        return None
+
+
+class Telling:
+    """Which of ``ranges`` must be told to Kafka's clients together with some batches.
+
+    Such a client leaves out what a producer sends from the first offset of a range on, up to the
+    next abort marker of the producer in the same answer. Compaction may have taken the marker away
+    after the ranges were read and before the segment was: then the client would leave out what
+    follows, too, so that must go into another answer.
+    """
+
+    def __init__(self, ranges: Iterable[AbortedRange]) -> None:
+        self._ranges = AbortedRanges(ranges)
+        self._open: dict[int, AbortedRange] = {}  # by producer: told, and its marker not met yet
+        self._told: dict[AbortedRange, None] = {}
+
+    @property
+    def told(self) -> list[AbortedRange]:
+        """The ranges to tell, by their first offsets."""
+        return sorted(self._told, key=lambda one: one.first_offset)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a marker is still to come: what follows then goes into another answer, too."""
+        return bool(self._open)
+
+    def admit(self, header: BatchHeader) -> bool:
+        """Note the next batch of the answer; False: it and what follows must go into another."""
+        if not self._ranges or not header.attributes & TRANSACTIONAL:
+            return True
+        before = self._open.pop(header.producer_id, None)
+        if before is not None and before.last_offset < header.base_offset:
+            return False
+        found = self._ranges.find(header)
+        if found is not None:
+            self._told[found] = None
+            if found.last_offset > header.base_offset:
+                self._open[header.producer_id] = found
+        return True

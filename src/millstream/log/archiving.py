@@ -36,7 +36,7 @@ from millstream.log.archive import (
     with_checksum,
 )
 from millstream.log.decoding import ALL_COLUMNS
-from millstream.log.files import NewFile
+from millstream.log.files import NewFile, sync_names
 from millstream.log.partition import Partition, SealedSegment
 from millstream.log.reader import LogReader
 
@@ -236,7 +236,7 @@ class _Archiving:
         there = any(note.is_of(one.base_offset, one.seal) for one in partition.sealed)
         if there and not partition.closed:
             self._files.rename(fresh, self._path)
-            self._files.sync_folder(partition.folder)
+            sync_names(self._files, partition.folder)
             self._told.add(note, size)
             self._told.made += 1
 

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import CorruptBatchError, OffsetOutOfRangeError
-from millstream.log import aborted
+from millstream.log.aborted import Telling
 from millstream.log.control import ControlDb
 from millstream.log.decoding import Block, decode
-from millstream.log.files import DISK, Files, numbered
+from millstream.log.files import DISK, Files
 from millstream.log.producers import AbortedRange
 from millstream.log.reader import Isolation, LogReader
-from millstream.log.segment import Room, segment_name
+from millstream.log.segment import Room
 from millstream.log.segment_reader import Place
 from millstream.log.state_file import PartitionState
 from millstream.log.topics import Topic, partition_folder
@@ -33,13 +33,16 @@ _PLACES_MAX = 10_000
 class Batches(NamedTuple):
     """Batches in the order of offsets; the next ones begin at ``next_offset``.
 
-    ``parts`` are views of what was read, so that nobody copies what is only sent on. ``aborted`` are the transactions taken back that have records among them.
+    ``parts`` are views of what was read, so that nobody copies what is only sent on. ``aborted`` are
+    the transactions taken back that have records or their markers among them. Where they have
+    ``ended``, what follows must not go into the same answer; see ``aborted.Telling``.
     """
 
     parts: list[memoryview]
     size: int
     next_offset: int
     aborted: list[AbortedRange]
+    ended: bool = False
 
 
 class FoundRecord(NamedTuple):
@@ -101,23 +104,23 @@ class BatchReader(LogReader):
             )
         if start >= end or bytes_max <= 0:
             return Batches([], 0, start, [])
-        parts, size, reached = self._gather(found, partition, (start, end), bytes_max, first_whole)
         ranges: list[AbortedRange] = []
-        if isolation == "read_committed" and parts:
-            ranges = self._taken_back(found, partition, start, reached)
-        return Batches(parts, size, reached, ranges)
+        if isolation == "read_committed":  # before the records: see ``aborted``
+            folder = partition_folder(self.folder, found, partition)
+            ranges = self._aborted(folder, self._files.names(folder), start, end)
+        room = Room(start, bytes_max, first_whole=first_whole)
+        return self._gather(found, partition, (start, end), room, Telling(ranges))
 
     def _gather(
         self,
         topic: Topic,
         partition: int,
         wanted: tuple[int, int],
-        bytes_max: int,
-        first_whole: bool,  # noqa: FBT001 - private
-    ) -> tuple[list[memoryview], int, int]:
+        room: Room,
+        telling: Telling,
+    ) -> Batches:
         parts: list[memoryview] = []
-        size, reached = 0, wanted[0]
-        room = Room(wanted[0], bytes_max, first_whole=first_whole)
+        size, reached, ended = 0, wanted[0], False
         name = (topic.topic_id, partition)
         if len(self._ended) > _PLACES_MAX:  # topics come and go
             self._ended.clear()
@@ -130,31 +133,21 @@ class BatchReader(LogReader):
                 for at, header in block.batches:
                     if not room.has(header):
                         break
+                    ended = not telling.admit(header)
+                    if ended:
+                        break
                     room.take(header.size)
                     stop, reached = at + header.size, header.next_offset
                 if stop > first:
                     parts.append(memoryview(block.data)[first:stop])
                     size += stop - first
                     self._ended[name] = Place(block.path, reached, block.position + stop)
-                if room.full:
+                if room.full or ended:
                     break
         except CorruptBatchError:
             if not parts:
                 raise
-        return parts, size, reached
-
-    def _taken_back(self, topic: Topic, partition: int, start: int, end: int) -> list[AbortedRange]:
-        folder = partition_folder(self.folder, topic, partition)
-        bases = numbered(self._files.names(folder), aborted.SUFFIX)
-        return sorted(
-            (
-                one
-                for base in bases
-                for one in aborted.read(self._files, folder / segment_name(base))
-                if one.first_offset < end and one.last_offset >= start
-            ),
-            key=lambda one: one.first_offset,
-        )
+        return Batches(parts, size, reached, telling.told, ended or telling.waits)
 
     def first_at(self, topic: str, partition: int, timestamp_ms: int) -> FoundRecord | None:
         """Return the first record whose timestamp is ``timestamp_ms`` or later; None: there is none.

@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from millstream.errors import SyncFailedError
 from millstream.log import aborted, archive, seal
-from millstream.log.files import replace_file
+from millstream.log.files import replace_file, sync_names
 from millstream.log.partition import Partition, SealedSegment
 from millstream.log.scan import Scan
 from millstream.log.seal import Seal
@@ -56,8 +55,8 @@ def replace_segments(
 
     Raises:
         OSError: the disk failed before step 2: the old ones are in place, perhaps without a seal.
-        SyncFailedError: the disk failed in step 2; whether the old or the new file survives a power
-            cut is open, so nothing more is accepted.
+        SyncFailedError: the disk failed to keep names; which file survives a power cut is open, so
+            nothing more is accepted.
     """
     fresh = SealedSegment(olds[0].base_offset, made)
     replaced: list[SealedSegment] = []
@@ -69,15 +68,9 @@ def replace_segments(
         files, path = partition.files, partition.path_of(fresh)
         for suffix in (seal.SUFFIX, archive.SUFFIX):
             files.remove(path.with_suffix(suffix))
-        files.sync_folder(partition.folder)
+        sync_names(files, partition.folder)
         files.rename(draft, path)
-        try:
-            files.sync_folder(partition.folder)
-        except OSError as error:
-            raise SyncFailedError(
-                f"the disk failed to keep the name of {path}, which compaction replaced ({error}); "
-                "nothing more is accepted. Check the disk, then open the folder again"
-            ) from error
+        sync_names(files, partition.folder)
         partition.sealed[place : place + len(olds)] = [fresh]
         replaced.append(fresh)
         with suppress(OSError):  # without a seal, all of this is made again by the next opening

@@ -16,7 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from millstream.errors import ConfigError, CorruptionError, DiskFullError, RetriableError
+from millstream.errors import (
+    ConfigError,
+    CorruptionError,
+    DiskFullError,
+    MillstreamError,
+    RetriableError,
+)
 
 CONTROL_NAME = "control.db"
 _WAIT_S = 30  # for another process to finish its commit
@@ -102,6 +108,7 @@ class ControlDb:
 
         Raises:
             ConfigError: there is none, or SQLite cannot open it.
+            CorruptionError: it is damaged; restore it from a backup.
         """
         path = folder / CONTROL_NAME
         mode = "rwc" if write else "ro"
@@ -114,8 +121,11 @@ class ControlDb:
                 check_same_thread=False,
             )
             return cls(connection, write=write)
-        except sqlite3.Error as error:
-            raise ConfigError(f"{path} cannot be opened: {error}; is {folder} a log?") from error
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            ours = _as_ours(error)
+            if isinstance(ours, ConfigError):
+                ours = ConfigError(f"{path} cannot be opened: {error}; is {folder} a log?")
+            raise ours from error
 
     def close(self) -> None:
         """Close the file."""
@@ -155,21 +165,49 @@ class ControlDb:
 
 
 @contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Take what cannot be made sense of, of the rows of control.db, for damage.
+
+    Raises:
+        CorruptionError: restore the file from a backup.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptionError(
+            f"{CONTROL_NAME} is damaged: it does not tell {what} ({error}); restore it from a backup "
+            "of the folder"
+        ) from error
+
+
+@contextmanager
 def _translated() -> Iterator[None]:
     try:
         yield
-    except sqlite3.OperationalError as error:
-        if "full" in str(error):
-            raise DiskFullError(
-                f"{CONTROL_NAME} could not be written: {error}; nothing has changed. Make room on "
-                "the disk, then try again"
-            ) from error
-        raise RetriableError(
-            f"{CONTROL_NAME} could not be used: {error}; nothing has changed, try again"
-        ) from error
     except sqlite3.IntegrityError:
         raise  # a rule of the tables, of which the caller knows
-    except sqlite3.DatabaseError as error:
-        raise CorruptionError(
-            f"{CONTROL_NAME} is damaged ({error}); restore it from a backup of the folder"
-        ) from error
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise _as_ours(error) from error
+
+
+def _as_ours(error: Exception) -> MillstreamError:
+    """Return what an error means to the caller.
+
+    What is neither busy nor full is damage: our statements are right, so a table or a column that
+    is missing, or a text that is none, was changed by somebody else, or by the disk.
+    """
+    primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if primary == sqlite3.SQLITE_FULL:
+        return DiskFullError(
+            f"{CONTROL_NAME} could not be written: {error}; nothing has changed. Make room on "
+            "the disk, then try again"
+        )
+    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return RetriableError(
+            f"{CONTROL_NAME} could not be used: {error}; nothing has changed, try again"
+        )
+    if primary in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY):
+        return ConfigError(f"{CONTROL_NAME} cannot be used: {error}; check the folder's rights")
+    return CorruptionError(
+        f"{CONTROL_NAME} is damaged, or its disk is ({error}); restore it from a backup of the folder"
+    )

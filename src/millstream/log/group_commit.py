@@ -34,8 +34,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from millstream.errors import (
@@ -63,6 +65,17 @@ class PendingAppend:
         self.offset = -1
         self.error: MillstreamError | None = None
         self.done = False
+
+
+@dataclass(slots=True)
+class _Run:
+    """Batches that are written in one go: all of them or none.
+
+    Those ``again`` are in it already, at the offsets told, so what becomes of it becomes of them.
+    """
+
+    fresh: list[PendingAppend] = field(default_factory=list)
+    again: list[tuple[PendingAppend, int]] = field(default_factory=list)
 
 
 class GroupCommit:
@@ -144,6 +157,16 @@ class GroupCommit:
             except SyncFailedError as error:
                 self._fail(error)
                 raise
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Accept nothing more if the disk fails to keep what is done beside the commits."""
+        try:
+            yield
+        except SyncFailedError as error:
+            with self._commit_lock:
+                self._fail(error)
+            raise
 
     def close(self, reason: MillstreamError) -> None:
         """Sync what was written, and refuse every append from now on, for ``reason``.
@@ -230,13 +253,13 @@ class GroupCommit:
                     "to it; create it, or send elsewhere"
                 )
             return
-        run: list[PendingAppend] = []
+        run = _Run()
         room = partition.room()
         for place, append in enumerate(appends):
-            if run and room < append.batch.size:
+            if run.fresh and room < append.batch.size:
                 if not self._write_run(partition, run, appends[place:]):
                     return
-                run, room = [], partition.room()
+                run, room = _Run(), partition.room()
             try:
                 self._admit(append.batch)
                 known = partition.reserve(append.batch)
@@ -244,29 +267,28 @@ class GroupCommit:
                 append.error = error  # what was wrong with this batch is not the others' fault
                 continue
             if known is None:
-                run.append(append)
+                run.fresh.append(append)
                 room -= append.batch.size
-            else:
+            elif known < partition.log_end_offset:
                 append.offset = known
-        if run:
+            else:  # it has been sent twice, and the first of the two is not written yet
+                run.again.append((append, known))
+        if run.fresh:
             self._write_run(partition, run, ())
 
-    def _write_run(
-        self,
-        partition: Partition,
-        run: Sequence[PendingAppend],
-        behind: Sequence[PendingAppend],
-    ) -> bool:
+    def _write_run(self, partition: Partition, run: _Run, behind: Sequence[PendingAppend]) -> bool:
         """Write reserved batches in one go; False if there was no room, for those behind either."""
         try:
-            offset = partition.write([append.batch for append in run], self._leader_epoch)
+            offset = partition.write([append.batch for append in run.fresh], self._leader_epoch)
         except DiskFullError as error:
-            for append in (*run, *behind):
+            for append in (*run.fresh, *(append for append, _ in run.again), *behind):
                 append.error = error
             return False
-        for append in run:
+        for append in run.fresh:
             append.offset = offset
             offset += append.batch.count
+        for append, known in run.again:
+            append.offset = known
         return True
 
     def _sync(self, partitions: Sequence[Partition]) -> None:

@@ -88,6 +88,24 @@ def committed_offsets(control: ControlDb, group: str) -> dict[TopicPartition, Co
     return {TopicPartition(name, number): CommittedOffset(*rest) for name, number, *rest in rows}
 
 
+def offsets_by_partition(
+    control: ControlDb, below: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, dict[str, int]]:
+    """Return what groups have committed of these partitions ``below`` an offset of each; by group."""
+    found: dict[TopicPartition, dict[str, int]] = {}
+    rows = control.rows(
+        "SELECT name, partition, group_name, committed_offset FROM group_offsets "
+        "JOIN topics USING (topic_id) WHERE deleted = 0 AND committed_offset < ? "
+        "ORDER BY group_name",
+        (max(below.values()),),
+    )
+    for name, number, group, offset in rows:
+        place = TopicPartition(name, number)
+        if offset < below.get(place, 0):
+            found.setdefault(place, {})[group] = offset
+    return found
+
+
 def group_names(control: ControlDb) -> list[str]:
     """Return every group that has committed something, sorted."""
     return [

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from millstream.errors import DiskFullError, MillstreamError, RetriableError
+from millstream.errors import DiskFullError, RetriableError
 from millstream.log.compaction import compact_partition
-from millstream.log.groups import committed_offsets, group_names
+from millstream.log.groups import offsets_by_partition
 from millstream.log.partition import Partition
 from millstream.log.producers import PRODUCER_EXPIRES_MS
-from millstream.log.retention import RetentionRisk, RunningClock, risks, start_after_pass
+from millstream.log.retention import (
+    Holding,
+    RetentionRisk,
+    RunningClock,
+    first_safe_offset,
+    risks,
+    start_after_pass,
+)
 
 if TYPE_CHECKING:
     from millstream.log.writer import LogWriter
@@ -29,14 +35,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class KeepingReport:
-    """What one pass did."""
+    """What one pass did; ``put_off`` names the partitions left for the next one, and why."""
 
     rolled: int = 0
     segments_removed: int = 0
     segments_compacted: int = 0
     transactions_aborted: int = 0
     producers_forgotten: int = 0
+    put_off: list[str] = field(default_factory=list)
     risks: list[RetentionRisk] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class HousekeepingHealth:
+    """How the passes in the background go: how many left something undone, and why the last did."""
+
+    passes_failed: int = 0
+    last_failure: tuple[str, ...] = ()
 
 
 class Housekeeper:
@@ -54,6 +69,7 @@ class Housekeeper:
         self._clock: RunningClock | None = None
         self._callbacks: list[Callable[[RetentionRisk], None]] = []
         self._told: set[tuple[str, str, int, bool]] = set()
+        self.health = HousekeepingHealth()
         self._thread: threading.Thread | None = None
         if every_s is not None:
             self._thread = threading.Thread(
@@ -77,12 +93,12 @@ class Housekeeper:
         Raises:
             SyncFailedError: the disk failed; open the folder again.
         """
-        running = time.monotonic_ns() // 1_000_000 if running_ms is None else running_ms
+        running = self._writer.running_ms() if running_ms is None else running_ms
         report = KeepingReport()
         with self._pass_lock:
             self._clock = self._clock or RunningClock(now_ms, running)
             now_ms = self._clock.read(now_ms, running)
-            report.transactions_aborted = self._writer.transactions.expire(now_ms)
+            report.transactions_aborted = self._writer.transactions.expire()
             for partition in self._writer.partitions():
                 if self._stopped.is_set():
                     break
@@ -95,19 +111,19 @@ class Housekeeper:
 
     def risks(self, now_ms: int) -> list[RetentionRisk]:
         """Return the groups that lost records or are about to."""
-        control = self._writer.control
-        groups = {
-            name: {place: found.offset for place, found in committed_offsets(control, name).items()}
-            for name in group_names(control)
-        }
-        found: list[RetentionRisk] = []
+        holdings: list[Holding] = []
+        for partition in self._writer.partitions():
 
-        def look() -> None:
-            holdings = [one.holding() for one in self._writer.partitions() if not one.closed]
-            found.extend(risks(groups, holdings, now_ms))
+            def look(partition: Partition = partition) -> None:
+                if not partition.closed:
+                    holdings.append(partition.holding())
 
-        self._writer.exclusively(look)
-        return found
+            # One at a time, and nothing is reckoned meanwhile: appends wait for this.
+            self._writer.exclusively(look)
+        ends = {one.name: end for one in holdings if (end := first_safe_offset(one, now_ms)) > 0}
+        if not ends:
+            return []
+        return risks(offsets_by_partition(self._writer.control, ends), holdings, now_ms)
 
     def _keep(self, partition: Partition, now_ms: int, report: KeepingReport) -> None:
         writer = self._writer
@@ -123,15 +139,19 @@ class Housekeeper:
         try:
             writer.exclusively(look)
             report.rolled += sum(rolled)
-            if start and start[0] > partition.log_start:
+            if start and (start[0] > partition.log_start or partition.has_below_start):
                 before = len(partition.sealed)
                 writer.move_log_start(partition, start[0])
                 report.segments_removed += before - len(partition.sealed)
+                if partition.has_below_start:
+                    report.put_off.append(f"{partition.folder}: a segment could not be removed")
             if partition.config.compacts and not partition.closed:
                 report.segments_compacted += compact_partition(
                     writer, partition, now_ms, stopped=self._stopped.is_set
                 )
-        except DiskFullError as error:
+        except (DiskFullError, OSError) as error:
+            # One file that cannot be removed must not keep the others; it is tried again.
+            report.put_off.append(f"{partition.folder}: {error}")
             _log.warning("housekeeping left %s for later: %s", partition.folder, error)
 
     def _tell(self, found: list[RetentionRisk]) -> None:
@@ -153,9 +173,19 @@ class Housekeeper:
         assert self._every_s is not None
         while not self._stopped.wait(self._every_s):
             try:
-                self.keep_house(time.time_ns() // 1_000_000)
+                self._note(self.keep_house(self._writer.now_ms()).put_off)
             except RetriableError as error:
                 _log.warning("housekeeping is tried again later: %s", error)
-            except MillstreamError as error:
-                _log.error("housekeeping stopped: %s", error)
-                return
+                self._note([str(error)])
+            except Exception as error:  # noqa: BLE001 - see below
+                # Whatever it is, the next pass may do better; a thread that ends here would leave
+                # nothing behind but a disk that fills up.
+                if self._writer.failure is not None:
+                    _log.error("housekeeping stopped with the log: %s", error)
+                    self._note([str(error)])
+                    return
+                _log.exception("a pass of housekeeping failed, and is tried again later")
+                self._note([f"{type(error).__name__}: {error}"])
+
+    def _note(self, why: list[str]) -> None:
+        self.health = HousekeepingHealth(self.health.passes_failed + bool(why), tuple(why))

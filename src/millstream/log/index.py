@@ -15,10 +15,14 @@ a reader that finds something else at a position than the entry says reads from 
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import google_crc32c
 import numpy as np
+
+from millstream.log.files import Files, read_whole
+from millstream.log.resuming import Boundary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,6 +66,10 @@ class IndexBuilder:
         same.content = bytearray(self.content)
         return same
 
+    def resume_at(self, position: int) -> None:
+        """Have an entry for the batch at ``position``, before which there is damage."""
+        self._next_entry = min(self._next_entry, position)
+
     def add(self, offset: int, position: int, header: bytes, max_timestamp_ms: int) -> None:
         """Note a batch: its base offset, its place, its 61 header bytes, its largest timestamp."""
         if position >= self._next_entry:
@@ -91,6 +99,10 @@ class SparseIndex:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def boundaries(self) -> list[Boundary]:
+        """Return base offset and position of each batch that has an entry, in order."""
+        return [Boundary(*self._entry(row)) for row in range(len(self._entries))]
+
     def seek(self, offset: int) -> tuple[int, int]:
         """Return (base offset, position) of a batch at or before ``offset``."""
         row = int(np.searchsorted(self._entries["offset"], offset - self._base_offset, "right"))
@@ -111,3 +123,12 @@ class SparseIndex:
             return self._base_offset, 0
         entry = self._entries[row]
         return self._base_offset + int(entry["offset"]), int(entry["position"])
+
+
+def index_of(files: Files, path: Path, base_offset: int) -> SparseIndex:
+    """Return the index beside the segment at ``path``; it is empty if there is none, or no reading it."""
+    try:
+        content = read_whole(files, path.with_suffix(".idx"))
+    except OSError:  # it is only a hint
+        content = b""
+    return SparseIndex(content, base_offset)

@@ -15,7 +15,7 @@ import weakref
 from pathlib import Path
 
 from millstream.errors import ConfigError, FolderOwnedError
-from millstream.log.files import Files, read_whole, replace_file, write_whole
+from millstream.log.files import Files, read_whole, replace_file, sync_names, write_whole
 
 FORMAT_VERSION = 1
 GATE_NAME = "GATE"  # the socket at which other processes reach the owner
@@ -121,7 +121,7 @@ def make_format(folder: Path, files: Files) -> str:
     if known is not None:
         # Whoever made it may have died before its name was synced; nothing may come to depend on
         # a name that a power cut could take away.
-        files.sync_folder(folder)
+        sync_names(files, folder)
         return known
     if files.names(folder / "t"):
         raise ConfigError(

@@ -59,6 +59,7 @@ class Partition:
         producers: ProducerStates,
         config: TopicConfig,
         clock_ms: Callable[[], int],
+        running_ms: Callable[[], int],
     ) -> None:
         self._files = files
         self.folder = folder
@@ -70,6 +71,8 @@ class Partition:
         self.producers = producers
         self.config = config
         self._clock_ms = clock_ms
+        self._running_ms = running_ms
+        self._began_ms: int | None = None  # when the growing segment got its first record, if here
         self._reserved_end = log_end_offset
         self.dirty = False
         self.closed = False
@@ -112,7 +115,9 @@ class Partition:
         try:
             if self._should_roll(batches):
                 self.roll()
+            began_ms = self._began_ms if self._active.size else self._running_ms()
             end = self._active.append(batches, first, leader_epoch)
+            self._began_ms = began_ms
         except DiskFullError:
             self.producers.rollback()
             self._reserved_end = first
@@ -221,20 +226,38 @@ class Partition:
         full.close()
 
     def roll_if_old(self, now_ms: int) -> bool:
-        """Close the growing segment if its first record is older than a segment may get."""
-        first_ms = self._active.first_ms
-        if not self._active.size or first_ms is None or now_ms - first_ms < self.config.segment_ms:
+        """Close the growing segment if its first record came longer ago than a segment may grow.
+
+        Old records may come today. So their own time counts only where nobody knows when they came:
+        in the segment that an owner finds, and ``now_ms`` is what it is held against.
+        """
+        if not self._active.size or self._age_ms(now_ms) < self.config.segment_ms:
             return False
         self.roll()
         return True
 
+    def _age_ms(self, now_ms: int) -> int:
+        if self._began_ms is not None:
+            return self._running_ms() - self._began_ms
+        first_ms = self._active.first_ms
+        return 0 if first_ms is None else now_ms - first_ms
+
     def drop_below_start(self) -> int:
-        """Remove the sealed segments that lie below the log start; return how many."""
+        """Remove the sealed segments that lie below the log start; return how many.
+
+        OSError: some could not be removed; call it again later.
+        """
         dropped = 0
-        while self.sealed and self.sealed[0].seal.next_offset <= self.log_start:
-            remove_segment(self._files, self.folder, self.sealed.pop(0).base_offset)
+        while self.has_below_start:
+            remove_segment(self._files, self.folder, self.sealed[0].base_offset)
+            del self.sealed[0]  # not before: what could not be removed is tried again
             dropped += 1
         return dropped
+
+    @property
+    def has_below_start(self) -> bool:
+        """Whether a sealed segment lies below the log start, and is still there."""
+        return bool(self.sealed) and self.sealed[0].seal.next_offset <= self.log_start
 
     @property
     def active_base(self) -> int:
@@ -253,7 +276,7 @@ class Partition:
             self.config,
             self.log_start,
             self.producers.last_stable(self.log_end_offset),
-            [segment.seal for segment in self.sealed],
+            [one.seal for one in self.sealed if one.seal.next_offset > self.log_start],
             self._active.size,
         )
 

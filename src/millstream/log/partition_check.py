@@ -187,7 +187,7 @@ class PartitionCheck:
 
     def _look_at_sealed(self, base: int, following: int) -> _Seen:
         path = self._path(base)
-        scan = scan_segment(self._files, path, base, self._producers)
+        scan = scan_segment(self._files, path, base, self._producers, complete_to=following)
         if scan.end_offset in self._bases and scan.end_offset > following:
             if self._circumstances.living:
                 return _Seen([], scan, scan.end_offset)
@@ -208,7 +208,14 @@ class PartitionCheck:
         path, high = self._path(base), self._high
         living = self._circumstances.living and high is not None
         limit = high if living and high is not None else OFFSET_MAX
-        scan = scan_segment(self._files, path, base, self._producers, end_offset=limit)
+        scan = scan_segment(
+            self._files,
+            path,
+            base,
+            self._producers,
+            end_offset=limit,
+            complete_to=base if high is None else high,
+        )
         found = self._of_the_end(path, scan)
         if not found and scan.before_damage is None:
             found = self._readable(path, self._beside_last, scan, scan.end_offset)
@@ -223,9 +230,10 @@ class PartitionCheck:
             exact=self._circumstances.exact,
         )
         recovery = Recovery(self._files, path.parent, clean=True, verify=False)
+        beyond = scan.beyond
         if not recovery.must_keep(path, scan, durable):
-            scan = scan.first_run()
-        end = max(scan.end_offset, durable.offset)
+            scan, beyond = scan.first_run(), None
+        end = max(scan.end_offset, durable.offset, beyond.end_offset if beyond else 0)
         found = holes(self._files, path, scan, end)
         torn = found.pop() if found and found[-1].start == found[-1].end == end else None
         told = [self._damage(path, hole) for hole in found]

@@ -32,6 +32,7 @@ from millstream.log.control import ControlDb
 from millstream.log.decoding import COLUMNS, Block, decode, decode_parts, select_schema
 from millstream.log.files import DISK, Files, numbered, size_of
 from millstream.log.owner import read_format
+from millstream.log.producers import AbortedRange
 from millstream.log.retention import Holding
 from millstream.log.segment import (
     Room,
@@ -407,7 +408,8 @@ class LogReader:
         """
         folder = partition_folder(self.folder, topic, partition)
         names = self._files.names(folder)
-        aborted_ranges = self._aborted(folder, names, start, end)
+        hides = self._isolation == "read_committed"
+        aborted_ranges = AbortedRanges(self._aborted(folder, names, start, end) if hides else ())
         offset, vanished = start, -1
         room = room or Room(start, OFFSET_MAX)
         while offset < end and not room.full:
@@ -438,22 +440,22 @@ class LogReader:
         if start < state.log_start:
             check_range(f"{topic.name}/{partition}", self._bounds(state), start, end)
 
-    def _aborted(self, folder: Path, names: Sequence[str], start: int, end: int) -> AbortedRanges:
-        """Return the aborted transactions with records in [start, end) that are to be hidden.
+    def _aborted(
+        self, folder: Path, names: Sequence[str], start: int, end: int
+    ) -> list[AbortedRange]:
+        """Return the aborted transactions with records in [start, end), to be asked for before these.
 
         Their markers lie behind ``start``, and are all there: nothing at or after the last stable
         offset is read.
         """
-        if self._isolation == "read_uncommitted":
-            return AbortedRanges(())
         bases = numbered(names, aborted.SUFFIX)
         first = max(bisect_right(bases, start) - 1, 0)
-        return AbortedRanges(
+        return [
             found
             for base in bases[first:]
-            for found in aborted.read(self._files, folder / segment_name(base))
+            for found in aborted.read_all(self._files, folder / segment_name(base))
             if found.first_offset < end and found.last_offset >= start
-        )
+        ]
 
     # -- the mapped state and the catalog -----------------------------------------------------
 

@@ -23,8 +23,12 @@ E      p >= durable end           whole batches, but a page before them is     c
 F      p >= durable end           whole batches, no page of zeros              damage: keep, report
 =====  =========================  ==========================================  =====================
 
+What is a whole batch is seen by its bytes, so one may lie in a value: what is *read* behind damage is
+decided by ``resuming``, and is less.
+
 *Cut* is for a torn tail: the bytes are kept in ``quarantine/`` first. *Damage* is for records that
-were acknowledged, or may have been: nothing is removed but a torn tail behind the last whole batch.
+were acknowledged, or may have been: nothing is removed but what cannot be read behind the last whole
+batch, which is kept in the same way.
 The segment is closed with the damaged offsets written into its seal, and appends go to a new
 segment that begins after everything that was ever acknowledged, so that no offset is used twice.
 What is whole can be read; reading the damaged offsets raises an error that names them. ``millstream
@@ -48,7 +52,7 @@ from pathlib import Path
 
 from millstream.errors import CorruptionError
 from millstream.log import aborted, archive, seal
-from millstream.log.files import Files, NewFile, numbered, read_whole
+from millstream.log.files import Files, NewFile, numbered, read_whole, sync_names
 from millstream.log.findings import holes
 from millstream.log.index import IndexBuilder, SparseIndex
 from millstream.log.partition import SealedSegment
@@ -114,7 +118,7 @@ class Recovery:
         if not self._clean:
             # The last owner may have died between creating a segment and syncing its name. What is
             # appended to that segment now must not vanish with the name.
-            self._files.sync_folder(folder)
+            sync_names(self._files, folder)
         self._remove_leftovers(folder)
         bases = segment_offsets(self._files.names(folder))
         if not bases:
@@ -196,7 +200,9 @@ class Recovery:
         says a base offset behind damage, which no CRC covers: that must not cost other segments.
         """
         before = seal.read_any(self._files, path)
-        scan = scan_segment(self._files, path, base, producers, fresh=self._verify)
+        scan = scan_segment(
+            self._files, path, base, producers, fresh=self._verify, complete_to=later[0]
+        )
         end = scan.end_offset if scan.end_offset in later else later[0]
         if scan.end_offset > end:
             scan = scan_segment(self._files, path, base, producers, end_offset=end)
@@ -238,13 +244,19 @@ class Recovery:
         # The last owner may have died of a failed sync before it could leave word: then the cache
         # shows records that the disk does not have. Without a clean close only the disk counts.
         scan = scan_segment(
-            self._files, path, base, producers, fresh=self._verify or not self._clean
+            self._files,
+            path,
+            base,
+            producers,
+            fresh=self._verify or not self._clean,
+            complete_to=durable.offset,
         )
+        beyond = scan.beyond
         if not self.must_keep(path, scan, durable):
-            scan = scan.first_run()  # cases A, C, D, E
+            scan, beyond = scan.first_run(), None  # cases A, C, D, E
+        end = max(scan.end_offset, durable.offset, beyond.end_offset if beyond else 0)
         if scan.position < scan.size:
-            self._cut(path, scan, damaged=scan.end_offset < durable.offset)
-        end = max(scan.end_offset, durable.offset)
+            self._cut(path, scan, damaged=scan.end_offset < end)
         damaged = [*scan.damaged]
         if scan.end_offset < end:
             damaged.append((scan.end_offset, end))
@@ -292,11 +304,12 @@ class Recovery:
         first = scan.first_run()
         if first.end_offset < durable.offset:
             return True  # case B
-        if durable.exact or not scan.gaps:
+        gap = scan.first_gap()
+        if durable.exact or gap is None:
             return False
         if not durable.published:
             return True
-        start, end = scan.gaps[0]
+        start, end = gap
         return not _has_lost_page(self._read(path, start, end - start), start)  # case F, or else E
 
     def _closed_with_damage(
@@ -353,11 +366,11 @@ class Recovery:
         topic, partition = path.parent.parent.name, path.parent.name
         name = f"{topic}.{partition}.{path.stem}.{position}.bytes"
         self._files.make_folder(self._quarantine)
-        self._files.sync_folder(self._quarantine.parent)
+        sync_names(self._files, self._quarantine.parent)
         with NewFile(self._files, self._quarantine / name) as kept:
             kept.write(rest)
             kept.sync()
-        self._files.sync_folder(self._quarantine)
+        sync_names(self._files, self._quarantine)
 
     # -- files beside segments ----------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from millstream.log.batch import EncodedBatch, ProducerStamp
 from millstream.log.compaction_swap import replace_segments
 from millstream.log.control import ControlDb
 from millstream.log.decoding import Block
-from millstream.log.files import DISK, Files, NewFile, replace_file, size_of
+from millstream.log.files import DISK, Files, NewFile, replace_file, size_of, sync_names
 from millstream.log.findings import Finding, Hole, holes
 from millstream.log.index import IndexBuilder
 from millstream.log.inspection import QUARANTINE, Progress, check_is_log, inspect
@@ -301,11 +301,11 @@ class _PartitionRepair:
         def put() -> None:
             for segment, _ in made:
                 files.remove(partition.path_of(segment).with_suffix(seal.SUFFIX))
-            files.sync_folder(partition.folder)
+            sync_names(files, partition.folder)
             for segment, _ in made:
                 self._keep_archive(partition.path_of(segment), note)
             files.rename(draft, path)
-            files.sync_folder(partition.folder)
+            sync_names(files, partition.folder)
             replace_file(files, path.with_suffix(".idx"), bytes(scan.index.content))
             for segment, told in reversed(made):  # what one forgets, the other has by then
                 aborted.rewrite(files, partition.path_of(segment), told)
@@ -355,8 +355,8 @@ class _PartitionRepair:
         beside = path.with_suffix(archive.SUFFIX)
         if self._files.exists(beside):
             self._files.rename(beside, note.with_name(f"{note.stem}.{beside.name}"))
-            self._files.sync_folder(self._quarantine)
-            self._files.sync_folder(beside.parent)
+            sync_names(self._files, self._quarantine)
+            sync_names(self._files, beside.parent)
 
     def _write_note(self, path: Path, lost: Sequence[tuple[int, int]], kept: Path | None) -> Path:
         """Write down durably what is given up; return the file."""
@@ -376,7 +376,7 @@ class _PartitionRepair:
 
     def _make_quarantine(self) -> None:
         self._files.make_folder(self._quarantine)
-        self._files.sync_folder(self._quarantine.parent)
+        sync_names(self._files, self._quarantine.parent)
 
     def _name(self, path: Path) -> str:
         return f"{path.parent.parent.name}.{path.parent.name}.{path.stem}"

@@ -123,29 +123,33 @@ def start_after_pass(holding: Holding, now_ms: int) -> int:
     return start
 
 
+def first_safe_offset(holding: Holding, now_ms: int) -> int:
+    """Return the offset from which on nothing is lost, or is soon."""
+    soon = start_after_retention(holding, now_ms, share=RISK_MARGIN)
+    return max(soon, holding.log_start)
+
+
 def risks(
-    groups: Mapping[str, Mapping[TopicPartition, int]],
+    committed: Mapping[TopicPartition, Mapping[str, int]],
     holdings: Iterable[Holding],
     now_ms: int,
 ) -> list[RetentionRisk]:
-    """Return the groups that have lost records or are about to. ``groups`` has their offsets."""
+    """Return the groups that have lost records or are about to, by their ``committed`` offsets."""
     found = []
     for holding in holdings:
-        soon = start_after_retention(holding, now_ms, share=RISK_MARGIN)
-        for group, offsets in groups.items():
-            committed = offsets.get(holding.name)
-            if committed is None or committed >= max(soon, holding.log_start):
+        safe, start = first_safe_offset(holding, now_ms), holding.log_start
+        for group, offset in committed.get(holding.name, {}).items():
+            if offset >= safe:
                 continue
-            start = holding.log_start
             found.append(
                 RetentionRisk(
                     group,
                     holding.name.topic,
                     holding.name.partition,
-                    committed,
+                    offset,
                     start,
-                    records_at_risk=soon - max(committed, start),
-                    records_lost=max(start - committed, 0),
+                    records_at_risk=safe - max(offset, start),
+                    records_lost=max(start - offset, 0),
                 )
             )
     return found

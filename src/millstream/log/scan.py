@@ -1,7 +1,8 @@
 """One pass over the batches of a segment: what it holds, what is damaged, what follows from it.
 
 Recovery, verification and repair all go by a scan. It reads headers and checksums, never records;
-it goes over damage to the next whole batch, and remembers how things stood before the first.
+it goes over damage to where ``resuming`` says that the next batch begins, and remembers how things
+stood before the first.
 """
 
 from __future__ import annotations
@@ -9,16 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from millstream.errors import CorruptBatchError
 from millstream.log.batch import CONTROL, HEADER_BYTES, OFFSET_MAX
 from millstream.log.decoding import Block
 from millstream.log.files import Files
-from millstream.log.index import IndexBuilder
+from millstream.log.index import IndexBuilder, index_of
 from millstream.log.markers import is_commit
 from millstream.log.producers import AbortedRange, ProducerStates
+from millstream.log.resuming import Boundary, batches_in, boundary_after
 from millstream.log.seal import Seal
-from millstream.log.segment import find_batch_after, read_blocks
+from millstream.log.segment import read_blocks
+
+
+class Beyond(NamedTuple):
+    """Bytes that look like batches: where the first begins, and the highest offset after one."""
+
+    place: int
+    end_offset: int
 
 
 @dataclass(slots=True)
@@ -27,7 +37,8 @@ class Scan:
 
     ``damaged`` holds the offsets ``[start, end)`` between whole batches that cannot be read, and
     ``gaps`` the bytes ``[start, end)`` where they would be. ``fault`` says what was wrong first;
-    None for a segment that merely ends in the middle of a batch.
+    None for a segment that merely ends in the middle of a batch. ``beyond`` is set where bytes behind
+    ``position`` look like batches and nothing says that they are: they may lie in a value.
     """
 
     base_offset: int
@@ -42,11 +53,18 @@ class Scan:
     aborted: list[AbortedRange] = field(default_factory=list)
     damaged: list[tuple[int, int]] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
+    beyond: Beyond | None = None
     before_damage: Scan | None = None
 
     def first_run(self) -> Scan:
         """Return the scan as it stood before the first damage."""
         return self.before_damage or self
+
+    def first_gap(self) -> tuple[int, int] | None:
+        """Return the bytes from the first damage to what looks like a batch; None if nothing does."""
+        if self.gaps:
+            return self.gaps[0]
+        return None if self.beyond is None else (self.position, self.beyond.place)
 
     def as_seal(self, next_offset: int, damaged: Sequence[tuple[int, int]]) -> Seal:
         """Return the seal of the whole file."""
@@ -103,20 +121,27 @@ class Scan:
             list(self.aborted),
         )
 
-    def go_over_damage(self, rest: bytes) -> bool:
-        """Move on to the next whole batch in ``rest``, which begins here; False if there is none."""
-        found = find_batch_after(rest, self.end_offset)
+    def go_over_damage(self, rest: bytes, known: Sequence[Boundary], below: int) -> bool:
+        """Move on to the next batch in ``rest``, which begins here; False if none can be believed."""
+        found = boundary_after(rest, self.end_offset, self.position, known, below=below)
         if found is None:
+            self.beyond = self._beyond(rest)
             return False
-        place, offset = found
         if self.before_damage is None:
             self.before_damage = self._copy()
-        if offset > self.end_offset:
-            self.damaged.append((self.end_offset, offset))
-        self.gaps.append((self.position, self.position + place))
-        self.position += place
-        self.end_offset = offset
+        self.damaged.append((self.end_offset, found.offset))
+        self.gaps.append((self.position, self.position + found.place))
+        self.position += found.place
+        self.end_offset = found.offset
+        self.index.resume_at(self.position)
         return True
+
+    def _beyond(self, rest: bytes) -> Beyond | None:
+        first, end_offset = None, 0
+        for place, header in batches_in(rest, self.end_offset):
+            first = self.position + place if first is None else first
+            end_offset = max(end_offset, header.next_offset)
+        return None if first is None else Beyond(first, end_offset)
 
 
 def scan_segment(
@@ -127,6 +152,7 @@ def scan_segment(
     *,
     fresh: bool = False,
     end_offset: int = OFFSET_MAX,
+    complete_to: int = OFFSET_MAX,
 ) -> Scan:
     """Read a segment from its start to its end, over any damage.
 
@@ -134,6 +160,7 @@ def scan_segment(
         producers: What is known of producers where the segment begins; is not changed.
         fresh: Read from the device, not from what the kernel keeps.
         end_offset: Stop before this offset.
+        complete_to: The segment was given all offsets up to here; beyond, nobody knows.
     """
     handle = files.open(path)
     try:
@@ -162,7 +189,8 @@ def scan_segment(
             if scan.position >= scan.size or scan.end_offset >= end_offset:
                 break
             rest = files.pread(handle, scan.size - scan.position, scan.position)
-            if not scan.go_over_damage(rest):
+            known = index_of(files, path, base_offset).boundaries()
+            if not scan.go_over_damage(rest, known, min(complete_to, end_offset)):
                 break
     finally:
         files.close(handle)

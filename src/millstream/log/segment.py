@@ -16,24 +16,20 @@ from millstream.errors import CorruptBatchError, DiskFullError, SyncFailedError
 from millstream.log import aborted, archive, seal
 from millstream.log.batch import (
     HEADER_BYTES,
-    MAGIC,
     OFFSET_MAX,
     PREFIX_BYTES,
     BatchHeader,
     EncodedBatch,
-    crc_matches,
-    header_fault,
     read_header,
     walk,
 )
 from millstream.log.decoding import Block
-from millstream.log.files import Files, numbered, write_whole
+from millstream.log.files import Files, numbered, sync_names, write_whole
 from millstream.log.index import INDEX_BYTES, IndexBuilder
 from millstream.log.producers import AbortedRange, ProducerStates
 from millstream.log.seal import Seal
 
 SIDE_SUFFIXES = (".idx", seal.SUFFIX, aborted.SUFFIX, archive.SUFFIX)
-OFFSETS_LOST_MAX = 1 << 31  # more cannot be missing in one segment: its index has 32-bit offsets
 READ_BYTES = 4 * 1024 * 1024
 _INDEX_LAG_BYTES = 20 * INDEX_BYTES  # of the log: so much a reader scans at most behind the index
 _ROOM_BYTES_MIN = 64 * 1024  # are read, as what is wanted may lie behind what is passed over
@@ -72,6 +68,7 @@ class Segment:
         self._indexed_size = 0  # of the log, when the index was last written
         self._aborted_count = aborted_count
         self._aborted_handle: int | None = None
+        self._aborted_dirty = self._aborted_unnamed = False
         self._handle = files.open(path, write=True)
 
     @property
@@ -94,7 +91,7 @@ class Segment:
         """
         path = folder / segment_name(base_offset)
         files.close(files.open(path, write=True, create=True))
-        files.sync_folder(folder)
+        sync_names(files, folder)
         return cls(files, path, base_offset, size=0, index=IndexBuilder(base_offset))
 
     def append(self, batches: Sequence[EncodedBatch], offset: int, leader_epoch: int) -> int:
@@ -149,6 +146,7 @@ class Segment:
             if self._aborted_handle is None:
                 path = self.path.with_suffix(aborted.SUFFIX)
                 self._aborted_handle = self._files.open(path, write=True, create=True)
+                self._aborted_unnamed = True
             place = self._aborted_count * aborted.ENTRY_BYTES
             write_whole(self._files, self._aborted_handle, aborted.pack(ranges), place)
         except OSError as error:
@@ -157,10 +155,19 @@ class Segment:
                 "the disk, then open the folder again"
             ) from error
         self._aborted_count += len(ranges)
+        self._aborted_dirty = True
 
     def sync(self) -> None:
         """Return when everything appended is on stable storage. Never call it again after OSError."""
         self._files.sync(self._handle)
+        if (
+            self._aborted_dirty
+        ):  # else readers would be shown, after a power cut, what was taken back
+            assert self._aborted_handle is not None, "what is dirty is open"
+            self._files.sync(self._aborted_handle)
+            if self._aborted_unnamed:
+                sync_names(self._files, self.path.parent)
+            self._aborted_dirty = self._aborted_unnamed = False
 
     def seal(
         self,
@@ -171,12 +178,11 @@ class Segment:
     ) -> Seal:
         """Write down, durably, what the segment holds; its batches are synced already.
 
-        1. Sync what lies beside the segment. A crash leaves no seal: it is made from the segment.
+        1. Write the index; aborted transactions were synced with the batches. A crash leaves no
+           seal: it is made from the segment.
         2. Write the seal (see :func:`replace_file`).
         """
         self._flush_index(0)
-        if self._aborted_handle is not None:
-            self._files.sync(self._aborted_handle)
         made = replace(self.facts(next_offset, producers), damaged=tuple(damaged))
         seal.write(self._files, self.path, made)
         return made
@@ -316,51 +322,3 @@ def _before_damage(
     except CorruptBatchError as error:
         return batches, error
     return batches, None
-
-
-def find_batch_after(data: bytes, offset: int) -> tuple[int, int] | None:
-    """Return (place, base offset) of the first whole batch behind the damage at the start of ``data``.
-
-    Looks at every byte, because damage may have changed the lengths by which batches are found. The
-    base offset lies outside the CRC, so it is believed only where it can be right: not at the very
-    place of the damage, not far ahead of ``offset``, not if another batch continues differently. If
-    it says that no offset is missing although bytes are, as zeros do at the start of a log, another
-    batch has to continue it.
-    """
-    at = data.find(bytes([MAGIC]), PREFIX_BYTES)
-    while at != -1:
-        place = at - PREFIX_BYTES + 1
-        if len(data) - place < HEADER_BYTES:
-            return None
-        header = read_header(data, place)
-        if (
-            0 <= header.base_offset - offset < OFFSETS_LOST_MAX
-            and _whole(data, place, header)
-            and _goes_on(
-                data, place + header.size, header.next_offset, header.base_offset == offset
-            )
-        ):
-            return place, header.base_offset
-        at = data.find(bytes([MAGIC]), at + 1)
-    return None
-
-
-def _whole(data: bytes, place: int, header: BatchHeader) -> bool:
-    return (
-        header_fault(header, header.base_offset) is None
-        and header.size <= len(data) - place
-        and crc_matches(data, place, header)
-    )
-
-
-def _goes_on(data: bytes, place: int, offset: int, prove: bool) -> bool:  # noqa: FBT001
-    """Return whether nothing at ``place`` speaks against ``offset`` being the next there.
-
-    To ``prove`` it, a whole batch must begin there with that offset.
-    """
-    if len(data) - place < HEADER_BYTES:
-        return not prove
-    header = read_header(data, place)
-    if prove:
-        return header.base_offset == offset and _whole(data, place, header)
-    return header.base_offset == offset or not _whole(data, place, header)

@@ -14,9 +14,12 @@ from typing import NamedTuple
 from millstream.errors import CorruptBatchError, CorruptionError
 from millstream.log.batch import HEADER_BYTES, BatchHeader, header_fault, read_header
 from millstream.log.decoding import Block
-from millstream.log.files import Files, read_whole
-from millstream.log.index import SparseIndex
-from millstream.log.segment import Room, find_batch_after, read_blocks
+from millstream.log.files import Files
+from millstream.log.index import SparseIndex, index_of
+from millstream.log.resuming import Boundary, boundary_after
+from millstream.log.segment import Room, read_blocks
+
+_LOOKS_MAX = 20  # at a segment that grows meanwhile
 
 
 class Place(NamedTuple):
@@ -37,11 +40,7 @@ class SegmentReader:
 
     @cached_property
     def _index(self) -> SparseIndex:
-        try:
-            content = read_whole(self._files, self._path.with_suffix(".idx"))
-        except OSError:  # there is none, or it cannot be read: it is only a hint
-            content = b""
-        return SparseIndex(content, self._base_offset)
+        return index_of(self._files, self._path, self._base_offset)
 
     def blocks(
         self, start: int, end: int, block_bytes: int, room: Room, known: Place | None = None
@@ -113,15 +112,14 @@ class SegmentReader:
     def _over_damage(
         self, handle: int, at: tuple[int, int], wanted: tuple[int, int], fault: str
     ) -> tuple[int, int]:
-        """Return (offset, position) of the next whole batch, if nothing that is wanted lies before.
+        """Return (offset, position) of the next batch, if nothing that is wanted lies before.
 
         Raises:
             CorruptBatchError: some of the offsets ``wanted`` cannot be read.
         """
         (offset, position), (start, end) = at, wanted
-        rest = self._files.pread(handle, self._files.size(handle) - position, position)
-        found = find_batch_after(rest, offset)
-        place, after = (position + found[0], found[1]) if found else (position + len(rest), end)
+        found = self._boundary_after(handle, offset, position, end)
+        place, after = (position + found.place, found.offset) if found else (position, end)
         if after > start and offset < min(after, end):
             raise CorruptBatchError(
                 f"offsets [{offset}, {min(after, end)}) cannot be read: {self._path} is damaged at "
@@ -133,6 +131,17 @@ class SegmentReader:
                 end=min(after, end),
             )
         return after, place
+
+    def _boundary_after(self, handle: int, offset: int, position: int, end: int) -> Boundary | None:
+        """Return where reading goes on behind damage; see ``resuming``."""
+        known = self._index.boundaries()
+        for _ in range(_LOOKS_MAX):
+            rest = self._files.pread(handle, self._files.size(handle) - position, position)
+            found = boundary_after(rest, offset, position, known, below=end)
+            # A segment that grows may have been seen in the middle of a batch that is being written.
+            if found is not None or self._files.size(handle) - position == len(rest):
+                return found
+        return None
 
     def offset_before(self, timestamp_ms: int) -> int:
         """Return an offset before which every timestamp of the segment is lower."""

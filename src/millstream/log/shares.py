@@ -25,7 +25,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from millstream.log.control import ControlDb
+from millstream.log.control import ControlDb, understood
 from millstream.record import TopicPartition
 
 _STARTS = (
@@ -222,4 +222,5 @@ def share_members(control: ControlDb, group: str) -> list[ShareMember]:
         "WHERE group_name = ? ORDER BY 1",
         (group,),
     )
-    return [ShareMember(row[0], row[1], row[2], json.loads(row[3])) for row in rows]
+    with understood("who is in a share group"):
+        return [ShareMember(row[0], row[1], row[2], json.loads(row[3])) for row in rows]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from millstream.errors import ConfigError, CorruptionError, DiskFullError
-from millstream.log.files import Files, size_of
+from millstream.log.files import Files, size_of, sync_names
 from millstream.log.recovery import DurableEnd
 from millstream.log.segment import Segment, segment_offsets
 from millstream.log.state_file import StateFile
@@ -60,9 +60,9 @@ def make_partition_folders(files: Files, folder: Path, topic: Topic, first: int)
             files.make_folder(path)
             segments.append(Segment.create(files, path, 0))
         if segments:
-            files.sync_folder(folder / "t" / topic.folder_name)
-            files.sync_folder(folder / "t")
-            files.sync_folder(folder)
+            sync_names(files, folder / "t" / topic.folder_name)
+            sync_names(files, folder / "t")
+            sync_names(files, folder)
     except OSError as error:
         raise DiskFullError(
             f"topic {topic.name!r} could not be made in {folder}: {error}; what there is "

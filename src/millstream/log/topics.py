@@ -22,11 +22,12 @@ from millstream.errors import (
     UnknownTopicError,
 )
 from millstream.log.config import TopicConfig
-from millstream.log.control import ControlDb
+from millstream.log.control import ControlDb, understood
 from millstream.log.state_file import SLOTS_MAX
 from millstream.record import TopicInfo
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
+_TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +189,26 @@ class Catalog:
         )
         slots: dict[tuple[str, str, str], list[int]] = {}
         for name, topic_id, config, slot in rows:
-            slots.setdefault((name.partition("/")[0], topic_id, config), []).append(slot)
-        return {
-            (topic_id if deleted else name): Topic(
-                name, topic_id, tuple(places), json.loads(config)
-            )
-            for (name, topic_id, config), places in slots.items()
-        }
+            shown = name.partition("/")[0] if deleted else name
+            slots.setdefault((shown, topic_id, config), []).append(slot)
+        with understood("which topics there are"):
+            return {
+                (topic_id if deleted else name): _checked(
+                    Topic(name, topic_id, tuple(places), json.loads(config))
+                )
+                for (name, topic_id, config), places in slots.items()
+            }
+
+
+def _checked(topic: Topic) -> Topic:
+    """Return a topic of whom everything can be true; its name and id become those of folders."""
+    check_topic_name(topic.name)
+    if not _TOPIC_ID.match(topic.topic_id):
+        raise ValueError(f"{topic.topic_id!r} is no topic id")
+    if not all(0 <= slot < SLOTS_MAX for slot in topic.slots):
+        raise ValueError(f"topic {topic.name!r} has places that state.mm has not")
+    assert topic.config  # what it cannot parse is a ConfigError, which is a ValueError
+    return topic
 
 
 def _insert_partitions(connection: sqlite3.Connection, topic: Topic, first: int) -> None:

@@ -95,7 +95,8 @@ class _Producer:
     timeout_ms: int
     in_process: bool
     state: Literal["idle", "open", "ending"] = "idle"
-    started_ms: int = 0
+    started_ms: int = 0  # by the wall clock, to be shown
+    began_ms: int = 0  # by the running time, which its timeout goes by
     timed_out_epoch: int = -1
 
 
@@ -103,8 +104,14 @@ class Transactions:
     """The transaction coordinator of one folder. Thread-safe."""
 
     def __init__(
-        self, control: ControlDb, log: TransactionLog, *, clock_ms: Callable[[], int]
+        self,
+        control: ControlDb,
+        log: TransactionLog,
+        *,
+        clock_ms: Callable[[], int],
+        running_ms: Callable[[], int],
     ) -> None:
+        self._running_ms = running_ms
         self._control = control
         self._log = log
         self._clock_ms = clock_ms
@@ -253,7 +260,7 @@ class Transactions:
                         note_home(connection, identity.producer_id, in_process=bool(in_process))
             if moved:
                 producer.in_process = bool(in_process)
-            producer.state, producer.started_ms = "open", self._clock_ms()
+            self._note_open(producer)
 
     def add_offsets(self, identity: ProducerIdentity, group: str, offsets: Offsets) -> None:
         """Note offsets that are committed when the open transaction is; durable on return.
@@ -353,15 +360,20 @@ class Transactions:
                 )
             return ProducerIdentity(producer.producer_id, producer.producer_epoch)
 
-    def expire(self, now_ms: int) -> int:
-        """Abort transactions that are open longer than their timeout; return how many."""
-        expired = 0
+    def _note_open(self, producer: _Producer) -> None:
+        producer.state = "open"
+        producer.started_ms, producer.began_ms = self._clock_ms(), self._running_ms()
+
+    def expire(self) -> int:
+        """Abort transactions that are open longer than their timeout; return how many.
+
+        By the time that has passed: a clock that jumps ends none.
+        """
+        expired, running_ms = 0, self._running_ms()
         with self._lock:
             self._write_unmarked_or_warn()
             for producer in list(self._producers.values()):
-                # Where the clock has gone back, its time begins anew: else it might never end.
-                producer.started_ms = min(producer.started_ms, now_ms)
-                too_long = now_ms - producer.started_ms > producer.timeout_ms
+                too_long = running_ms - producer.began_ms > producer.timeout_ms
                 if producer.state == "open" and too_long:
                     _log.warning(
                         "the transaction of producer %s was open for more than %d ms: aborted",
@@ -455,14 +467,13 @@ class Transactions:
                     "FROM decisions"
                 )
             }
-            now_ms = self._clock_ms()
             for producer_id, remote in remote_transactions(self._control).items():
                 producer = self._producers.get(producer_id)
                 here = producer is not None and producer.producer_epoch == remote.producer_epoch
                 if producer is None or producer.in_process:
                     continue  # it died with the owner, wherever it began
                 if here and remote.state == "open":
-                    producer.state, producer.started_ms = "open", now_ms
+                    self._note_open(producer)
             for producer_id, places in self._log.open_partitions().items():
                 producer = self._producers.get(producer_id)
                 for place in places:
@@ -470,7 +481,7 @@ class Transactions:
                     commit = decisions.get(key)
                     newer = producer is None or producer.producer_epoch > place.producer_epoch
                     if commit is None and not newer and producer and not producer.in_process:
-                        producer.state, producer.started_ms = "open", now_ms
+                        self._note_open(producer)
                         continue
                     self._mark(producer_id, place, commit=bool(commit))
             self._write_unmarked()

@@ -6,6 +6,7 @@ records are on stable storage and visible to every reader. For reading see ``rea
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -23,12 +24,13 @@ from millstream.errors import (
     FencedError,
     MillstreamError,
     OffsetOutOfRangeError,
+    SyncFailedError,
     TopicExistsError,
 )
 from millstream.log.batch import EncodedBatch
 from millstream.log.config import TopicConfig
 from millstream.log.control import ControlDb
-from millstream.log.files import DISK, Files, replace_file
+from millstream.log.files import DISK, Files, replace_file, sync_names
 from millstream.log.group_commit import Durability, GroupCommit, PendingAppend
 from millstream.log.groups import Offsets, check_offsets, put_offsets
 from millstream.log.housekeeping import Housekeeper, KeepingReport
@@ -64,12 +66,18 @@ from millstream.record import TopicInfo, TopicPartition
 
 NEEDS_VERIFY = "NEEDS_VERIFY"
 HOUSEKEEPING_S = 30.0
+_log = logging.getLogger(__name__)
 _open_writers: weakref.WeakSet[LogWriter] = weakref.WeakSet()
 
 
 def wall_clock_ms() -> int:
     """Return milliseconds since 1970."""
     return time.time_ns() // 1_000_000
+
+
+def running_time_ms() -> int:
+    """Return milliseconds since some moment; they pass however the clock is set."""
+    return time.monotonic_ns() // 1_000_000
 
 
 class LogWriter:
@@ -81,6 +89,8 @@ class LogWriter:
         files: The file system; only tests give another one.
         control: What stands in control.db; only tests give another one.
         clock_ms: Milliseconds since 1970; only tests give another clock.
+        running_ms: Milliseconds that pass however the clock is set; only tests give others, and where
+            they give none, these are their clock's.
         sync_threads: How many partitions are synced at the same time.
         gate: Where other processes come to this one; entered as soon as the folder is owned, and
             left when it is about to be given up.
@@ -101,6 +111,7 @@ class LogWriter:
         files: Files = DISK,
         control: ControlDb | None = None,
         clock_ms: Callable[[], int] = wall_clock_ms,
+        running_ms: Callable[[], int] | None = None,
         sync_threads: int = 4,
         gate: AbstractContextManager[object] | None = None,
         background: bool = True,
@@ -108,6 +119,8 @@ class LogWriter:
         self.folder = Path(folder)
         self._files = files
         self._clock_ms = clock_ms
+        passing_ms = running_time_ms if clock_ms is wall_clock_ms else clock_ms
+        self.running_ms = running_ms or passing_ms
         self._defaults = {} if segment_bytes is None else {"segment.bytes": str(segment_bytes)}
         TopicConfig.parse(self._defaults)
         self._topics_lock = threading.Lock()
@@ -128,7 +141,11 @@ class LogWriter:
             self._catalog = Catalog(self.control)
             self._signal = signal_of(self.folder)
             undo.enter_context(self._signal.owned())
-            self._take_over(directory_id, sync_threads, background=background)
+            try:
+                self._take_over(directory_id, sync_threads, background=background)
+            except SyncFailedError as error:
+                self._mark_needs_verify(error)
+                raise
             self._closing = undo.pop_all()
         _open_writers.add(self)
         self.housekeeper = Housekeeper(self, every_s=HOUSEKEEPING_S if background else None)
@@ -176,7 +193,9 @@ class LogWriter:
             sync_threads=sync_threads,
             background=background,
         )
-        self.transactions = Transactions(self.control, self, clock_ms=self._clock_ms)
+        self.transactions = Transactions(
+            self.control, self, clock_ms=self._clock_ms, running_ms=self.running_ms
+        )
         # 1. The partitions were recovered and synced; 2. their state and the header are published;
         # 3. state.mm is synced; 4. the mark is removed. A crash before 4 means verifying again.
         self._publish(self._partitions.values())
@@ -184,7 +203,7 @@ class LogWriter:
         self._state.flush()
         if verify:
             self._files.remove(self.folder / NEEDS_VERIFY)
-            self._files.sync_folder(self.folder)
+            sync_names(self._files, self.folder)
         # Markers that the last owner still owed go last: they are appends like any other.
         with suppress(DiskFullError):
             self.transactions.recover()
@@ -202,6 +221,7 @@ class LogWriter:
             producers=found.producers,
             config=self.config_of(topic),
             clock_ms=self._clock_ms,
+            running_ms=self.running_ms,
         )
 
     def config_of(self, topic: Topic) -> TopicConfig:
@@ -263,7 +283,8 @@ class LogWriter:
                 )
             slots = self._catalog.free_slots(partitions)
             topic = Topic(name, topic_id or uuid.uuid4().hex, slots, dict(settings or {}))
-            segments = make_partition_folders(self._files, self.folder, topic, 0)
+            with self._commit.stopping():
+                segments = make_partition_folders(self._files, self.folder, topic, 0)
             self._catalog.insert(topic)
             self._show(topic, segments, 0)
         return topic.info
@@ -299,7 +320,8 @@ class LogWriter:
             TopicConfig.parse(kept)
             slots = before.slots + self._catalog.free_slots(wanted - count)
             topic = replace(before, slots=slots, settings=kept)
-            segments = make_partition_folders(self._files, self.folder, topic, count)
+            with self._commit.stopping():
+                segments = make_partition_folders(self._files, self.folder, topic, count)
             self._catalog.update(topic, partitions_before=count)
             self._show(topic, segments, count)
             config = self.config_of(topic)
@@ -500,7 +522,7 @@ class LogWriter:
 
         1. Publish the log start, and sync state.mm. A crash leaves segments below the log start:
            recovery removes them.
-        2. Remove the segments that lie below it.
+        2. Remove the segments that lie below it; what cannot be removed is left to housekeeping.
 
         Raises:
             OffsetOutOfRangeError: the offset is above the high watermark.
@@ -521,12 +543,16 @@ class LogWriter:
         """Make ``offset`` the first that can be read; see :meth:`delete_records` for the steps."""
 
         def move() -> None:
-            if partition.closed or offset <= partition.log_start:
+            if partition.closed:
                 return
-            partition.log_start = offset
-            self._publish([partition])
-            self._state.flush()
-            partition.drop_below_start()
+            if offset > partition.log_start:
+                partition.log_start = offset
+                self._publish([partition])
+                self._state.flush()
+            try:
+                partition.drop_below_start()
+            except OSError as error:  # they are gone for readers; housekeeping tries again
+                _log.warning("segments below the log start are left for later: %s", error)
 
         self._check_usable()
         self._commit.exclusively(move, synced=True)
@@ -549,8 +575,17 @@ class LogWriter:
     def _mark_needs_verify(self, error: MillstreamError) -> None:
         try:
             replace_file(self._files, self.folder / NEEDS_VERIFY, f"{error}\n".encode())
-        except OSError as second:
+        except (OSError, SyncFailedError) as second:
             error.add_note(f"and {NEEDS_VERIFY} could not be written: {second}")
+
+    @property
+    def failure(self) -> MillstreamError | None:
+        """Why nothing more is accepted; None while all is well."""
+        return self._commit.failure
+
+    def now_ms(self) -> int:
+        """Return the time, in milliseconds since 1970."""
+        return self._clock_ms()
 
     def _check_usable(self) -> None:
         if self._commit.failure is not None:
@@ -571,13 +606,13 @@ class LogWriter:
         try:
             self._commit.close(FencedError(f"the log {self.folder} was closed; connect again"))
         finally:
-            healthy = self._commit.healthy
-            for partition in self._partitions.values():
-                partition.close(seal=healthy)
-            if healthy:
-                self._state.publish_header(self._header._replace(flags=CLEAN, owner_pid=0))
-                self._state.flush()
-            self._closing.close()
+            with self._closing, self._commit.stopping():
+                healthy = self._commit.healthy
+                for partition in self._partitions.values():
+                    partition.close(seal=healthy)
+                if healthy:
+                    self._state.publish_header(self._header._replace(flags=CLEAN, owner_pid=0))
+                    self._state.flush()
 
     def disable_after_fork(self) -> None:
         """Refuse everything in a forked child: the log belongs to the parent."""

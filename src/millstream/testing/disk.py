@@ -8,8 +8,9 @@ It implements ``millstream.log.files.Files``. What it can do to a program, all f
   had since the last sync, independently of the others, the file ends anywhere between its synced
   and its last size, and names made without syncing the folder may be gone;
 - take fewer bytes than given (``short_writes``), be full (``capacity_bytes``), fail a write or a read
-  (``fail_write_at``, ``fail_read_at``), and fail a sync (``fail_sync_at``): the kernel then forgets
-  what was to be written, but still shows it.
+  (``fail_write_at``, ``fail_read_at``), fail to remove a file (``fail_remove_at``), and fail a sync of a
+  file, a mapping or a folder (``fail_sync_at``, ``fail_flush_at``, ``fail_folder_sync_at``): the kernel
+  then forgets what was to be written, but still shows it.
 
 Not simulated: sectors that change by themselves (tests damage bytes with :meth:`damage`), and
 folders: they are as durable as the files in them.
@@ -85,6 +86,9 @@ class SimulatedMapping:
 
     def flush(self) -> None:
         self._disk.step()
+        if self._disk.fails("fail_flush_at"):
+            self._file.waiting.clear()
+            raise OSError(errno.EIO, "input/output error")
         self._file.sync()
 
     def close(self) -> None:
@@ -104,7 +108,11 @@ class SimulatedDisk:
         self._dead = False
         self.steps = 0
         self.crash_at: int | None = None
+        self._forgotten: dict[str, _File] = {}  # names that no later sync will store
         self.fail_sync_at: int | None = None
+        self.fail_flush_at: int | None = None
+        self.fail_folder_sync_at: int | None = None
+        self.fail_remove_at: int | None = None
         self.fail_write_at: int | None = None
         self.fail_read_at: int | None = None
         self.reads_failed = 0
@@ -118,14 +126,17 @@ class SimulatedDisk:
         self._dead = False
         self._handles.clear()
         self.steps, self.crash_at, self.fail_sync_at = 0, None, None
-        self.fail_write_at = self.fail_read_at = None
+        self.fail_write_at = self.fail_read_at = self.fail_remove_at = None
+        self.fail_flush_at = self.fail_folder_sync_at = None
         self.short_writes, self.capacity_bytes = 0.0, None
         if not power_lost:
             return
         self._boot += 1
         for path, file in list(self._names.items()):
-            if self._stored_names.get(path) is not file and self._rng.random() < 0.5:
+            lost = self._forgotten.get(path) is file or self._rng.random() < 0.5
+            if self._stored_names.get(path) is not file and lost:
                 del self._names[path]
+        self._forgotten.clear()
         for path, file in self._stored_names.items():
             self._names.setdefault(path, file)
         self._stored_names = dict(self._names)
@@ -146,6 +157,14 @@ class SimulatedDisk:
         if self.steps == self.crash_at:
             self._dead = True
             raise SimulatedCrash
+
+    def fails(self, fault: str) -> bool:
+        """Return whether this is the operation that ``fault`` is set for; it fails once."""
+        at = getattr(self, fault)
+        if at is None or self.steps < at:
+            return False
+        setattr(self, fault, None)
+        return True
 
     # -- Files --------------------------------------------------------------------------------
 
@@ -210,8 +229,7 @@ class SimulatedDisk:
             if self._rng.random() < 0.5:
                 file.sync()
             raise
-        if self.fail_sync_at is not None and self.steps >= self.fail_sync_at:
-            self.fail_sync_at = None
+        if self.fails("fail_sync_at"):
             # What the kernel does: the pages count as clean from now on, though nothing was stored.
             file.waiting.clear()
             raise OSError(errno.EIO, "input/output error")
@@ -226,8 +244,15 @@ class SimulatedDisk:
     def sync_folder(self, path: Path) -> None:
         self.step()
         folder = str(path)
-        for name, file in self._names.items():
-            if name.rpartition("/")[0] == folder:
+        fresh = {
+            name: file for name, file in self._names.items() if name.rpartition("/")[0] == folder
+        }
+        if self.fails("fail_folder_sync_at"):
+            known = self._stored_names
+            self._forgotten |= {n: file for n, file in fresh.items() if known.get(n) is not file}
+            raise OSError(errno.EIO, "input/output error")
+        for name, file in fresh.items():
+            if self._forgotten.get(name) is not file:
                 self._stored_names[name] = file
         for name in [one for one in self._stored_names if one.rpartition("/")[0] == folder]:
             if name not in self._names:
@@ -249,6 +274,8 @@ class SimulatedDisk:
 
     def remove(self, path: Path) -> None:
         self.step()
+        if self.fails("fail_remove_at"):
+            raise OSError(errno.EIO, "input/output error")
         self._names.pop(str(path), None)
 
     def remove_folder(self, path: Path) -> None:

@@ -316,7 +316,9 @@ def test_an_end_that_could_not_be_noted_is_made_up_for(tmp_path: Path) -> None:
     def before_commit() -> None:
         if fail[0]:
             fail[0] -= 1
-            raise sqlite3.OperationalError("database or disk is full")
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
 
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     control = ControlDb(connection, write=True, before_commit=before_commit)
@@ -384,18 +386,18 @@ def test_a_transaction_that_is_open_for_too_long_is_aborted_and_the_next_one_wor
             send_everywhere(producer, "slow")
             producer.flush()
             clock.now_ms += 5001
-            assert log.transactions.expire(clock.now_ms) == 1
+            assert log.transactions.expire() == 1
         with (
             pytest.raises(TransactionAbortedError, match="timeout of 5000 ms"),
             producer.transaction(),
         ):
             clock.now_ms += 5001
-            assert log.transactions.expire(clock.now_ms) == 1
+            assert log.transactions.expire() == 1
             late = producer.send("b", b"late")
             assert isinstance(late.exception(WAIT_S), TransactionAbortedError)
         with pytest.raises(ZeroDivisionError), producer.transaction():
             clock.now_ms += 5001
-            assert log.transactions.expire(clock.now_ms) == 1
+            assert log.transactions.expire() == 1
             raise ZeroDivisionError
         with producer.transaction():
             sent = send_everywhere(producer, "quick")
@@ -409,7 +411,7 @@ def test_a_timed_out_producer_does_not_fence_the_one_that_took_over(
     with pytest.raises(TransactionAbortedError), old.transaction():
         old.send("b", b"old")
         clock.now_ms += 5001
-        log.transactions.expire(clock.now_ms)
+        log.transactions.expire()
         new = Producer(log, transactional_id="x")
     with new.transaction():
         with pytest.raises(ProducerFencedError), old.transaction():

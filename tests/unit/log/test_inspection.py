@@ -141,7 +141,9 @@ def test_a_changed_bit_of_a_closed_segment_is_found_with_its_offsets(
     found = the_only(folder)
     assert (found.kind, found.severity, found.path) == ("damage", "records lost", path)
     assert (found.topic, found.partition, found.position) == ("t", 0, at)
-    assert (found.start, found.end) == (header.base_offset, header.next_offset)
+    # Without the last offset delta nothing says which offset the next batch has.
+    end = int(segments(folder)[2].stem) if place == 23 else header.next_offset
+    assert (found.start, found.end) == (header.base_offset, end)
     assert "log repair" in found.advice
 
 
@@ -191,14 +193,14 @@ def test_two_lies_behind_damage_do_not_hide_the_segments_after_it(folder: Path) 
     assert (found.start, found.end) == (header.base_offset, int(segments(folder)[1].stem))
 
 
-def test_stray_bytes_between_batches_lose_nothing(folder: Path) -> None:
+def test_what_lies_behind_stray_bytes_cannot_be_told_from_a_value(folder: Path) -> None:
     path = segments(folder)[1]
     data = path.read_bytes()
     (_, (at, _), *_) = walk(data, int(path.stem))
     path.write_bytes(data[:at] + b"stray" * 20 + data[at:])
     found = the_only(folder)
-    assert (found.kind, found.severity, found.position) == ("damage", "harmless", at)
-    assert "100 bytes" in found.text
+    assert (found.kind, found.severity, found.position) == ("damage", "records lost", at)
+    assert (found.start, found.end) == (int(path.stem) + 1, int(segments(folder)[2].stem))
 
 
 @pytest.mark.parametrize("which", [0, 2, -1])
@@ -580,8 +582,11 @@ def test_any_changed_byte_of_any_segment_is_found(
             if at <= position < at + header.size
         ]
         if not 12 <= position - at < 16:  # the leader epoch loses nothing
+            later = [int(one.stem) for one in segments(model)] + [RECORDS]
+            end = later[later.index(int(path.stem)) + 1]
+            end = end if 23 <= position - at < 27 else header.next_offset  # last offset delta
             assert [(one.kind, one.start, one.end) for one in found] == [
-                ("damage", header.base_offset, header.next_offset)
+                ("damage", header.base_offset, end)
             ]
     finally:
         path.write_bytes(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.errors import OutOfOrderSequenceError, ProducerFencedError
+from millstream.errors import DiskFullError, OutOfOrderSequenceError, ProducerFencedError
 from millstream.log.batch import SEQUENCE_MAX, EncodedBatch, ProducerStamp, stamp
 from millstream.log.encoding import Row, encode_rows
+from millstream.log.files import DiskFiles
 from millstream.log.producers import BATCHES_KEPT, PRODUCER_EXPIRES_MS, ProducerStates
 from millstream.log.reader import LogReader
 from millstream.log.writer import LogWriter
@@ -52,6 +54,48 @@ def test_two_copies_in_one_commit_are_written_once(tmp_path: Path) -> None:
         copies = [batch(ProducerStamp(7, 0, 0), 2) for _ in range(3)]
         assert writer.append("t", 0, copies) == [0, 0, 0]
         assert LogReader(tmp_path).offsets("t") == [(0, 2)]
+
+
+class FullDisk(DiskFiles):
+    """Takes nothing into segments, or makes no new ones, while it is ``full``."""
+
+    def __init__(self) -> None:
+        self.full: set[str] = set()
+
+    def pwrite(self, handle: int, data: bytes | memoryview, position: int) -> int:
+        if "write" in self.full:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return super().pwrite(handle, data, position)
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+        if "create" in self.full and create and path.suffix == ".log":
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return super().open(path, write=write, create=create)
+
+
+@pytest.mark.parametrize("kind", ["write", "create"])
+def test_a_batch_that_came_twice_into_a_full_disk_is_refused_both_times(
+    tmp_path: Path, kind: str
+) -> None:
+    files = FullDisk()
+    with LogWriter(tmp_path, files=files, segment_bytes=100, background=False) as writer:
+        writer.create_topic("t")
+        assert send(writer, ProducerStamp(7, 0, 0)) == 0
+        files.full = {kind}
+        # The second copy of sequence 1 comes before the write that fails, that of 2 after it.
+        appends = [writer.pending("t", 0, batch(ProducerStamp(7, 0, n))) for n in (0, 1, 1, 2, 2)]
+        writer.commit(appends)
+        assert (appends[0].offset, appends[0].error) == (0, None)
+        assert [type(one.error) for one in appends[1:]] == [DiskFullError] * 4
+        files.full = set()
+        assert writer.append("t", 0, [encode_rows([Row(0, b"k", b"of another")])]) == [1]
+        assert [send(writer, ProducerStamp(7, 0, n)) for n in (1, 1, 2)] == [2, 2, 3]
+        read = LogReader(tmp_path).read("t", 0, 1, 4, columns=("value",))
+        assert [v for part in read for v in part["value"].to_pylist()] == [
+            b"of another",
+            b"1",
+            b"2",
+        ]
 
 
 def test_a_new_epoch_begins_at_sequence_0_and_fences_the_older(tmp_path: Path) -> None:

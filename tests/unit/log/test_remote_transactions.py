@@ -122,14 +122,14 @@ def test_offsets_of_one_that_is_not_committed_are_forgotten(opened, clock, way) 
         transactions.end(identity, commit=False, raise_epoch=False)
     elif way == "timeout":
         clock.now_ms += 1001
-        assert transactions.expire(clock.now_ms) == 1
+        assert transactions.expire() == 1
     elif way == "register":
         transactions.register("x", in_process=False)
     else:  # by an owner that dies: the transaction goes on, until its time is over
         writer = opened()
         assert pending_partitions(writer.control, "g") == {IN}
         clock.now_ms += 1001
-        assert writer.transactions.expire(clock.now_ms) == 1
+        assert writer.transactions.expire() == 1
     assert pending_partitions(writer.control, "g") == set()
     assert committed_offsets(writer.control, "g") == {}
     found = remote_transaction(writer.control, identity.producer_id)
@@ -148,7 +148,7 @@ def test_a_producer_resumes_only_its_own_last_life(opened, clock) -> None:
         transactions.register("unknown", in_process=False, resumes=first)
     transactions.begin(second, again=True)
     clock.now_ms += 1001
-    transactions.expire(clock.now_ms)  # its time was over, and that ended this life
+    transactions.expire()  # its time was over, and that ended this life
     with pytest.raises(TransactionAbortedError) as caught:
         transactions.end(second, commit=True, raise_epoch=False)
     assert caught.value.timed_out

@@ -209,18 +209,19 @@ def test_segments_missing_at_an_end_are_replaced_too(folder: Path, which: str) -
         assert writer.append("t", 0, [batch_of(b"next")]) == [end]
 
 
-def test_stray_bytes_are_taken_out_of_closed_and_growing_segments(folder: Path) -> None:
-    seen, whole = visible(folder), batches(folder)
-    for path in (segments(folder)[1], segments(folder)[-1]):
+def test_what_lies_behind_stray_bytes_is_given_up_and_kept(folder: Path) -> None:
+    seen, end = visible(folder), LogReader(folder).offsets("t")[0][1]
+    bases = [int(path.stem) for path in segments(folder)]
+    lost = set()
+    for path, following in ((segments(folder)[1], bases[2]), (segments(folder)[-1], end)):
         data = path.read_bytes()
-        (_, _), (at, _), *_ = walk(data, int(path.stem))
+        (_, _), (at, header), *_ = walk(data, int(path.stem))
         path.write_bytes(data[:at] + b"stray" * 30 + data[at:])
+        lost |= set(range(header.base_offset, following))
     repaired = repair(folder)
-    assert len(repaired) == 2
-    assert not lost_in(repaired)
+    assert lost_in(repaired) == lost
     assert all(one.kept is not None and b"straystray" in one.kept.read_bytes() for one in repaired)
-    assert visible(folder) == seen
-    assert batches(folder) == whole
+    assert visible(folder) == {at: value for at, value in seen.items() if at not in lost}
     assert not findings(folder)
 
 
@@ -410,12 +411,14 @@ def damages(draw: st.DrawFn) -> tuple[str, float, float, bytes]:
     return kind, draw(share), draw(share), draw(st.binary(min_size=1, max_size=40))
 
 
-def harm(folder: Path, kind: str, which: float, where: float, content: bytes) -> None:
+def harm(folder: Path, kind: str, which: float, where: float, content: bytes) -> tuple[int, int]:
+    """Damage a segment; return which, and the first byte of it that is not as it was."""
     paths = segments(folder)
     path = paths[int(which * len(paths))]
     data = path.read_bytes()
     at = int(where * len(data))
     if kind == "remove":
+        at = 0
         path.unlink()
     elif kind == "cut":
         path.write_bytes(data[:at])
@@ -424,6 +427,7 @@ def harm(folder: Path, kind: str, which: float, where: float, content: bytes) ->
     else:
         fresh = content if kind == "overwrite" else bytes(len(content) * 5)
         path.write_bytes((data[:at] + fresh + data[at + len(fresh) :])[: len(data)])
+    return int(path.stem), at
 
 
 def still_there(folder: Path, whole: dict[int, bytes]) -> set[int]:
@@ -454,7 +458,7 @@ def _places(content: bytes, part: bytes) -> list[int]:
 
 @given(what=st.lists(damages(), min_size=1, max_size=4), crashed=st.booleans())
 @settings(max_examples=some(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_after_any_damage_exactly_what_was_touched_is_given_up(
+def test_after_any_damage_what_was_touched_is_given_up_and_no_more_than_its_segment(
     model: Path,
     tmp_path_factory: pytest.TempPathFactory,
     what: list[tuple[str, float, float, bytes]],
@@ -465,17 +469,24 @@ def test_after_any_damage_exactly_what_was_touched_is_given_up(
     seen, whole = visible(folder), batches(folder)
     end = LogReader(folder).offsets("t")[0][1]
     others = visible(folder, topic="other")
+    places = [
+        (header.base_offset, int(path.stem), at + header.size)
+        for path in segments(folder)
+        for at, header in walk(path.read_bytes(), int(path.stem))
+    ]
+    harmed: dict[int, int] = {}
     for one in what:
         if segments(folder):
-            harm(folder, *one)
+            base, at = harm(folder, *one)
+            harmed[base] = min(at, harmed.get(base, at))
     if crashed:
         (folder / NEEDS_VERIFY).touch()
     there = still_there(folder, whole)
     lost = lost_in(repair(folder))
     kept = set(whole) - lost
     assert kept <= there
-    # Where the batch behind a whole one contradicts it, neither is believed: that takes two harms.
-    assert kept == there or len(what) > 1, "what is whole is kept"
+    # What lies behind damage is kept where something says that it was no value.
+    assert kept >= {offset for offset, base, stop in places if stop <= harmed.get(base, stop)}
     assert visible(folder) == {
         offset: value for offset, value in seen.items() if offset not in lost
     }

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import errno
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from millstream.errors import ConfigError, OffsetOutOfRangeError
+from millstream.log import writer as writer_module
 from millstream.log.config import TopicConfig
 from millstream.log.encoding import Row, encode_rows
+from millstream.log.files import DiskFiles
 from millstream.log.reader import LogReader
 from millstream.log.retention import Holding, RunningClock, start_after_pass
 from millstream.log.seal import Seal
-from millstream.log.writer import LogWriter
+from millstream.log.writer import LogWriter, wall_clock_ms
 from millstream.record import TopicPartition
 
 DAY_MS = 86_400_000
@@ -23,8 +28,10 @@ def fill(writer: LogWriter, count: int, *, first_ms: int = 0, step_ms: int = 100
         writer.append("t", 0, [encode_rows([row])])
 
 
-def opened(folder: Path, **settings: str) -> LogWriter:
-    writer = LogWriter(folder, background=False)
+def opened(
+    folder: Path, *, clock_ms: Callable[[], int] = wall_clock_ms, **settings: str
+) -> LogWriter:
+    writer = LogWriter(folder, background=False, clock_ms=clock_ms)
     given = {name.replace("_", "."): value for name, value in settings.items()}
     writer.create_topic("t", settings={"segment.bytes": "600", **given})
     return writer
@@ -124,12 +131,17 @@ def test_records_below_the_start_stay_gone_after_a_power_cut(tmp_path: Path) -> 
 
 
 def test_segments_that_get_old_are_closed_so_that_retention_can_take_them(tmp_path: Path) -> None:
-    with opened(tmp_path, segment_ms="60000", retention_ms="100000") as writer:
+    now_ms = [0]
+    settings = {"segment_ms": "60000", "retention_ms": "100000"}
+    with opened(tmp_path, clock_ms=lambda: now_ms[0], **settings) as writer:
         fill(writer, 2)
-        assert writer.housekeeper.keep_house(59_000, running_ms=59_000).rolled == 0
-        assert writer.housekeeper.keep_house(61_000, running_ms=61_000).rolled == 1
+        now_ms[0] = 59_000
+        assert writer.keep_house().rolled == 0
+        now_ms[0] = 61_000
+        assert writer.keep_house().rolled == 1
+        now_ms[0] = 300_000
         fill(writer, 1, first_ms=300_000)
-        writer.housekeeper.keep_house(300_000, running_ms=300_000)
+        writer.keep_house()
         assert LogReader(tmp_path).offsets("t") == [(2, 3)]
         fill(writer, 1, first_ms=361_000)
         assert len(segments(tmp_path)) == 2, "a record far younger than the first begins another"
@@ -207,3 +219,121 @@ def test_settings_are_changed_and_taken_back_and_partitions_added(tmp_path: Path
     with LogWriter(tmp_path) as writer:
         assert writer.settings("t")["segment.bytes"] == "1"
         assert writer.partition_count("t") == 3
+
+
+def test_old_records_that_come_today_close_a_segment_no_sooner_than_new_ones(
+    tmp_path: Path,
+) -> None:
+    now_ms = [2_000_000_000_000]
+    hour_ms = 3_600_000
+
+    def pass_time(writer: LogWriter, hours: int, first_ms: int | None) -> int:
+        rolled = 0
+        for _ in range(hours):
+            now_ms[0] += hour_ms
+            if first_ms is not None:
+                fill(writer, 1, first_ms=first_ms)
+            rolled += writer.keep_house().rolled
+        return rolled
+
+    def clock_ms() -> int:
+        return now_ms[0]
+
+    settings = {"segment_ms": str(10 * hour_ms), "segment_bytes": "1000000"}
+    with opened(tmp_path, clock_ms=clock_ms, **settings) as writer:
+        assert pass_time(writer, 9, first_ms=1_000) == 0
+        assert pass_time(writer, 31, first_ms=1_000) == 3, "by the time that they came"
+        assert pass_time(writer, 50, first_ms=None) == 1, "also when no other comes"
+        fill(writer, 1, first_ms=1_000)
+    # When the records of a segment came is not known to the next owner. It goes by their own time.
+    with LogWriter(tmp_path, background=False, clock_ms=clock_ms) as writer:
+        assert pass_time(writer, 1, first_ms=None) == 1
+        assert pass_time(writer, 9, first_ms=1_000) == 0
+        fill(writer, 1, first_ms=now_ms[0])
+    with LogWriter(tmp_path, background=False, clock_ms=clock_ms) as writer:
+        assert pass_time(writer, 9, first_ms=None) == 0
+
+
+def test_only_the_groups_that_are_behind_are_looked_up_and_appends_do_not_wait_for_it(
+    tmp_path: Path,
+) -> None:
+    with opened(tmp_path, retention_bytes="2000") as writer:
+        writer.create_topic("kept", partitions=3)
+        fill(writer, 50)
+        writer.commit_offsets("behind", {NAME: 2, TopicPartition("kept", 1): 0})
+        writer.commit_offsets("level", {NAME: 50})
+        held = []
+        exclusively = writer.exclusively
+
+        def counted(action: Callable[[], None]) -> None:
+            exclusively(lambda: (held.append(1), action(), held.pop()))
+
+        rows = writer.control.rows
+
+        def looked_up(query: str, values: Sequence[object] = ()) -> list[tuple[object, ...]]:
+            assert not held, "a look into control.db while appends wait"
+            return rows(query, values)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(writer, "exclusively", counted)
+            patch.setattr(writer.control, "rows", looked_up)
+            found = writer.keep_house().risks
+        assert [(one.group, one.topic) for one in found] == [("behind", "t")]
+        assert found[0].records_lost == writer.partition(NAME).log_start - 2 > 0
+
+
+class StubbornFiles(DiskFiles):
+    """Fails to remove one file, once or for as long as it is set."""
+
+    def __init__(self) -> None:
+        self.stuck: str | None = None
+
+    def remove(self, path: Path) -> None:
+        if self.stuck is not None and self.stuck in path.name:
+            raise OSError(errno.EIO, "input/output error", str(path))
+        super().remove(path)
+
+
+@pytest.mark.parametrize("suffix", [".log", ".idx", ".seal"])
+def test_a_file_that_cannot_be_removed_keeps_nothing_else_and_goes_later(
+    tmp_path: Path, suffix: str
+) -> None:
+    files = StubbornFiles()
+    with LogWriter(tmp_path, background=False, files=files) as writer:
+        settings = {"segment.bytes": "600", "retention.bytes": "1500"}
+        writer.create_topic("t", settings=settings)
+        writer.create_topic("u", settings=settings)
+        files.stuck = f"{0:019d}0{suffix}"  # of both topics; then of none
+        for topic in ("t", "u"):
+            for number in range(40):
+                writer.append(topic, 0, [encode_rows([Row(number, b"k", b"v" * 100)])])
+        before = len(list(tmp_path.glob("t/*/0/*.log")))
+        report = writer.keep_house()
+        assert len(report.put_off) == 2
+        start = writer.partition(NAME).log_start
+        assert start > 0
+        assert LogReader(tmp_path).offsets("t") == [(start, 40)]
+        assert writer.delete_records(NAME, start + 1) == start + 1
+        files.stuck = None
+        report = writer.keep_house()
+        assert report.put_off == []
+        assert len(list(tmp_path.glob("t/*/0/*.log"))) < before
+        assert not list(tmp_path.glob(f"t/*/0/{0:020d}.*"))
+
+
+def test_a_pass_that_fails_is_counted_and_the_next_one_is_done(tmp_path: Path) -> None:
+    asked = threading.Semaphore(0)
+
+    def fail(*_: object) -> None:
+        asked.release()
+        raise ZeroDivisionError("what nobody expected")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer_module, "HOUSEKEEPING_S", 0.001)
+        with LogWriter(tmp_path) as writer:
+            keeper = writer.housekeeper
+            patch.setattr(keeper, "keep_house", fail)
+            for _ in range(3):
+                assert asked.acquire(timeout=30)
+            assert keeper.health.passes_failed >= 2
+            assert keeper.health.last_failure == ("ZeroDivisionError: what nobody expected",)

@@ -245,7 +245,7 @@ def test_a_crash_at_any_step_of_the_end_leaves_all_or_nothing(
     commit: bool, power_lost: bool
 ) -> None:
     folder, outcomes = Path("/log"), set()
-    for step in range(1, 60):
+    for step in range(1, 90):
         disk = SimulatedDisk(step)
         control = ControlDb(
             sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False),
@@ -297,3 +297,26 @@ def test_a_time_is_looked_up_over_aborted_records(writer: LogWriter, tmp_path: P
     assert reader.offset_for_time("a", 0, 0) == reader.end_offset("a", 0)
     writer.append("a", 0, [encode_rows([Row(5, b"k", b"v")])])
     assert reader.offset_for_time("a", 0, 1) == 2
+
+
+def test_a_clock_that_jumps_ends_no_transaction_and_holds_none_up(tmp_path: Path) -> None:
+    now_ms, running_ms = [1_000_000_000], [5_000]
+    with LogWriter(
+        tmp_path,
+        background=False,
+        clock_ms=lambda: now_ms[0],
+        running_ms=lambda: running_ms[0],
+    ) as writer:
+        make(writer)
+        one = writer.transactions.register("x", timeout_ms=60_000)
+        writer.transactions.begin(one)
+        writer.append("a", 0, [batch(one, 0, b"v")])
+        for jump_ms in (10 * 86_400_000, -20 * 86_400_000):
+            now_ms[0] += jump_ms
+            running_ms[0] += 1_000
+            assert writer.keep_house().transactions_aborted == 0
+            assert writer.transactions.expire() == 0
+        one = writer.transactions.end(one, commit=True)
+        writer.transactions.begin(one)
+        running_ms[0] += 60_001  # while the clock stands still
+        assert writer.transactions.expire() == 1

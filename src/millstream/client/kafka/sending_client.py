@@ -6,10 +6,10 @@ any more is kept for the next producer that is made in the same way.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 
 from confluent_kafka import KafkaException
 
@@ -18,6 +18,7 @@ from millstream.client.kafka.cluster import Cluster
 from millstream.client.kafka.failures import told
 
 _POLL_S = 0.1
+_log = logging.getLogger(__name__)
 _KEPT_MAX = 4  # of one kind
 _shared: dict[KafkaAddress, SendingClients] = {}
 _shared_lock = threading.Lock()
@@ -36,8 +37,12 @@ class SendingClient:
 
     def _run(self) -> None:
         while not self._ended:
-            with suppress(KafkaException):  # what is fatal is said again by whatever is asked next
+            try:
                 self.library.poll(_POLL_S)
+            except KafkaException:
+                pass  # what is fatal is said again by whatever is asked next
+            except Exception:  # noqa: BLE001 - of a callback; those behind it must still be called
+                _log.exception("the outcome of a record could not be told")
 
     def look_at(self, topic: str, topic_id: str) -> None:
         """See that the client knows the topic of this id, and not one that had its name before."""

@@ -310,12 +310,12 @@ class KafkaTransactions:
         Raises:
             MillstreamError: it failed.
         """
-        failed: list[MillstreamError] = []
+        failed: list[BaseException] = []
 
         def send() -> None:
             try:
                 self._call("send_offsets_to_transaction", list(given), member)
-            except MillstreamError as error:
+            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
                 failed.append(error)
 
         thread = threading.Thread(target=send, name="millstream-kafka-offsets", daemon=True)
