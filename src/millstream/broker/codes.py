@@ -112,6 +112,24 @@ _MEANINGS: tuple[tuple[type[MillstreamError], Code], ...] = (
 )
 
 
+# What a client that asks a coordinator is told instead: every client asks again after these, and takes
+# other codes of the disk for the end of its producer or its commit.
+_OF_COORDINATORS = {
+    Code.KAFKA_STORAGE_ERROR: Code.COORDINATOR_NOT_AVAILABLE,
+    Code.NOT_LEADER_OR_FOLLOWER: Code.NOT_COORDINATOR,
+}
+
+
+def coordinator_code_of(error: Exception) -> Code:
+    """Return what a client is told of an error by the coordinator of groups or transactions.
+
+    Source: Kafka ``TransactionStateManager.appendTransactionToLog``, ``GroupCoordinatorService``;
+    librdkafka ``rdkafka_txnmgr.c``; Java's ``TransactionManager``.
+    """
+    code = code_of(error)
+    return _OF_COORDINATORS.get(code, code)
+
+
 def code_of(error: Exception) -> Code:
     """Return what a client is told of an error."""
     if isinstance(error, Refused):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.broker.codes import Code, Refused, code_of
+from millstream.broker.codes import Code, Refused, coordinator_code_of
 from millstream.broker.coordinator import check_name
 from millstream.broker.groups import topics_read
 from millstream.broker.listing import partition_code
@@ -36,8 +36,13 @@ async def offset_commit(node: Node, call: Call) -> Message:
     if offsets:
         failed = await node.commits.commit(name, offsets)
         if failed is not None:
-            codes |= dict.fromkeys(offsets, partition_code(failed))
+            codes |= dict.fromkeys(offsets, _commit_code(failed))
     return {"topics": outcomes(request["topics"], codes)}
+
+
+def _commit_code(error: MillstreamError) -> Code:
+    code = coordinator_code_of(error)
+    return partition_code(error) if code == Code.INVALID_REQUEST else code
 
 
 def acceptable(
@@ -100,7 +105,7 @@ async def _of_group(node: Node, asked: Message, *, stable: bool) -> Message:
         check_name(name)
         found = await node.run(lambda: committed_offsets(node.writer.control, name))
     except (Refused, MillstreamError) as error:
-        return {"group_id": name, "error_code": code_of(error), "topics": []}
+        return {"group_id": name, "error_code": coordinator_code_of(error), "topics": []}
     pending = await _pending(node, name) if stable else set()
     wanted: dict[str, list[int]] = {}
     if asked["topics"] is None:
@@ -152,5 +157,8 @@ async def offset_delete(node: Node, call: Call) -> Message:
                 codes[place] = Code.UNKNOWN_TOPIC_OR_PARTITION
             else:
                 gone.append(place)
-    await node.change(lambda: forget_places(node.writer.control, name, gone))
+    try:
+        await node.change(lambda: forget_places(node.writer.control, name, gone))
+    except MillstreamError as error:
+        return {"error_code": coordinator_code_of(error)}
     return {"topics": outcomes(request["topics"], codes)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream.broker.codes import Code, Refused, code_of
+from millstream.broker.codes import Code, Refused, coordinator_code_of
 from millstream.broker.coordinator import check_name
 from millstream.broker.listing import partition_code
 from millstream.broker.node import Call, Node
@@ -48,7 +48,7 @@ async def share_group_heartbeat(node: Node, call: Call) -> Message:
         counts = {topic: info.partitions for topic, info in topics.items()}
         member = node.share_groups.beat(name, beat, counts, settings.session_timeout_ms)
     except (Refused, MillstreamError) as error:
-        return {"error_code": code_of(error), "error_message": str(error)}
+        return {"error_code": coordinator_code_of(error), "error_message": str(error)}
     tells = member.knows != member.generation
     answer = {
         "member_id": member_id,
@@ -143,7 +143,11 @@ async def _offsets(node: Node, asked: Message) -> Message:
         check_name(name)
         states = (await node.run(lambda: share_states(node.writer.control, name))).get(name, {})
     except (Refused, MillstreamError) as error:
-        return {"group_id": name, "error_code": code_of(error), "error_message": str(error)}
+        return {
+            "group_id": name,
+            "error_code": coordinator_code_of(error),
+            "error_message": str(error),
+        }
     if not states and node.share_groups.get(name) is None:
         return {
             "group_id": name,
@@ -204,7 +208,7 @@ async def alter_share_group_offsets(node: Node, call: Call) -> Message:
     try:
         await _check_unused(node, name, made=True)
     except (Refused, MillstreamError) as error:
-        return {"error_code": code_of(error), "error_message": str(error)}
+        return {"error_code": coordinator_code_of(error), "error_message": str(error)}
     known = node.writer.topics()
     node.shares.forget(name)
 
@@ -254,15 +258,15 @@ async def delete_share_group_offsets(node: Node, call: Call) -> Message:
     """Answer a DeleteShareGroupOffsets request: a group without members forgets topics."""
     request = call.request
     name = request["group_id"]
-    try:
-        await _check_unused(node, name)
-    except (Refused, MillstreamError) as error:
-        return {"error_code": code_of(error), "error_message": str(error)}
     known = node.writer.topics()
     names = [topic["topic_name"] for topic in request["topics"]]
     ids = [known[one].topic_id for one in names if one in known]
-    node.shares.forget(name, ids)
-    await node.change(lambda: forget_share_topics(node.writer.control, name, ids))
+    try:
+        await _check_unused(node, name)
+        node.shares.forget(name, ids)
+        await node.change(lambda: forget_share_topics(node.writer.control, name, ids))
+    except (Refused, MillstreamError) as error:
+        return {"error_code": coordinator_code_of(error), "error_message": str(error)}
     return {"responses": [_forgotten(one, known.get(one)) for one in names]}
 
 

@@ -17,7 +17,9 @@ transaction. But a client sends again on another connection only after it has gi
 what comes on a producer's earlier connection once a later one was used is ``NOT_COORDINATOR``.
 
 Where a version does not know ``PRODUCER_FENCED``, it is told ``INVALID_PRODUCER_EPOCH``. A transaction
-that was too slow was aborted, and its producer may begin its next life.
+that was too slow was aborted, and its producer may begin its next life. While the disk is full, all of
+this is ``COORDINATOR_NOT_AVAILABLE``, so that producers ask again; and one that gives up meanwhile may
+abort a transaction that it could not begin.
 
 Source: KIP-98, KIP-360, KIP-447; Kafka ``TransactionCoordinator``.
 """
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream.broker.codes import Code, Refused, code_of
+from millstream.broker.codes import Code, Refused, coordinator_code_of
 from millstream.broker.committed import acceptable, outcomes
 from millstream.broker.coordinator import check_name
 from millstream.broker.listing import partition_code
@@ -111,7 +113,7 @@ def _code(call: Call, error: MillstreamError | Refused) -> Code:
         isinstance(error, TransactionAbortedError) and error.timed_out
     )
     if not replaced:
-        return code_of(error)
+        return coordinator_code_of(error)
     knows = call.version >= _FENCED_FROM.get(call.api.key, call.version + 1)
     return Code.PRODUCER_FENCED if knows else Code.INVALID_PRODUCER_EPOCH
 

@@ -39,7 +39,8 @@ CREATE TABLE IF NOT EXISTS fences (writer TEXT PRIMARY KEY, batch_id INTEGER NOT
 CREATE TABLE IF NOT EXISTS producers (
     producer_id INTEGER PRIMARY KEY, transactional_id TEXT UNIQUE,
     producer_epoch INTEGER NOT NULL, timeout_ms INTEGER NOT NULL, in_process INTEGER NOT NULL,
-    used_ms INTEGER NOT NULL) STRICT;
+    used_ms INTEGER NOT NULL,
+    previous_id INTEGER NOT NULL, previous_epoch INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS decisions (
     producer_id INTEGER NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL,
     first_offset INTEGER NOT NULL, producer_epoch INTEGER NOT NULL, committed INTEGER NOT NULL,

@@ -76,6 +76,9 @@ class ProducerIdentity(NamedTuple):
     producer_epoch: int
 
 
+_NOBODY = ProducerIdentity(-1, -1)
+
+
 class NamedProducer(NamedTuple):
     """A producer with a transactional id; ``open_since_ms`` is None while no transaction is open."""
 
@@ -87,16 +90,28 @@ class NamedProducer(NamedTuple):
 
 @dataclass(slots=True)
 class _Producer:
-    """A producer as this owner knows it; ``ended_by`` says why an older identity was ended."""
+    """A producer as this owner knows it.
+
+    ``previous`` is the life that the present one follows, where nobody else has had the name between
+    them: whoever says that it was this one gets the present one. ``asked`` says that a transaction
+    was to be begun, and could not be.
+    """
 
     producer_id: int
     transactional_id: str | None
     producer_epoch: int
     timeout_ms: int
     in_process: bool
+    previous: ProducerIdentity | None = None
+    asked: bool = False
     state: Literal["idle", "open", "ending"] = "idle"
     started_ms: int = 0
     timed_out_epoch: int = -1
+
+    @property
+    def identity(self) -> ProducerIdentity:
+        """What it stamps into its batches in its present life."""
+        return ProducerIdentity(self.producer_id, self.producer_epoch)
 
 
 class Transactions:
@@ -111,10 +126,10 @@ class Transactions:
         self._lock = threading.RLock()
         self._unmarked: list[tuple[TopicPartition, EncodedBatch]] = []
         self._producers = {
-            row[0]: _Producer(row[0], row[1], row[2], row[3], bool(row[4]))
+            row[0]: _Producer(*row[:4], bool(row[4]), _identity_or_none(*row[5:]))
             for row in control.rows(
-                "SELECT producer_id, transactional_id, producer_epoch, timeout_ms, in_process "
-                "FROM producers"
+                "SELECT producer_id, transactional_id, producer_epoch, timeout_ms, in_process, "
+                "previous_id, previous_epoch FROM producers"
             )
         }
         self._by_name = {
@@ -140,11 +155,14 @@ class Transactions:
         Args:
             in_process: Whether the producer dies with this process.
             resumes: The identity that the producer had, if it was its last life; so one that was
-                replaced meanwhile does not fence the newer.
+                replaced meanwhile does not fence the newer. Who asks again, as it was not answered,
+                gets the identity that it was given the first time.
 
         Raises:
             ConfigError: the name or the timeout is not possible.
             ProducerFencedError: ``resumes`` is not the last life of this name.
+            DiskFullError: its next life has begun, but what the last left open is not yet aborted in
+                all partitions; ask again with the same ``resumes``.
         """
         if transactional_id is not None and not transactional_id:
             raise ConfigError("transactional_id is empty; give a name, or None")
@@ -158,10 +176,15 @@ class Transactions:
             if resumes is not None:
                 _check_last_life(known, resumes)
             if known is None or known.producer_epoch >= PRODUCER_EPOCH_MAX - 1:
-                return self._insert(known, transactional_id, timeout_ms, in_process=in_process)
-            self._raise_epoch(known, timeout_ms=timeout_ms, in_process=in_process)
+                return self._insert(
+                    known, transactional_id, timeout_ms, in_process=in_process, previous=resumes
+                )
+            if resumes is not None and resumes == known.previous:
+                self._write_unmarked()  # what the first answer was to wait for
+                return known.identity
+            self._raise_epoch(known, timeout_ms=timeout_ms, in_process=in_process, previous=resumes)
             self._abort_open(known)
-            return ProducerIdentity(known.producer_id, known.producer_epoch)
+            return known.identity
 
     def _insert(
         self,
@@ -170,6 +193,7 @@ class Transactions:
         timeout_ms: int,
         *,
         in_process: bool,
+        previous: ProducerIdentity | None = None,
     ) -> ProducerIdentity:
         """Make a producer with an id of its own; it takes the name over from ``before``."""
         if before is not None:
@@ -188,16 +212,30 @@ class Transactions:
                 "ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value"
             ).fetchone()
             connection.execute(
-                "INSERT INTO producers VALUES (?, ?, 0, ?, ?, ?)",
-                (producer_id, transactional_id, timeout_ms, in_process, self._clock_ms()),
+                "INSERT INTO producers VALUES (?, ?, 0, ?, ?, ?, ?, ?)",
+                (
+                    producer_id,
+                    transactional_id,
+                    timeout_ms,
+                    in_process,
+                    self._clock_ms(),
+                    *(previous or _NOBODY),
+                ),
             )
-        producer = _Producer(producer_id, transactional_id, 0, timeout_ms, in_process)
+        producer = _Producer(producer_id, transactional_id, 0, timeout_ms, in_process, previous)
         self._producers[producer_id] = producer
         if transactional_id is not None:
             self._by_name[transactional_id] = producer
         return ProducerIdentity(producer_id, 0)
 
-    def _raise_epoch(self, producer: _Producer, *, timeout_ms: int, in_process: bool) -> None:
+    def _raise_epoch(
+        self,
+        producer: _Producer,
+        *,
+        timeout_ms: int,
+        in_process: bool,
+        previous: ProducerIdentity | None,
+    ) -> None:
         """Begin the next life of a producer.
 
         By one, and by one more for the end of a transaction that is taken back with it: so its own
@@ -209,11 +247,19 @@ class Transactions:
             settle(connection, producer.producer_id, commit=False, now_ms=now_ms)
             connection.execute(
                 "UPDATE producers SET producer_epoch = ?, timeout_ms = ?, in_process = ?, "
-                "used_ms = ? WHERE producer_id = ?",
-                (following, timeout_ms, in_process, now_ms, producer.producer_id),
+                "used_ms = ?, previous_id = ?, previous_epoch = ? WHERE producer_id = ?",
+                (
+                    following,
+                    timeout_ms,
+                    in_process,
+                    now_ms,
+                    *(previous or _NOBODY),
+                    producer.producer_id,
+                ),
             )
-        producer.producer_epoch = following
+        producer.producer_epoch, producer.previous = following, previous
         producer.timeout_ms, producer.in_process = timeout_ms, in_process
+        producer.timed_out_epoch, producer.asked = -1, False
 
     # -- one transaction ----------------------------------------------------------------------
 
@@ -237,6 +283,7 @@ class Transactions:
         """
         with self._lock:
             producer = self._checked(identity)
+            producer.asked = producer.state == "idle"  # until it is open
             self._write_unmarked()
             if producer.state == "open" and again:
                 return
@@ -254,6 +301,7 @@ class Transactions:
             if moved:
                 producer.in_process = bool(in_process)
             producer.state, producer.started_ms = "open", self._clock_ms()
+            producer.asked = False
 
     def add_offsets(self, identity: ProducerIdentity, group: str, offsets: Offsets) -> None:
         """Note offsets that are committed when the open transaction is; durable on return.
@@ -315,6 +363,8 @@ class Transactions:
         """
         with self._lock:
             producer = self._checked(identity)
+            if producer.state == "idle" and producer.asked and not commit:
+                return identity  # the client cannot know that it was never begun
             if producer.state != "open":
                 raise TransactionAbortedError(
                     "no transaction of this producer is open; begin one before you end it"
@@ -351,7 +401,7 @@ class Transactions:
                     producer.timeout_ms,
                     in_process=producer.in_process,
                 )
-            return ProducerIdentity(producer.producer_id, producer.producer_epoch)
+            return producer.identity
 
     def expire(self, now_ms: int) -> int:
         """Abort transactions that are open longer than their timeout; return how many."""
@@ -383,13 +433,13 @@ class Transactions:
     def _take_back(self, producer: _Producer) -> None:
         """Abort a transaction whose time is over; it stays open where that cannot be noted."""
         self._close_door(producer)
-        life = producer.producer_epoch
+        life = producer.identity
         try:
-            self._decide(producer, commit=False)
+            self._decide(producer, commit=False, previous=life)
         except BaseException:
             producer.state = "open"
             raise
-        producer.timed_out_epoch = life
+        producer.timed_out_epoch = life.producer_epoch
         self._write_unmarked_or_warn()
 
     def forget_idle(self, before_ms: int) -> int:
@@ -420,7 +470,7 @@ class Transactions:
             known = self._by_name.get(transactional_id)
             if known is None:
                 return None
-            return ProducerIdentity(known.producer_id, known.producer_epoch)
+            return known.identity
 
     def named(self) -> list[NamedProducer]:
         """Return the producers that have names, by name."""
@@ -428,7 +478,7 @@ class Transactions:
             return [
                 NamedProducer(
                     name,
-                    ProducerIdentity(one.producer_id, one.producer_epoch),
+                    one.identity,
                     one.timeout_ms,
                     one.started_ms if one.state != "idle" else None,
                 )
@@ -513,8 +563,11 @@ class Transactions:
         fence: tuple[str, int] | None = None,
         also: Callable[[sqlite3.Connection], None] | None = None,
         raise_epoch: bool = True,
+        previous: ProducerIdentity | None = None,
     ) -> None:
         """Step 2: make the decision durable, and note the markers that follow from it."""
+        if not raise_epoch:
+            previous = producer.previous
         places = self._log.open_partitions().get(producer.producer_id, [])
         next_epoch, now_ms = producer.producer_epoch + int(raise_epoch), self._clock_ms()
         with self._control.commit() as connection:
@@ -543,12 +596,13 @@ class Transactions:
                 put_offsets(connection, group, of_group, topic_ids=topic_ids or {}, now_ms=now_ms)
             settle(connection, producer.producer_id, commit=commit, now_ms=now_ms)
             connection.execute(
-                "UPDATE producers SET producer_epoch = ?, used_ms = ? WHERE producer_id = ?",
-                (next_epoch, now_ms, producer.producer_id),
+                "UPDATE producers SET producer_epoch = ?, used_ms = ?, previous_id = ?, "
+                "previous_epoch = ? WHERE producer_id = ?",
+                (next_epoch, now_ms, *(previous or _NOBODY), producer.producer_id),
             )
         for place in places:
             self._mark(producer.producer_id, place, commit=commit)
-        producer.producer_epoch = next_epoch
+        producer.producer_epoch, producer.previous = next_epoch, previous
         producer.state = "idle"
 
     def _abort_open(self, producer: _Producer) -> None:
@@ -583,12 +637,12 @@ class Transactions:
             _log.warning("markers of ended transactions wait for room on the disk: %s", error)
 
 
+def _identity_or_none(producer_id: int, producer_epoch: int) -> ProducerIdentity | None:
+    return None if producer_id < 0 else ProducerIdentity(producer_id, producer_epoch)
+
+
 def _check_last_life(known: _Producer | None, identity: ProducerIdentity) -> None:
-    if (
-        known is None
-        or known.producer_id != identity.producer_id
-        or (identity.producer_epoch not in (known.producer_epoch, known.timed_out_epoch))
-    ):
+    if known is None or identity not in (known.identity, known.previous):
         raise ProducerFencedError(
             f"producer {identity.producer_id} in its life {identity.producer_epoch} has been replaced "
             "by a newer one; close this one"
