@@ -6,6 +6,7 @@ import random
 import struct
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from broker.asking import (
@@ -22,6 +23,7 @@ from broker.asking import (
 from broker.running import InProcess
 
 from millstream.broker.codes import Code
+from millstream.broker.memory import SMALL_BYTES_MAX
 from millstream.broker.schema import Field
 from millstream.broker.wire import Message
 from millstream.log.batch import (
@@ -421,6 +423,48 @@ def test_large_requests_wait_for_room_and_all_are_taken(folder) -> None:
         for thread in threads:
             thread.join(60)
         assert sorted(offsets) == list(range(24))
+
+
+def test_who_announces_much_and_sends_little_keeps_nobody_waiting(folder) -> None:
+    """Some send only how much is to come, others enough of it to have room for all of it."""
+    settings = {"requests_bytes_max": 10 << 20, "contended_s": 0.2}
+    with InProcess(folder, **settings) as broker, Asking(broker.address) as client:
+        client.ask("CreateTopics", 4, create())
+        announced = struct.pack(">i", 7 << 20)
+        idle = [Asking(broker.address) for _ in range(4)]
+        half = [Asking(broker.address) for _ in range(2)]
+        for one in (*idle, *half):
+            one.socket.sendall(announced + bytes(8 if one in idle else SMALL_BYTES_MAX))
+        for _ in range(10):
+            assert produced(client.ask("Produce", 7, produce(GOOD)))["error_code"] == 0
+        big = produced(client.ask("Produce", 7, produce(batch(bytes(3 << 20)))))
+        assert big["error_code"] == 0  # once those who had the room were ended
+        for one in half:
+            with one:
+                assert one.is_closed()
+        for one in idle:
+            one.socket.close()
+
+
+def test_what_is_sent_behind_a_request_that_waits_is_not_read(folder) -> None:
+    settings = {"requests_bytes_max": 2 << 20}
+    join = {
+        "group_id": "g",
+        "session_timeout_ms": 60_000,
+        "rebalance_timeout_ms": 60_000,
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": b""}],
+    }
+    with InProcess(folder, rebalance_delay_ms=3_000, **settings) as broker:
+        with Asking(broker.address) as waiting, Asking(broker.address) as client:
+            waiting.say("JoinGroup", 3, join)
+            behind = waiting.frame("Metadata", 1, {"topics": [{"name": "x" * 30_000}] * 2})
+            waiting.socket.setblocking(False)
+            with suppress(BlockingIOError):
+                for _ in range(100):
+                    waiting.socket.sendall(behind)
+            for _ in range(3):
+                assert client.ask("Metadata", 1, {"topics": []})["brokers"]
 
 
 def test_a_request_that_there_can_never_be_room_for_is_refused(folder) -> None:

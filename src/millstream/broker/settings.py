@@ -19,6 +19,7 @@ class Settings:
         connections_max: More connections are closed as they come.
         stalled_s: A request that does not come in whole within this time ends its connection, and
             so does a response of which nothing is taken for so long.
+        contended_s: The same for a request of more than 64 KiB, while others wait for room.
         login_s: A connection that has not said within this time who it is, where the broker has
             users, is closed; so is one whose TLS handshake takes longer.
         certificate_every_s: How often is looked whether the certificate has been replaced.
@@ -37,6 +38,7 @@ class Settings:
     responses_bytes_max: int = 256 * _MIB
     connections_max: int = 4096
     stalled_s: float = 60.0
+    contended_s: float = 5.0
     login_s: float = 10.0
     certificate_every_s: float = 60.0
     idle_s: float = 600.0
