@@ -13,7 +13,7 @@ from millstream.broker.groups import topics_read
 from millstream.broker.listing import partition_code
 from millstream.broker.members import Identity
 from millstream.broker.node import Call, Node
-from millstream.broker.wire import Message
+from millstream.broker.wire import Message, distinct
 from millstream.errors import MillstreamError
 from millstream.log.groups import METADATA_CHARACTERS_MAX, committed_offsets, forget_places
 from millstream.log.remote import pending_partitions
@@ -96,7 +96,8 @@ async def offset_fetch(node: Node, call: Call) -> Message:
     stable = request["require_stable"]
     if call.version < _GROUPS_FROM:
         return await _of_group(node, request, stable=stable)
-    return {"groups": [await _of_group(node, one, stable=stable) for one in request["groups"]]}
+    groups = distinct(request["groups"], "group_id")
+    return {"groups": [await _of_group(node, one, stable=stable) for one in groups]}
 
 
 async def _of_group(node: Node, asked: Message, *, stable: bool) -> Message:

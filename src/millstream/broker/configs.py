@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from millstream.broker import group_configs
 from millstream.broker.codes import Code, Refused, code_of
 from millstream.broker.node import NODE_ID, Call, Node
-from millstream.broker.wire import Message
+from millstream.broker.wire import Message, distinct
 from millstream.errors import ConfigError, MillstreamError
 from millstream.log.config import TopicConfig
 
@@ -95,6 +95,7 @@ def _kind(name: str) -> int:
 async def describe_configs(node: Node, call: Call) -> Message:
     """Answer a DescribeConfigs request."""
     synonyms = call.request["include_synonyms"]
+    resources = distinct(call.request["resources"], "resource_type", "resource_name")
 
     def describe(resource: Message) -> Message:
         configs = _configs(node, resource)
@@ -102,7 +103,7 @@ async def describe_configs(node: Node, call: Call) -> Message:
             config["synonyms"] = []
         return {"configs": configs}
 
-    return {"results": [_outcome(one, describe) for one in call.request["resources"]]}
+    return {"results": [_outcome(one, describe) for one in resources]}
 
 
 def _configs(node: Node, resource: Message) -> list[Message]:

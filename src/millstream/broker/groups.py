@@ -211,7 +211,7 @@ async def describe_groups(node: Node, call: Call) -> Message:
     return {
         "groups": [
             _described(node.groups.get(name), name, stored=name in stored)
-            for name in call.request["groups"]
+            for name in dict.fromkeys(call.request["groups"])
         ]
     }
 
@@ -256,8 +256,8 @@ async def delete_groups(node: Node, call: Call) -> Message:
 async def _forgotten(node: Node, name: str) -> Code:
     """Forget what a group has committed; return what the client is told."""
     try:
-        gone = await delete_share_group(node, name) or await node.change(
-            lambda: forget_offsets(node.writer.control, name)
+        gone = await delete_share_group(node, name) or bool(
+            await node.change(lambda: forget_offsets(node.writer.control, name))
         )
     except MillstreamError as error:
         return coordinator_code_of(error)

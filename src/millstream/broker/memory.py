@@ -14,9 +14,12 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from millstream.broker.codes import Code, Refused
+
 SMALL_BYTES_MAX = 64 * 1024  # of a request that takes room only once it is there
 _SMALL_SHARE = 4  # small requests have this part of the memory
 RESPONSE_BYTES_MIN = 64 * 1024
+MEMBER_BYTES = 1024  # of a member of a group, besides what it says
 _SHARE = 8  # no response takes more than this part of what is left
 
 
@@ -112,6 +115,43 @@ class _Room:
                 self._left -= size
                 granted.set_result(None)
             self._queue.popleft()
+
+
+class MemberMemory:
+    """Room for what members of groups say of themselves and are assigned. In the event loop only.
+
+    Args:
+        bytes_max: For all groups together.
+        members_max: Of one group.
+    """
+
+    def __init__(self, bytes_max: int, members_max: int) -> None:
+        self._left = bytes_max
+        self._members_max = members_max
+
+    def check_one_more(self, members: int) -> None:
+        """Refuse one more member of a group that has so many.
+
+        Raises:
+            Refused: there are too many.
+        """
+        if members >= self._members_max:
+            raise Refused(
+                Code.GROUP_MAX_SIZE_REACHED, f"a group has at most {self._members_max} members"
+            )
+
+    def resize(self, before: int, after: int) -> None:
+        """Hold ``after`` bytes in the place of ``before``.
+
+        Raises:
+            Refused: there is no room; what was held still is.
+        """
+        if after - before > max(self._left, 0):
+            raise Refused(
+                Code.GROUP_MAX_SIZE_REACHED,
+                f"{after:,} bytes of a member of a group; there is room for {self._left:,}",
+            )
+        self._left -= after - before
 
 
 class ResponseMemory:

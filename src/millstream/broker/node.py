@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from millstream.broker.appending import Appender
 from millstream.broker.closings import Closings
 from millstream.broker.coordinator import Groups
-from millstream.broker.memory import ResponseMemory
+from millstream.broker.memory import MemberMemory, ResponseMemory
 from millstream.broker.offset_commits import OffsetCommits
 from millstream.broker.schema import Api
 from millstream.broker.settings import Settings
@@ -84,16 +84,17 @@ class Node:
         self.loop = asyncio.get_running_loop()
         self.watch = Watch(self.loop)
         self.responses = ResponseMemory(settings.responses_bytes_max)
-        self.appender = Appender(writer, self.loop, on_failure=on_failure)
+        self.appender = Appender(writer, self.loop, settings, on_failure=on_failure)
         directory_id = read_format(writer.folder, DISK)
         assert directory_id is not None, "a log that is open has a name"
         self.cluster_id = base64.urlsafe_b64encode(bytes.fromhex(directory_id)).decode().rstrip("=")
-        self.groups = Groups(settings)
+        members = MemberMemory(settings.members_bytes_max, settings.group_members_max)
+        self.groups = Groups(settings, members)
         self.closings = Closings()
         self.shares = Shares(self)
         self.share_sessions = Sessions()
         self.share_groups = ShareGroups(
-            on_change=self._share_group_changed, on_gone=self._share_member_gone
+            memory=members, on_change=self._share_group_changed, on_gone=self._share_member_gone
         )
         self._noting: dict[str, asyncio.Task[None]] = {}
         self.commits = OffsetCommits(self.loop, self.change, writer)

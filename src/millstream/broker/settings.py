@@ -16,6 +16,11 @@ class Settings:
         requests_bytes_max: How much all requests together may hold in memory; more of them wait.
         response_bytes_max: How many bytes of records one response brings, or one batch.
         responses_bytes_max: How much responses may hold in memory before they get smaller.
+        members_bytes_max: How much all members of groups together may say and be assigned.
+        group_members_max: How many members one group of consumers has.
+        batch_plain_bytes_max, batch_records_max: What one batch of records may stand for.
+        transactional_ids_max: How many names of producers are known at a time; one that is not used
+            for a week is forgotten.
         connections_max: More connections are closed as they come.
         stalled_s: A request that does not come in whole within this time ends its connection, and
             so does a response of which nothing is taken for so long.
@@ -36,6 +41,11 @@ class Settings:
     requests_bytes_max: int = 256 * _MIB
     response_bytes_max: int = 16 * _MIB
     responses_bytes_max: int = 256 * _MIB
+    members_bytes_max: int = 128 * _MIB
+    group_members_max: int = 5000
+    batch_plain_bytes_max: int = 128 * _MIB
+    batch_records_max: int = 1_000_000
+    transactional_ids_max: int = 100_000
     connections_max: int = 4096
     stalled_s: float = 60.0
     contended_s: float = 5.0

@@ -9,7 +9,7 @@ from millstream.broker.coordinator import check_name
 from millstream.broker.listing import partition_code
 from millstream.broker.node import Call, Node
 from millstream.broker.share_groups import LEAVES, Beat, ShareMember
-from millstream.broker.wire import Message
+from millstream.broker.wire import Message, distinct
 from millstream.errors import MillstreamError
 from millstream.log.groups import committed_offsets
 from millstream.log.shares import (
@@ -96,7 +96,8 @@ def _assignment(member: ShareMember, topics: dict[str, TopicInfo]) -> list[Messa
 
 async def share_group_describe(node: Node, call: Call) -> Message:
     """Answer a ShareGroupDescribe request."""
-    return {"groups": [await _described(node, name) for name in call.request["group_ids"]]}
+    names = dict.fromkeys(call.request["group_ids"])
+    return {"groups": [await _described(node, name) for name in names]}
 
 
 async def _described(node: Node, name: str) -> Message:
@@ -134,7 +135,8 @@ async def _described(node: Node, name: str) -> Message:
 
 async def describe_share_group_offsets(node: Node, call: Call) -> Message:
     """Answer a DescribeShareGroupOffsets request."""
-    return {"groups": [await _offsets(node, one) for one in call.request["groups"]]}
+    groups = distinct(call.request["groups"], "group_id")
+    return {"groups": [await _offsets(node, one) for one in groups]}
 
 
 async def _offsets(node: Node, asked: Message) -> Message:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from millstream.broker.codes import Code, Refused, code_of
 from millstream.broker.configs import described, settings_from
 from millstream.broker.node import NODE_ID, Call, Node
-from millstream.broker.wire import Message
+from millstream.broker.wire import Message, distinct
 from millstream.errors import ConfigError, MillstreamError, TopicExistsError
 from millstream.log.config import TopicConfig
 from millstream.log.topics import check_topic_name
@@ -29,7 +29,10 @@ async def metadata(node: Node, call: Call) -> Message:
     else:
         creates = node.settings.auto_create and request["allow_auto_topic_creation"]
         nobody = None if call.version >= _NULL_NAMES_FROM else ""
-        topics = [await _asked_for(node, one, creates=creates, nobody=nobody) for one in asked]
+        topics = [
+            await _asked_for(node, one, creates=creates, nobody=nobody)
+            for one in distinct(asked, "name", "topic_id")
+        ]
     return {
         "brokers": [{"node_id": NODE_ID, "host": call.host, "port": call.port}],
         "cluster_id": node.cluster_id,

@@ -47,6 +47,7 @@ from millstream.record import TopicPartition
 _FENCED_FROM = {22: 4, 24: 2, 25: 2, 26: 2}  # by API key: the version that knows PRODUCER_FENCED
 _STATES = {"open": "Ongoing", "committed": "CompleteCommit", "aborted": "CompleteAbort"}
 _EMPTY = "Empty"
+ID_CHARACTERS_MAX = 1000  # of a transactional id
 _SPEAKERS_MAX = 10_000  # producers whose last connection is known
 _KNOWN_STATES = frozenset(
     {
@@ -71,6 +72,8 @@ async def init_producer_id(node: Node, call: Call) -> Message:
     if not name or not 0 < timeout_ms <= TIMEOUT_MS_MAX:
         code = Code.INVALID_TRANSACTION_TIMEOUT if name else Code.INVALID_REQUEST
         return {"error_code": code}
+    if len(name) > ID_CHARACTERS_MAX or not _has_room(node, name):
+        return {"error_code": Code.POLICY_VIOLATION}
     resumes = None
     if request["producer_id"] >= 0:
         resumes = ProducerIdentity(request["producer_id"], request["producer_epoch"])
@@ -83,6 +86,13 @@ async def init_producer_id(node: Node, call: Call) -> Message:
         )
 
     return await _answered(node, call, register)
+
+
+def _has_room(node: Node, name: str) -> bool:
+    """Return whether a name is known, or one more may be."""
+    transactions = node.writer.transactions
+    known = transactions.identity_of(name) is not None
+    return known or transactions.named_count() < node.settings.transactional_ids_max
 
 
 def _identity(identity: ProducerIdentity) -> Message:
@@ -249,7 +259,7 @@ def _end(node: Node, request: Message) -> None:
 
 async def describe_transactions(node: Node, call: Call) -> Message:
     """Answer a DescribeTransactions request."""
-    asked = call.request["transactional_ids"]
+    asked = dict.fromkeys(call.request["transactional_ids"])
 
     def describe() -> list[Message]:
         named = {one.transactional_id: one for one in node.writer.transactions.named()}

@@ -126,7 +126,9 @@ class Transactions:
         self._lock = threading.RLock()
         self._unmarked: list[tuple[TopicPartition, EncodedBatch]] = []
         self._producers = {
-            row[0]: _Producer(*row[:4], bool(row[4]), _identity_or_none(*row[5:]))
+            row[0]: _Producer(
+                row[0], row[1], row[2], row[3], bool(row[4]), _identity_or_none(row[5], row[6])
+            )
             for row in control.rows(
                 "SELECT producer_id, transactional_id, producer_epoch, timeout_ms, in_process, "
                 "previous_id, previous_epoch FROM producers"
@@ -172,6 +174,8 @@ class Transactions:
                 f"{TIMEOUT_MS_MAX} ms"
             )
         with self._lock:
+            if transactional_id is None and not in_process:
+                return self._number()
             known = self._by_name.get(transactional_id) if transactional_id else None
             if resumes is not None:
                 _check_last_life(known, resumes)
@@ -185,6 +189,11 @@ class Transactions:
             self._raise_epoch(known, timeout_ms=timeout_ms, in_process=in_process, previous=resumes)
             self._abort_open(known)
             return known.identity
+
+    def _number(self) -> ProducerIdentity:
+        """Return an identity of which nothing is kept: whoever has it begins no transaction."""
+        with self._control.commit() as connection:
+            return ProducerIdentity(_next_producer_id(connection), 0)
 
     def _insert(
         self,
@@ -207,10 +216,7 @@ class Transactions:
                     "WHERE producer_id = ?",
                     (PRODUCER_EPOCH_MAX, before.producer_id),
                 )
-            (producer_id,) = connection.execute(
-                "INSERT INTO folder VALUES ('producer_id', 1) "
-                "ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value"
-            ).fetchone()
+            producer_id = _next_producer_id(connection)
             connection.execute(
                 "INSERT INTO producers VALUES (?, ?, 0, ?, ?, ?, ?, ?)",
                 (
@@ -485,6 +491,11 @@ class Transactions:
                 for name, one in sorted(self._by_name.items())
             ]
 
+    def named_count(self) -> int:
+        """Return how many producers have names."""
+        with self._lock:
+            return len(self._by_name)
+
     def open_in_process(self) -> int:
         """Return how many transactions of this process's own producers are open."""
         with self._lock:
@@ -635,6 +646,14 @@ class Transactions:
         except DiskFullError as error:
             # It is decided, and durable: only its records are not to be seen yet.
             _log.warning("markers of ended transactions wait for room on the disk: %s", error)
+
+
+def _next_producer_id(connection: sqlite3.Connection) -> int:
+    (producer_id,) = connection.execute(
+        "INSERT INTO folder VALUES ('producer_id', 1) "
+        "ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value"
+    ).fetchone()
+    return int(producer_id)
 
 
 def _identity_or_none(producer_id: int, producer_epoch: int) -> ProducerIdentity | None:
