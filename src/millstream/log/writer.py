@@ -142,12 +142,12 @@ class LogWriter:
             check_same_folder(before, directory_id, self.folder)
         boot_id = self._files.boot_id()
         exact = before is not None and boot_id == before.boot_id and any(boot_id)
-        self._topics = self._catalog.topics()
+        self._topics: Mapping[str, Topic] = self._catalog.topics()
         remove_leftovers(self._files, self.folder, self._catalog, self._topics)
         clean = before is not None and bool(before.flags & CLEAN)
         verify = self._files.exists(self.folder / NEEDS_VERIFY)
         recovery = Recovery(self._files, self.folder / "quarantine", clean=clean, verify=verify)
-        self._partitions: dict[TopicPartition, Partition] = {}
+        partitions: dict[TopicPartition, Partition] = {}
         for topic in self._topics.values():
             for number in range(len(topic.slots)):
                 durable = durable_end(
@@ -157,7 +157,9 @@ class LogWriter:
                 found = recovery.partition(folder, durable)
                 if not clean or verify:
                     found.producers.touch(self._clock_ms())
-                self._add_partition(topic, number, found)
+                partitions[TopicPartition(topic.name, number)] = self._made(topic, number, found)
+        # Neither of these is ever changed in place: any thread may be going through them.
+        self._partitions: Mapping[TopicPartition, Partition] = partitions
         self.leader_epoch = self._catalog.next_leader_epoch()
         self._header = FolderState(
             directory_id=bytes.fromhex(directory_id),
@@ -188,12 +190,11 @@ class LogWriter:
         with suppress(DiskFullError):
             self.transactions.recover()
 
-    def _add_partition(self, topic: Topic, number: int, found: Recovered) -> None:
-        name = TopicPartition(topic.name, number)
-        self._partitions[name] = Partition(
+    def _made(self, topic: Topic, number: int, found: Recovered) -> Partition:
+        return Partition(
             self._files,
             partition_folder(self.folder, topic, number),
-            name,
+            TopicPartition(topic.name, number),
             sealed=found.sealed,
             active=found.active,
             log_start=found.log_start,
@@ -316,13 +317,13 @@ class LogWriter:
 
     def _show(self, topic: Topic, segments: Sequence[Segment], first: int) -> None:
         """Begin to use partitions from ``first`` on, and let readers see them."""
-        for number, segment in enumerate(segments, start=first):
-            self._add_partition(topic, number, Recovered([], segment, 0, 0, ProducerStates()))
-        self._topics[topic.name] = topic
-        self._publish(
-            self._partitions[TopicPartition(topic.name, number)]
-            for number in range(first, len(topic.slots))
-        )
+        fresh = [
+            self._made(topic, number, Recovered([], segment, 0, 0, ProducerStates()))
+            for number, segment in enumerate(segments, start=first)
+        ]
+        self._partitions = {**self._partitions, **{one.name: one for one in fresh}}
+        self._topics = {**self._topics, topic.name: topic}
+        self._publish(fresh)
         self._bump_catalog_version()
 
     def delete_topic(self, name: str) -> None:
@@ -337,9 +338,11 @@ class LogWriter:
 
             def unlink() -> None:
                 self._catalog.mark_deleted(topic)
-                del self._topics[name]
+                self._topics = {key: one for key, one in self._topics.items() if key != name}
+                before = self._partitions
+                self._partitions = {key: one for key, one in before.items() if key.topic != name}
                 for number in range(len(topic.slots)):
-                    self._partitions.pop(TopicPartition(name, number)).close()
+                    before[TopicPartition(name, number)].close()
 
             self._commit.exclusively(unlink)
             self._bump_catalog_version()
@@ -415,7 +418,7 @@ class LogWriter:
 
     def partitions(self) -> list[Partition]:
         """Return every partition there is now."""
-        return list(self._partitions.copy().values())
+        return list(self._partitions.values())
 
     def _admit(self, batch: EncodedBatch) -> None:
         self.transactions.admit(batch)
@@ -439,8 +442,11 @@ class LogWriter:
         found: dict[int, list[OpenPartition]] = {}
 
         def look() -> None:
+            topics = self._topics
             for name, partition in self._partitions.items():
-                topic_id = self._topics[name.topic].topic_id
+                if name.topic not in topics:  # it is being made, and nobody has written to it
+                    continue
+                topic_id = topics[name.topic].topic_id
                 for producer_id, (life, first) in partition.producers.open_transactions().items():
                     place = OpenPartition(name, topic_id, life, first)
                     found.setdefault(producer_id, []).append(place)
@@ -457,10 +463,11 @@ class LogWriter:
             DiskFullError: some were not appended; appending all of them again does no harm.
             SyncFailedError: the disk failed; open the folder again.
         """
+        partitions = self._partitions
         appends = [
-            PendingAppend(self._partitions[name], marker)
+            PendingAppend(partitions[name], marker)
             for name, marker in markers
-            if name in self._partitions
+            if name in partitions
         ]
         self.commit(appends)
         for append in appends:
@@ -566,8 +573,9 @@ class LogWriter:
             self._commit.close(FencedError(f"the log {self.folder} was closed; connect again"))
         finally:
             healthy = self._commit.healthy
-            for partition in self._partitions.values():
-                partition.close(seal=healthy)
+            with self._topics_lock:  # one that is being made is closed, too
+                for partition in self._partitions.values():
+                    partition.close(seal=healthy)
             if healthy:
                 self._state.publish_header(self._header._replace(flags=CLEAN, owner_pid=0))
                 self._state.flush()

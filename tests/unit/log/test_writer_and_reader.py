@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from millstream.errors import (
 from millstream.log.batch import EncodedBatch
 from millstream.log.control import ControlDb
 from millstream.log.encoding import Row, encode_rows
+from millstream.log.producers import ProducerStates
 from millstream.log.reader import LogReader
 from millstream.log.writer import NEEDS_VERIFY, LogWriter
 from millstream.testing.disk import SimulatedDisk
@@ -365,3 +367,39 @@ def test_after_a_failed_sync_nothing_is_accepted_until_the_folder_was_verified(
     assert values_in(reader) == [b"a", b"b"]
     assert not disk.exists(Path("/log") / NEEDS_VERIFY)
     control.close()
+
+
+def meanwhile(do: Callable[[], object]) -> None:
+    """Do something in another thread, and wait for it."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            do()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_a_topic_that_is_made_while_transactions_are_looked_for_disturbs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LogWriter(tmp_path, background=False) as writer:
+        writer.create_topic("a", partitions=3)
+        real = ProducerStates.open_transactions
+
+        def look(states: ProducerStates) -> dict[int, tuple[int, int]]:
+            with monkeypatch.context() as patch:
+                patch.setattr(ProducerStates, "open_transactions", real)
+                meanwhile(lambda: writer.create_topic(f"b{len(writer.topics())}", partitions=3))
+            return real(states)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ProducerStates, "open_transactions", look)
+            assert writer.open_partitions() == {}
+        assert len(writer.partitions()) == 12
