@@ -17,6 +17,7 @@ from millstream.broker.server import LISTEN, Serving, serve
 from millstream.broker.settings import Settings
 from millstream.cli.ready import ready_file_option, told_ready
 from millstream.durations import to_us
+from millstream.log.takeover import SPARE_FILES
 
 
 @click.command()
@@ -110,7 +111,7 @@ def broker(
         auto_create=auto_create,
         default_partitions=partitions,
         offsets_retention_ms=retention_ms,
-        connections_max=min(Settings().connections_max, _files_max() // 2),
+        connections_max=min(Settings().connections_max, max(_files_max() - SPARE_FILES, 2) // 2),
     )
     keep_freed(settings.response_bytes_max)
     asyncio.run(

@@ -45,9 +45,10 @@ from millstream.log.state_file import (
     check_same_folder,
 )
 from millstream.log.takeover import (
+    check_files_open,
     durable_end,
-    make_partition_folders,
     opening,
+    partition_folders,
     remove_leftovers,
     remove_topic,
 )
@@ -147,6 +148,7 @@ class LogWriter:
         clean = before is not None and bool(before.flags & CLEAN)
         verify = self._files.exists(self.folder / NEEDS_VERIFY)
         recovery = Recovery(self._files, self.folder / "quarantine", clean=clean, verify=verify)
+        check_files_open(sum(len(topic.slots) for topic in self._topics.values()))
         partitions: dict[TopicPartition, Partition] = {}
         for topic in self._topics.values():
             for number in range(len(topic.slots)):
@@ -245,7 +247,8 @@ class LogWriter:
 
         Raises:
             TopicExistsError: the name is taken.
-            ConfigError: the name, the number of partitions or a setting is not possible.
+            ConfigError: the name, the number of partitions or a setting is not possible, or this
+                process may not have twice as many files open as there are partitions.
         """
         check_topic_name(name)
         if partitions < 1:
@@ -259,8 +262,9 @@ class LogWriter:
                 )
             slots = self._catalog.free_slots(partitions)
             topic = Topic(name, topic_id or uuid.uuid4().hex, slots, dict(settings or {}))
-            segments = make_partition_folders(self._files, self.folder, topic, 0)
-            self._catalog.insert(topic)
+            self._check_files_open(partitions)
+            with partition_folders(self._files, self.folder, topic, 0) as segments:
+                self._catalog.insert(topic)
             self._show(topic, segments, 0)
         return topic.info
 
@@ -295,8 +299,10 @@ class LogWriter:
             TopicConfig.parse(kept)
             slots = before.slots + self._catalog.free_slots(wanted - count)
             topic = replace(before, slots=slots, settings=kept)
-            segments = make_partition_folders(self._files, self.folder, topic, count)
-            self._catalog.update(topic, partitions_before=count)
+            if wanted > count:
+                self._check_files_open(wanted - count)
+            with partition_folders(self._files, self.folder, topic, count) as segments:
+                self._catalog.update(topic, partitions_before=count)
             self._show(topic, segments, count)
             config = self.config_of(topic)
             for number in range(count):
@@ -325,6 +331,11 @@ class LogWriter:
         self._topics = {**self._topics, topic.name: topic}
         self._publish(fresh)
         self._bump_catalog_version()
+
+    def _check_files_open(self, more: int) -> None:
+        """Refuse partitions that would leave too few files for as many connections."""
+        count = len(self._partitions) + more
+        check_files_open(count, readers=count)
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic and all its records, for good. Steps: :meth:`Catalog.mark_deleted`.

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import pickle
+import resource
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,7 @@ from millstream.errors import (
 from millstream.log.batch import EncodedBatch
 from millstream.log.control import ControlDb
 from millstream.log.encoding import Row, encode_rows
+from millstream.log.files import DiskFiles
 from millstream.log.producers import ProducerStates
 from millstream.log.reader import LogReader
 from millstream.log.writer import NEEDS_VERIFY, LogWriter
@@ -403,3 +406,74 @@ def test_a_topic_that_is_made_while_transactions_are_looked_for_disturbs_nobody(
             patch.setattr(ProducerStates, "open_transactions", look)
             assert writer.open_partitions() == {}
         assert len(writer.partitions()) == 12
+
+
+def open_files() -> int:
+    """Return how many there are."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class FullAt(DiskFiles):
+    """A disk that has no room for the files of one partition."""
+
+    number: int | None = None
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+        if create and path.parent.name == str(self.number):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return super().open(path, write=write, create=create)
+
+
+def test_a_topic_that_could_not_be_made_or_enlarged_leaves_no_file_open(tmp_path: Path) -> None:
+    files = FullAt()
+    with LogWriter(tmp_path, background=False, files=files) as writer:
+        writer.create_topic("a", partitions=5)
+        before = open_files(), list(tmp_path.rglob("*"))
+        files.number = 20
+        for attempt in (
+            lambda: writer.create_topic("b", partitions=40),
+            lambda: writer.alter_topic("a", partitions=40),
+        ):
+            with pytest.raises(DiskFullError, match="nothing of it is there"):
+                attempt()
+            assert (open_files(), list(tmp_path.rglob("*"))) == before
+        files.number = None
+        assert writer.alter_topic("a", partitions=40).partitions == 40
+        assert writer.create_topic("b", partitions=40).partitions == 40
+
+
+def test_a_topic_whose_note_fails_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LogWriter(tmp_path, background=False) as writer:
+        before = open_files()
+
+        def full(*_: object, **__: object) -> None:
+            raise DiskFullError("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ControlDb, "commit", full)
+            with pytest.raises(DiskFullError):
+                writer.create_topic("a", partitions=3)
+        assert open_files() == before
+        writer.create_topic("a", partitions=3)
+
+
+def test_partitions_leave_as_many_open_files_for_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [50, 130]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.__setitem__(0, wanted[0]))
+    with LogWriter(tmp_path, background=False) as writer:
+        writer.create_topic("a", partitions=10)
+        assert limits == [120, 130]
+        with pytest.raises(ConfigError, match="16 partitions in one folder need 132 open files"):
+            writer.create_topic("b", partitions=6)
+        with pytest.raises(ConfigError, match="this process may have 120"):
+            writer.alter_topic("a", partitions=16)
+        assert list(writer.topics()) == ["a"]
+        writer.alter_topic("a", partitions=15)
+    limits[:] = [50, 110]
+    with pytest.raises(ConfigError, match="15 partitions in one folder need 115 open files"):
+        LogWriter(tmp_path, background=False)
