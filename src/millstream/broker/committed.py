@@ -15,7 +15,12 @@ from millstream.broker.members import Identity
 from millstream.broker.node import Call, Node
 from millstream.broker.wire import Message, distinct
 from millstream.errors import MillstreamError
-from millstream.log.groups import METADATA_CHARACTERS_MAX, committed_offsets, forget_places
+from millstream.log.groups import (
+    METADATA_CHARACTERS_MAX,
+    NotedOffset,
+    committed_offsets,
+    forget_places,
+)
 from millstream.log.remote import pending_partitions
 from millstream.record import TopicPartition
 
@@ -47,9 +52,9 @@ def _commit_code(error: MillstreamError) -> Code:
 
 def acceptable(
     node: Node, topics: Sequence[Message]
-) -> tuple[dict[TopicPartition, tuple[int, str]], dict[TopicPartition, Code]]:
+) -> tuple[dict[TopicPartition, NotedOffset], dict[TopicPartition, Code]]:
     """Return the offsets that can be committed, and why the others cannot."""
-    offsets: dict[TopicPartition, tuple[int, str]] = {}
+    offsets: dict[TopicPartition, NotedOffset] = {}
     codes: dict[TopicPartition, Code] = {}
     for topic in topics:
         for one in topic["partitions"]:
@@ -65,7 +70,7 @@ def acceptable(
             elif len(metadata) > METADATA_CHARACTERS_MAX:
                 codes[name] = Code.OFFSET_METADATA_TOO_LARGE
             else:
-                offsets[name] = (offset, metadata)
+                offsets[name] = NotedOffset(offset, metadata, one["committed_leader_epoch"])
     return offsets, codes
 
 
@@ -125,7 +130,11 @@ async def _of_group(node: Node, asked: Message, *, stable: bool) -> Message:
             if place in pending:
                 answer["error_code"] = Code.UNSTABLE_OFFSET_COMMIT
             elif at is not None:
-                answer |= {"committed_offset": at.offset, "metadata": at.metadata}
+                answer |= {
+                    "committed_offset": at.offset,
+                    "committed_leader_epoch": at.leader_epoch,
+                    "metadata": at.metadata,
+                }
             partitions.append(answer)
         topics.append({"name": topic_name, "partitions": partitions})
     return {"group_id": name, "topics": topics}

@@ -13,7 +13,7 @@ from millstream.broker.codes import Code, Refused, coordinator_code_of
 from millstream.broker.coordinator import check_name
 from millstream.broker.members import Identity, Joining, Member, MemberIdRequired
 from millstream.broker.membership import Group
-from millstream.broker.node import NODE_ID, Call, Node
+from millstream.broker.node import Call, Node
 from millstream.broker.share_administration import delete_share_group
 from millstream.broker.wire import MalformedError, Message, Source
 from millstream.errors import MillstreamError
@@ -28,14 +28,14 @@ _SHARE = "share"
 _DEAD = "Dead"
 
 
-async def find_coordinator(node: Node, call: Call) -> Message:  # noqa: ARG001 - a handler
+async def find_coordinator(node: Node, call: Call) -> Message:
     """Answer a FindCoordinator request: it is this broker."""
     request = call.request
     known = request["key_type"] in _COORDINATED
     here = {
         "error_code": Code.NONE if known else Code.INVALID_REQUEST,
         "error_message": None if known else f"nothing of kind {request['key_type']} is coordinated",
-        "node_id": NODE_ID if known else -1,
+        "node_id": node.node_id if known else -1,
         "host": call.host if known else "",
         "port": call.port if known else -1,
     }

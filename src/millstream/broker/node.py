@@ -36,7 +36,6 @@ from millstream.record import TopicPartition
 if TYPE_CHECKING:
     from millstream.broker.authentication import Login
 
-NODE_ID = 1
 READING_THREADS, CHANGING_THREADS = 4, 2
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -81,6 +80,7 @@ class Node:
     ) -> None:
         self.writer = writer
         self.settings = settings
+        self.node_id = settings.broker_id
         self.loop = asyncio.get_running_loop()
         self.watch = Watch(self.loop)
         self.responses = ResponseMemory(settings.responses_bytes_max)

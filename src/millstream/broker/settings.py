@@ -29,6 +29,7 @@ class Settings:
             users, is closed; so is one whose TLS handshake takes longer.
         certificate_every_s: How often is looked whether the certificate has been replaced.
         idle_s: A connection without any request for so long is closed.
+        broker_id: The number by which clients know this broker.
         default_partitions: Of topics that are made without saying how many they are to have.
         auto_create: Whether a topic is made when a client asks for one that is not there.
         rebalance_delay_ms: How long an empty group waits for more members after the first.
@@ -52,6 +53,7 @@ class Settings:
     login_s: float = 10.0
     certificate_every_s: float = 60.0
     idle_s: float = 600.0
+    broker_id: int = 1
     default_partitions: int = 1
     auto_create: bool = False
     rebalance_delay_ms: int = 100

@@ -54,6 +54,13 @@ from millstream.log.takeover import SPARE_FILES
 )
 @ready_file_option
 @click.option(
+    "--broker-id",
+    type=click.IntRange(min=0),
+    default=Settings().broker_id,
+    show_default=True,
+    help="The number by which clients know this broker.",
+)
+@click.option(
     "--auto-create",
     is_flag=True,
     help="Make topics that clients ask for and that are not there.",
@@ -85,6 +92,7 @@ def broker(
     tls_key: Path | None,
     users: Path | None,
     ready_file: Path | None,
+    broker_id: int,
     auto_create: bool,
     partitions: int,
     offsets_retention: str | None,
@@ -108,6 +116,7 @@ def broker(
     if offsets_retention is not None:
         retention_ms = to_us(offsets_retention, what="--offsets-retention") // 1000
     settings = Settings(
+        broker_id=broker_id,
         auto_create=auto_create,
         default_partitions=partitions,
         offsets_retention_ms=retention_ms,

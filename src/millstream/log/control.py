@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS group_offsets (
     group_name TEXT NOT NULL,
     topic_id TEXT NOT NULL REFERENCES topics (topic_id) ON DELETE CASCADE,
     partition INTEGER NOT NULL, committed_offset INTEGER NOT NULL,
-    metadata TEXT NOT NULL, committed_ms INTEGER NOT NULL,
+    metadata TEXT NOT NULL, leader_epoch INTEGER NOT NULL, committed_ms INTEGER NOT NULL,
     PRIMARY KEY (group_name, topic_id, partition)) STRICT;
 CREATE TABLE IF NOT EXISTS fences (writer TEXT PRIMARY KEY, batch_id INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS producers (
@@ -51,6 +51,7 @@ CREATE TABLE IF NOT EXISTS pending_offsets (
     producer_id INTEGER NOT NULL, group_name TEXT NOT NULL,
     topic_id TEXT NOT NULL REFERENCES topics (topic_id) ON DELETE CASCADE,
     partition INTEGER NOT NULL, committed_offset INTEGER NOT NULL, metadata TEXT NOT NULL,
+    leader_epoch INTEGER NOT NULL,
     PRIMARY KEY (producer_id, group_name, topic_id, partition)) STRICT;
 CREATE TABLE IF NOT EXISTS share_partitions (
     group_name TEXT NOT NULL,
