@@ -39,11 +39,7 @@ def test_the_broker_has_the_number_that_it_was_given(asking) -> None:
 
 
 def test_the_address_that_clients_are_told_is_among_the_settings(broker, asking) -> None:
-    asked = {
-        "resources": [
-            {"resource_type": 4, "resource_name": "7", "configuration_keys": None}
-        ]
-    }
+    asked = {"resources": [{"resource_type": 4, "resource_name": "7", "configuration_keys": None}]}
     (told,) = asking.ask("DescribeConfigs", 4, asked)["results"]
     (found,) = (one for one in told["configs"] if one["name"] == "advertised.listeners")
     assert (found["value"], found["read_only"]) == (f"CLIENTS://{broker.address}", True)
@@ -137,6 +133,11 @@ def test_partitions_are_described_page_by_page(asking, limit, named) -> None:
         told = asking.ask("DescribeTopicPartitions", 0, request)
         page = [(t["name"], p["partition_index"]) for t in told["topics"] for p in t["partitions"]]
         assert 0 < len(page) <= limit
+        assert {
+            (*p["eligible_leader_replicas"], *p["last_known_elr"])
+            for t in told["topics"]
+            for p in t["partitions"]
+        } == {()}  # Java's clients cannot do with null
         found += page
         cursor = told["next_cursor"]
         if cursor is None:

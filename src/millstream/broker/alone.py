@@ -247,12 +247,21 @@ async def describe_topic_partitions(node: Node, call: Call) -> Message:
             {
                 "name": name,
                 "topic_id": bytes.fromhex(info.topic_id),
-                "partitions": [partition_described(node, number) for number in range(start, stop)],
+                "partitions": [_described(node, number) for number in range(start, stop)],
             }
         )
         if stop < info.partitions:
             return {"topics": topics, "next_cursor": _cursor(name, stop)}
     return {"topics": topics}
+
+
+def _described(node: Node, number: int) -> Message:
+    # Java's clients take null for an error of theirs.
+    return {
+        **partition_described(node, number),
+        "eligible_leader_replicas": [],
+        "last_known_elr": [],
+    }
 
 
 def _cursor(topic: str, partition: int) -> Message:

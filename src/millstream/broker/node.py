@@ -24,7 +24,7 @@ from millstream.broker.share_sessions import Sessions
 from millstream.broker.shares import Shares
 from millstream.broker.watch import Watch
 from millstream.broker.wire import Message
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, SyncFailedError
 from millstream.log.batches import BatchReader
 from millstream.log.files import DISK
 from millstream.log.owner import read_format
@@ -79,6 +79,7 @@ class Node:
         on_failure: Callable[[MillstreamError], None],
     ) -> None:
         self.writer = writer
+        self._on_failure = on_failure
         self.settings = settings
         self.node_id = settings.broker_id
         self.loop = asyncio.get_running_loop()
@@ -184,7 +185,11 @@ class Node:
 
     async def change(self, work: Callable[[], T]) -> T:
         """Return what ``work`` returns, which changes something besides records."""
-        return await self.loop.run_in_executor(self._changing, work)
+        try:
+            return await self.loop.run_in_executor(self._changing, work)
+        except SyncFailedError as error:
+            self._on_failure(error)
+            raise
 
 
 def _by_topic(places: Iterable[TopicPartition]) -> dict[str, list[int]]:

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, SyncFailedError
 from millstream.log.files import Files, Mapping
 
 STATE_NAME = "state.mm"
@@ -82,8 +82,18 @@ class StateFile:
         self._map.close()
 
     def flush(self) -> None:
-        """Return when the file is on stable storage."""
-        self._map.flush()
+        """Return when the file is on stable storage.
+
+        Raises:
+            SyncFailedError: the disk failed to keep it.
+        """
+        try:
+            self._map.flush()
+        except OSError as error:
+            raise SyncFailedError(
+                f"the disk failed to keep where partitions begin and end ({error}); nothing more is "
+                "accepted. Check the disk, then open the folder again: it will be verified"
+            ) from error
 
     def header(self) -> FolderState | None:
         """Return the header, or None if no copy of it is whole."""

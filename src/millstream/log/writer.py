@@ -6,6 +6,7 @@ records are on stable storage and visible to every reader. For reading see ``rea
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -65,6 +66,7 @@ from millstream.record import TopicInfo, TopicPartition
 
 NEEDS_VERIFY = "NEEDS_VERIFY"
 HOUSEKEEPING_S = 30.0
+_log = logging.getLogger(__name__)
 _open_writers: weakref.WeakSet[LogWriter] = weakref.WeakSet()
 
 
@@ -517,6 +519,7 @@ class LogWriter:
         Raises:
             OffsetOutOfRangeError: the offset is above the high watermark.
             UnknownTopicError, ConfigError: there is no such topic or partition.
+            SyncFailedError: the disk failed; open the folder again.
         """
         partition = self.partition(name)
         if before_offset > partition.log_end_offset:
@@ -538,7 +541,10 @@ class LogWriter:
             partition.log_start = offset
             self._publish([partition])
             self._state.flush()
-            partition.drop_below_start()
+            try:
+                partition.drop_below_start()
+            except OSError as error:  # the records are given up, and that is durable
+                _log.warning("files below the start of %s are left: %s", partition.folder, error)
 
         self._check_usable()
         self._commit.exclusively(move, synced=True)

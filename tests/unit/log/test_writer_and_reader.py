@@ -30,7 +30,9 @@ from millstream.log.encoding import Row, encode_rows
 from millstream.log.files import DiskFiles
 from millstream.log.producers import ProducerStates
 from millstream.log.reader import LogReader
+from millstream.log.state_file import StateFile
 from millstream.log.writer import NEEDS_VERIFY, LogWriter
+from millstream.record import TopicPartition
 from millstream.testing.disk import SimulatedDisk
 
 
@@ -477,3 +479,59 @@ def test_partitions_leave_as_many_open_files_for_connections(
     limits[:] = [50, 110]
     with pytest.raises(ConfigError, match="15 partitions in one folder need 115 open files"):
         LogWriter(tmp_path, background=False)
+
+
+def test_a_log_start_that_the_disk_does_not_keep_stops_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with LogWriter(tmp_path, background=False) as writer:
+        writer.create_topic("t")
+        writer.append("t", 0, [batch_of(b"a"), batch_of(b"b")])
+        with monkeypatch.context() as patch:
+            patch.setattr(StateFile, "flush", _flush_of(fail))
+            with pytest.raises(SyncFailedError, match="where partitions begin"):
+                writer.delete_records(TopicPartition("t", 0), 1)
+        with pytest.raises(SyncFailedError):
+            writer.append("t", 0, [batch_of(b"c")])
+        assert (tmp_path / NEEDS_VERIFY).exists()
+
+
+def _flush_of(fail: Callable[[object], None]) -> Callable[[StateFile], None]:
+    """Return StateFile.flush for a mapping that cannot be flushed."""
+    real = StateFile.flush
+
+    class Failing:
+        def flush(self) -> None:
+            fail(self)
+
+    def flush(state: StateFile) -> None:
+        kept, state._map = state._map, Failing()  # type: ignore[assignment]
+        try:
+            real(state)
+        finally:
+            state._map = kept
+
+    return flush
+
+
+def test_records_are_given_up_even_where_their_files_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with LogWriter(tmp_path, background=False, segment_bytes=100) as writer:
+        writer.create_topic("t")
+        for value in (b"a", b"b", b"c"):
+            writer.append("t", 0, [batch_of(value)])
+        with monkeypatch.context() as patch:
+            patch.setattr(DiskFiles, "remove", fail)
+            assert writer.delete_records(TopicPartition("t", 0), 2) == 2
+        assert "are left" in caplog.text
+        assert values_in(LogReader(tmp_path)) == [b"c"]
+    with LogWriter(tmp_path, background=False):
+        assert len(segments(tmp_path)) == 1
+    assert values_in(LogReader(tmp_path)) == [b"c"]
