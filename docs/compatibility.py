@@ -26,6 +26,20 @@ Written by `python docs/compatibility.py` from what the tests in `tests/broker` 
 a test runs with several settings, their number is given. `make test-all` runs them again, with the
 versions that it finds; franz-go only where it was built before, or with `MILLSTREAM_TEST_BUILDS=1`.
 
+What Kafka offers and this broker does not is answered with Kafka's own errors, or not advertised:
+
+| what | answer |
+|---|---|
+| ACLs | `SECURITY_DISABLED`, as without an authorizer |
+| electing a leader | `ELECTION_NOT_NEEDED` |
+| moving a partition to another broker or folder | `INVALID_REPLICA_ASSIGNMENT`, `LOG_DIR_NOT_FOUND`; to where it is: done |
+| offsets in another tier | the earliest local one is the log start; of the latest tiered there is none |
+| topic ids in Produce and Fetch, the consumer protocol of KIP-848, transactions of KIP-890 | not advertised: clients use the older ways |
+| the quorum of controllers, quotas, delegation tokens, SCRAM, features, telemetry | not advertised: clients say that it is not supported |
+
+Of the 56 integration tests in the sources of kafka-python 3.0.12, run against `millstream broker --auto-create
+--partitions 4 --broker-id 0`, 52 pass and 2 are skipped by themselves. The other 2 ask for ACLs and for the quorum.
+
 """
 
 

@@ -28,7 +28,7 @@ from broker.fuzzing import Frames, stream
 from broker.running import AsProcess
 
 from millstream.broker import messages, messages_groups
-from millstream.broker.arriving import arriving
+from millstream.broker.arriving import Limits, arriving
 from millstream.broker.codes import Code, Refused
 from millstream.broker.dispatch import (
     Peer,
@@ -46,7 +46,7 @@ from millstream.log.writer import LogWriter
 
 PEER = Peer("127.0.0.1", 9092, "127.0.0.1")
 ANSWER_S = 20.0
-MESSAGE_BYTES_MAX = 1 << 20
+LIMITS = Limits(1 << 20, Settings().batch_plain_bytes_max, Settings().batch_records_max)
 _TOGETHER = 64  # requests that are answered at the same time
 # What may wait for other members, or for records, by right.
 _WAIT_BY_RIGHT = (messages_groups.JOIN_GROUP, messages_groups.SYNC_GROUP, messages.FETCH)
@@ -79,7 +79,7 @@ def take(data: bytes) -> str:
         AssertionError: it cannot.
     """
     try:
-        taken = arriving(data, message_bytes_max=MESSAGE_BYTES_MAX)
+        taken = arriving(data, LIMITS)
     except Refused as refused:
         return Code(refused.code).name
     written = taken.prefix(0, 0) + taken.tail

@@ -33,6 +33,14 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.aio import AIOConsumer, AIOProducer
 
+from millstream.broker.dispatch import HANDLERS
+from millstream.broker.messages import PRODUCE
+from millstream.broker.messages_transactions import INIT_PRODUCER_ID
+from millstream.broker.node import Call, Node
+from millstream.broker.wire import Message
+from millstream.errors import DiskFullError
+from millstream.log.writer import LogWriter
+
 pytestmark = pytest.mark.client("confluent-kafka")
 
 WAIT_S = 60
@@ -482,6 +490,68 @@ def test_a_transaction_that_is_too_slow_is_aborted(broker) -> None:
     until(lambda: values(broker, "t", "read_committed") == [b"behind"])
     with pytest.raises(KafkaException):
         slow.commit_transaction(WAIT_S)
+
+
+def test_a_producer_whose_next_life_was_not_told_to_it_goes_on(broker, monkeypatch) -> None:
+    """A batch is not answered, so it asks for its next life; and that is answered to nobody."""
+    make(broker)
+    made = producer(broker, transactional_id="x", message_timeout_ms=500, socket_timeout_ms=500)
+    made.init_transactions(WAIT_S)
+    produce, init = (HANDLERS[one] for one in (PRODUCE, INIT_PRODUCER_ID))
+    asked: list[tuple[int, int]] = []
+
+    async def unanswered(node: Node, call: Call) -> None:
+        await produce(node, call)
+
+    async def lost_once(node: Node, call: Call) -> Message | None:
+        answer = await init(node, call)
+        asked.append((call.request["producer_id"], call.request["producer_epoch"]))
+        if len(asked) == 1:
+            raise ConnectionError("the answer is lost")
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setitem(HANDLERS, INIT_PRODUCER_ID, lost_once)
+        patch.setitem(HANDLERS, PRODUCE, unanswered)
+        made.begin_transaction()
+        made.produce("t", b"lost")
+        made.flush(WAIT_S)
+        patch.setitem(HANDLERS, PRODUCE, produce)
+        with pytest.raises(KafkaException) as caught:
+            made.commit_transaction(WAIT_S)
+        assert caught.value.args[0].txn_requires_abort()
+        made.abort_transaction(WAIT_S)
+    assert len(asked) > 1
+    assert len(set(asked)) == 1
+    made.begin_transaction()
+    made.produce("t", b"kept")
+    made.commit_transaction(WAIT_S)
+    assert values(broker, "t", "read_committed") == [b"kept"]
+
+
+def test_a_transaction_that_meets_a_full_disk_is_aborted_and_the_next_goes_on(
+    broker, monkeypatch
+) -> None:
+    make(broker)
+    made = producer(broker, transactional_id="x")
+    made.init_transactions(WAIT_S)
+
+    def full(*_: object) -> None:
+        raise DiskFullError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogWriter, "append_markers", full)
+        made.begin_transaction()
+        made.produce("t", b"first")
+        made.commit_transaction(WAIT_S)  # it is decided, and its markers wait for room
+        made.begin_transaction()
+        made.produce("t", b"second")
+        assert made.flush(0.5) == 1  # it asks again and again, and gives up
+        made.abort_transaction(WAIT_S)
+    made.begin_transaction()
+    made.produce("t", b"third")
+    made.commit_transaction(WAIT_S)
+    assert values(broker, "t", "read_committed") == [b"first", b"third"]
 
 
 # -- administration ---------------------------------------------------------------------------

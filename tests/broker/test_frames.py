@@ -6,6 +6,7 @@ import random
 import struct
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from broker.asking import (
@@ -23,6 +24,7 @@ from broker.asking import (
 from broker.running import InProcess
 
 from millstream.broker.codes import Code
+from millstream.broker.memory import SMALL_BYTES_MAX
 from millstream.broker.schema import Field
 from millstream.broker.wire import Message
 from millstream.log.batch import (
@@ -33,6 +35,7 @@ from millstream.log.batch import (
     finish,
     walk,
 )
+from millstream.log.compression import compress
 from millstream.log.encoding import Row, encode_rows
 
 GOOD = batch(b"one", b"two")
@@ -476,6 +479,98 @@ def test_large_requests_wait_for_room_and_all_are_taken(folder) -> None:
         for thread in threads:
             thread.join(60)
         assert sorted(offsets) == list(range(24))
+
+
+def test_who_announces_much_and_sends_little_keeps_nobody_waiting(folder) -> None:
+    """Some send only how much is to come, others enough of it to have room for all of it."""
+    settings = {"requests_bytes_max": 10 << 20, "contended_s": 0.2}
+    with InProcess(folder, **settings) as broker, Asking(broker.address) as client:
+        client.ask("CreateTopics", 4, create())
+        announced = struct.pack(">i", 7 << 20)
+        idle = [Asking(broker.address) for _ in range(4)]
+        half = [Asking(broker.address) for _ in range(2)]
+        for one in (*idle, *half):
+            one.socket.sendall(announced + bytes(8 if one in idle else SMALL_BYTES_MAX))
+        for _ in range(10):
+            assert produced(client.ask("Produce", 7, produce(GOOD)))["error_code"] == 0
+        big = produced(client.ask("Produce", 7, produce(batch(bytes(3 << 20)))))
+        assert big["error_code"] == 0  # once those who had the room were ended
+        for one in half:
+            with one:
+                assert one.is_closed()
+        for one in idle:
+            one.socket.close()
+
+
+def test_what_is_sent_behind_a_request_that_waits_is_not_read(folder) -> None:
+    settings = {"requests_bytes_max": 2 << 20}
+    join = {
+        "group_id": "g",
+        "session_timeout_ms": 60_000,
+        "rebalance_timeout_ms": 60_000,
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": b""}],
+    }
+    with (
+        InProcess(folder, rebalance_delay_ms=5_000, **settings) as broker,
+        Asking(broker.address) as waiting,
+        Asking(broker.address) as client,
+    ):
+        waiting.say("JoinGroup", 3, join)
+        behind = waiting.frame("Metadata", 1, {"topics": [{"name": "x" * 30_000}] * 2})
+        waiting.socket.setblocking(False)
+        with suppress(BlockingIOError):
+            for _ in range(100):
+                waiting.socket.sendall(behind)
+        client.socket.settimeout(3)
+        for _ in range(3):
+            assert client.ask("Metadata", 1, {"topics": []})["brokers"]
+
+
+@pytest.mark.parametrize("name", ["Metadata", "DescribeGroups", "DescribeConfigs", "OffsetFetch"])
+def test_what_is_asked_for_many_times_is_told_once(broker, asking, name) -> None:
+    """A few bytes that name a topic of many partitions stand for a large answer."""
+    version, asked, answered = {
+        "Metadata": (1, {"topics": [{"name": "t"}] * 1000}, "topics"),
+        "DescribeGroups": (5, {"groups": ["g"] * 1000}, "groups"),
+        "DescribeConfigs": (
+            1,
+            {"resources": [{"resource_type": 2, "resource_name": "t"}] * 1000},
+            "results",
+        ),
+        "OffsetFetch": (8, {"groups": [{"group_id": "g", "topics": None}] * 1000}, "groups"),
+    }[name]
+    assert len(asking.ask(name, version, asked)[answered]) == 1
+
+
+@pytest.mark.parametrize(
+    "settings", [{"batch_plain_bytes_max": 1 << 20}, {"batch_records_max": 1000}]
+)
+def test_a_batch_that_stands_for_too_much_is_refused_before_it_is_unfolded(
+    folder, settings
+) -> None:
+    many = encode_rows([Row(0, None, bytes(1000)) for _ in range(1100)])
+    packed = raw(compress(many, "zstd"))
+    assert len(packed) < 10_000
+    with InProcess(folder, **settings) as broker, Asking(broker.address) as client:
+        client.ask("CreateTopics", 4, create())
+        told = produced(client.ask("Produce", 8, produce(packed)))
+        assert told["error_code"] == Code.MESSAGE_TOO_LARGE
+        assert produced(client.ask("Produce", 8, produce(GOOD)))["error_code"] == 0
+
+
+def test_only_so_many_names_of_producers_are_known(folder) -> None:
+    with InProcess(folder, transactional_ids_max=2) as broker, Asking(broker.address) as client:
+
+        def code(name: str | None) -> int:
+            request = {"transactional_id": name, "transaction_timeout_ms": 1000}
+            return client.ask("InitProducerId", 4, request)["error_code"]
+
+        assert [code(name) for name in ("a", "b", "c", "a", None)] == [
+            *(0, 0, Code.POLICY_VIOLATION),
+            *(0, 0),
+        ]
+        assert code("x" * 1001) == Code.POLICY_VIOLATION
 
 
 def test_a_request_that_there_can_never_be_room_for_is_refused(folder) -> None:

@@ -8,7 +8,9 @@ from broker.running import InProcess
 
 from millstream.broker.codes import Code
 from millstream.broker.wire import Message
+from millstream.errors import DiskFullError
 from millstream.log.batch import ProducerStamp, stamp
+from millstream.log.control import ControlDb
 from millstream.log.encoding import Row, encode_rows
 
 
@@ -136,6 +138,43 @@ def test_partitions_are_added_all_or_none(asking) -> None:
     assert made.add(0, 7) == [Code.OPERATION_NOT_ATTEMPTED, Code.UNKNOWN_TOPIC_OR_PARTITION]
     assert made.send(b"v") == Code.INVALID_TXN_STATE
     assert made.add(0) == [0]
+
+
+def test_a_next_life_of_which_a_producer_was_not_told_is_told_again(broker, asking) -> None:
+    made = Producer(asking)
+    made.add(0)
+    made.send(b"taken back")
+    identity = {"producer_id": made.producer_id, "producer_epoch": made.producer_epoch}
+    with Asking(broker.address) as later:
+        first, again = Producer(asking, **identity), Producer(later, **identity)
+    assert (first.code, again.code) == (0, 0)
+    assert again.who() == first.who() != made.who()
+
+
+def test_while_the_disk_is_full_a_coordinator_is_to_be_asked_again(asking, monkeypatch) -> None:
+    made = Producer(asking)
+    made.add(0)
+    made.send(b"v")
+
+    def full(*_: object, **__: object) -> object:
+        raise DiskFullError("no room")
+
+    offsets = {"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 1}]}
+    of_group = {"group_id": "g", "generation_id_or_member_epoch": -1, "topics": [offsets]}
+    with monkeypatch.context() as patch:
+        patch.setattr(ControlDb, "commit", full)
+        codes = [
+            made.end(commit=True),
+            made.end(commit=False),
+            Producer(asking, "y").code,
+            made.commit_offset(1),
+            *Producer.add(made, 0),
+            only(asking.ask("OffsetCommit", 8, of_group), "topics", "partitions")["error_code"],
+            only(asking.ask("DeleteGroups", 2, {"groups_names": ["g"]}), "results")["error_code"],
+        ]
+    assert codes == [*[Code.COORDINATOR_NOT_AVAILABLE] * 4, 0, *codes[-2:]]
+    assert codes[-2:] == [Code.COORDINATOR_NOT_AVAILABLE] * 2
+    assert made.end(commit=True) == 0
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -1, 15 * 60_000 + 1])

@@ -1247,7 +1247,7 @@ def test_case_12_parts_of_two_folders_are_refused(tmp_path: Path) -> None:
 def test_case_12_a_newer_format_is_refused_and_not_touched(tmp_path: Path) -> None:
     """case 12: a folder that a newer version has written."""
     make_log(tmp_path)
-    (tmp_path / "FORMAT").write_text('{"version": 2, "directory_id": "' + "0" * 32 + '"}\n')
+    (tmp_path / "FORMAT").write_text('{"version": 3, "directory_id": "' + "0" * 32 + '"}\n')
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
     uses: list[Callable[[Path], object]] = [
         opened,
@@ -1256,7 +1256,7 @@ def test_case_12_a_newer_format_is_refused_and_not_touched(tmp_path: Path) -> No
         repair,
     ]
     for use in uses:
-        with pytest.raises(ConfigError, match="format version 2"):
+        with pytest.raises(ConfigError, match="format version 3"):
             use(tmp_path)
     assert {path: path.read_bytes() for path in before} == before
 

@@ -13,8 +13,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from millstream.broker.arriving import arriving
+from millstream.broker.arriving import Limits, arriving
 from millstream.broker.codes import Code, Refused, code_of
+from millstream.broker.settings import Settings
 from millstream.errors import MillstreamError, SyncFailedError
 from millstream.log.group_commit import Durability, PendingAppend
 from millstream.log.writer import LogWriter
@@ -60,11 +61,13 @@ class Appender:
         self,
         writer: LogWriter,
         loop: asyncio.AbstractEventLoop,
+        settings: Settings,
         *,
         on_failure: Callable[[MillstreamError], None],
     ) -> None:
         self._writer = writer
         self._loop = loop
+        self._limits = Limits(0, settings.batch_plain_bytes_max, settings.batch_records_max)
         self._on_failure = on_failure
         self._changed = threading.Condition()
         self._waiting: list[_Delivery] = []
@@ -123,8 +126,8 @@ class Appender:
     def _look_at(self, arrival: Arrival, delivery: _Delivery) -> None:
         try:
             partition = self._writer.partition(arrival.name)
-            limit = partition.config.max_message_bytes
-            batch = arriving(arrival.data, message_bytes_max=limit)
+            limits = self._limits._replace(message_bytes=partition.config.max_message_bytes)
+            batch = arriving(arrival.data, limits)
             delivery.pending.append((arrival, PendingAppend(partition, batch)))
         except (Refused, MillstreamError) as error:
             arrival.refuse(error)

@@ -13,7 +13,8 @@ with the marks of a broker (control batch,   ``INVALID_RECORD``
 delete horizon)
 with timestamps of the broker                ``INVALID_TIMESTAMP``
 of an unknown compression                    ``UNSUPPORTED_COMPRESSION_TYPE``
-larger than the topic allows                 ``MESSAGE_TOO_LARGE``
+larger than the topic allows; decompressed,  ``MESSAGE_TOO_LARGE``
+or in records, larger than the broker does
 whose counts or lengths lie                  ``INVALID_RECORD``
 ===========================================  ==============================
 
@@ -24,11 +25,12 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from typing import NamedTuple
 
 import google_crc32c
 
 from millstream.broker.codes import Code, Refused
-from millstream.errors import CorruptBatchError
+from millstream.errors import CorruptBatchError, RecordTooLargeError
 from millstream.log.batch import (
     BATCH_BYTES_MAX,
     COMPRESSION_MASK,
@@ -52,11 +54,19 @@ _FRAMING_BYTES = 128  # what a batch of one record adds to it, at most
 _MAX_TIMESTAMP_AT = 35 - 17  # in the tail, which begins at byte 17
 
 
-def arriving(data: bytes | None, *, message_bytes_max: int) -> EncodedBatch:
-    """Return the batch that a client sent, ready to be appended.
+class Limits(NamedTuple):
+    """How large a batch may be: as it is, decompressed, and in records.
 
-    Args:
-        message_bytes_max: How large a batch may be, as its topic says.
+    Looking at a record takes some 100 bytes, however well it is compressed.
+    """
+
+    message_bytes: int
+    plain_bytes: int
+    records: int
+
+
+def arriving(data: bytes | None, limits: Limits) -> EncodedBatch:
+    """Return the batch that a client sent, ready to be appended.
 
     Raises:
         Refused: see the table.
@@ -64,9 +74,13 @@ def arriving(data: bytes | None, *, message_bytes_max: int) -> EncodedBatch:
     if not data or len(data) < HEADER_BYTES:
         raise Refused(Code.INVALID_RECORD, f"a batch of {len(data or b'')} bytes; 61 at least")
     header = read_header(data, 0)
-    _check_header(header, data, message_bytes_max)
+    _check_header(header, data, limits)
     try:
-        facts = check_records(Block(data, [(0, header)], "the request", 0))
+        facts = check_records(
+            Block(data, [(0, header)], "the request", 0), plain_bytes_max=limits.plain_bytes
+        )
+    except RecordTooLargeError as error:
+        raise Refused(Code.MESSAGE_TOO_LARGE, str(error)) from error
     except CorruptBatchError as error:
         raise Refused(Code.INVALID_RECORD, str(error)) from error
     batch = replace(as_encoded(data, 0, header), unkeyed=facts.unkeyed)
@@ -75,7 +89,7 @@ def arriving(data: bytes | None, *, message_bytes_max: int) -> EncodedBatch:
     return batch
 
 
-def _check_header(header: BatchHeader, data: bytes, message_bytes_max: int) -> None:
+def _check_header(header: BatchHeader, data: bytes, limits: Limits) -> None:
     if header.magic != MAGIC:
         raise Refused(
             Code.INVALID_RECORD, f"record format {header.magic}; send format {MAGIC}, Kafka 0.11's"
@@ -85,12 +99,17 @@ def _check_header(header: BatchHeader, data: bytes, message_bytes_max: int) -> N
             Code.INVALID_RECORD,
             f"{len(data)} bytes with a batch of {header.size}; send one batch for a partition",
         )
-    limit = message_bytes_max + _FRAMING_BYTES
+    limit = limits.message_bytes + _FRAMING_BYTES
     if header.record_count > 1:
         limit = min(limit, BATCH_BYTES_MAX)
     if header.size > limit:
         raise Refused(
             Code.MESSAGE_TOO_LARGE, f"a batch of {header.size:,} bytes; at most {limit:,}"
+        )
+    if header.record_count > limits.records:
+        raise Refused(
+            Code.MESSAGE_TOO_LARGE,
+            f"a batch of {header.record_count:,} records; at most {limits.records:,}",
         )
     fault = header_fault(header, header.base_offset)
     if fault is not None:

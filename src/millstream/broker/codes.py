@@ -64,8 +64,10 @@ class Code(IntEnum):
     INVALID_TXN_STATE = 48
     INVALID_PRODUCER_ID_MAPPING = 49
     INVALID_TRANSACTION_TIMEOUT = 50
+    SECURITY_DISABLED = 54
     OPERATION_NOT_ATTEMPTED = 55
     KAFKA_STORAGE_ERROR = 56
+    LOG_DIR_NOT_FOUND = 57
     SASL_AUTHENTICATION_FAILED = 58
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
@@ -74,6 +76,8 @@ class Code(IntEnum):
     MEMBER_ID_REQUIRED = 79
     GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
+    ELECTION_NOT_NEEDED = 84
+    NO_REASSIGNMENT_IN_PROGRESS = 85
     GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
     UNSTABLE_OFFSET_COMMIT = 88
@@ -112,6 +116,24 @@ _MEANINGS: tuple[tuple[type[MillstreamError], Code], ...] = (
     (RetriableError, Code.COORDINATOR_NOT_AVAILABLE),
     (ConfigError, Code.INVALID_REQUEST),
 )
+
+
+# What a client that asks a coordinator is told instead: every client asks again after these, and takes
+# other codes of the disk for the end of its producer or its commit.
+_OF_COORDINATORS = {
+    Code.KAFKA_STORAGE_ERROR: Code.COORDINATOR_NOT_AVAILABLE,
+    Code.NOT_LEADER_OR_FOLLOWER: Code.NOT_COORDINATOR,
+}
+
+
+def coordinator_code_of(error: Exception) -> Code:
+    """Return what a client is told of an error by the coordinator of groups or transactions.
+
+    Source: Kafka ``TransactionStateManager.appendTransactionToLog``, ``GroupCoordinatorService``;
+    librdkafka ``rdkafka_txnmgr.c``; Java's ``TransactionManager``.
+    """
+    code = code_of(error)
+    return _OF_COORDINATORS.get(code, code)
 
 
 def code_of(error: Exception) -> Code:

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.broker.codes import Code, Refused, code_of
+from millstream.broker.codes import Code, Refused, coordinator_code_of
 from millstream.broker.coordinator import check_name
 from millstream.broker.groups import topics_read
 from millstream.broker.listing import partition_code
 from millstream.broker.members import Identity
 from millstream.broker.node import Call, Node
-from millstream.broker.wire import Message
+from millstream.broker.wire import Message, distinct
 from millstream.errors import MillstreamError
-from millstream.log.groups import METADATA_CHARACTERS_MAX, committed_offsets, forget_places
+from millstream.log.groups import (
+    METADATA_CHARACTERS_MAX,
+    NotedOffset,
+    committed_offsets,
+    forget_places,
+)
 from millstream.log.remote import pending_partitions
 from millstream.record import TopicPartition
 
@@ -36,15 +41,20 @@ async def offset_commit(node: Node, call: Call) -> Message:
     if offsets:
         failed = await node.commits.commit(name, offsets)
         if failed is not None:
-            codes |= dict.fromkeys(offsets, partition_code(failed))
+            codes |= dict.fromkeys(offsets, _commit_code(failed))
     return {"topics": outcomes(request["topics"], codes)}
+
+
+def _commit_code(error: MillstreamError) -> Code:
+    code = coordinator_code_of(error)
+    return partition_code(error) if code == Code.INVALID_REQUEST else code
 
 
 def acceptable(
     node: Node, topics: Sequence[Message]
-) -> tuple[dict[TopicPartition, tuple[int, str]], dict[TopicPartition, Code]]:
+) -> tuple[dict[TopicPartition, NotedOffset], dict[TopicPartition, Code]]:
     """Return the offsets that can be committed, and why the others cannot."""
-    offsets: dict[TopicPartition, tuple[int, str]] = {}
+    offsets: dict[TopicPartition, NotedOffset] = {}
     codes: dict[TopicPartition, Code] = {}
     for topic in topics:
         for one in topic["partitions"]:
@@ -60,7 +70,7 @@ def acceptable(
             elif len(metadata) > METADATA_CHARACTERS_MAX:
                 codes[name] = Code.OFFSET_METADATA_TOO_LARGE
             else:
-                offsets[name] = (offset, metadata)
+                offsets[name] = NotedOffset(offset, metadata, one["committed_leader_epoch"])
     return offsets, codes
 
 
@@ -91,7 +101,8 @@ async def offset_fetch(node: Node, call: Call) -> Message:
     stable = request["require_stable"]
     if call.version < _GROUPS_FROM:
         return await _of_group(node, request, stable=stable)
-    return {"groups": [await _of_group(node, one, stable=stable) for one in request["groups"]]}
+    groups = distinct(request["groups"], "group_id")
+    return {"groups": [await _of_group(node, one, stable=stable) for one in groups]}
 
 
 async def _of_group(node: Node, asked: Message, *, stable: bool) -> Message:
@@ -100,7 +111,7 @@ async def _of_group(node: Node, asked: Message, *, stable: bool) -> Message:
         check_name(name)
         found = await node.run(lambda: committed_offsets(node.writer.control, name))
     except (Refused, MillstreamError) as error:
-        return {"group_id": name, "error_code": code_of(error), "topics": []}
+        return {"group_id": name, "error_code": coordinator_code_of(error), "topics": []}
     pending = await _pending(node, name) if stable else set()
     wanted: dict[str, list[int]] = {}
     if asked["topics"] is None:
@@ -119,7 +130,11 @@ async def _of_group(node: Node, asked: Message, *, stable: bool) -> Message:
             if place in pending:
                 answer["error_code"] = Code.UNSTABLE_OFFSET_COMMIT
             elif at is not None:
-                answer |= {"committed_offset": at.offset, "metadata": at.metadata}
+                answer |= {
+                    "committed_offset": at.offset,
+                    "committed_leader_epoch": at.leader_epoch,
+                    "metadata": at.metadata,
+                }
             partitions.append(answer)
         topics.append({"name": topic_name, "partitions": partitions})
     return {"group_id": name, "topics": topics}
@@ -152,5 +167,8 @@ async def offset_delete(node: Node, call: Call) -> Message:
                 codes[place] = Code.UNKNOWN_TOPIC_OR_PARTITION
             else:
                 gone.append(place)
-    await node.change(lambda: forget_places(node.writer.control, name, gone))
+    try:
+        await node.change(lambda: forget_places(node.writer.control, name, gone))
+    except MillstreamError as error:
+        return {"error_code": coordinator_code_of(error)}
     return {"topics": outcomes(request["topics"], codes)}

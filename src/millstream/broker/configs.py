@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from millstream.broker import group_configs
 from millstream.broker.codes import Code, Refused, code_of
-from millstream.broker.node import NODE_ID, Call, Node
-from millstream.broker.wire import Message
+from millstream.broker.node import Call, Node
+from millstream.broker.wire import Message, distinct
 from millstream.errors import ConfigError, MillstreamError
 from millstream.log.config import TopicConfig
 
@@ -95,17 +95,18 @@ def _kind(name: str) -> int:
 async def describe_configs(node: Node, call: Call) -> Message:
     """Answer a DescribeConfigs request."""
     synonyms = call.request["include_synonyms"]
+    resources = distinct(call.request["resources"], "resource_type", "resource_name")
 
     def describe(resource: Message) -> Message:
-        configs = _configs(node, resource)
+        configs = _configs(node, call, resource)
         for config in [] if synonyms else configs:
             config["synonyms"] = []
         return {"configs": configs}
 
-    return {"results": [_outcome(one, describe) for one in call.request["resources"]]}
+    return {"results": [_outcome(one, describe) for one in resources]}
 
 
-def _configs(node: Node, resource: Message) -> list[Message]:
+def _configs(node: Node, call: Call, resource: Message) -> list[Message]:
     kind, name, only = (
         resource["resource_type"],
         resource["resource_name"],
@@ -113,26 +114,28 @@ def _configs(node: Node, resource: Message) -> list[Message]:
     )
     if kind == _TOPIC:
         return described(node.writer.settings(name), node.writer.given_settings(name), only)
-    if kind == _BROKER and name in (str(NODE_ID), ""):
+    if kind == _BROKER and name in (str(node.node_id), ""):
         return [
             _entry(key, value, source=_SOURCE_STATIC, read_only=True)
-            for key, value in sorted(_of_broker(node).items())
+            for key, value in sorted(_of_broker(node, call).items())
             if only is None or key in only
         ]
     if kind == _GROUP:
         return group_configs.describe(node, name, only)
     raise Refused(
         Code.INVALID_REQUEST,
-        f"resource {name!r} of kind {kind}; there are topics (2), broker {NODE_ID} (4) and groups (32)",
+        f"resource {name!r} of kind {kind}; there are topics (2), broker {node.node_id} (4) and groups (32)",
     )
 
 
-def _of_broker(node: Node) -> dict[str, str]:
+def _of_broker(node: Node, call: Call) -> dict[str, str]:
     settings = node.settings
+    host = f"[{call.host}]" if ":" in call.host else call.host
     retention_ms = settings.offsets_retention_ms
     return {
+        "advertised.listeners": f"CLIENTS://{host}:{call.port}",
         "auto.create.topics.enable": str(settings.auto_create).lower(),
-        "broker.id": str(NODE_ID),
+        "broker.id": str(node.node_id),
         "default.replication.factor": "1",
         "group.max.session.timeout.ms": str(settings.session_timeout_ms_max),
         "group.min.session.timeout.ms": str(settings.session_timeout_ms_min),

@@ -21,7 +21,7 @@ from millstream.broker.dispatch import (
     answer,
     read_call,
 )
-from millstream.broker.memory import RequestMemory
+from millstream.broker.memory import SMALL_BYTES_MAX, RequestMemory
 from millstream.broker.node import Call, Node
 from millstream.broker.wire import Buffer, MalformedError
 
@@ -63,8 +63,9 @@ class Connection:
         self._peer = Peer(host, port, client_host, node.next_connection(), login)
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue(_REQUESTS_MAX)
         self._produces: deque[tuple[int, asyncio.Task[list[Buffer] | None]]] = deque()
-        self._answers_other = False  # than Produce
-        self._held = 0  # of the memory for requests
+        self._other_answered = asyncio.Event()  # every request but those of Produce
+        self._other_answered.set()
+        self._held: list[int] = []  # sizes of the requests that have room
         self._reading: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -74,7 +75,7 @@ class Connection:
         late = self._node.loop.call_later(self._node.settings.login_s, self._end_if_unknown)
         try:
             await asyncio.wait({serving, reading}, return_when=asyncio.FIRST_COMPLETED)
-            if not self._answers_other:
+            if self._other_answered.is_set():
                 # What was sent before the client went is still appended.
                 await asyncio.wait({serving}, timeout=self._node.settings.stalled_s)
         finally:
@@ -87,7 +88,8 @@ class Connection:
                 self._writer.close()
             results = await asyncio.gather(reading, serving, return_exceptions=True)
             self._node.connection_closed(self._peer.connection)
-            self._memory.release(self._held)
+            for size in self._held:
+                self._memory.release(size)
             for error in results:
                 self._tell(error)
             if self._encrypted:  # ... is closed when the other side has said so, too, or is late
@@ -131,22 +133,38 @@ class Connection:
             return None
         size = int.from_bytes(head, "big", signed=True)
         settings = self._node.settings
-        size_max = min(settings.request_bytes_max, settings.requests_bytes_max)
+        size_max = min(settings.request_bytes_max, self._memory.request_bytes_max)
         if self._login is not None and self._login.user is None:
             size_max = min(size_max, OPENING_BYTES_MAX)
         if head.startswith(_TLS_HANDSHAKE) and not self._encrypted:
             raise MalformedError("it speaks TLS, and this broker has no certificate to do so")
         if not _FRAME_BYTES_MIN <= size <= size_max:
             raise MalformedError(f"a request of {size} bytes; at most {size_max}")
-        await self._memory.reserve(size)
-        self._held += size
+        began_s = self._node.loop.time()
         try:
-            async with asyncio.timeout(settings.stalled_s):
-                return await self._reader.readexactly(size)
+            return await self._frame(size)
         except TimeoutError:
+            waited_s = self._node.loop.time() - began_s
             raise TimeoutError(
-                f"a request of {size} bytes did not come in whole in {settings.stalled_s} s"
+                f"a request of {size} bytes did not come in whole in {waited_s:.1f} s"
             ) from None
+
+    async def _frame(self, size: int) -> bytes:
+        """Return a request of so many bytes, when there is room for it.
+
+        Raises:
+            TimeoutError: it did not come in whole in time.
+        """
+        async with asyncio.timeout(self._node.settings.stalled_s):
+            first = await self._reader.readexactly(min(size, SMALL_BYTES_MAX))
+        # What is answered later than what follows it, such as a join, would hold the room of all that.
+        await self._other_answered.wait()
+        await self._memory.reserve(size)
+        self._held.append(size)
+        if len(first) == size:
+            return first
+        async with self._memory.coming_in():
+            return first + await self._reader.readexactly(size - len(first))
 
     async def _next_size(self) -> bytes | None:
         while True:
@@ -154,7 +172,7 @@ class Connection:
                 async with asyncio.timeout(self._node.settings.idle_s):
                     return await self._reader.readexactly(_SIZE_BYTES)
             except TimeoutError:
-                if self._frames.empty() and not self._produces and not self._answers_other:
+                if self._frames.empty() and not self._produces and self._other_answered.is_set():
                     return None
             except (asyncio.IncompleteReadError, ConnectionError):
                 return None
@@ -187,7 +205,7 @@ class Connection:
     async def _answer_other(self, call: Call, size: int) -> None:
         while self._produces:
             await asyncio.wait({self._produces[0][1]})
-        self._answers_other = True
+        self._other_answered.clear()
         try:
             data = await answer(self._node, call)
             self._free(size)
@@ -201,7 +219,7 @@ class Connection:
                 raise UnauthenticatedError(failure)
         finally:
             self._node.responses.release(call.held_bytes)
-            self._answers_other = False
+            self._other_answered.set()
 
     async def _write(self, frame: list[Buffer]) -> None:
         """Write an answer, piece by piece, as the client takes it.
@@ -234,7 +252,7 @@ class Connection:
                 self._writer.writelines(data)
 
     def _free(self, size: int) -> None:
-        self._held -= size
+        self._held.remove(size)
         self._memory.release(size)
 
     async def _taken(self, *, entirely: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from millstream.broker.codes import Code, Refused
 from millstream.broker.members import Identity
 from millstream.broker.membership import Group
+from millstream.broker.memory import MemberMemory
 from millstream.broker.settings import Settings
 from millstream.errors import ConfigError
 from millstream.log.groups import check_offsets
@@ -13,8 +14,9 @@ from millstream.log.groups import check_offsets
 class Groups:
     """The groups that have members. Lives in the event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, memory: MemberMemory) -> None:
         self._settings = settings
+        self._memory = memory
         self._groups: dict[str, Group] = {}
 
     def get(self, name: str) -> Group | None:
@@ -31,6 +33,7 @@ class Groups:
             self._groups[name] = Group(
                 name,
                 rebalance_delay_ms=self._settings.rebalance_delay_ms,
+                memory=self._memory,
                 on_empty=self._forget,
             )
         return self._groups[name]

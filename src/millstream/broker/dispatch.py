@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from millstream.broker import (
+    alone,
     authentication,
     committed,
     configs,
@@ -21,6 +22,7 @@ from millstream.broker import (
     listing,
     messages,
     messages_admin,
+    messages_cluster,
     messages_groups,
     messages_security,
     messages_share,
@@ -108,6 +110,16 @@ HANDLERS: Mapping[Api, Handler] = {
     messages_admin.CREATE_PARTITIONS: topics.create_partitions,
     messages_admin.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
     messages_admin.DESCRIBE_CLUSTER: topics.describe_cluster,
+    messages_cluster.DESCRIBE_ACLS: alone.describe_acls,
+    messages_cluster.CREATE_ACLS: alone.create_acls,
+    messages_cluster.DELETE_ACLS: alone.delete_acls,
+    messages_cluster.ALTER_REPLICA_LOG_DIRS: alone.alter_replica_log_dirs,
+    messages_cluster.DESCRIBE_LOG_DIRS: alone.describe_log_dirs,
+    messages_cluster.ELECT_LEADERS: alone.elect_leaders,
+    messages_cluster.ALTER_PARTITION_REASSIGNMENTS: alone.alter_partition_reassignments,
+    messages_cluster.LIST_PARTITION_REASSIGNMENTS: alone.list_partition_reassignments,
+    messages_cluster.DESCRIBE_PRODUCERS: alone.describe_producers,
+    messages_cluster.DESCRIBE_TOPIC_PARTITIONS: alone.describe_topic_partitions,
     messages_security.SASL_HANDSHAKE: authentication.sasl_handshake,
     messages_security.SASL_AUTHENTICATE: authentication.sasl_authenticate,
     messages_share.SHARE_GROUP_HEARTBEAT: share_administration.share_group_heartbeat,

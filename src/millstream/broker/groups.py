@@ -9,13 +9,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from millstream.broker.codes import Code, Refused
+from millstream.broker.codes import Code, Refused, coordinator_code_of
 from millstream.broker.coordinator import check_name
 from millstream.broker.members import Identity, Joining, Member, MemberIdRequired
 from millstream.broker.membership import Group
-from millstream.broker.node import NODE_ID, Call, Node
+from millstream.broker.node import Call, Node
 from millstream.broker.share_administration import delete_share_group
 from millstream.broker.wire import MalformedError, Message, Source
+from millstream.errors import MillstreamError
 from millstream.log.groups import forget_offsets, group_names
 from millstream.log.shares import share_names
 
@@ -27,14 +28,14 @@ _SHARE = "share"
 _DEAD = "Dead"
 
 
-async def find_coordinator(node: Node, call: Call) -> Message:  # noqa: ARG001 - a handler
+async def find_coordinator(node: Node, call: Call) -> Message:
     """Answer a FindCoordinator request: it is this broker."""
     request = call.request
     known = request["key_type"] in _COORDINATED
     here = {
         "error_code": Code.NONE if known else Code.INVALID_REQUEST,
         "error_message": None if known else f"nothing of kind {request['key_type']} is coordinated",
-        "node_id": NODE_ID if known else -1,
+        "node_id": node.node_id if known else -1,
         "host": call.host if known else "",
         "port": call.port if known else -1,
     }
@@ -210,7 +211,7 @@ async def describe_groups(node: Node, call: Call) -> Message:
     return {
         "groups": [
             _described(node.groups.get(name), name, stored=name in stored)
-            for name in call.request["groups"]
+            for name in dict.fromkeys(call.request["groups"])
         ]
     }
 
@@ -246,13 +247,21 @@ async def delete_groups(node: Node, call: Call) -> Message:
         code = Code.NONE
         if node.groups.get(name) is not None or node.share_groups.get(name) is not None:
             code = Code.NON_EMPTY_GROUP
-        elif await delete_share_group(node, name):
-            code = Code.NONE
         else:
-            gone = await node.change(lambda name=name: forget_offsets(node.writer.control, name))  # type: ignore[misc]
-            code = code if gone else Code.GROUP_ID_NOT_FOUND
+            code = await _forgotten(node, name)
         results.append({"group_id": name, "error_code": code})
     return {"results": results}
+
+
+async def _forgotten(node: Node, name: str) -> Code:
+    """Forget what a group has committed; return what the client is told."""
+    try:
+        gone = await delete_share_group(node, name) or bool(
+            await node.change(lambda: forget_offsets(node.writer.control, name))
+        )
+    except MillstreamError as error:
+        return coordinator_code_of(error)
+    return Code.NONE if gone else Code.GROUP_ID_NOT_FOUND
 
 
 def topics_read(group: Group) -> set[str] | None:

@@ -7,7 +7,7 @@ import logging
 
 from millstream.broker.encryption import Certificate
 from millstream.broker.node import Node
-from millstream.errors import MillstreamError, RetriableError
+from millstream.errors import MillstreamError, RetriableError, SyncFailedError
 from millstream.log.groups import forget_silent_groups
 from millstream.log.retention import RunningClock
 
@@ -33,8 +33,9 @@ async def keep_house(node: Node) -> None:
             _log.warning("housekeeping is tried again: %s", error)
         except Exception as error:  # noqa: BLE001 - the next round may do better
             if isinstance(error, MillstreamError) and node.writer.failure is not None:
-                node.fail(error)  # the log takes nothing any more: the broker ends, and says why
-                return
+                if not isinstance(error, SyncFailedError):  # of which the node has told
+                    node.fail(error)
+                return  # the log takes nothing any more: the broker ends, and says why
             # Whatever it is, transactions must go on being ended: the next round may do better.
             node.closings.tell(f"housekeeping failed: {error}")
             _log.exception("housekeeping failed, and is tried again")

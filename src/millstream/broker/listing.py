@@ -11,7 +11,8 @@ from millstream.errors import MillstreamError
 from millstream.log.batches import BatchReader
 from millstream.record import TopicPartition
 
-_LATEST, _EARLIEST = -1, -2  # what a timestamp below 0 asks for
+# What a timestamp below 0 asks for. All that there is is local; nothing is in another tier.
+_LATEST, _EARLIEST, _LARGEST_TIME, _EARLIEST_LOCAL, _LATEST_TIERED = -1, -2, -3, -4, -5
 _HIGH_WATERMARK = -1
 
 
@@ -63,11 +64,16 @@ def _offset(reader: BatchReader, topic: str, one: Message, *, committed: bool) -
     if timestamp_ms == _LATEST:
         end = state.last_stable_offset if committed else state.high_watermark
         return {"offset": end}
-    if timestamp_ms == _EARLIEST:
+    if timestamp_ms in (_EARLIEST, _EARLIEST_LOCAL):
         return {"offset": state.log_start}
-    if timestamp_ms < 0:
+    if timestamp_ms == _LATEST_TIERED:
+        return {"offset": -1}
+    if timestamp_ms == _LARGEST_TIME:
+        found = reader.latest(topic, number)
+    elif timestamp_ms < 0:
         return {"error_code": Code.UNSUPPORTED_VERSION}
-    found = reader.first_at(topic, number, timestamp_ms)
+    else:
+        found = reader.first_at(topic, number, timestamp_ms)
     if found is None or (committed and found.offset >= state.last_stable_offset):
         return {"offset": -1}
     return {"offset": found.offset, "timestamp": found.timestamp_ms}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from millstream.broker.codes import Code, Refused
+from millstream.broker.memory import MEMBER_BYTES
 
 Protocols = Mapping[str, bytes]  # each with what the member says in it, the preferred one first
 
@@ -36,6 +37,13 @@ class Joining:
     protocols: Protocols
     id_first: bool = False
     skips_assignment: bool = False
+
+    @property
+    def bytes_said(self) -> int:
+        """How much is kept of it while it is in the group."""
+        texts = (*self.who, self.client_id, self.protocol_type, *self.protocols)
+        said = sum(len(text) for text in texts if text) + sum(map(len, self.protocols.values()))
+        return MEMBER_BYTES + said
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,7 @@ class Member:
     joining: asyncio.Future[Joined] | None = None
     syncing: asyncio.Future[bytes] | None = None
     expiry: asyncio.TimerHandle | None = None
+    held_bytes: int = 0
 
     @classmethod
     def of(cls, joining: Joining, who: Identity) -> Member:

@@ -39,6 +39,7 @@ from typing import Literal
 
 from millstream.broker.codes import Code, Refused
 from millstream.broker.members import Identity, Joined, Joining, Member, MemberIdRequired
+from millstream.broker.memory import MEMBER_BYTES, MemberMemory
 
 State = Literal["Empty", "PreparingRebalance", "CompletingRebalance", "Stable"]
 _log = logging.getLogger(__name__)
@@ -49,13 +50,20 @@ class Group:
 
     Args:
         rebalance_delay_ms: How long an empty group waits for more members after each that comes.
+        memory: Where what members say has room.
         on_empty: Called when nobody is left in it.
     """
 
     def __init__(
-        self, name: str, *, rebalance_delay_ms: int, on_empty: Callable[[Group], None]
+        self,
+        name: str,
+        *,
+        rebalance_delay_ms: int,
+        memory: MemberMemory,
+        on_empty: Callable[[Group], None],
     ) -> None:
         self.name = name
+        self._memory = memory
         self.state: State = "Empty"
         self.generation = 0
         self.protocol_type = ""
@@ -152,7 +160,7 @@ class Group:
         if not member_id:
             return await self._welcome(joining)
         if member_id in self._told:
-            self._told.pop(member_id).cancel()
+            self._take_told(member_id)
             return await self._admit(joining, member_id)
         return await self._join_again(joining, self.member(joining.who))
 
@@ -171,17 +179,23 @@ class Group:
 
     async def _welcome(self, joining: Joining) -> Joined:
         """Give a newcomer its id; one that can comes again with it."""
+        self._memory.check_one_more(len(self.members) + len(self._told))
         prefix = joining.who.instance_id or joining.client_id
         member_id = f"{prefix}-{uuid.uuid4()}"
         if joining.who.instance_id is None and joining.id_first:
+            self._memory.resize(0, _told_bytes(member_id))
             self._told[member_id] = self._loop.call_later(
                 joining.session_timeout_ms / 1000, self._forget_told, member_id
             )
             raise MemberIdRequired(member_id)
         return await self._admit(joining, member_id)
 
-    def _forget_told(self, member_id: str) -> None:
+    def _take_told(self, member_id: str) -> None:
         self._told.pop(member_id).cancel()
+        self._memory.resize(_told_bytes(member_id), 0)
+
+    def _forget_told(self, member_id: str) -> None:
+        self._take_told(member_id)
         if self.state == "PreparingRebalance":
             self._try_complete_join()
         elif self.state == "Empty":
@@ -189,6 +203,7 @@ class Group:
 
     async def _admit(self, joining: Joining, member_id: str) -> Joined:
         member = Member.of(joining, Identity(member_id, joining.who.instance_id))
+        self._hold(member, joining.bytes_said)
         self.members[member_id] = member
         if member.who.instance_id is not None:
             self._static[member.who.instance_id] = member_id
@@ -203,12 +218,14 @@ class Group:
         if same and (follows or self.state == "CompletingRebalance"):
             self.touch(member)
             return self._joined(member)
+        self._hold(member, joining.bytes_said + len(member.assignment))
         member.update(joining)
         return await self._await_join(member)
 
     async def _replace(self, joining: Joining, member: Member) -> Joined:
         """Let a static member come back under a new id; whoever has the old one is fenced."""
         old_id, instance_id = member.who.member_id, member.who.instance_id
+        self._hold(member, joining.bytes_said + len(member.assignment))
         for refuse in (member.refuse_join, member.refuse_sync):
             refuse(Code.FENCED_INSTANCE_ID, f"another member is called {instance_id!r} now")
         member.who = Identity(f"{instance_id}-{uuid.uuid4()}", instance_id)
@@ -226,6 +243,15 @@ class Group:
         if joining.skips_assignment:
             return self._joined(member, skip_assignment=True)
         return self._joined(member, leader=old_id)  # told that it leads, it would assign anew
+
+    def _hold(self, member: Member, size: int) -> None:
+        """Have room for what is kept of a member.
+
+        Raises:
+            Refused: there is none.
+        """
+        self._memory.resize(member.held_bytes, size)
+        member.held_bytes = size
 
     async def _await_join(self, member: Member) -> Joined:
         """Have the group rebalance, and return what comes of it for this member."""
@@ -302,6 +328,7 @@ class Group:
         self.state = "CompletingRebalance"
         self._await_syncs(set(came))
         for member in self.members.values():
+            self._hold(member, member.held_bytes - len(member.assignment))
             member.assignment = b""
             self.touch(member)
             member.answer_join(self._joined(member))
@@ -370,8 +397,24 @@ class Group:
         synced: asyncio.Future[bytes] = self._loop.create_future()
         member.syncing = synced
         if who.member_id == self.leader:
-            self._assign(assignments)
+            try:
+                self._hold_assignments(assignments)
+            except Refused as error:
+                member.refuse_sync(Code.UNKNOWN_SERVER_ERROR, str(error))
+            else:
+                self._assign(assignments)
         return await synced
+
+    def _hold_assignments(self, assignments: Mapping[str, bytes]) -> None:
+        """Have room for all of them, or for none.
+
+        Raises:
+            Refused: there is none.
+        """
+        sizes = {one: len(assignments.get(one, b"")) for one in self.members}
+        self._memory.resize(0, sum(sizes.values()))
+        for member_id, member in self.members.items():
+            member.held_bytes += sizes[member_id]
 
     def _assign(self, assignments: Mapping[str, bytes]) -> None:
         self.state = "Stable"
@@ -427,6 +470,7 @@ class Group:
         for refuse in (member.refuse_join, member.refuse_sync):
             refuse(Code.UNKNOWN_MEMBER_ID, "it is no longer in the group; join anew")
         self.members.pop(member.who.member_id, None)
+        self._hold(member, 0)
         if member.who.instance_id is not None:
             self._static.pop(member.who.instance_id, None)
 
@@ -447,3 +491,7 @@ class Group:
                 member.expiry.cancel()
             for refuse in (member.refuse_join, member.refuse_sync):
                 refuse(Code.COORDINATOR_NOT_AVAILABLE, "the broker ends")
+
+
+def _told_bytes(member_id: str) -> int:
+    return MEMBER_BYTES + len(member_id)

@@ -8,6 +8,7 @@ not done here: topic ids in Produce, the newer group and transaction protocols.
 from __future__ import annotations
 
 from millstream.broker.messages_admin import ADMIN_APIS
+from millstream.broker.messages_cluster import CLUSTER_APIS
 from millstream.broker.messages_groups import GROUP_APIS
 from millstream.broker.messages_security import SECURITY_APIS
 from millstream.broker.messages_share import SHARE_APIS
@@ -99,7 +100,7 @@ FETCH = Api(
 LIST_OFFSETS = Api(
     2,
     "ListOffsets",
-    (1, 6),
+    (1, 10),
     flexible=6,
     request="""
         replica_id            int32
@@ -110,6 +111,7 @@ LIST_OFFSETS = Api(
             partition_index   int32
             current_leader_epoch int32 4+ = -1
             timestamp         int64
+        timeout_ms            int32    10+
     """,
     response="""
         throttle_time_ms      int32    2+
@@ -202,6 +204,7 @@ _APIS = (
     *GROUP_APIS,
     *TRANSACTION_APIS,
     *ADMIN_APIS,
+    *CLUSTER_APIS,
     *SECURITY_APIS,
     *SHARE_APIS,
 )

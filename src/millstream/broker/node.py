@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from millstream.broker.appending import Appender
 from millstream.broker.closings import Closings
 from millstream.broker.coordinator import Groups
-from millstream.broker.memory import ResponseMemory
+from millstream.broker.memory import MemberMemory, ResponseMemory
 from millstream.broker.offset_commits import OffsetCommits
 from millstream.broker.schema import Api
 from millstream.broker.settings import Settings
@@ -24,7 +24,7 @@ from millstream.broker.share_sessions import Sessions
 from millstream.broker.shares import Shares
 from millstream.broker.watch import Watch
 from millstream.broker.wire import Message
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, SyncFailedError
 from millstream.log.batches import BatchReader
 from millstream.log.files import DISK
 from millstream.log.owner import read_format
@@ -36,7 +36,6 @@ from millstream.record import TopicPartition
 if TYPE_CHECKING:
     from millstream.broker.authentication import Login
 
-NODE_ID = 1
 READING_THREADS, CHANGING_THREADS = 4, 2
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -81,20 +80,22 @@ class Node:
     ) -> None:
         self.writer = writer
         self.settings = settings
+        self.node_id = settings.broker_id
         self.loop = asyncio.get_running_loop()
         self.watch = Watch(self.loop)
         self.responses = ResponseMemory(settings.responses_bytes_max)
         self.fail = on_failure
-        self.appender = Appender(writer, self.loop, on_failure=on_failure)
+        self.appender = Appender(writer, self.loop, settings, on_failure=on_failure)
         directory_id = read_format(writer.folder, DISK)
         assert directory_id is not None, "a log that is open has a name"
         self.cluster_id = base64.urlsafe_b64encode(bytes.fromhex(directory_id)).decode().rstrip("=")
-        self.groups = Groups(settings)
+        members = MemberMemory(settings.members_bytes_max, settings.group_members_max)
+        self.groups = Groups(settings, members)
         self.closings = Closings()
         self.shares = Shares(self)
         self.share_sessions = Sessions()
         self.share_groups = ShareGroups(
-            on_change=self._share_group_changed, on_gone=self._share_member_gone
+            memory=members, on_change=self._share_group_changed, on_gone=self._share_member_gone
         )
         self._noting: dict[str, asyncio.Task[None]] = {}
         self.commits = OffsetCommits(self.loop, self.change, writer)
@@ -184,7 +185,11 @@ class Node:
 
     async def change(self, work: Callable[[], T]) -> T:
         """Return what ``work`` returns, which changes something besides records."""
-        return await self.loop.run_in_executor(self._changing, work)
+        try:
+            return await self.loop.run_in_executor(self._changing, work)
+        except SyncFailedError as error:
+            self.fail(error)
+            raise
 
 
 def _by_topic(places: Iterable[TopicPartition]) -> dict[str, list[int]]:

@@ -163,7 +163,11 @@ async def _serving(
             failed.set_result(error)
 
     node = Node(writer, settings, on_failure=fail)
-    memory = RequestMemory(settings.requests_bytes_max)
+    memory = RequestMemory(
+        settings.requests_bytes_max,
+        whole_s=settings.stalled_s,
+        contended_s=settings.contended_s,
+    )
     connections: dict[asyncio.Task[None], Connection] = {}
     ending = asyncio.Event()
 

@@ -16,13 +16,20 @@ class Settings:
         requests_bytes_max: How much all requests together may hold in memory; more of them wait.
         response_bytes_max: How many bytes of records one response brings, or one batch.
         responses_bytes_max: How much responses may hold in memory before they get smaller.
+        members_bytes_max: How much all members of groups together may say and be assigned.
+        group_members_max: How many members one group of consumers has.
+        batch_plain_bytes_max, batch_records_max: What one batch of records may stand for.
+        transactional_ids_max: How many names of producers are known at a time; one that is not used
+            for a week is forgotten.
         connections_max: More connections are closed as they come.
         stalled_s: A request that does not come in whole within this time ends its connection, and
             so does a response of which nothing is taken for so long.
+        contended_s: The same for a request of more than 64 KiB, while others wait for room.
         login_s: A connection that has not said within this time who it is, where the broker has
             users, is closed; so is one whose TLS handshake takes longer.
         certificate_every_s: How often is looked whether the certificate has been replaced.
         idle_s: A connection without any request for so long is closed.
+        broker_id: The number by which clients know this broker.
         default_partitions: Of topics that are made without saying how many they are to have.
         auto_create: Whether a topic is made when a client asks for one that is not there.
         rebalance_delay_ms: How long an empty group waits for more members after the first.
@@ -35,11 +42,18 @@ class Settings:
     requests_bytes_max: int = 256 * _MIB
     response_bytes_max: int = 16 * _MIB
     responses_bytes_max: int = 256 * _MIB
+    members_bytes_max: int = 128 * _MIB
+    group_members_max: int = 5000
+    batch_plain_bytes_max: int = 128 * _MIB
+    batch_records_max: int = 1_000_000
+    transactional_ids_max: int = 100_000
     connections_max: int = 4096
     stalled_s: float = 60.0
+    contended_s: float = 5.0
     login_s: float = 10.0
     certificate_every_s: float = 60.0
     idle_s: float = 600.0
+    broker_id: int = 1
     default_partitions: int = 1
     auto_create: bool = False
     rebalance_delay_ms: int = 100

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream.broker.codes import Code, Refused, code_of
+from millstream.broker.codes import Code, Refused, coordinator_code_of
 from millstream.broker.coordinator import check_name
 from millstream.broker.listing import partition_code
 from millstream.broker.node import Call, Node
 from millstream.broker.share_groups import LEAVES, Beat, ShareMember
-from millstream.broker.wire import Message
+from millstream.broker.wire import Message, distinct
 from millstream.errors import MillstreamError
 from millstream.log.groups import committed_offsets
 from millstream.log.shares import (
@@ -48,7 +48,7 @@ async def share_group_heartbeat(node: Node, call: Call) -> Message:
         counts = {topic: info.partitions for topic, info in topics.items()}
         member = node.share_groups.beat(name, beat, counts, settings.session_timeout_ms)
     except (Refused, MillstreamError) as error:
-        return {"error_code": code_of(error), "error_message": str(error)}
+        return {"error_code": coordinator_code_of(error), "error_message": str(error)}
     tells = member.knows != member.generation
     answer = {
         "member_id": member_id,
@@ -96,7 +96,8 @@ def _assignment(member: ShareMember, topics: dict[str, TopicInfo]) -> list[Messa
 
 async def share_group_describe(node: Node, call: Call) -> Message:
     """Answer a ShareGroupDescribe request."""
-    return {"groups": [await _described(node, name) for name in call.request["group_ids"]]}
+    names = dict.fromkeys(call.request["group_ids"])
+    return {"groups": [await _described(node, name) for name in names]}
 
 
 async def _described(node: Node, name: str) -> Message:
@@ -134,7 +135,8 @@ async def _described(node: Node, name: str) -> Message:
 
 async def describe_share_group_offsets(node: Node, call: Call) -> Message:
     """Answer a DescribeShareGroupOffsets request."""
-    return {"groups": [await _offsets(node, one) for one in call.request["groups"]]}
+    groups = distinct(call.request["groups"], "group_id")
+    return {"groups": [await _offsets(node, one) for one in groups]}
 
 
 async def _offsets(node: Node, asked: Message) -> Message:
@@ -143,7 +145,11 @@ async def _offsets(node: Node, asked: Message) -> Message:
         check_name(name)
         states = (await node.run(lambda: share_states(node.writer.control, name))).get(name, {})
     except (Refused, MillstreamError) as error:
-        return {"group_id": name, "error_code": code_of(error), "error_message": str(error)}
+        return {
+            "group_id": name,
+            "error_code": coordinator_code_of(error),
+            "error_message": str(error),
+        }
     if not states and node.share_groups.get(name) is None:
         return {
             "group_id": name,
@@ -204,7 +210,7 @@ async def alter_share_group_offsets(node: Node, call: Call) -> Message:
     try:
         await _check_unused(node, name, made=True)
     except (Refused, MillstreamError) as error:
-        return {"error_code": code_of(error), "error_message": str(error)}
+        return {"error_code": coordinator_code_of(error), "error_message": str(error)}
     known = node.writer.topics()
     node.shares.forget(name)
 
@@ -254,15 +260,15 @@ async def delete_share_group_offsets(node: Node, call: Call) -> Message:
     """Answer a DeleteShareGroupOffsets request: a group without members forgets topics."""
     request = call.request
     name = request["group_id"]
-    try:
-        await _check_unused(node, name)
-    except (Refused, MillstreamError) as error:
-        return {"error_code": code_of(error), "error_message": str(error)}
     known = node.writer.topics()
     names = [topic["topic_name"] for topic in request["topics"]]
     ids = [known[one].topic_id for one in names if one in known]
-    node.shares.forget(name, ids)
-    await node.change(lambda: forget_share_topics(node.writer.control, name, ids))
+    try:
+        await _check_unused(node, name)
+        node.shares.forget(name, ids)
+        await node.change(lambda: forget_share_topics(node.writer.control, name, ids))
+    except (Refused, MillstreamError) as error:
+        return {"error_code": coordinator_code_of(error), "error_message": str(error)}
     return {"responses": [_forgotten(one, known.get(one)) for one in names]}
 
 

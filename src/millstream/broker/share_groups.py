@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from millstream.broker.codes import Code, Refused
+from millstream.broker.memory import MEMBER_BYTES, MemberMemory
 from millstream.record import TopicPartition
 
 MEMBERS_MAX = 200
@@ -39,6 +40,7 @@ class ShareMember:
     knows: int = -1
     assignment: tuple[TopicPartition, ...] = ()
     expiry: asyncio.TimerHandle | None = None
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +58,21 @@ class ShareGroup:
     """One share group with members. All methods are called in the event loop.
 
     Args:
+        memory: Where what members say has room.
         on_change: Called when members or assignments have changed.
         on_gone: Called with the id of a member that is gone.
     """
 
     def __init__(
-        self, name: str, *, on_change: Callable[[], None], on_gone: Callable[[str], None]
+        self,
+        name: str,
+        *,
+        memory: MemberMemory,
+        on_change: Callable[[], None],
+        on_gone: Callable[[str], None],
     ) -> None:
         self.name = name
+        self._memory = memory
         self.generation = 0
         self.members: dict[str, ShareMember] = {}  # in the order in which they came
         self._partitions: dict[str, int] = {}  # of the topics subscribed to, when last assigned
@@ -87,6 +96,7 @@ class ShareGroup:
         """
         member = self._known(beat)
         if beat.topics is not None:
+            self._hold(member, beat)
             member.topics = tuple(sorted(set(beat.topics)))
         member.client_id, member.client_host = beat.client_id, beat.client_host
         if beat.generation != member.generation:  # it was not told, or the answer was lost
@@ -120,6 +130,7 @@ class ShareGroup:
                     Code.INVALID_REQUEST, "a member that joins says which topics it reads"
                 )
             member = ShareMember(beat.member_id, beat.client_id, beat.client_host)
+            self._hold(member, beat)
             self.members[beat.member_id] = member
         elif beat.generation > member.generation or beat.generation < LEAVES:
             raise Refused(
@@ -127,6 +138,16 @@ class ShareGroup:
                 f"generation {beat.generation}; this member was told of {member.generation}",
             )
         return member
+
+    def _hold(self, member: ShareMember, beat: Beat) -> None:
+        """Have room for what a member says.
+
+        Raises:
+            Refused: there is none.
+        """
+        size = MEMBER_BYTES + len(beat.client_id) + sum(map(len, set(beat.topics or ())))
+        self._memory.resize(member.held_bytes, size)
+        member.held_bytes = size
 
     def _wants(self, member: ShareMember) -> bool:
         """Return whether a member reads other topics than it has partitions of."""
@@ -145,6 +166,7 @@ class ShareGroup:
             raise Refused(Code.UNKNOWN_MEMBER_ID, f"{member_id!r} is not in the group")
         if member.expiry is not None:
             member.expiry.cancel()
+        self._memory.resize(member.held_bytes, 0)
         self._on_gone(member_id)
         subscribed = {topic for one in self.members.values() for topic in one.topics}
         self._assign(
@@ -255,13 +277,19 @@ class ShareGroups:
     """The share groups that have members. Lives in the event loop.
 
     Args:
+        memory: Where what members say has room.
         on_change: Called with a group whose members or assignments have changed.
         on_gone: Called with the name of a group and the id of a member that is gone.
     """
 
     def __init__(
-        self, *, on_change: Callable[[ShareGroup], None], on_gone: Callable[[str, str], None]
+        self,
+        *,
+        memory: MemberMemory,
+        on_change: Callable[[ShareGroup], None],
+        on_gone: Callable[[str, str], None],
     ) -> None:
+        self._memory = memory
         self._groups: dict[str, ShareGroup] = {}
         self._on_change = on_change
         self._on_gone = on_gone
@@ -293,6 +321,7 @@ class ShareGroups:
         if group is None:
             group = ShareGroup(
                 name,
+                memory=self._memory,
                 on_change=lambda: self._changed(name),
                 on_gone=lambda member: self._on_gone(name, member),
             )

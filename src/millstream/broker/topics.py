@@ -7,8 +7,8 @@ from contextlib import suppress
 
 from millstream.broker.codes import Code, Refused, code_of
 from millstream.broker.configs import described, settings_from
-from millstream.broker.node import NODE_ID, Call, Node
-from millstream.broker.wire import Message
+from millstream.broker.node import Call, Node
+from millstream.broker.wire import Message, distinct
 from millstream.errors import ConfigError, MillstreamError, TopicExistsError
 from millstream.log.config import TopicConfig
 from millstream.log.topics import check_topic_name
@@ -25,15 +25,18 @@ async def metadata(node: Node, call: Call) -> Message:
     request = call.request
     asked = request["topics"]
     if asked is None or (call.version == 0 and not asked):
-        topics = [_described(info) for info in node.writer.topics().values()]
+        topics = [_described(node, info) for info in node.writer.topics().values()]
     else:
         creates = node.settings.auto_create and request["allow_auto_topic_creation"]
         nobody = None if call.version >= _NULL_NAMES_FROM else ""
-        topics = [await _asked_for(node, one, creates=creates, nobody=nobody) for one in asked]
+        topics = [
+            await _asked_for(node, one, creates=creates, nobody=nobody)
+            for one in distinct(asked, "name", "topic_id")
+        ]
     return {
-        "brokers": [{"node_id": NODE_ID, "host": call.host, "port": call.port}],
+        "brokers": [{"node_id": node.node_id, "host": call.host, "port": call.port}],
         "cluster_id": node.cluster_id,
-        "controller_id": NODE_ID,
+        "controller_id": node.node_id,
         "topics": topics,
     }
 
@@ -46,7 +49,7 @@ async def _asked_for(node: Node, one: Message, *, creates: bool, nobody: str | N
         info = _by_id(topics, topic_id)
         if info is None:
             return {"error_code": Code.UNKNOWN_TOPIC_ID, "name": nobody, "topic_id": topic_id}
-        return _described(info)
+        return _described(node, info)
     if name not in topics and creates:
         with suppress(MillstreamError):  # that it is not there is told below
             await node.change(
@@ -54,7 +57,7 @@ async def _asked_for(node: Node, one: Message, *, creates: bool, nobody: str | N
             )
             topics = node.writer.topics()
     if name in topics:
-        return _described(topics[name])
+        return _described(node, topics[name])
     try:
         check_topic_name(name)
     except ConfigError:
@@ -67,19 +70,21 @@ def _by_id(topics: Mapping[str, TopicInfo], topic_id: bytes) -> TopicInfo | None
     return next((info for info in topics.values() if info.topic_id == wanted), None)
 
 
-def _described(info: TopicInfo) -> Message:
+def _described(node: Node, info: TopicInfo) -> Message:
     return {
         "name": info.name,
         "topic_id": bytes.fromhex(info.topic_id),
-        "partitions": [
-            {
-                "partition_index": number,
-                "leader_id": NODE_ID,
-                "replica_nodes": [NODE_ID],
-                "isr_nodes": [NODE_ID],
-            }
-            for number in range(info.partitions)
-        ],
+        "partitions": [partition_described(node, number) for number in range(info.partitions)],
+    }
+
+
+def partition_described(node: Node, number: int) -> Message:
+    """Return what clients are told of any partition: who leads it."""
+    return {
+        "partition_index": number,
+        "leader_id": node.node_id,
+        "replica_nodes": [node.node_id],
+        "isr_nodes": [node.node_id],
     }
 
 
@@ -88,8 +93,8 @@ async def describe_cluster(node: Node, call: Call) -> Message:
     return {
         "endpoint_type": call.request["endpoint_type"],
         "cluster_id": node.cluster_id,
-        "controller_id": NODE_ID,
-        "brokers": [{"broker_id": NODE_ID, "host": call.host, "port": call.port}],
+        "controller_id": node.node_id,
+        "brokers": [{"broker_id": node.node_id, "host": call.host, "port": call.port}],
     }
 
 
@@ -159,10 +164,10 @@ def _partitions(node: Node, topic: Message) -> int:
     if assignments:
         numbers = sorted(one["partition_index"] for one in assignments)
         brokers = {tuple(one["broker_ids"]) for one in assignments}
-        if numbers != list(range(len(numbers))) or brokers != {(NODE_ID,)}:
+        if numbers != list(range(len(numbers))) or brokers != {(node.node_id,)}:
             raise Refused(
                 Code.INVALID_REPLICA_ASSIGNMENT,
-                f"number the partitions from 0, and give each to broker {NODE_ID}: the only one",
+                f"number the partitions from 0, and give each to broker {node.node_id}: the only one",
             )
         return len(numbers)
     if topic["replication_factor"] not in (-1, _COPIES):
@@ -191,11 +196,11 @@ async def create_partitions(node: Node, call: Call) -> Message:
                 f"topic {name!r} has {there} partitions and cannot have {count}: they are added only",
             )
         assignments = topic["assignments"] or []
-        if any(one["broker_ids"] != [NODE_ID] for one in assignments) or (
+        if any(one["broker_ids"] != [node.node_id] for one in assignments) or (
             assignments and len(assignments) != count - there
         ):
             raise Refused(
-                Code.INVALID_REPLICA_ASSIGNMENT, f"give each new partition to broker {NODE_ID}"
+                Code.INVALID_REPLICA_ASSIGNMENT, f"give each new partition to broker {node.node_id}"
             )
         if not request["validate_only"]:
             node.writer.alter_topic(name, partitions=count)

@@ -17,7 +17,9 @@ transaction. But a client sends again on another connection only after it has gi
 what comes on a producer's earlier connection once a later one was used is ``NOT_COORDINATOR``.
 
 Where a version does not know ``PRODUCER_FENCED``, it is told ``INVALID_PRODUCER_EPOCH``. A transaction
-that was too slow was aborted, and its producer may begin its next life.
+that was too slow was aborted, and its producer may begin its next life. While the disk is full, all of
+this is ``COORDINATOR_NOT_AVAILABLE``, so that producers ask again; and one that gives up meanwhile may
+abort a transaction that it could not begin.
 
 Source: KIP-98, KIP-360, KIP-447; Kafka ``TransactionCoordinator``.
 """
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream.broker.codes import Code, Refused, code_of
+from millstream.broker.codes import Code, Refused, coordinator_code_of
 from millstream.broker.committed import acceptable, outcomes
 from millstream.broker.coordinator import check_name
 from millstream.broker.listing import partition_code
@@ -45,6 +47,7 @@ from millstream.record import TopicPartition
 _FENCED_FROM = {22: 4, 24: 2, 25: 2, 26: 2}  # by API key: the version that knows PRODUCER_FENCED
 _STATES = {"open": "Ongoing", "committed": "CompleteCommit", "aborted": "CompleteAbort"}
 _EMPTY = "Empty"
+ID_CHARACTERS_MAX = 1000  # of a transactional id
 _SPEAKERS_MAX = 10_000  # producers whose last connection is known
 _KNOWN_STATES = frozenset(
     {
@@ -69,6 +72,8 @@ async def init_producer_id(node: Node, call: Call) -> Message:
     if not name or not 0 < timeout_ms <= TIMEOUT_MS_MAX:
         code = Code.INVALID_TRANSACTION_TIMEOUT if name else Code.INVALID_REQUEST
         return {"error_code": code}
+    if len(name) > ID_CHARACTERS_MAX or not _has_room(node, name):
+        return {"error_code": Code.POLICY_VIOLATION}
     resumes = None
     if request["producer_id"] >= 0:
         resumes = ProducerIdentity(request["producer_id"], request["producer_epoch"])
@@ -81,6 +86,13 @@ async def init_producer_id(node: Node, call: Call) -> Message:
         )
 
     return await _answered(node, call, register)
+
+
+def _has_room(node: Node, name: str) -> bool:
+    """Return whether a name is known, or one more may be."""
+    transactions = node.writer.transactions
+    known = transactions.identity_of(name) is not None
+    return known or transactions.named_count() < node.settings.transactional_ids_max
 
 
 def _identity(identity: ProducerIdentity) -> Message:
@@ -111,7 +123,7 @@ def _code(call: Call, error: MillstreamError | Refused) -> Code:
         isinstance(error, TransactionAbortedError) and error.timed_out
     )
     if not replaced:
-        return code_of(error)
+        return coordinator_code_of(error)
     knows = call.version >= _FENCED_FROM.get(call.api.key, call.version + 1)
     return Code.PRODUCER_FENCED if knows else Code.INVALID_PRODUCER_EPOCH
 
@@ -247,7 +259,7 @@ def _end(node: Node, request: Message) -> None:
 
 async def describe_transactions(node: Node, call: Call) -> Message:
     """Answer a DescribeTransactions request."""
-    asked = call.request["transactional_ids"]
+    asked = dict.fromkeys(call.request["transactional_ids"])
 
     def describe() -> list[Message]:
         named = {one.transactional_id: one for one in node.writer.transactions.named()}

@@ -86,6 +86,17 @@ class Source:
         return count
 
 
+def distinct(elements: Sequence[Message], *fields: str) -> list[Message]:
+    """Return those that differ in ``fields``, the first of each.
+
+    Where an answer says much of what a request names in few bytes, naming it often would make the
+    answer larger than memory.
+    """
+    return list(
+        {tuple(one[field] for field in fields): one for one in reversed(elements)}.values()
+    )[::-1]
+
+
 def uvarint(number: int) -> bytes:
     """Return the unsigned varint of a number."""
     if number < 128:

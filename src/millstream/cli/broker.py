@@ -17,6 +17,7 @@ from millstream.broker.server import LISTEN, Serving, serve
 from millstream.broker.settings import Settings
 from millstream.cli.ready import ready_file_option, told_ready
 from millstream.durations import to_us
+from millstream.log.takeover import SPARE_FILES
 
 
 @click.command()
@@ -53,6 +54,13 @@ from millstream.durations import to_us
 )
 @ready_file_option
 @click.option(
+    "--broker-id",
+    type=click.IntRange(min=0),
+    default=Settings().broker_id,
+    show_default=True,
+    help="The number by which clients know this broker.",
+)
+@click.option(
     "--auto-create",
     is_flag=True,
     help="Make topics that clients ask for and that are not there.",
@@ -84,6 +92,7 @@ def broker(
     tls_key: Path | None,
     users: Path | None,
     ready_file: Path | None,
+    broker_id: int,
     auto_create: bool,
     partitions: int,
     offsets_retention: str | None,
@@ -107,10 +116,11 @@ def broker(
     if offsets_retention is not None:
         retention_ms = to_us(offsets_retention, what="--offsets-retention") // 1000
     settings = Settings(
+        broker_id=broker_id,
         auto_create=auto_create,
         default_partitions=partitions,
         offsets_retention_ms=retention_ms,
-        connections_max=min(Settings().connections_max, _files_max() // 2),
+        connections_max=min(Settings().connections_max, max(_files_max() - SPARE_FILES, 2) // 2),
     )
     keep_freed(settings.response_bytes_max)
     asyncio.run(

@@ -40,7 +40,7 @@ from millstream.errors import (
     TransactionAbortedError,
 )
 from millstream.log.batch import SEQUENCE_MAX, EncodedBatch, ProducerStamp, stamp
-from millstream.log.groups import Offsets, check_offsets
+from millstream.log.groups import NotedOffset, Offsets, check_offsets
 from millstream.log.transactions import PRODUCER_EPOCH_MAX, ProducerIdentity
 from millstream.record import TopicPartition
 
@@ -280,7 +280,7 @@ class Transaction:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._offsets: dict[str, dict[TopicPartition, int | tuple[int, str]]] = {}
+        self._offsets: dict[str, dict[TopicPartition, int | tuple[int, str] | NotedOffset]] = {}
         self._fence: tuple[str, int] | None = None
 
     def commit_offsets(self, group: str, offsets: Offsets) -> None:

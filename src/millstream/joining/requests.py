@@ -46,7 +46,7 @@ from millstream.log.batch import (
     ProducerStamp,
 )
 from millstream.log.group_commit import Durability, PendingAppend
-from millstream.log.groups import Offsets
+from millstream.log.groups import NotedOffset, Offsets, noted
 from millstream.log.remote import remote_transaction
 from millstream.log.transactions import PRODUCER_EPOCH_MAX, ProducerIdentity
 from millstream.log.writer import LogWriter
@@ -213,16 +213,12 @@ def _was_ended(writer: LogWriter, asked: Asked, identity: ProducerIdentity) -> b
 
 def offsets_as_plain(offsets: Offsets) -> list[list[object]]:
     """Return offsets of groups in values that JSON has."""
-    return [
-        [name.topic, name.partition, *(given if isinstance(given, tuple) else (given, None))]
-        for name, given in offsets.items()
-    ]
+    return [[name.topic, name.partition, *noted(given)] for name, given in offsets.items()]
 
 
-def _offsets(rows: Sequence[Sequence[Any]]) -> dict[TopicPartition, int | tuple[int, str]]:
+def _offsets(rows: Sequence[Sequence[Any]]) -> Offsets:
     return {
-        TopicPartition(topic, partition): offset if metadata is None else (offset, metadata)
-        for topic, partition, offset, metadata in rows
+        TopicPartition(topic, partition): NotedOffset(*rest) for topic, partition, *rest in rows
     }
 
 

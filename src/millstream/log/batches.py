@@ -14,13 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import CorruptBatchError, OffsetOutOfRangeError
+from millstream.log import seal
 from millstream.log.aborted import Telling
 from millstream.log.control import ControlDb
 from millstream.log.decoding import Block, decode
 from millstream.log.files import DISK, Files
 from millstream.log.producers import AbortedRange
 from millstream.log.reader import Isolation, LogReader
-from millstream.log.segment import Room
+from millstream.log.segment import Room, segment_name, segment_offsets
 from millstream.log.segment_reader import Place
 from millstream.log.state_file import PartitionState
 from millstream.log.topics import Topic, partition_folder
@@ -168,6 +169,44 @@ class BatchReader(LogReader):
                 if time_ms >= timestamp_ms:
                     return FoundRecord(offset, time_ms)
         return None
+
+    def latest(self, topic: str, partition: int) -> FoundRecord | None:
+        """Return the first record that has the largest timestamp of all; None: there are no records.
+
+        Raises:
+            UnknownTopicError, ConfigError: there is no such topic or partition.
+        """
+        found = self._topic(topic)
+        state = self._partition_state(found, partition)
+        time_ms = max(self._times(found, partition, state), default=-1)
+        first = self.first_at(topic, partition, time_ms)
+        if first is not None and first.timestamp_ms == time_ms:
+            return first
+        # Batches that compaction has emptied and markers have times, too.
+        start, end = state.log_start, state.high_watermark
+        return max(
+            (
+                FoundRecord(offset, time_ms)
+                for block in self._blocks(found, partition, start, end, _SEARCH_BYTES)
+                for offset, time_ms in _offsets_and_times(block, start, end)
+            ),
+            key=lambda one: (one.timestamp_ms, -one.offset),
+            default=None,
+        )
+
+    def _times(self, topic: Topic, partition: int, state: PartitionState) -> Iterator[int]:
+        """Yield the largest timestamp of each sealed segment, and of each batch in the others."""
+        folder = partition_folder(self.folder, topic, partition)
+        bases = segment_offsets(self._files.names(folder))
+        for base, following in zip(bases, [*bases[1:], state.high_watermark], strict=True):
+            sealed = seal.read_any(self._files, folder / segment_name(base))
+            if sealed is not None and base >= state.log_start:
+                yield sealed.max_timestamp_ms
+                continue
+            start, end = max(base, state.log_start), min(following, state.high_watermark)
+            if start < end:
+                for block in self._blocks(topic, partition, start, end, _SEARCH_BYTES):
+                    yield from (header.max_timestamp_ms for _, header in block.batches)
 
 
 def _offsets_and_times(block: Block, start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -25,7 +25,7 @@ from typing import Literal, get_args
 import google_crc32c
 import pyarrow as pa
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, RecordTooLargeError
 from millstream.log.batch import (
     COMPRESSION_MASK,
     CONTROL,
@@ -55,7 +55,7 @@ _LZ4_STORED = 1 << 31  # the block is not compressed
 
 
 class _TooLargeError(Exception):
-    """The records would take more than DECOMPRESSED_BYTES_MAX."""
+    """The records would take more bytes than they may."""
 
 
 def compress(batch: EncodedBatch, name: CompressionName) -> EncodedBatch:
@@ -82,18 +82,26 @@ def compress(batch: EncodedBatch, name: CompressionName) -> EncodedBatch:
 
 
 def decompress(
-    body: bytes, code: int, *, path: str = "", position: int = 0, offset: int = 0
+    body: bytes,
+    code: int,
+    *,
+    path: str = "",
+    position: int = 0,
+    offset: int = 0,
+    bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> bytes:
     """Return the records of a batch whose attributes name the codec ``code``.
 
     Args:
         path: The file that the batch came from, for the error; ``position`` is where in it, and
             ``offset`` its base offset.
+        bytes_max: How many bytes the records may be, where that is less than for all.
 
     Raises:
+        RecordTooLargeError: they are more than ``bytes_max``; send fewer in one batch.
         CorruptBatchError: there is no such codec, the bytes are not what it writes, or they stand
             for more than DECOMPRESSED_BYTES_MAX. Not retriable.
-    Guarantees: allocates a small multiple of DECOMPRESSED_BYTES_MAX at most.
+    Guarantees: allocates a small multiple of ``bytes_max`` at most.
     """
     if code == 0:
         return body
@@ -102,8 +110,12 @@ def decompress(
         raise damaged(path, position, offset, fault)
     name = COMPRESSIONS[code]
     try:
-        return _unpack(body, name)
+        return _unpack(body, name, bytes_max)
     except _TooLargeError:
+        if bytes_max < DECOMPRESSED_BYTES_MAX:
+            raise RecordTooLargeError(
+                f"a batch whose {name} records take more than {bytes_max:,} bytes; send fewer in one"
+            ) from None
         fault = f"its {name} records take more than {DECOMPRESSED_BYTES_MAX:,} bytes"
         raise damaged(path, position, offset, fault) from None
     except (OSError, pa.ArrowException) as error:
@@ -140,15 +152,15 @@ def _lz4_blocks(body: bytes) -> Iterator[bytes]:
             yield plain
 
 
-def _unpack(body: bytes, name: CompressionName) -> bytes:
+def _unpack(body: bytes, name: CompressionName, bytes_max: int) -> bytes:
     if name == "snappy":
-        return _read_snappy_blocks(body)
+        return _read_snappy_blocks(body, bytes_max)
     size = _zstd_size(body) if name == "zstd" else None
     if size is not None:
         # Three times as quick as a stream. Frames behind the first one do not fit in.
         with suppress(OSError):
-            return _read_exactly(body, name, size, DECOMPRESSED_BYTES_MAX)
-    return _read_stream(body, name)
+            return _read_exactly(body, name, size, bytes_max)
+    return _read_stream(body, name, bytes_max)
 
 
 def _zstd_size(body: bytes) -> int | None:
@@ -175,11 +187,11 @@ def _read_exactly(body: bytes, name: CompressionName, size: int, bytes_max: int)
     return plain
 
 
-def _read_snappy_blocks(body: bytes) -> bytes:
+def _read_snappy_blocks(body: bytes, bytes_max: int) -> bytes:
     if not body.startswith(_XERIAL_MAGIC):
-        return _read_snappy(body, DECOMPRESSED_BYTES_MAX)
+        return _read_snappy(body, bytes_max)
     # The two versions after the magic are not looked at: some producers write them little-endian.
-    pieces, left, at = [], DECOMPRESSED_BYTES_MAX, len(_XERIAL_HEAD)
+    pieces, left, at = [], bytes_max, len(_XERIAL_HEAD)
     while at < len(body):
         start = at + 4
         at = start + int.from_bytes(body[at:start], "big")
@@ -202,15 +214,15 @@ def _read_snappy(block: bytes, bytes_max: int) -> bytes:
     return _read_exactly(block, "snappy", size, bytes_max)
 
 
-def _read_stream(body: bytes, name: CompressionName) -> bytes:
+def _read_stream(body: bytes, name: CompressionName, bytes_max: int) -> bytes:
     pieces: list[pa.Buffer] = []
     size, want = 0, max(_READ_BYTES, 4 * len(body))
     with pa.CompressedInputStream(pa.BufferReader(body), name) as stream:
         # Not read(): where the bytes make no sense it keeps what it has allocated, for ever.
-        while (piece := stream.read_buffer(min(want, DECOMPRESSED_BYTES_MAX + 1 - size))).size:
+        while (piece := stream.read_buffer(min(want, bytes_max + 1 - size))).size:
             pieces.append(piece)
             size += piece.size
-            if size > DECOMPRESSED_BYTES_MAX:
+            if size > bytes_max:
                 raise _TooLargeError
             want = max(want, size)
     return b"".join(pieces)

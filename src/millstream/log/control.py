@@ -39,13 +39,14 @@ CREATE TABLE IF NOT EXISTS group_offsets (
     group_name TEXT NOT NULL,
     topic_id TEXT NOT NULL REFERENCES topics (topic_id) ON DELETE CASCADE,
     partition INTEGER NOT NULL, committed_offset INTEGER NOT NULL,
-    metadata TEXT NOT NULL, committed_ms INTEGER NOT NULL,
+    metadata TEXT NOT NULL, leader_epoch INTEGER NOT NULL, committed_ms INTEGER NOT NULL,
     PRIMARY KEY (group_name, topic_id, partition)) STRICT;
 CREATE TABLE IF NOT EXISTS fences (writer TEXT PRIMARY KEY, batch_id INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS producers (
     producer_id INTEGER PRIMARY KEY, transactional_id TEXT UNIQUE,
     producer_epoch INTEGER NOT NULL, timeout_ms INTEGER NOT NULL, in_process INTEGER NOT NULL,
-    used_ms INTEGER NOT NULL) STRICT;
+    used_ms INTEGER NOT NULL,
+    previous_id INTEGER NOT NULL, previous_epoch INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS decisions (
     producer_id INTEGER NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL,
     first_offset INTEGER NOT NULL, producer_epoch INTEGER NOT NULL, committed INTEGER NOT NULL,
@@ -56,6 +57,7 @@ CREATE TABLE IF NOT EXISTS pending_offsets (
     producer_id INTEGER NOT NULL, group_name TEXT NOT NULL,
     topic_id TEXT NOT NULL REFERENCES topics (topic_id) ON DELETE CASCADE,
     partition INTEGER NOT NULL, committed_offset INTEGER NOT NULL, metadata TEXT NOT NULL,
+    leader_epoch INTEGER NOT NULL,
     PRIMARY KEY (producer_id, group_name, topic_id, partition)) STRICT;
 CREATE TABLE IF NOT EXISTS share_partitions (
     group_name TEXT NOT NULL,

@@ -26,7 +26,7 @@ from millstream.log.batch import (
     damaged,
 )
 from millstream.log.boundaries import LENGTH_BYTES_MAX, Bodies, find_records
-from millstream.log.compression import decompress
+from millstream.log.compression import DECOMPRESSED_BYTES_MAX, decompress
 from millstream.log.markers import NO_TIMESTAMP_MS
 from millstream.log.varint import Bytes, Int64s, read_varint, read_varints
 
@@ -141,17 +141,21 @@ class RecordFacts(NamedTuple):
     max_timestamp_ms: int
 
 
-def check_records(block: Block) -> RecordFacts:
+def check_records(block: Block, *, plain_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> RecordFacts:
     """Hold every record of ``block`` against its batch, whoever encoded it.
 
     What passes gives no error when it is decoded, and its n-th record has the n-th offset.
 
+    Args:
+        plain_bytes_max: How many bytes one batch may be when decompressed.
+
     Raises:
+        RecordTooLargeError: a batch is more than that; send fewer records in one.
         CorruptBatchError: a count or a length in a batch cannot be, or its records cannot be
             decompressed. Not retriable.
     """
     facts = []
-    for part in _parts(block):
+    for part in _parts(block, plain_bytes_max):
         records = _Records(block, part)
         few = sum(header.record_count for _, header in part.batches) <= _FEW_RECORDS
         facts.append(records.check_one_by_one() if few else records.check())
@@ -161,7 +165,7 @@ def check_records(block: Block) -> RecordFacts:
     )
 
 
-def _parts(block: Block) -> Iterator[_Part]:
+def _parts(block: Block, plain_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> Iterator[_Part]:
     """Yield the batches that have records for a reader, decompressed."""
     batches = [
         (at, header)
@@ -177,7 +181,7 @@ def _parts(block: Block) -> Iterator[_Part]:
     bodies: list[bytes] = []
     size = 0
     for number, (at, header) in enumerate(batches):
-        body = _body(block, at, header)
+        body = _body(block, at, header, plain_bytes_max)
         if bodies and size + len(body) > PART_BYTES_MAX:
             yield _joined(bodies, batches[number - len(bodies) : number])
             bodies, size = [], 0
@@ -191,7 +195,7 @@ def _joined(bodies: list[bytes], batches: Sequence[tuple[int, BatchHeader]]) -> 
     return _Part(b"".join(bodies), [0, *stops[:-1]], stops, batches)
 
 
-def _body(block: Block, at: int, header: BatchHeader) -> bytes:
+def _body(block: Block, at: int, header: BatchHeader, plain_bytes_max: int) -> bytes:
     """Return the records of a batch without compression, at least as many bytes as they must be."""
     position, offset = block.position + at, header.base_offset
     body = decompress(
@@ -200,6 +204,7 @@ def _body(block: Block, at: int, header: BatchHeader) -> bytes:
         path=block.path,
         position=position,
         offset=offset,
+        bytes_max=plain_bytes_max,
     )
     if header.record_count * RECORD_BYTES_MIN > len(body):
         fault = f"record count is {header.record_count} in {len(body)} decompressed bytes"

@@ -19,14 +19,31 @@ METADATA_CHARACTERS_MAX = 4096
 
 
 class CommittedOffset(NamedTuple):
-    """How far a group has read one partition, what it noted there, and when."""
+    """How far a group has read one partition, what it noted there, and when.
+
+    ``leader_epoch`` is what a client of the broker said of the record before; -1 if nothing.
+    """
 
     offset: int
     metadata: str
     committed_ms: int
+    leader_epoch: int = -1
 
 
-Offsets = Mapping[TopicPartition, int | tuple[int, str]]
+class NotedOffset(NamedTuple):
+    """An offset to commit, with what is to be kept beside it."""
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1
+
+
+Offsets = Mapping[TopicPartition, int | tuple[int, str] | NotedOffset]
+
+
+def noted(given: int | tuple[int, str] | NotedOffset) -> NotedOffset:
+    """Return an offset with what is to be kept beside it."""
+    return NotedOffset(*given) if isinstance(given, tuple) else NotedOffset(given)
 
 
 def check_offsets(group: str, offsets: Offsets) -> None:
@@ -43,7 +60,7 @@ def check_offsets(group: str, offsets: Offsets) -> None:
             "'billing'"
         )
     for name, given in offsets.items():
-        offset, metadata = given if isinstance(given, tuple) else (given, "")
+        offset, metadata, _ = noted(given)
         if offset < 0:
             raise ConfigError(
                 f"offset {offset} of {name.topic}/{name.partition} is negative; commit the next "
@@ -66,13 +83,12 @@ def put_offsets(
     """Write offsets within a commit of control.db. ``topic_ids`` has every topic named."""
     rows = []
     for name, given in offsets.items():
-        offset, metadata = given if isinstance(given, tuple) else (given, "")
-        rows.append((group, topic_ids[name.topic], name.partition, offset, metadata, now_ms))
+        rows.append((group, topic_ids[name.topic], name.partition, *noted(given), now_ms))
     connection.executemany(
-        "INSERT INTO group_offsets VALUES (?, ?, ?, ?, ?, ?) "
+        "INSERT INTO group_offsets VALUES (?, ?, ?, ?, ?, ?, ?) "
         "ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET "
         "committed_offset = excluded.committed_offset, metadata = excluded.metadata, "
-        "committed_ms = excluded.committed_ms",
+        "leader_epoch = excluded.leader_epoch, committed_ms = excluded.committed_ms",
         rows,
     )
 
@@ -80,8 +96,8 @@ def put_offsets(
 def committed_offsets(control: ControlDb, group: str) -> dict[TopicPartition, CommittedOffset]:
     """Return what a group has committed, of topics that exist; empty for an unknown group."""
     rows = control.rows(
-        "SELECT name, partition, committed_offset, metadata, committed_ms FROM group_offsets "
-        "JOIN topics USING (topic_id) WHERE group_name = ? AND deleted = 0 "
+        "SELECT name, partition, committed_offset, metadata, committed_ms, leader_epoch "
+        "FROM group_offsets JOIN topics USING (topic_id) WHERE group_name = ? AND deleted = 0 "
         "ORDER BY name, partition",
         (group,),
     )

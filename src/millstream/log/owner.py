@@ -17,7 +17,7 @@ from pathlib import Path
 from millstream.errors import ConfigError, FolderOwnedError
 from millstream.log.files import Files, read_whole, replace_file, sync_names, write_whole
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 GATE_NAME = "GATE"  # the socket at which other processes reach the owner
 
 _held: weakref.WeakSet[FolderLock] = weakref.WeakSet()

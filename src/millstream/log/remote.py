@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from millstream.log.control import ControlDb
-from millstream.log.groups import Offsets
+from millstream.log.groups import Offsets, noted
 from millstream.record import TopicPartition
 
 RemoteState = Literal["open", "committed", "aborted"]
@@ -51,9 +51,11 @@ def put_pending(
     """Write down offsets that are committed when the open transaction is."""
     rows = []
     for name, given in offsets.items():
-        offset, metadata = given if isinstance(given, tuple) else (given, "")
-        rows.append((producer_id, group, topic_ids[name.topic], name.partition, offset, metadata))
-    connection.executemany("INSERT OR REPLACE INTO pending_offsets VALUES (?, ?, ?, ?, ?, ?)", rows)
+        place = (topic_ids[name.topic], name.partition)
+        rows.append((producer_id, group, *place, *noted(given)))
+    connection.executemany(
+        "INSERT OR REPLACE INTO pending_offsets VALUES (?, ?, ?, ?, ?, ?, ?)", rows
+    )
 
 
 def settle(connection: sqlite3.Connection, producer_id: int, *, commit: bool, now_ms: int) -> None:
@@ -61,10 +63,10 @@ def settle(connection: sqlite3.Connection, producer_id: int, *, commit: bool, no
     if commit:
         connection.execute(
             "INSERT INTO group_offsets SELECT group_name, topic_id, partition, committed_offset, "
-            "metadata, ? FROM pending_offsets WHERE producer_id = ? "
+            "metadata, leader_epoch, ? FROM pending_offsets WHERE producer_id = ? "
             "ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET "
             "committed_offset = excluded.committed_offset, metadata = excluded.metadata, "
-            "committed_ms = excluded.committed_ms",
+            "leader_epoch = excluded.leader_epoch, committed_ms = excluded.committed_ms",
             (now_ms, producer_id),
         )
     connection.execute("DELETE FROM pending_offsets WHERE producer_id = ?", (producer_id,))

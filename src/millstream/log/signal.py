@@ -53,20 +53,24 @@ class CommitSignal:
 
         From the thread that commits, which waits for it: it must be quick and raise nothing.
         """
-        self._listeners = [*self._listeners, listener]
+        with self._condition:
+            self._listeners = [*self._listeners, listener]
         try:
             yield
         finally:
-            self._listeners = [one for one in self._listeners if one is not listener]
+            with self._condition:
+                self._listeners = [one for one in self._listeners if one is not listener]
 
     @contextmanager
     def owned(self) -> Iterator[None]:
         """Say that this process commits to the folder, as long as the context lasts."""
-        self._owners += 1
+        with self._condition:
+            self._owners += 1
         try:
             yield
         finally:
-            self._owners -= 1
+            with self._condition:
+                self._owners -= 1
             self.notify()
 
     def wait_until(self, true: Callable[[], bool], timeout_s: float) -> bool:

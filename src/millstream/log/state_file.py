@@ -91,8 +91,8 @@ class StateFile:
             self._map.flush()
         except OSError as error:
             raise SyncFailedError(
-                f"the disk failed to keep {STATE_NAME} ({error}); nothing more is accepted. Check "
-                "the disk, then open the folder again: it will be verified"
+                f"the disk failed to keep where partitions begin and end ({error}); nothing more is "
+                "accepted. Check the disk, then open the folder again: it will be verified"
             ) from error
 
     def header(self) -> FolderState | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from millstream.errors import ConfigError, CorruptionError, DiskFullError
@@ -12,6 +13,8 @@ from millstream.log.recovery import DurableEnd
 from millstream.log.segment import Segment, segment_offsets
 from millstream.log.state_file import StateFile
 from millstream.log.topics import Catalog, Topic, partition_folder
+
+SPARE_FILES = 100  # open besides those of partitions and connections
 
 
 @contextmanager
@@ -47,13 +50,57 @@ def durable_end(
     )
 
 
-def make_partition_folders(files: Files, folder: Path, topic: Topic, first: int) -> list[Segment]:
-    """Make the folders of a topic's partitions from ``first`` on, each with an empty segment.
+def check_files_open(partitions: int, *, readers: int = 0) -> None:
+    """Let this process have a file open for each partition of a folder, if that may be.
+
+    Args:
+        readers: How many more there are to be for those who come to read and write.
 
     Raises:
-        DiskFullError: what there is of them is removed at the next opening.
+        ConfigError: the system does not allow so many; raise its limit.
     """
-    segments = []
+    wanted = partitions + readers + SPARE_FILES
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY or wanted <= files:
+        return
+    if most == resource.RLIM_INFINITY or wanted <= most:
+        with suppress(ValueError, OSError):  # where there is another limit below this one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+            return
+    raise ConfigError(
+        f"{partitions} partitions in one folder need {wanted} open files, with those beside them, and "
+        f"this process may have {files}; raise that limit (ulimit -n), or use fewer partitions"
+    )
+
+
+@contextmanager
+def partition_folders(
+    files: Files, folder: Path, topic: Topic, first: int
+) -> Iterator[list[Segment]]:
+    """Give an empty segment for each of a topic's partitions from ``first`` on.
+
+    They are closed again if the context ends by an error. Folders that could not all be made are
+    removed; those whose topic could not be noted are, at the next opening.
+
+    Raises:
+        DiskFullError: they could not be made.
+    """
+    segments = _make_folders(files, folder, topic, first)
+    try:
+        yield segments
+    except BaseException:
+        _close(segments)
+        raise
+
+
+def _close(segments: Sequence[Segment]) -> None:
+    for segment in segments:
+        with suppress(OSError):
+            segment.close()
+
+
+def _make_folders(files: Files, folder: Path, topic: Topic, first: int) -> list[Segment]:
+    segments: list[Segment] = []
     try:
         for number in range(first, len(topic.slots)):
             path = partition_folder(folder, topic, number)
@@ -64,9 +111,14 @@ def make_partition_folders(files: Files, folder: Path, topic: Topic, first: int)
             sync_names(files, folder / "t")
             sync_names(files, folder)
     except OSError as error:
+        _close(segments)
+        paths = [partition_folder(folder, topic, one) for one in range(first, len(topic.slots))]
+        for path in paths if first else [folder / "t" / topic.folder_name]:
+            with suppress(OSError):  # the next opening takes what is left
+                files.remove_folder(path)
         raise DiskFullError(
-            f"topic {topic.name!r} could not be made in {folder}: {error}; what there is "
-            "of it is removed at the next opening. Make room on the disk, then try again"
+            f"topic {topic.name!r} could not be made in {folder}: {error}; nothing of it is "
+            "there. Make room on the disk, then try again"
         ) from error
     return segments
 

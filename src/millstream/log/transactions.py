@@ -76,6 +76,9 @@ class ProducerIdentity(NamedTuple):
     producer_epoch: int
 
 
+_NOBODY = ProducerIdentity(-1, -1)
+
+
 class NamedProducer(NamedTuple):
     """A producer with a transactional id; ``open_since_ms`` is None while no transaction is open."""
 
@@ -87,17 +90,29 @@ class NamedProducer(NamedTuple):
 
 @dataclass(slots=True)
 class _Producer:
-    """A producer as this owner knows it; ``ended_by`` says why an older identity was ended."""
+    """A producer as this owner knows it.
+
+    ``previous`` is the life that the present one follows, where nobody else has had the name between
+    them: whoever says that it was this one gets the present one. ``asked`` says that a transaction
+    was to be begun, and could not be.
+    """
 
     producer_id: int
     transactional_id: str | None
     producer_epoch: int
     timeout_ms: int
     in_process: bool
+    previous: ProducerIdentity | None = None
+    asked: bool = False
     state: Literal["idle", "open", "ending"] = "idle"
     started_ms: int = 0  # by the wall clock, to be shown
     began_ms: int = 0  # by the running time, which its timeout goes by
     timed_out_epoch: int = -1
+
+    @property
+    def identity(self) -> ProducerIdentity:
+        """What it stamps into its batches in its present life."""
+        return ProducerIdentity(self.producer_id, self.producer_epoch)
 
 
 class Transactions:
@@ -118,10 +133,12 @@ class Transactions:
         self._lock = threading.RLock()
         self._unmarked: list[tuple[TopicPartition, EncodedBatch]] = []
         self._producers = {
-            row[0]: _Producer(row[0], row[1], row[2], row[3], bool(row[4]))
+            row[0]: _Producer(
+                row[0], row[1], row[2], row[3], bool(row[4]), _identity_or_none(row[5], row[6])
+            )
             for row in control.rows(
-                "SELECT producer_id, transactional_id, producer_epoch, timeout_ms, in_process "
-                "FROM producers"
+                "SELECT producer_id, transactional_id, producer_epoch, timeout_ms, in_process, "
+                "previous_id, previous_epoch FROM producers"
             )
         }
         self._by_name = {
@@ -147,11 +164,14 @@ class Transactions:
         Args:
             in_process: Whether the producer dies with this process.
             resumes: The identity that the producer had, if it was its last life; so one that was
-                replaced meanwhile does not fence the newer.
+                replaced meanwhile does not fence the newer. Who asks again, as it was not answered,
+                gets the identity that it was given the first time.
 
         Raises:
             ConfigError: the name or the timeout is not possible.
             ProducerFencedError: ``resumes`` is not the last life of this name.
+            DiskFullError: its next life has begun, but what the last left open is not yet aborted in
+                all partitions; ask again with the same ``resumes``.
         """
         if transactional_id is not None and not transactional_id:
             raise ConfigError("transactional_id is empty; give a name, or None")
@@ -161,14 +181,26 @@ class Transactions:
                 f"{TIMEOUT_MS_MAX} ms"
             )
         with self._lock:
+            if transactional_id is None and not in_process:
+                return self._number()
             known = self._by_name.get(transactional_id) if transactional_id else None
             if resumes is not None:
                 _check_last_life(known, resumes)
             if known is None or known.producer_epoch >= PRODUCER_EPOCH_MAX - 1:
-                return self._insert(known, transactional_id, timeout_ms, in_process=in_process)
-            self._raise_epoch(known, timeout_ms=timeout_ms, in_process=in_process)
+                return self._insert(
+                    known, transactional_id, timeout_ms, in_process=in_process, previous=resumes
+                )
+            if resumes is not None and resumes == known.previous:
+                self._write_unmarked()  # what the first answer was to wait for
+                return known.identity
+            self._raise_epoch(known, timeout_ms=timeout_ms, in_process=in_process, previous=resumes)
             self._abort_open(known)
-            return ProducerIdentity(known.producer_id, known.producer_epoch)
+            return known.identity
+
+    def _number(self) -> ProducerIdentity:
+        """Return an identity of which nothing is kept: whoever has it begins no transaction."""
+        with self._control.commit() as connection:
+            return ProducerIdentity(_next_producer_id(connection), 0)
 
     def _insert(
         self,
@@ -177,6 +209,7 @@ class Transactions:
         timeout_ms: int,
         *,
         in_process: bool,
+        previous: ProducerIdentity | None = None,
     ) -> ProducerIdentity:
         """Make a producer with an id of its own; it takes the name over from ``before``."""
         if before is not None:
@@ -190,21 +223,32 @@ class Transactions:
                     "WHERE producer_id = ?",
                     (PRODUCER_EPOCH_MAX, before.producer_id),
                 )
-            (producer_id,) = connection.execute(
-                "INSERT INTO folder VALUES ('producer_id', 1) "
-                "ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value"
-            ).fetchone()
+            producer_id = _next_producer_id(connection)
             connection.execute(
-                "INSERT INTO producers VALUES (?, ?, 0, ?, ?, ?)",
-                (producer_id, transactional_id, timeout_ms, in_process, self._clock_ms()),
+                "INSERT INTO producers VALUES (?, ?, 0, ?, ?, ?, ?, ?)",
+                (
+                    producer_id,
+                    transactional_id,
+                    timeout_ms,
+                    in_process,
+                    self._clock_ms(),
+                    *(previous or _NOBODY),
+                ),
             )
-        producer = _Producer(producer_id, transactional_id, 0, timeout_ms, in_process)
+        producer = _Producer(producer_id, transactional_id, 0, timeout_ms, in_process, previous)
         self._producers[producer_id] = producer
         if transactional_id is not None:
             self._by_name[transactional_id] = producer
         return ProducerIdentity(producer_id, 0)
 
-    def _raise_epoch(self, producer: _Producer, *, timeout_ms: int, in_process: bool) -> None:
+    def _raise_epoch(
+        self,
+        producer: _Producer,
+        *,
+        timeout_ms: int,
+        in_process: bool,
+        previous: ProducerIdentity | None,
+    ) -> None:
         """Begin the next life of a producer.
 
         By one, and by one more for the end of a transaction that is taken back with it: so its own
@@ -216,11 +260,19 @@ class Transactions:
             settle(connection, producer.producer_id, commit=False, now_ms=now_ms)
             connection.execute(
                 "UPDATE producers SET producer_epoch = ?, timeout_ms = ?, in_process = ?, "
-                "used_ms = ? WHERE producer_id = ?",
-                (following, timeout_ms, in_process, now_ms, producer.producer_id),
+                "used_ms = ?, previous_id = ?, previous_epoch = ? WHERE producer_id = ?",
+                (
+                    following,
+                    timeout_ms,
+                    in_process,
+                    now_ms,
+                    *(previous or _NOBODY),
+                    producer.producer_id,
+                ),
             )
-        producer.producer_epoch = following
+        producer.producer_epoch, producer.previous = following, previous
         producer.timeout_ms, producer.in_process = timeout_ms, in_process
+        producer.timed_out_epoch, producer.asked = -1, False
 
     # -- one transaction ----------------------------------------------------------------------
 
@@ -244,6 +296,7 @@ class Transactions:
         """
         with self._lock:
             producer = self._checked(identity)
+            producer.asked = producer.state == "idle"  # until it is open
             self._write_unmarked()
             if producer.state == "open" and again:
                 return
@@ -322,6 +375,8 @@ class Transactions:
         """
         with self._lock:
             producer = self._checked(identity)
+            if producer.state == "idle" and producer.asked and not commit:
+                return identity  # the client cannot know that it was never begun
             if producer.state != "open":
                 raise TransactionAbortedError(
                     "no transaction of this producer is open; begin one before you end it"
@@ -358,10 +413,10 @@ class Transactions:
                     producer.timeout_ms,
                     in_process=producer.in_process,
                 )
-            return ProducerIdentity(producer.producer_id, producer.producer_epoch)
+            return producer.identity
 
     def _note_open(self, producer: _Producer) -> None:
-        producer.state = "open"
+        producer.state, producer.asked = "open", False
         producer.started_ms, producer.began_ms = self._clock_ms(), self._running_ms()
 
     def expire(self) -> int:
@@ -395,13 +450,13 @@ class Transactions:
     def _take_back(self, producer: _Producer) -> None:
         """Abort a transaction whose time is over; it stays open where that cannot be noted."""
         self._close_door(producer)
-        life = producer.producer_epoch
+        life = producer.identity
         try:
-            self._decide(producer, commit=False)
+            self._decide(producer, commit=False, previous=life)
         except BaseException:
             producer.state = "open"
             raise
-        producer.timed_out_epoch = life
+        producer.timed_out_epoch = life.producer_epoch
         self._write_unmarked_or_warn()
 
     def forget_idle(self, before_ms: int) -> int:
@@ -432,7 +487,7 @@ class Transactions:
             known = self._by_name.get(transactional_id)
             if known is None:
                 return None
-            return ProducerIdentity(known.producer_id, known.producer_epoch)
+            return known.identity
 
     def named(self) -> list[NamedProducer]:
         """Return the producers that have names, by name."""
@@ -440,12 +495,17 @@ class Transactions:
             return [
                 NamedProducer(
                     name,
-                    ProducerIdentity(one.producer_id, one.producer_epoch),
+                    one.identity,
                     one.timeout_ms,
                     one.started_ms if one.state != "idle" else None,
                 )
                 for name, one in sorted(self._by_name.items())
             ]
+
+    def named_count(self) -> int:
+        """Return how many producers have names."""
+        with self._lock:
+            return len(self._by_name)
 
     def open_in_process(self) -> int:
         """Return how many transactions of this process's own producers are open."""
@@ -524,8 +584,11 @@ class Transactions:
         fence: tuple[str, int] | None = None,
         also: Callable[[sqlite3.Connection], None] | None = None,
         raise_epoch: bool = True,
+        previous: ProducerIdentity | None = None,
     ) -> None:
         """Step 2: make the decision durable, and note the markers that follow from it."""
+        if not raise_epoch:
+            previous = producer.previous
         places = self._log.open_partitions().get(producer.producer_id, [])
         next_epoch, now_ms = producer.producer_epoch + int(raise_epoch), self._clock_ms()
         with self._control.commit() as connection:
@@ -554,12 +617,13 @@ class Transactions:
                 put_offsets(connection, group, of_group, topic_ids=topic_ids or {}, now_ms=now_ms)
             settle(connection, producer.producer_id, commit=commit, now_ms=now_ms)
             connection.execute(
-                "UPDATE producers SET producer_epoch = ?, used_ms = ? WHERE producer_id = ?",
-                (next_epoch, now_ms, producer.producer_id),
+                "UPDATE producers SET producer_epoch = ?, used_ms = ?, previous_id = ?, "
+                "previous_epoch = ? WHERE producer_id = ?",
+                (next_epoch, now_ms, *(previous or _NOBODY), producer.producer_id),
             )
         for place in places:
             self._mark(producer.producer_id, place, commit=commit)
-        producer.producer_epoch = next_epoch
+        producer.producer_epoch, producer.previous = next_epoch, previous
         producer.state = "idle"
 
     def _abort_open(self, producer: _Producer) -> None:
@@ -594,12 +658,20 @@ class Transactions:
             _log.warning("markers of ended transactions wait for room on the disk: %s", error)
 
 
+def _next_producer_id(connection: sqlite3.Connection) -> int:
+    (producer_id,) = connection.execute(
+        "INSERT INTO folder VALUES ('producer_id', 1) "
+        "ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value"
+    ).fetchone()
+    return int(producer_id)
+
+
+def _identity_or_none(producer_id: int, producer_epoch: int) -> ProducerIdentity | None:
+    return None if producer_id < 0 else ProducerIdentity(producer_id, producer_epoch)
+
+
 def _check_last_life(known: _Producer | None, identity: ProducerIdentity) -> None:
-    if (
-        known is None
-        or known.producer_id != identity.producer_id
-        or (identity.producer_epoch not in (known.producer_epoch, known.timed_out_epoch))
-    ):
+    if known is None or identity not in (known.identity, known.previous):
         raise ProducerFencedError(
             f"producer {identity.producer_id} in its life {identity.producer_epoch} has been replaced "
             "by a newer one; close this one"

@@ -47,9 +47,10 @@ from millstream.log.state_file import (
     check_same_folder,
 )
 from millstream.log.takeover import (
+    check_files_open,
     durable_end,
-    make_partition_folders,
     opening,
+    partition_folders,
     remove_leftovers,
     remove_topic,
 )
@@ -159,13 +160,16 @@ class LogWriter:
             check_same_folder(before, directory_id, self.folder)
         boot_id = self._files.boot_id()
         exact = before is not None and boot_id == before.boot_id and any(boot_id)
-        self._topics = self._catalog.topics()
-        self._names = {topic.topic_id: topic.name for topic in self._topics.values()}
+        self._topics: Mapping[str, Topic] = self._catalog.topics()
+        self._names: Mapping[str, str] = {
+            topic.topic_id: topic.name for topic in self._topics.values()
+        }
         remove_leftovers(self._files, self.folder, self._catalog, self._topics)
         clean = before is not None and bool(before.flags & CLEAN)
         verify = self._files.exists(self.folder / NEEDS_VERIFY)
         recovery = Recovery(self._files, self.folder / "quarantine", clean=clean, verify=verify)
-        self._partitions: dict[TopicPartition, Partition] = {}
+        check_files_open(sum(len(topic.slots) for topic in self._topics.values()))
+        partitions: dict[TopicPartition, Partition] = {}
         for topic in self._topics.values():
             for number in range(len(topic.slots)):
                 durable = durable_end(
@@ -175,7 +179,9 @@ class LogWriter:
                 found = recovery.partition(folder, durable)
                 if not clean or verify:
                     found.producers.touch(self._clock_ms())
-                self._add_partition(topic, number, found)
+                partitions[TopicPartition(topic.name, number)] = self._made(topic, number, found)
+        # Neither of these is ever changed in place: any thread may be going through them.
+        self._partitions: Mapping[TopicPartition, Partition] = partitions
         self.leader_epoch = self._catalog.next_leader_epoch()
         self._header = FolderState(
             directory_id=bytes.fromhex(directory_id),
@@ -208,12 +214,11 @@ class LogWriter:
         with suppress(DiskFullError):
             self.transactions.recover()
 
-    def _add_partition(self, topic: Topic, number: int, found: Recovered) -> None:
-        name = TopicPartition(topic.name, number)
-        self._partitions[name] = Partition(
+    def _made(self, topic: Topic, number: int, found: Recovered) -> Partition:
+        return Partition(
             self._files,
             partition_folder(self.folder, topic, number),
-            name,
+            TopicPartition(topic.name, number),
             sealed=found.sealed,
             active=found.active,
             log_start=found.log_start,
@@ -269,7 +274,8 @@ class LogWriter:
 
         Raises:
             TopicExistsError: the name is taken.
-            ConfigError: the name, the number of partitions or a setting is not possible.
+            ConfigError: the name, the number of partitions or a setting is not possible, or this
+                process may not have twice as many files open as there are partitions.
         """
         check_topic_name(name)
         if partitions < 1:
@@ -283,9 +289,12 @@ class LogWriter:
                 )
             slots = self._catalog.free_slots(partitions)
             topic = Topic(name, topic_id or uuid.uuid4().hex, slots, dict(settings or {}))
-            with self._commit.stopping():
-                segments = make_partition_folders(self._files, self.folder, topic, 0)
-            self._catalog.insert(topic)
+            self._check_files_open(partitions)
+            with (
+                self._commit.stopping(),
+                partition_folders(self._files, self.folder, topic, 0) as segments,
+            ):
+                self._catalog.insert(topic)
             self._show(topic, segments, 0)
         return topic.info
 
@@ -320,9 +329,13 @@ class LogWriter:
             TopicConfig.parse(kept)
             slots = before.slots + self._catalog.free_slots(wanted - count)
             topic = replace(before, slots=slots, settings=kept)
-            with self._commit.stopping():
-                segments = make_partition_folders(self._files, self.folder, topic, count)
-            self._catalog.update(topic, partitions_before=count)
+            if wanted > count:
+                self._check_files_open(wanted - count)
+            with (
+                self._commit.stopping(),
+                partition_folders(self._files, self.folder, topic, count) as segments,
+            ):
+                self._catalog.update(topic, partitions_before=count)
             self._show(topic, segments, count)
             config = self.config_of(topic)
             for number in range(count):
@@ -343,15 +356,20 @@ class LogWriter:
 
     def _show(self, topic: Topic, segments: Sequence[Segment], first: int) -> None:
         """Begin to use partitions from ``first`` on, and let readers see them."""
-        for number, segment in enumerate(segments, start=first):
-            self._add_partition(topic, number, Recovered([], segment, 0, 0, ProducerStates()))
-        self._topics[topic.name] = topic
-        self._names[topic.topic_id] = topic.name
-        self._publish(
-            self._partitions[TopicPartition(topic.name, number)]
-            for number in range(first, len(topic.slots))
-        )
+        fresh = [
+            self._made(topic, number, Recovered([], segment, 0, 0, ProducerStates()))
+            for number, segment in enumerate(segments, start=first)
+        ]
+        self._partitions = {**self._partitions, **{one.name: one for one in fresh}}
+        self._topics = {**self._topics, topic.name: topic}
+        self._names = {**self._names, topic.topic_id: topic.name}
+        self._publish(fresh)
         self._bump_catalog_version()
+
+    def _check_files_open(self, more: int) -> None:
+        """Refuse partitions that would leave too few files for as many connections."""
+        count = len(self._partitions) + more
+        check_files_open(count, readers=count)
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic and all its records, for good. Steps: :meth:`Catalog.mark_deleted`.
@@ -365,9 +383,12 @@ class LogWriter:
 
             def unlink() -> None:
                 self._catalog.mark_deleted(topic)
-                del self._topics[name], self._names[topic.topic_id]
+                self._topics = {key: one for key, one in self._topics.items() if key != name}
+                self._names = {one.topic_id: key for key, one in self._topics.items()}
+                before = self._partitions
+                self._partitions = {key: one for key, one in before.items() if key.topic != name}
                 for number in range(len(topic.slots)):
-                    self._partitions.pop(TopicPartition(name, number)).close()
+                    before[TopicPartition(name, number)].close()
 
             self._commit.exclusively(unlink)
             self._bump_catalog_version()
@@ -443,7 +464,7 @@ class LogWriter:
 
     def partitions(self) -> list[Partition]:
         """Return every partition there is now."""
-        return list(self._partitions.copy().values())
+        return list(self._partitions.values())
 
     def _admit(self, batch: EncodedBatch) -> None:
         self.transactions.admit(batch)
@@ -467,8 +488,11 @@ class LogWriter:
         found: dict[int, list[OpenPartition]] = {}
 
         def look() -> None:
+            topics = self._topics
             for name, partition in self._partitions.items():
-                topic_id = self._topics[name.topic].topic_id
+                if name.topic not in topics:  # it is being made, and nobody has written to it
+                    continue
+                topic_id = topics[name.topic].topic_id
                 for producer_id, (life, first) in partition.producers.open_transactions().items():
                     place = OpenPartition(name, topic_id, life, first)
                     found.setdefault(producer_id, []).append(place)
@@ -485,10 +509,11 @@ class LogWriter:
             DiskFullError: some were not appended; appending all of them again does no harm.
             SyncFailedError: the disk failed; open the folder again.
         """
+        partitions = self._partitions
         appends = [
-            PendingAppend(self._partitions[name], marker)
+            PendingAppend(partitions[name], marker)
             for name, marker in markers
-            if name in self._partitions
+            if name in partitions
         ]
         self.commit(appends)
         for append in appends:
@@ -527,6 +552,7 @@ class LogWriter:
         Raises:
             OffsetOutOfRangeError: the offset is above the high watermark.
             UnknownTopicError, ConfigError: there is no such topic or partition.
+            SyncFailedError: the disk failed; open the folder again.
         """
         partition = self.partition(name)
         if before_offset > partition.log_end_offset:
@@ -606,7 +632,8 @@ class LogWriter:
         try:
             self._commit.close(FencedError(f"the log {self.folder} was closed; connect again"))
         finally:
-            with self._closing, self._commit.stopping():
+            # One that is being made is closed, too.
+            with self._closing, self._topics_lock, self._commit.stopping():
                 healthy = self._commit.healthy
                 for partition in self._partitions.values():
                     partition.close(seal=healthy)

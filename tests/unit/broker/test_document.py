@@ -7,7 +7,11 @@ from pathlib import Path
 
 from millstream.broker.configs import FIXED
 from millstream.broker.dispatch import HANDLERS, OTHER_BYTES_MAX
+from millstream.broker.memory import SMALL_BYTES_MAX
 from millstream.broker.settings import Settings
+from millstream.broker.share_groups import MEMBERS_MAX
+from millstream.broker.share_sessions import SESSIONS_MAX
+from millstream.broker.transactions import ID_CHARACTERS_MAX
 from millstream.broker.wire import ELEMENTS_MAX
 from millstream.cli.broker import broker
 
@@ -36,6 +40,14 @@ def test_the_limits_are_those_that_hold() -> None:
         f"{settings.request_bytes_max // mib} MiB",
         f"{OTHER_BYTES_MAX // mib} MiB without records",
         f"{ELEMENTS_MAX:,}",
+        f"{SMALL_BYTES_MAX // 1024} KiB",
+        f"{settings.contended_s:.0f} seconds",
+        f"{settings.batch_plain_bytes_max // mib} MiB decompressed",
+        f"{settings.batch_records_max:,} records",
+        f"{settings.members_bytes_max // mib} MiB together, and {settings.group_members_max:,}",
+        f"{MEMBERS_MAX} of a share group",
+        f"{settings.transactional_ids_max:,}, of {ID_CHARACTERS_MAX:,} characters",
+        f"{SESSIONS_MAX:,}: `SHARE_SESSION_LIMIT_REACHED`",
     ):
         assert number in TEXT
 

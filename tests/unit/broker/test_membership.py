@@ -12,6 +12,7 @@ from millstream.broker.codes import Code, Refused
 from millstream.broker.coordinator import Groups
 from millstream.broker.members import Identity, Joined, Joining, MemberIdRequired
 from millstream.broker.membership import Group
+from millstream.broker.memory import MEMBER_BYTES, MemberMemory
 from millstream.broker.settings import Settings
 
 SESSION_MS, REBALANCE_MS, DELAY_MS = 10_000, 30_000, 100
@@ -60,9 +61,10 @@ def joining(member_id: str = "", *, instance: str | None = None, **given: Any) -
     )
 
 
-def fresh() -> tuple[Group, list[Group]]:
+def fresh(*, bytes_max: int = 1 << 20, members_max: int = 100) -> tuple[Group, list[Group]]:
     emptied: list[Group] = []
-    return Group("g", rebalance_delay_ms=DELAY_MS, on_empty=emptied.append), emptied
+    memory = MemberMemory(bytes_max, members_max)
+    return Group("g", rebalance_delay_ms=DELAY_MS, memory=memory, on_empty=emptied.append), emptied
 
 
 async def settle(group: Group, *members: Joining) -> list[Joined]:
@@ -347,7 +349,7 @@ async def _sync_and_wait(group: Group, joined: Joined) -> None:
 
 @by_virtual_time
 async def test_a_group_that_nobody_could_join_is_not_kept() -> None:
-    groups = Groups(Settings())
+    groups = Groups(Settings(), MemberMemory(1 << 20, 100))
     await refused(Code.INCONSISTENT_GROUP_PROTOCOL, groups.make("g").join(joining(protocols={})))
     assert groups.names() == []
     with pytest.raises(MemberIdRequired):
@@ -359,7 +361,7 @@ async def test_a_group_that_nobody_could_join_is_not_kept() -> None:
 
 @by_virtual_time
 async def test_only_members_of_the_generation_commit() -> None:
-    groups = Groups(Settings())
+    groups = Groups(Settings(), MemberMemory(1 << 20, 100))
     nobody = Identity("")
 
     def commit(who: Identity, generation: int) -> Code:
@@ -390,3 +392,51 @@ async def test_only_members_of_the_generation_commit() -> None:
         group.leave(one.who)
     assert groups.get("g") is None
     assert commit(member, 2) == Code.ILLEGAL_GENERATION
+
+
+# -- how much members may say -----------------------------------------------------------------
+
+
+def saying(size: int, *member_id: str, **given: Any) -> Joining:
+    return joining(*member_id, protocols={"range": bytes(size)}, **given)
+
+
+@by_virtual_time
+async def test_what_members_say_has_room_or_is_refused_and_gives_it_back_when_they_go() -> None:
+    """There is room for two members, each with 1,000 bytes of subscription and of assignment."""
+    group, _ = fresh(bytes_max=2 * (MEMBER_BYTES + 2000) + 500)
+    first, second = await settle(group, saying(1000), saying(1000))
+    for _ in range(3):  # each time all is given back
+        await refused(Code.GROUP_MAX_SIZE_REACHED, group.join(saying(3000)))
+        again = [group.join(saying(900, one.member_id)) for one in (first, second)]
+        first, second = await asyncio.gather(*(asyncio.ensure_future(one) for one in again))
+        leader = Identity(first.leader)
+        assignments = {one.member_id: bytes(1000) for one in (first, second)}
+        assert await group.sync(leader, first.generation, assignments) == bytes(1000)
+    with pytest.raises(Refused):
+        group._memory.resize(0, 1000)
+    for one in (first, second):
+        group.leave(Identity(one.member_id))
+    group._memory.resize(0, 2 * (MEMBER_BYTES + 2000) + 500)
+
+
+@by_virtual_time
+async def test_assignments_that_have_no_room_end_the_leaders_sync() -> None:
+    group, _ = fresh(bytes_max=MEMBER_BYTES + 2000)
+    joined = await group.join(joining())
+    who = Identity(joined.member_id)
+    await refused(Code.UNKNOWN_SERVER_ERROR, group.sync(who, 1, {joined.member_id: bytes(5000)}))
+    assert await group.sync(who, 1, {joined.member_id: b"little"}) == b"little"
+
+
+@by_virtual_time
+async def test_a_group_has_so_many_members_and_ids_that_were_told() -> None:
+    group, _ = fresh(members_max=2)
+    with pytest.raises(MemberIdRequired):
+        await group.join(joining(id_first=True))
+    first = asyncio.ensure_future(group.join(joining()))
+    await asyncio.sleep(0)
+    await refused(Code.GROUP_MAX_SIZE_REACHED, group.join(joining(id_first=True)))
+    await refused(Code.GROUP_MAX_SIZE_REACHED, group.join(joining()))
+    await asyncio.sleep(SESSION_MS / 1000 + 1)  # the one that was told never came
+    assert (await first).members

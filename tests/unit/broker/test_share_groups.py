@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.broker.codes import Code, Refused
+from millstream.broker.memory import MEMBER_BYTES, MemberMemory
 from millstream.broker.share_groups import MEMBERS_MAX, Beat, ShareGroups, assign
 from millstream.broker.share_settings import DEAD_LETTERS, GroupSettings, parse
 from millstream.errors import ConfigError
@@ -73,6 +74,8 @@ def test_few_partitions_move_when_somebody_comes_or_goes() -> None:
 
 # -- heartbeats -------------------------------------------------------------------------------
 
+ROOM_BYTES = (MEMBERS_MAX + 10) * MEMBER_BYTES
+
 
 class House:
     """Share groups, and what they tell of members."""
@@ -81,8 +84,11 @@ class House:
         self.gone: list[str] = []
         self.somebody_went = asyncio.Event()
         self.counts = {"a": 2}
+        self.memory = MemberMemory(ROOM_BYTES, 1)
         self.groups = ShareGroups(
-            on_change=lambda group: None, on_gone=lambda group, member: self.went(member)
+            memory=self.memory,
+            on_change=lambda group: None,
+            on_gone=lambda group, member: self.went(member),
         )
 
     def went(self, member: str) -> None:
@@ -168,6 +174,23 @@ def test_a_member_that_is_silent_is_put_out() -> None:
         await house.somebody_went.wait()
         assert house.gone == ["ann"]
         assert len(house.beat("bob", 2).assignment) == 2
+
+    run(story)
+
+
+def test_what_members_say_has_room_or_is_refused_and_gives_it_back_when_they_go() -> None:
+    async def story(house: House) -> None:
+        topics = [f"topic-{number:06}" for number in range(5000)]
+        crowd = [f"{one}-{number}" for one in topics for number in range(5)]
+        for _ in range(3):  # each time all is given back
+            house.beat("ann", 0, ["a"])
+            assert refusal(lambda: house.beat("bob", 0, crowd)) == Code.GROUP_MAX_SIZE_REACHED
+            house.beat("ann", 1, topics)
+            house.beat("ann", 2, ["a"])
+            house.groups.of_member("g").leave("ann")
+        house.memory.resize(0, ROOM_BYTES)
+        assert refusal(lambda: house.beat("ann", 0, ["a"])) == Code.GROUP_MAX_SIZE_REACHED
+        assert house.groups.names() == []
 
     run(story)
 

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import ProducerFencedError, TransactionAbortedError, UnknownTopicError
+from millstream.errors import (
+    DiskFullError,
+    ProducerFencedError,
+    TransactionAbortedError,
+    UnknownTopicError,
+)
 from millstream.log.batch import EncodedBatch, ProducerStamp, stamp
 from millstream.log.encoding import Row, encode_rows
 from millstream.log.groups import (
@@ -17,7 +22,7 @@ from millstream.log.groups import (
 )
 from millstream.log.reader import LogReader
 from millstream.log.remote import RemoteTransaction, pending_partitions, remote_transaction
-from millstream.log.transactions import ProducerIdentity
+from millstream.log.transactions import PRODUCER_EPOCH_MAX, ProducerIdentity
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 
@@ -141,19 +146,114 @@ def test_a_producer_resumes_only_its_own_last_life(opened, clock) -> None:
     first = transactions.register("x", in_process=False, timeout_ms=1000)
     second = transactions.register("x", in_process=False, timeout_ms=1000, resumes=first)
     assert second == first._replace(producer_epoch=1)
-    for stranger in (first, ProducerIdentity(99, 0)):
+    third = transactions.register("x", in_process=False, timeout_ms=1000, resumes=second)
+    for stranger in (first, ProducerIdentity(99, 0), ProducerIdentity(-1, -1)):
         with pytest.raises(ProducerFencedError):
             transactions.register("x", in_process=False, resumes=stranger)
     with pytest.raises(ProducerFencedError):
         transactions.register("unknown", in_process=False, resumes=first)
-    transactions.begin(second, again=True)
+    transactions.begin(third, again=True)
     clock.now_ms += 1001
     transactions.expire()  # its time was over, and that ended this life
     with pytest.raises(TransactionAbortedError) as caught:
-        transactions.end(second, commit=True, raise_epoch=False)
+        transactions.end(third, commit=True, raise_epoch=False)
     assert caught.value.timed_out
-    third = transactions.register("x", in_process=False, resumes=second)
-    assert third.producer_epoch > second.producer_epoch
+    fourth = transactions.register("x", in_process=False, resumes=third)
+    assert fourth.producer_epoch > third.producer_epoch
+
+
+def resumed(writer: LogWriter, identity: ProducerIdentity) -> ProducerIdentity:
+    return writer.transactions.register("x", in_process=False, timeout_ms=1000, resumes=identity)
+
+
+@pytest.mark.parametrize("left_open", [False, True])
+def test_one_that_was_not_told_its_next_life_is_told_the_same_when_it_asks_again(
+    opened, tmp_path, left_open
+) -> None:
+    first = opened()
+    identity = first.transactions.register("x", in_process=False)
+    if left_open:
+        first.transactions.begin(identity, again=True)
+        first.append("a", 0, [batch(identity, 0, b"taken back")])
+    following = resumed(first, identity)
+    assert following.producer_epoch > identity.producer_epoch
+    assert resumed(first, identity) == following
+    second = opened()  # the owner died before it could answer
+    assert resumed(second, identity) == following
+    second.transactions.begin(following, again=True)
+    second.append("a", 0, [batch(following, 0, b"kept")])
+    assert resumed(second, identity) == following  # a request that was held up changes nothing
+    second.transactions.end(following, commit=True, raise_epoch=False)
+    assert values(tmp_path) == [b"kept"]
+
+
+def test_the_last_life_of_a_number_is_followed_by_one_and_the_same_new_number(opened) -> None:
+    writer = opened()
+    identity = writer.transactions.register("x", in_process=False)
+    with writer.control.commit() as connection:
+        connection.execute("UPDATE producers SET producer_epoch = ?", (PRODUCER_EPOCH_MAX - 2,))
+    writer = opened()
+    identity = resumed(writer, identity._replace(producer_epoch=PRODUCER_EPOCH_MAX - 2))
+    following = resumed(writer, identity)
+    assert following == (identity.producer_id + 1, 0)
+    assert resumed(writer, identity) == resumed(opened(), identity) == following
+
+
+@pytest.mark.parametrize("timed_out", [False, True])
+def test_one_that_was_replaced_does_not_fence_the_newer_by_asking_again(
+    opened, clock, timed_out
+) -> None:
+    writer = opened()
+    zombie = writer.transactions.register("x", in_process=False, timeout_ms=1000)
+    if timed_out:
+        writer.transactions.begin(zombie, again=True)
+        clock.now_ms += 1001
+        writer.transactions.expire(clock.now_ms)
+    else:
+        resumed(writer, zombie)
+    newer = writer.transactions.register("x", in_process=False)
+    for own in (lambda: writer, opened):
+        owner = own()
+        with pytest.raises(ProducerFencedError):
+            resumed(owner, zombie)
+        with pytest.raises(ProducerFencedError):
+            owner.transactions.begin(zombie, again=True)
+        owner.transactions.begin(newer, again=True)
+        owner.transactions.end(newer, commit=True, raise_epoch=False)
+
+
+def test_one_whose_time_was_over_goes_on_with_the_next_owner(opened, clock) -> None:
+    first = opened()
+    identity = first.transactions.register("x", in_process=False, timeout_ms=1000)
+    first.transactions.begin(identity, again=True)
+    clock.now_ms += 1001
+    first.transactions.expire(clock.now_ms)
+    assert resumed(opened(), identity).producer_epoch > identity.producer_epoch
+
+
+def test_a_transaction_that_could_not_begin_can_be_aborted_and_only_that(
+    opened, monkeypatch
+) -> None:
+    transactions = opened().transactions
+    identity = transactions.register("x", in_process=False)
+    transactions.begin(identity, again=True)
+    transactions.end(identity, commit=True, raise_epoch=False)
+
+    def full() -> None:
+        raise DiskFullError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transactions, "_write_unmarked", full)
+        with pytest.raises(DiskFullError):
+            transactions.begin(identity, again=True)
+    with pytest.raises(TransactionAbortedError):
+        transactions.end(identity, commit=True, raise_epoch=False)
+    for _ in range(2):  # whose answer was lost asks again
+        assert transactions.end(identity, commit=False, raise_epoch=False) == identity
+    transactions.begin(identity, again=True)
+    transactions.end(identity, commit=True, raise_epoch=False)
+    with pytest.raises(TransactionAbortedError):  # it was committed
+        transactions.end(identity, commit=False, raise_epoch=False)
 
 
 def test_offsets_are_added_to_an_open_transaction_of_a_known_topic_only(opened) -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import pickle
+import resource
 import sqlite3
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +28,10 @@ from millstream.errors import (
 from millstream.log.batch import EncodedBatch, ProducerStamp, stamp
 from millstream.log.control import ControlDb
 from millstream.log.encoding import Row, encode_rows
+from millstream.log.files import DiskFiles
+from millstream.log.producers import ProducerStates
 from millstream.log.reader import LogReader
+from millstream.log.state_file import StateFile
 from millstream.log.writer import NEEDS_VERIFY, LogWriter
 from millstream.record import TopicPartition
 from millstream.testing.disk import SimulatedDisk
@@ -442,3 +448,166 @@ def work(writer: LogWriter, acknowledged: dict[int, bytes]) -> None:
         value = b"%d" % number
         (offset,) = writer.append("t", 0, [encode_rows([Row(0, value, value)])])
         acknowledged[offset] = value
+
+
+def meanwhile(do: Callable[[], object]) -> None:
+    """Do something in another thread, and wait for it."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            do()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_a_topic_that_is_made_while_transactions_are_looked_for_disturbs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LogWriter(tmp_path, background=False) as writer:
+        writer.create_topic("a", partitions=3)
+        real = ProducerStates.open_transactions
+
+        def look(states: ProducerStates) -> dict[int, tuple[int, int]]:
+            with monkeypatch.context() as patch:
+                patch.setattr(ProducerStates, "open_transactions", real)
+                meanwhile(lambda: writer.create_topic(f"b{len(writer.topics())}", partitions=3))
+            return real(states)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ProducerStates, "open_transactions", look)
+            assert writer.open_partitions() == {}
+        assert len(writer.partitions()) == 12
+
+
+def open_files() -> int:
+    """Return how many there are."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class FullAt(DiskFiles):
+    """A disk that has no room for the files of one partition."""
+
+    number: int | None = None
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+        if create and path.parent.name == str(self.number):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return super().open(path, write=write, create=create)
+
+
+def test_a_topic_that_could_not_be_made_or_enlarged_leaves_no_file_open(tmp_path: Path) -> None:
+    files = FullAt()
+    with LogWriter(tmp_path, background=False, files=files) as writer:
+        writer.create_topic("a", partitions=5)
+        before = open_files(), list(tmp_path.rglob("*"))
+        files.number = 20
+        for attempt in (
+            lambda: writer.create_topic("b", partitions=40),
+            lambda: writer.alter_topic("a", partitions=40),
+        ):
+            with pytest.raises(DiskFullError, match="nothing of it is there"):
+                attempt()
+            assert (open_files(), list(tmp_path.rglob("*"))) == before
+        files.number = None
+        assert writer.alter_topic("a", partitions=40).partitions == 40
+        assert writer.create_topic("b", partitions=40).partitions == 40
+
+
+def test_a_topic_whose_note_fails_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LogWriter(tmp_path, background=False) as writer:
+        before = open_files()
+
+        def full(*_: object, **__: object) -> None:
+            raise DiskFullError("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ControlDb, "commit", full)
+            with pytest.raises(DiskFullError):
+                writer.create_topic("a", partitions=3)
+        assert open_files() == before
+        writer.create_topic("a", partitions=3)
+
+
+def test_partitions_leave_as_many_open_files_for_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [50, 130]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.__setitem__(0, wanted[0]))
+    with LogWriter(tmp_path, background=False) as writer:
+        writer.create_topic("a", partitions=10)
+        assert limits == [120, 130]
+        with pytest.raises(ConfigError, match="16 partitions in one folder need 132 open files"):
+            writer.create_topic("b", partitions=6)
+        with pytest.raises(ConfigError, match="this process may have 120"):
+            writer.alter_topic("a", partitions=16)
+        assert list(writer.topics()) == ["a"]
+        writer.alter_topic("a", partitions=15)
+    limits[:] = [50, 110]
+    with pytest.raises(ConfigError, match="15 partitions in one folder need 115 open files"):
+        LogWriter(tmp_path, background=False)
+
+
+def test_a_log_start_that_the_disk_does_not_keep_stops_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with LogWriter(tmp_path, background=False) as writer:
+        writer.create_topic("t")
+        writer.append("t", 0, [batch_of(b"a"), batch_of(b"b")])
+        with monkeypatch.context() as patch:
+            patch.setattr(StateFile, "flush", _flush_of(fail))
+            with pytest.raises(SyncFailedError, match="where partitions begin"):
+                writer.delete_records(TopicPartition("t", 0), 1)
+        with pytest.raises(SyncFailedError):
+            writer.append("t", 0, [batch_of(b"c")])
+        assert (tmp_path / NEEDS_VERIFY).exists()
+
+
+def _flush_of(fail: Callable[[object], None]) -> Callable[[StateFile], None]:
+    """Return StateFile.flush for a mapping that cannot be flushed."""
+    real = StateFile.flush
+
+    class Failing:
+        def flush(self) -> None:
+            fail(self)
+
+    def flush(state: StateFile) -> None:
+        kept, state._map = state._map, Failing()  # type: ignore[assignment]
+        try:
+            real(state)
+        finally:
+            state._map = kept
+
+    return flush
+
+
+def test_records_are_given_up_even_where_their_files_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with LogWriter(tmp_path, background=False, segment_bytes=100) as writer:
+        writer.create_topic("t")
+        for value in (b"a", b"b", b"c"):
+            writer.append("t", 0, [batch_of(value)])
+        with monkeypatch.context() as patch:
+            patch.setattr(DiskFiles, "remove", fail)
+            assert writer.delete_records(TopicPartition("t", 0), 2) == 2
+        assert "are left" in caplog.text
+        assert values_in(LogReader(tmp_path)) == [b"c"]
+    with LogWriter(tmp_path, background=False):
+        assert len(segments(tmp_path)) == 1
+    assert values_in(LogReader(tmp_path)) == [b"c"]

@@ -22,7 +22,7 @@ from millstream.client.kafka.cluster import FENCES, Cluster
 from millstream.client.kafka.failures import AWAY, PASSING, as_ours, error_of
 from millstream.client.kafka.reader import KafkaReader
 from millstream.errors import ConfigError, TopicRecreatedError, UnknownTopicError
-from millstream.log.groups import CommittedOffset, Offsets, check_offsets
+from millstream.log.groups import CommittedOffset, Offsets, check_offsets, noted
 from millstream.record import TopicPartition
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def places(offsets: Offsets) -> list[KafkaPlace]:
     """Return offsets as the library has them."""
     found = []
     for name, given in offsets.items():
-        offset, metadata = given if isinstance(given, tuple) else (given, "")
+        offset, metadata, _ = noted(given)
         found.append(KafkaPlace(name.topic, name.partition, offset, metadata))
     return found
 
