@@ -10,13 +10,13 @@ Left out, because they move no event into or out of a state: how long a partitio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.kernels.meaning import Description, describe_step, described, exact, keys_of, spoken
 from millstream.kernels.plan import Meaning, Program
-from millstream.kernels.python_code import code_digest, digest
+from millstream.kernels.python_code import code_digest, digest, validators
 from millstream.kernels.steps import Drop
 from millstream.pipeline.graph import (
     FrameNode,
@@ -128,18 +128,5 @@ def _format(values: Any) -> Description:
 
     Which schemas values were written with is no part of it: more of them are to be expected.
     """
-    word = type(values).__name__
-    code = list(_code_of_model(getattr(values, "model", None)))
-    return {"says": word, "code": digest(exact(code))} if code else word
-
-
-def _code_of_model(model: Any) -> Iterator[list[str]]:
-    """Give the functions by which a model judges and changes values, by name."""
-    decorators = getattr(model, "__pydantic_decorators__", None)
-    for kind in ("field_validators", "model_validators", "root_validators", "validators"):
-        for name, decorator in sorted(getattr(decorators, kind, {}).items()):
-            yield [kind, name, code_digest(decorator.func)]
-    for name, field_info in sorted(getattr(model, "model_fields", {}).items()):
-        for rule in field_info.metadata:
-            if hasattr(rule, "func"):
-                yield [type(rule).__name__, name, code_digest(rule.func)]
+    word, model = type(values).__name__, getattr(values, "model", None)
+    return word if model is None else {"says": word, "code": code_digest(list(validators(model)))}
