@@ -121,6 +121,18 @@ def test_a_view_that_is_left_out_says_so_from_the_beginning_of_that_run(job):
         ms.view("b", log=job.log).close()
 
 
+def test_the_position_of_a_view_that_is_left_out_stays_where_it_was(job):
+    job.run("a", "b")
+    job.run("a", batches=2)
+    with warnings.catch_warnings(action="ignore"), ms.view("b", log=job.log) as view:
+        assert view.position == {"t": {"0": 10}}
+        assert view.wait_for(batch_id=0, timeout_s=0)
+        assert not view.wait_for(batch_id=1, timeout_s=0)
+    job.run("a", "b", batches=0)
+    with warnings.catch_warnings(action="ignore"), ms.view("b", log=job.log) as view:
+        assert view.position == {"t": {"0": 30}}
+
+
 def test_an_output_that_missed_no_batch_has_no_gap(job):
     job.run("a", "b")
     job.run("a", batches=0)
@@ -169,10 +181,13 @@ def test_a_view_in_a_database_says_its_gap_even_while_it_is_left_out(tmp_path, d
     job.run("base1", "base2")
     job.run("base1", batches=2)
     with pytest.warns(ms.PartialOutputWarning, match=r"no longer fed since .*batch 1"):
-        ms.view("base2", store=database).close()
+        left_out = ms.view("base2", store=database)
+    with left_out:
+        assert left_out.position == {"t": {"0": 10}}
     job.run("base1", "base2")
     with warnings.catch_warnings(action="ignore"), ms.view("base2", store=database) as view:
         assert [between(span) for span in view.fed] == [(None, 1), (3, None)]
+        assert view.position == {"t": {"0": 40}}
     with ms.view("base1", store=database) as view:
         assert is_whole(view.fed)
 
