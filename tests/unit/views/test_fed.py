@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream.cli.main import run as command
 from millstream.kernels.plan import DatasetEnd, JobPlan, Program, SinkPlan, TopicEnd, ViewEnd
+from millstream.testing.disk import SimulatedCrash
 from millstream.views.commit import BatchOutcome
+from millstream.views.dataset import DatasetTarget
 from millstream.views.fed import Feeding, Moment, Span, is_whole, moved_on, note_on
 from millstream.views.outputs import open_targets
 from millstream.views.store import ViewStore
@@ -240,3 +242,21 @@ def test_the_spans_of_an_output_are_just_the_batches_that_it_was_declared_in(run
         assert is_whole(feeding.spans) == (note_on(feeding.spans) is None)
         if is_whole(feeding.spans) or all(batches for _, batches, _ in runs):
             assert is_whole(feeding.spans) == whole
+
+
+def test_a_crash_before_a_target_is_told_leaves_it_to_the_next_run(job, monkeypatch):
+    job.run("a", "rows")
+    job.run("a")
+
+    def crash(*_):
+        raise SimulatedCrash("before the dataset knows of the run")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DatasetTarget, "begin_run", crash)
+        with pytest.raises(SimulatedCrash):
+            job.run("a", "rows")
+    assert is_whole(ms.dataset(job.folder / "rows").fed)  # it was not told yet
+    job.run("a", "rows", batches=0)
+    with pytest.warns(ms.PartialOutputWarning, match="was not fed from"):
+        opened = ms.dataset(job.folder / "rows")
+    assert [between(span) for span in opened.fed] == job.spans("rows") == [(None, 1), (2, None)]
