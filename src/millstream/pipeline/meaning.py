@@ -67,12 +67,12 @@ class Meanings:
         )
 
     def clock_key(self, node: SourceNode | FrameNode | OperatorNode) -> str:
-        """Give the key under which an operator below keeps this node's time."""
+        """Say by what an operator below knows this node's time: what it reads like, and its code."""
         if isinstance(node, OperatorNode):
-            return digest(exact(spoken(self.steps[node])))
+            return _digests(self.steps[node])
         reads = _read(node, set())
         told = {name: reads[name] for name in ("topic", "dataframe") if name in reads}
-        return digest(exact(spoken({**told, "time": reads["time"], "rule": reads["watermark"]})))
+        return _digests({**told, "time": reads["time"], "rule": reads["watermark"]})
 
     def _output(self, output: Output) -> Description:
         columns = [name for name, _ in output.schema]
@@ -102,6 +102,10 @@ class Meanings:
         way = self._reads(node.parent, node.step.columns_before(wanted))
         steps = [] if isinstance(node.step, Drop) else [describe_step(node.step)]
         return {**way, "steps": [*way["steps"], *steps]}
+
+
+def _digests(meaning: Description) -> str:
+    return f"{digest(exact(spoken(meaning)))}|{digest(exact(meaning))}"
 
 
 def _read(node: SourceNode | FrameNode, wanted: Wanted) -> dict[str, Any]:

@@ -239,6 +239,23 @@ def test_after_an_upgrade_what_cannot_be_compared_is_asked_for_once():
     require_same(older, now, "here", same_expressions=True)
 
 
+def test_after_an_upgrade_steps_that_read_alike_and_differ_are_refused():
+    def two(app_of=ms.App):
+        app = app_of("app", log="unused")
+        stream = app.topic("clicks", FIELDS).stream(time="at")
+        for digits in (1, 2):
+            total = ms.sum(pl.col("cost").round(digits))
+            stream.window(MINUTE, by="ad").agg(n=total).view(f"v{digits}")
+        return app.plan()
+
+    now = StoredProgram.of(two(), {})
+    assert len(now.steps) == 2
+    require_same(now, now, "here", same_expressions=False)
+    older = recoded(now, versions={"polars": "1.0.0"})
+    with pytest.raises(ConfigError, match="which state is whose cannot be told"):
+        require_same(older, now, "here", same_expressions=True)
+
+
 def test_after_an_upgrade_what_is_described_alike_goes_on_unasked():
     now = StoredProgram.of(plan(), {})
     older = replace(now, versions={"polars": "1.0.0", "Python": "3.9"})
