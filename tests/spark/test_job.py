@@ -156,7 +156,7 @@ def test_a_changed_pipeline_is_refused_before_it_touches_the_state(spark, tmp_pa
     app = ms.App("two", log=tmp_path)
     stream = app.topic("events", Event, key="ad", partitions=3).stream(time="at")
     stream.window(ms.tumbling("5 minutes"), by="ad").agg(n=ms.count()).view("other")
-    with pytest.raises(ConfigError, match=r"stateful steps.*'tumbling\(5 minutes\) by ad'"):
+    with pytest.raises(ConfigError, match=r"The program is not the one.*is no longer there"):
         app.run(until="caught-up")
     with pytest.raises(ConfigError, match="2 buckets and the app asks for 8"):
         two_stages(tmp_path, buckets=8).run(until="caught-up")
@@ -185,6 +185,16 @@ def test_a_checkpoint_that_is_older_than_the_views_is_refused(spark, tmp_path):
     shutil.copytree(tmp_path / "backup", app.folder / "checkpoint")
     with pytest.raises(ConfigError, match="older than they are"):
         app.run(until="caught-up")
+
+
+def test_views_that_are_missing_beside_a_checkpoint_that_has_gone_on_are_refused(spark, tmp_path):
+    app = two_stages(tmp_path)
+    send(tmp_path, rows(50))
+    app.run(until="caught-up")
+    for path in app.folder.glob("views.db*"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="the views hold no batch"):
+        two_stages(tmp_path).run(until="caught-up")
 
 
 def test_an_older_run_is_fenced_off_by_a_newer_one(spark, tmp_path):

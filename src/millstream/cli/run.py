@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     help="Cores to use; by default as many as there are here.",
 )
+@click.option(
+    "--same-expressions",
+    is_flag=True,
+    help="After an upgrade of polars or Python: what reads as before is the same.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print progress and report as JSON lines.")
 def run(
     file: Path,
@@ -48,6 +53,7 @@ def run(
     *,
     master: str | None,
     cores: int | None,
+    same_expressions: bool,
     as_json: bool,
 ) -> None:
     """Run the pipeline that FILE declares, going on where it was.
@@ -69,6 +75,7 @@ def run(
             count=count,
             master=master,
             cores=cores,
+            same_expressions=same_expressions,
             on_progress=_show_json if as_json else live.show,
         )
     click.echo(json.dumps(report.to_dict()) if as_json else str(report))

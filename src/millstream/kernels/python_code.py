@@ -12,19 +12,21 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import re
 import sys
 import sysconfig
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 from io import BytesIO
+from operator import attrgetter, itemgetter, methodcaller
 from pathlib import PurePath
 from re import Pattern
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -33,6 +35,7 @@ import numpy as np
 import polars as pl
 
 _DEPTH_MAX = 12
+_WRAPPED = ("__func__", "__wrapped__", "func")  # where what wraps a function has it
 _HAS_DOCSTRING = 0x4000000  # a flag of code
 _BYTES_MIN = 48  # a list of at least so many small numbers, in polars' JSON, is bytes
 _PICKLE = b"\x80\x05"  # how a pickle begins
@@ -54,12 +57,17 @@ _TOLD_BY_REPR = (
     Pattern,
     UUID,
     ZoneInfo,
+    attrgetter,
+    itemgetter,
+    methodcaller,
     range,
     type(None),
     type(...),
 )
 _LIBRARIES = frozenset({"polars", "millstream", "numpy", "pyarrow", "cloudpickle"})
 _INSTALLED = tuple({f"{sysconfig.get_path(n)}/" for n in ("stdlib", "purelib", "platlib")})
+_OF_PYDANTIC = ("__pydantic_", "__signature__", "model_")  # made from what else is there
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _OF_CLASSES = frozenset(  # what Python itself puts into a class
     {
         "__abstractmethods__",
@@ -139,8 +147,6 @@ class _Reading:
             return self._function(value)
         if isinstance(value, type):
             return self._class(value)
-        if isinstance(value, BuiltinFunctionType):
-            return f"builtin:{value.__module__}.{value.__qualname__}"
         if isinstance(value, ModuleType):
             return f"module:{value.__name__}"
         inside = _inside(value)
@@ -214,14 +220,20 @@ class _Reading:
     def _class(self, cls: type) -> str:
         if self._is_foreign(cls.__module__):
             return f"class {cls.__module__}.{cls.__qualname__}"
-        own = {name: one for name, one in sorted(vars(cls).items()) if name not in _OF_CLASSES}
-        return self._all(f"class {cls.__qualname__}", cls.__bases__, own)
+        own = {
+            name: one
+            for name, one in sorted(vars(cls).items())
+            if name not in _OF_CLASSES and not name.startswith(_OF_PYDANTIC)
+        }
+        types = [f"{name}: {_type_name(one)}" for name, one in _annotations(cls).items()]
+        rules = list(validators(cls))
+        return self._all(f"class {cls.__qualname__}", cls.__bases__, own, types, rules)
 
     def _object(self, value: Any) -> str:
         cls = type(value)
         # Polars wraps the user's functions in objects of its own.
         if self._is_foreign(cls.__module__) and not cls.__module__.startswith("polars."):
-            return f"object {cls.__module__}.{cls.__qualname__}"
+            return f"object {cls.__module__}.{cls.__qualname__} {_qualified(value)}"
         return self._all("object", cls, getattr(value, "__dict__", {}), _slots(value))
 
 
@@ -229,13 +241,22 @@ def _inside(value: Any) -> tuple[Any, ...] | None:
     """Give a word for what wraps functions, and what it wraps; None for anything else."""
     if isinstance(value, partial):
         return "partial", value.func, value.args, value.keywords
-    if isinstance(value, MethodType):
-        return "method", value.__func__, value.__self__
-    if isinstance(value, (staticmethod, classmethod)):
-        return type(value).__name__, value.__func__
     if isinstance(value, property):
         return "property", value.fget, value.fset
-    return None
+    bound_to = getattr(value, "__self__", None)
+    if isinstance(value, MethodType):
+        return "method", value.__func__, bound_to
+    if bound_to is not None and not isinstance(bound_to, ModuleType):  # as that of {}.get
+        return "bound", _qualified(value), bound_to
+    # As staticmethod, cached_property, and functools.cache have it.
+    wrapped = next((getattr(value, n) for n in _WRAPPED if hasattr(value, n)), None)
+    return None if wrapped is None else (type(value).__name__, wrapped)
+
+
+def _qualified(value: Any) -> str:
+    """Name what is built in, such as ``str.upper``."""
+    names = (getattr(value, name, None) for name in ("__module__", "__qualname__", "__name__"))
+    return ".".join(name for name in names if isinstance(name, str))
 
 
 def _table_digest(table: pl.Series | pl.DataFrame) -> str:
@@ -243,6 +264,27 @@ def _table_digest(table: pl.Series | pl.DataFrame) -> str:
     frame = table.to_frame() if isinstance(table, pl.Series) else table
     frame.write_ipc(buffer, compression="uncompressed")
     return digest(buffer.getvalue())
+
+
+def _annotations(cls: type) -> dict[str, Any]:
+    found = vars(cls).get("__annotations__")
+    return found if isinstance(found, dict) else {}
+
+
+def _type_name(annotation: Any) -> str:
+    return _ADDRESS.sub("", annotation if isinstance(annotation, str) else repr(annotation))
+
+
+def validators(model: Any) -> Iterator[Any]:
+    """Give the functions by which a pydantic model judges and changes values, and their names."""
+    decorators = getattr(model, "__pydantic_decorators__", None)
+    for kind in ("field_validators", "model_validators", "root_validators", "validators"):
+        for name, decorator in sorted(getattr(decorators, kind, {}).items()):
+            yield kind, name, decorator.func
+    for name, info in sorted(getattr(model, "__pydantic_fields__", {}).items()):
+        for rule in info.metadata:
+            if hasattr(rule, "func"):
+                yield type(rule).__name__, name, rule.func
 
 
 def _content(cell: Any) -> Any:

@@ -132,23 +132,37 @@ class SessionBatch:
         opened, waiting = held.filter(~pl.col(WAITS)), held.filter(WAITS)
         if panes.counted:
             opened, waiting = Rounds(self).taken(opened, waiting, rows)
+            opened = self._fired_on_time(self._closed.looked_up(opened), at)
         else:
             if rows is not None:
                 opened, waiting = self._arrived(opened, waiting, rows)
-            if not panes.only_final:
-                opened, waiting = self._rescued(opened, waiting)
-        opened = self._closed.looked_up(opened)
-        below = self.below(opened)  # for verdicts: not those that expire with this batch
+            opened, waiting = self._taken(self._closed.looked_up(opened), waiting, at)
         opened = self.noted(opened, at)
-        if not panes.only_final:
-            opened = panes.fire_owed(opened, at, self.out, complete=False)
-            opened = panes.fire_on_time(opened, at, self.out)
-        if waiting.height and not panes.counted:
-            opened, waiting = self._decided(opened, waiting, below)
-            opened = self.noted(opened, at)
         if opened.height:
             opened = self._fired(opened, at)
         return pl.concat([opened, waiting.select(opened.columns)])
+
+    def _taken(
+        self, opened: pl.DataFrame, waiting: pl.DataFrame, now: pl.Expr
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Join the late events that are in time, before and after the on-time panes."""
+        only_final = self.operator.panes.only_final
+        if not self.operator.session.strict or only_final:
+            if not only_final:
+                opened, waiting = self._rescued(opened, waiting)
+                opened = self._fired_on_time(opened, now)
+            opened, _, waiting = self._admitted(opened, waiting)
+            return opened, waiting
+        # Which of several late events are in time depends on one another, so that comes first.
+        _, admitted, waiting = self._admitted(opened, waiting)
+        opened, admitted = self._rescued(opened, admitted)
+        opened = self._fired_on_time(opened, now)
+        return self.joined(opened, pointed(admitted)), waiting
+
+    def _fired_on_time(self, opened: pl.DataFrame, now: pl.Expr) -> pl.DataFrame:
+        opened = self.noted(opened, now)
+        opened = self.operator.panes.fire_owed(opened, now, self.out, complete=False)
+        return self.operator.panes.fire_on_time(opened, now, self.out)
 
     def _nothing(self, rows: pl.DataFrame | None) -> pl.DataFrame:
         assert rows is not None
@@ -254,23 +268,28 @@ class SessionBatch:
         self, opened: pl.DataFrame, waiting: pl.DataFrame
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Join the late events for which the session that covers them is not complete."""
-        if not waiting.height or not opened.height:
+        if not waiting.height:
             return opened, waiting
         on_time = (self._covers(opened, waiting) >= waiting[REACHED]).fill_null(value=False)
-        if self.operator.session.strict:
-            on_time &= waiting[FROM] <= waiting[START]
+        on_time |= (waiting[FROM] <= waiting[TILL]) & (waiting[TILL] >= waiting[REACHED])
         return self.joined(opened, pointed(waiting.filter(on_time))), waiting.filter(~on_time)
 
-    def _decided(
-        self, opened: pl.DataFrame, waiting: pl.DataFrame, below: pl.DataFrame
-    ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Join the late events that are in time, and leave out those that are too late."""
-        strict = self.operator.session.strict
+    def _admitted(
+        self, opened: pl.DataFrame, waiting: pl.DataFrame
+    ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+        """Join the late events that are in time, and leave out those that are too late.
+
+        Give the sessions then, the events that were joined, and those that wait.
+        """
+        if not waiting.height:
+            return opened, waiting, waiting
+        strict, below = self.operator.session.strict, self.below(opened)
         known = waiting[REACHED] <= self.moment.watermark_us
         if self.operator.panes.only_final and not strict:
             candidates, rest = waiting, waiting.clear()
         else:
             candidates, rest = waiting.filter(known), waiting.filter(~known)
+        admitted = [waiting.clear()]
         for events in self._verdicts(candidates):
             overlapping = events[FROM] <= events[TILL]
             if strict:
@@ -282,11 +301,12 @@ class SessionBatch:
             if strict:
                 covered &= ~self.overlap_expired(doubtful, opened, below)
             opened = self.joined(opened, pointed(doubtful.filter(covered)))
+            admitted += [events.filter(overlapping), doubtful.filter(covered)]
             doubtful = doubtful.filter(~covered)
             over = doubtful[REACHED] <= self.moment.watermark_us
             rest = pl.concat([rest, doubtful.filter(~over)])
             self.too_late(doubtful.filter(over))
-        return opened, rest
+        return opened, pl.concat(admitted), rest
 
     def _verdicts(self, events: pl.DataFrame) -> Iterator[pl.DataFrame]:
         """Give the events to be decided on: at once, or as their verdicts depend on one another."""

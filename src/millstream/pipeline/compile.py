@@ -307,14 +307,18 @@ class _Compiler:
 
 
 def _told_apart(clocks: Iterable[ClockPlan]) -> tuple[ClockPlan, ...]:
-    """Give clocks of one meaning numbers. Any may take another's place: they tell the same."""
+    """Give clocks keys of what they read like; of those that read alike numbers, by their code.
+
+    Of those that are the same in both, any may take another's place: they tell the same time.
+    """
+    listed = list(clocks)
     seen: Counter[str] = Counter()
-    apart = []
-    for clock in clocks:
-        seen[clock.key] += 1
-        count = seen[clock.key]
-        apart.append(clock if count == 1 else replace(clock, key=f"{clock.key}#{count}"))
-    return tuple(apart)
+    keys: dict[str, str] = {}
+    for clock in sorted(listed, key=lambda one: one.key):
+        stem = clock.key.partition("|")[0]
+        seen[stem] += 1
+        keys[clock.name] = stem if seen[stem] == 1 else f"{stem}#{seen[stem]}"
+    return tuple(replace(clock, key=keys[clock.name]) for clock in listed)
 
 
 def _name(node: Node | Output) -> str | None:

@@ -10,13 +10,13 @@ Left out, because they move no event into or out of a state: how long a partitio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.kernels.meaning import Description, describe_step, described, exact, keys_of, spoken
 from millstream.kernels.plan import Meaning, Program
-from millstream.kernels.python_code import code_digest, digest
+from millstream.kernels.python_code import code_digest, digest, validators
 from millstream.kernels.steps import Drop
 from millstream.pipeline.graph import (
     FrameNode,
@@ -67,12 +67,12 @@ class Meanings:
         )
 
     def clock_key(self, node: SourceNode | FrameNode | OperatorNode) -> str:
-        """Give the key under which an operator below keeps this node's time."""
+        """Say by what an operator below knows this node's time: what it reads like, and its code."""
         if isinstance(node, OperatorNode):
-            return digest(exact(spoken(self.steps[node])))
+            return _digests(self.steps[node])
         reads = _read(node, set())
         told = {name: reads[name] for name in ("topic", "dataframe") if name in reads}
-        return digest(exact(spoken({**told, "time": reads["time"], "rule": reads["watermark"]})))
+        return _digests({**told, "time": reads["time"], "rule": reads["watermark"]})
 
     def _output(self, output: Output) -> Description:
         columns = [name for name, _ in output.schema]
@@ -104,6 +104,10 @@ class Meanings:
         return {**way, "steps": [*way["steps"], *steps]}
 
 
+def _digests(meaning: Description) -> str:
+    return f"{digest(exact(spoken(meaning)))}|{digest(exact(meaning))}"
+
+
 def _read(node: SourceNode | FrameNode, wanted: Wanted) -> dict[str, Any]:
     """Describe a source: what is read of it, and its time."""
     rule = {name: described(getattr(node.rule, name)) for name in _RULE}
@@ -128,18 +132,5 @@ def _format(values: Any) -> Description:
 
     Which schemas values were written with is no part of it: more of them are to be expected.
     """
-    word = type(values).__name__
-    code = list(_code_of_model(getattr(values, "model", None)))
-    return {"says": word, "code": digest(exact(code))} if code else word
-
-
-def _code_of_model(model: Any) -> Iterator[list[str]]:
-    """Give the functions by which a model judges and changes values, by name."""
-    decorators = getattr(model, "__pydantic_decorators__", None)
-    for kind in ("field_validators", "model_validators", "root_validators", "validators"):
-        for name, decorator in sorted(getattr(decorators, kind, {}).items()):
-            yield [kind, name, code_digest(decorator.func)]
-    for name, field_info in sorted(getattr(model, "model_fields", {}).items()):
-        for rule in field_info.metadata:
-            if hasattr(rule, "func"):
-                yield [type(rule).__name__, name, code_digest(rule.func)]
+    word, model = type(values).__name__, getattr(values, "model", None)
+    return word if model is None else {"says": word, "code": code_digest(list(validators(model)))}

@@ -157,6 +157,14 @@ def is_whole(spans: Sequence[Span]) -> bool:
     return list(spans) == [Span()]
 
 
+def end_of(spans: Sequence[Span]) -> tuple[int | None, dict[str, Any]] | None:
+    """Give the last batch and the position that an output reflects which is no longer fed."""
+    if not spans or spans[-1].until is None:
+        return None
+    until = spans[-1].until
+    return until.batch_id - 1 if until.batch_id else None, dict(until.position)
+
+
 def warn_of(what: str, spans: Sequence[Span]) -> None:
     """Tell who opens an output that it is not whole."""
     note = note_on(spans)

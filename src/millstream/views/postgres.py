@@ -19,7 +19,7 @@ import polars as pl
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views import changelog
 from millstream.views.address import PostgresAddress, postgres_address
-from millstream.views.fed import Span
+from millstream.views.fed import Span, end_of
 from millstream.views.position import wait_until
 from millstream.views.postgres_connection import Connection
 from millstream.views.postgres_tables import PostgresTable
@@ -176,6 +176,9 @@ def _statement(schema: ViewSchema, query: Query) -> tuple[str, dict[str, Any]]:
 
 def _reached(session: Session, view_or_app: str) -> tuple[int | None, dict[str, Any]]:
     """Return the last batch and the position of a view's job, or of an app's newest."""
+    ended = end_of(_fed(session, view_or_app))
+    if ended is not None:
+        return ended
     row = session.execute(
         "SELECT f.batch_id, f.position FROM _millstream_fences AS f "
         "LEFT JOIN _millstream_views AS v ON v.name = %(name)s "

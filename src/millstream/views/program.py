@@ -111,6 +111,29 @@ def require_same(
     unclear = _unclear(stored, now)
     if unclear and not same_expressions:
         raise _cannot_tell(stored, now, unclear)
+    _require_told_apart(stored, now, folder)
+
+
+def _require_told_apart(stored: StoredProgram, now: StoredProgram, folder: object) -> None:
+    """Make sure that of steps which read alike, and are described otherwise, each finds its own state.
+
+    Their keys go by the order of their descriptions, which is another one now.
+    """
+    kin: dict[str, set[str]] = {}
+    moved: dict[str, str] = {}
+    for key, step in now.steps.items():
+        stem = key.partition("#")[0]
+        kin.setdefault(stem, set()).add(exact(step["meaning"]))
+        if exact(_of(stored, key)) != exact(step["meaning"]):
+            moved[stem] = step["name"]
+    alike = [name for stem, name in moved.items() if len(kin[stem]) > 1]
+    if alike:
+        raise ConfigError(
+            f"Several steps read like {', '.join(map(repr, alike))} and do something else, and another "
+            f"version of polars or Python describes them otherwise than when the state in {folder} was "
+            "made: which state is whose cannot be told. Run the app with the versions before, or give it "
+            "another name to build its state anew."
+        )
 
 
 def _unclear(stored: StoredProgram, now: StoredProgram) -> list[str]:
@@ -203,7 +226,7 @@ def _cannot_tell(stored: StoredProgram, now: StoredProgram, unclear: Sequence[st
         f"{' and '.join(moved)}: it describes the expressions or functions of {names} otherwise than "
         "when their state was made. They read the same, but not all options and no code can be "
         "compared across such versions. If the program has not changed, run it once with "
-        "run(same_expressions=True); otherwise run it with the version before, or give the app "
+        "run(same_expressions=True), or --same-expressions; otherwise run it with the version before, or give the app "
         "another name to build its state anew."
     )
 

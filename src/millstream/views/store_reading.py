@@ -17,7 +17,7 @@ import polars as pl
 from millstream.errors import ConfigError, CorruptionError, UnknownViewError
 from millstream.views import changelog, columns
 from millstream.views.connections import Readers
-from millstream.views.fed import Feeding, Span, Where
+from millstream.views.fed import Feeding, Span, Where, end_of
 from millstream.views.position import wait_until
 from millstream.views.program import StoredProgram
 from millstream.views.rows import Query, QueryReader, Selection
@@ -148,10 +148,8 @@ class StoreReading(QueryReader):
             given += [] if query.limit is None else [query.limit]
             rows = db.execute(text, given).fetchall()
             newest = seq_next(db, view) - 1
-            app, job = _job_of(db, view)
-            last = fence_value(db, "batch_id", app, job)
-            position = fence_json(db, "position", app, job)
-            fed = fed_spans(db, app, view)
+            last, position = _reached(db, view)
+            fed = fed_spans(db, _job_of(db, view)[0], view)
         return Selection(schema, columns.decoded(rows, schema), newest, last, position, fed)
 
     def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame:
@@ -170,9 +168,12 @@ class StoreReading(QueryReader):
             return changelog.read(db, schema, since, seq_next(db, view), limit)
 
     def position(self, view_or_app: str) -> dict[str, Any]:
-        """Return what of the log a view (or the newest job of an app) reflects; {} before that."""
+        """Return what of the log a view (or the newest job of an app) reflects; {} before that.
+
+        That of a view which its app leaves out stays where it was then.
+        """
         with self._readers.snapshot() as db:
-            return fence_json(db, "position", *_job_of(db, view_or_app))
+            return _reached(db, view_or_app)[1]
 
     def status(self, app: str, job: str | None = None) -> dict[str, Any]:
         """Return the status of a job, by default the one that committed last; {} before that."""
@@ -220,8 +221,7 @@ class StoreReading(QueryReader):
 
         def look() -> tuple[int | None, Any]:
             with self._readers.snapshot() as db:
-                app, job = _job_of(db, view_or_app)
-                return fence_value(db, "batch_id", app, job), fence_json(db, "position", app, job)
+                return _reached(db, view_or_app)
 
         return wait_until(look, batch_id, position, pause_s=_WAIT_S, timeout_s=timeout_s)
 
@@ -332,6 +332,15 @@ def _job_of(db: sqlite3.Connection, view_or_app: str) -> tuple[str | None, str |
     """Return the app and job that fill a view; of an app, itself and any job."""
     found = db.execute("SELECT app, job FROM _views WHERE name = ?", (view_or_app,)).fetchone()
     return (found[0], found[1]) if found else (view_or_app, None)
+
+
+def _reached(db: sqlite3.Connection, view_or_app: str) -> tuple[int | None, dict[str, Any]]:
+    """Return the last batch that a view or an app reflects, and its position."""
+    app, job = _job_of(db, view_or_app)
+    ended = end_of(fed_spans(db, app, view_or_app))
+    if ended is not None:
+        return ended
+    return fence_value(db, "batch_id", app, job), fence_json(db, "position", app, job)
 
 
 def _encoded(schema: ViewSchema, name: str, value: Any) -> Any:

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 import textwrap
+from functools import cache, partial
+from operator import itemgetter
 
 import polars as pl
 import pytest
@@ -82,6 +84,27 @@ def test_what_does_nothing_is_no_part_of_a_function(again):
     assert code_digest(first) == code_digest(compiled(again, N=3))
 
 
+class Power(ms.UserAggregate):
+    result_type = pl.Float64()
+
+    def __init__(self, exponent):
+        self.exponent = exponent
+
+    def zero(self):
+        return 0.0
+
+    def add(self, state, value):
+        return state + value**self.exponent
+
+    def merge(self, state, other):
+        return state + other
+
+
+class Halved(Power):
+    def merge(self, state, other):
+        return (state + other) / 2
+
+
 def closing(n):
     return lambda x: x + n
 
@@ -101,8 +124,27 @@ def closing(n):
             compiled("def f(x): return [y in {1, 3} for y in x]"),
         ),
         (closing(1), closing(2)),
+        (str.upper, str.lower),
+        ({"a": 1}.get, {"a": 2}.get),
+        ({"a"}.__contains__, {"b"}.__contains__),
+        (itemgetter("a"), itemgetter("b")),
+        (partial(plus, 1), partial(plus, 2)),
+        (cache(lambda x: x + 1), cache(lambda x: x + 2)),
+        (Power(2).add, Power(3).add),
+        (
+            compiled(
+                "from functools import cache\n@cache\ndef g(x): return x\ndef f(x): return g(x)"
+            ),
+            compiled(
+                "from functools import cache\n@cache\ndef g(x): return -x\ndef f(x): return g(x)"
+            ),
+        ),
     ],
-    ids=["global", "operator", "default", "helper", "inner", "closure"],
+    ids=[
+        *("global", "operator", "default", "helper", "inner", "closure"),
+        *("built in", "bound to a dict", "bound to a set", "getter", "partial", "cached", "method"),
+        "cached helper",
+    ],
 )
 def test_whatever_a_function_does_otherwise_shows(one, other):
     assert code_digest(one) != code_digest(other)
@@ -127,27 +169,6 @@ def test_functions_that_name_each_other_come_to_an_end():
     assert code_digest(compiled(text)) == code_digest(compiled(text))
 
 
-class Power(ms.UserAggregate):
-    result_type = pl.Float64()
-
-    def __init__(self, exponent):
-        self.exponent = exponent
-
-    def zero(self):
-        return 0.0
-
-    def add(self, state, value):
-        return state + value**self.exponent
-
-    def merge(self, state, other):
-        return state + other
-
-
-class Halved(Power):
-    def merge(self, state, other):
-        return (state + other) / 2
-
-
 def test_an_aggregate_of_the_users_is_its_code_and_what_it_was_made_with():
     assert code_digest(Power(2)) == code_digest(Power(2))
     assert len({code_digest(one) for one in (Power(2), Power(3), Halved(2))}) == 3
@@ -158,7 +179,30 @@ import polars as pl
 import millstream as ms
 from millstream.kernels.meaning import described, exact
 
+from enum import Enum
+from functools import lru_cache
+from typing import Annotated
+import pydantic
+
 WORDS = {"a", "b", "c", "d", "e"}
+
+class Kind(Enum):
+    ONE = 1
+    TWO = 2
+
+class Row(pydantic.BaseModel):
+    a: Annotated[str, pydantic.AfterValidator(lambda v: v.strip())]
+    kind: Kind = Kind.ONE
+    b: int = 0
+
+    @pydantic.field_validator("b")
+    @classmethod
+    def positive(cls, value):
+        return max(value, 0)
+
+@lru_cache
+def checked(x):
+    return Row(a=x, kind=Kind.TWO)
 N = {"k": (1, 2), "l": 3.5}
 
 class Longest(ms.UserAggregate):
@@ -169,11 +213,11 @@ class Longest(ms.UserAggregate):
     def merge(self, state, other): return max(state, other)
 
 def known(x):
-    return [y for y in x if y in WORDS] or N
+    return [y for y in x if y in WORDS] or checked(x) or N
 
 one = pl.col("a").map_elements(known, return_dtype=pl.Int64).is_in([3, 1]).alias("c")
 app = ms.App("a", log="x")
-s = app.topic("t", {"a": str, "b": int}).stream().filter(one)
+s = app.topic("t", Row).stream().filter(one)
 s = s.map_frames(lambda f: f.with_columns(z=pl.lit(len(WORDS))))
 s.window(ms.session("1 minute"), by="a").agg(n=ms.aggregate(Longest(), "a"), m=ms.sum("b")).view("v")
 print(exact([[m.name, m.description] for m in app.plan().program.steps.values()]), *app.plan().program.steps)

@@ -91,9 +91,6 @@ def reached(rows, partition_of_row, delay):
     return before, seen
 
 
-TINY = 1e-6
-
-
 def one_by_one(rows, before, gap_of, lateness, *, inclusive=True):
     """Take events one by one, in the order of arrival, each into the sessions that it can join."""
     sessions, late = defaultdict(list), []
@@ -101,12 +98,14 @@ def one_by_one(rows, before, gap_of, lateness, *, inclusive=True):
         ts = (row.at - START).total_seconds()
         end = ts + gap_of(row)
         known = sessions[row.key]
-        back = max(ts, r - lateness + TINY) if inclusive else max(ts, r - lateness)
+        back = max(ts, r - lateness)
         touches = (lambda a, b: a <= b) if inclusive else (lambda a, b: a < b)
-        if end + lateness > r:
+        if touches(r, end + lateness):
             joins = [s for s in known if touches(s["from"], end) and touches(back, s["end"])]
         else:
-            joins = [s for s in known if touches(s["from"], end) and s["end"] + lateness > r]
+            joins = [
+                s for s in known if touches(s["from"], end) and touches(r, s["end"] + lateness)
+            ]
             if not joins:
                 late.append(row)
                 continue
@@ -122,12 +121,13 @@ def one_by_one(rows, before, gap_of, lateness, *, inclusive=True):
     return sessions, late
 
 
-def answers(sessions, watermark, lateness):
+def answers(sessions, watermark, lateness, *, inclusive=True):
+    over = (lambda end: end < watermark) if inclusive else (lambda end: end <= watermark)
     return sorted(
         (s["start"], s["end"], key, s["rows"], s["total"])
         for key, found in sessions.items()
         for s in found
-        if s["end"] + lateness <= watermark and s["start"] < FAR
+        if over(s["end"] + lateness) and s["start"] < FAR
     )
 
 
@@ -164,10 +164,13 @@ def test_final_sessions_are_the_models(
     before, seen = reached(rows, where, delay)
     watermark = min(seen[p] for p in range(partitions)) - delay
     gap_of = (lambda row: row.gap_s) if window is DYNAMIC else (lambda _: 10)
-    model, late = one_by_one(rows, before, gap_of, lateness, inclusive=window is not OPEN_ENDED)
+    inclusive = window is not OPEN_ENDED
+    model, late = one_by_one(rows, before, gap_of, lateness, inclusive=inclusive)
     app, _ = app_with(window, delay=delay, lateness=lateness)
     out = emitted(rows_given, app, rows, batches=batches, partitions=partitions, seed=seed)
-    assert sorted(row[1:] for row in out.rows) == answers(model, watermark, lateness)
+    assert sorted(row[1:] for row in out.rows) == answers(
+        model, watermark, lateness, inclusive=inclusive
+    )
     assert out.held + out.late == len(rows)
     rows = flushed(rows, partitions)
     out = emitted(rows_given, app, rows, batches=batches, partitions=partitions, seed=seed)

@@ -18,6 +18,7 @@ from millstream.testing.inputs import items_of
 from millstream.testing.kernel_engine import KernelEngine
 from millstream.views.store import ViewStore
 
+UTC_TIME = pl.Datetime("us", "UTC")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -131,6 +132,28 @@ def test_steps_above_other_steps_keep_their_state_when_declarations_change_place
     ]
     # What comes after 150 seconds and is of the first minute is late.
     assert run_edited(tmp_path, programs) == {"click": [3], "show": [5], "hide": [2]}
+
+
+def test_clocks_of_sources_that_read_alike_keep_each_its_own_time_whatever_their_order():
+    def plan_of(minutes):
+        app = ms.App("edited", log="unused")
+        events = app.topic("t", Event, partitions=1)
+        times = [
+            pl.col("at").map_batches(lambda s, m=m: s.dt.offset_by(f"{m}m"), return_dtype=UTC_TIME)
+            for m in minutes
+        ]
+        one, other = (events.stream(time=time) for time in times)
+        one.union(other).window(ms.tumbling("1 hour"), by="ad").agg(n=ms.count()).view("v")
+        return app.plan()
+
+    def key_of(plan, minutes):
+        clocks = plan.stages[0].operators[0].clocks
+        return dict(zip(minutes, (clock.key for clock in clocks), strict=True))
+
+    forth, back = plan_of([1, 2]), plan_of([2, 1])
+    assert forth.program.steps.keys() == back.program.steps.keys()
+    assert key_of(forth, [1, 2]) == key_of(back, [2, 1])
+    assert len(set(key_of(forth, [1, 2]).values())) == 2
 
 
 def test_state_of_other_steps_is_refused_where_it_is_read():

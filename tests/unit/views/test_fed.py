@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream.cli.main import run as command
 from millstream.kernels.plan import DatasetEnd, JobPlan, Program, SinkPlan, TopicEnd, ViewEnd
+from millstream.testing.disk import SimulatedCrash
 from millstream.views.commit import BatchOutcome
+from millstream.views.dataset import DatasetTarget
 from millstream.views.fed import Feeding, Moment, Span, is_whole, moved_on, note_on
 from millstream.views.outputs import open_targets
 from millstream.views.store import ViewStore
@@ -121,6 +123,18 @@ def test_a_view_that_is_left_out_says_so_from_the_beginning_of_that_run(job):
         ms.view("b", log=job.log).close()
 
 
+def test_the_position_of_a_view_that_is_left_out_stays_where_it_was(job):
+    job.run("a", "b")
+    job.run("a", batches=2)
+    with warnings.catch_warnings(action="ignore"), ms.view("b", log=job.log) as view:
+        assert view.position == {"t": {"0": 10}}
+        assert view.wait_for(batch_id=0, timeout_s=0)
+        assert not view.wait_for(batch_id=1, timeout_s=0)
+    job.run("a", "b", batches=0)
+    with warnings.catch_warnings(action="ignore"), ms.view("b", log=job.log) as view:
+        assert view.position == {"t": {"0": 30}}
+
+
 def test_an_output_that_missed_no_batch_has_no_gap(job):
     job.run("a", "b")
     job.run("a", batches=0)
@@ -169,10 +183,13 @@ def test_a_view_in_a_database_says_its_gap_even_while_it_is_left_out(tmp_path, d
     job.run("base1", "base2")
     job.run("base1", batches=2)
     with pytest.warns(ms.PartialOutputWarning, match=r"no longer fed since .*batch 1"):
-        ms.view("base2", store=database).close()
+        left_out = ms.view("base2", store=database)
+    with left_out:
+        assert left_out.position == {"t": {"0": 10}}
     job.run("base1", "base2")
     with warnings.catch_warnings(action="ignore"), ms.view("base2", store=database) as view:
         assert [between(span) for span in view.fed] == [(None, 1), (3, None)]
+        assert view.position == {"t": {"0": 40}}
     with ms.view("base1", store=database) as view:
         assert is_whole(view.fed)
 
@@ -225,3 +242,21 @@ def test_the_spans_of_an_output_are_just_the_batches_that_it_was_declared_in(run
         assert is_whole(feeding.spans) == (note_on(feeding.spans) is None)
         if is_whole(feeding.spans) or all(batches for _, batches, _ in runs):
             assert is_whole(feeding.spans) == whole
+
+
+def test_a_crash_before_a_target_is_told_leaves_it_to_the_next_run(job, monkeypatch):
+    job.run("a", "rows")
+    job.run("a")
+
+    def crash(*_):
+        raise SimulatedCrash("before the dataset knows of the run")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DatasetTarget, "begin_run", crash)
+        with pytest.raises(SimulatedCrash):
+            job.run("a", "rows")
+    assert is_whole(ms.dataset(job.folder / "rows").fed)  # it was not told yet
+    job.run("a", "rows", batches=0)
+    with pytest.warns(ms.PartialOutputWarning, match="was not fed from"):
+        opened = ms.dataset(job.folder / "rows")
+    assert [between(span) for span in opened.fed] == job.spans("rows") == [(None, 1), (2, None)]
