@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from millstream.choices import did_you_mean
 from millstream.errors import ConfigError
 
 
@@ -20,5 +21,6 @@ def app_folder(log: Path, app: str) -> Path:
         raise ConfigError(
             f"The log {str(log)!r} has no app {app!r} (apps: {', '.join(known) or 'none'}). "
             "Correct the name or --log, or run the app first."
+            f"{did_you_mean(app, known)}"
         )
     return home

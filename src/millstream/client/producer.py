@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from millstream.choices import choose
 from millstream.client import overload as policies
 from millstream.client.buffer import Buffer
 from millstream.client.columns import as_columns
@@ -103,9 +104,9 @@ class Producer:
         clock_ms: Callable[[], int] = wall_clock_ms,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        check_choice("compression", compression, COMPRESSIONS)
-        check_choice("durability", durability, DURABILITIES)
-        check_choice("overload", overload, OVERLOADS)
+        choose("compression", compression, COMPRESSIONS)
+        choose("durability", durability, DURABILITIES)
+        choose("overload", overload, OVERLOADS)
         check_least("linger_ms", linger_ms, 0, "0 or more milliseconds")
         check_least("buffer_bytes", buffer_bytes, 1, "1 or more bytes")
         check_least("block_timeout_s", block_timeout_s, 0, "0 or more seconds")
@@ -374,12 +375,6 @@ def _open_spill(writer: Writer, name: str, folder: Path | str | None, files: Fil
         register=writer.transactions.register,
         files=files,
     )
-
-
-def check_choice(what: str, given: str, allowed: Sequence[str]) -> None:
-    """Refuse what is not one of a few words."""
-    if given not in allowed:
-        raise ConfigError(f"{what} is {given!r}; choose from {', '.join(allowed)}")
 
 
 def check_least(what: str, given: float, least: float, allowed: str) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 import polars as pl
 
+from millstream.choices import did_you_mean
 from millstream.client import EventLog, connect
 from millstream.errors import ConfigError, FencePassedError, UnknownViewError
 from millstream.kernels.dead_records import headers_from_text
@@ -182,6 +183,7 @@ def _store_of(log: Path | str, app: str) -> Path:
         raise UnknownViewError(
             f"The log folder {str(log)!r} has no views of an app {app!r}; there are views of: "
             f"{', '.join(known) or 'none'}. Correct the app or the folder, or run the app first."
+            f"{did_you_mean(app, known)}"
         )
     return store_path(log, app)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import polars as pl
 
+from millstream.choices import choose
 from millstream.durations import Duration, describe_us, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.bloom_generations import BloomRule
@@ -131,10 +132,8 @@ def deduplicated(
 def _check_choices(columns: Sequence[str], null: str, late: str) -> None:
     if not columns:
         raise ConfigError('dedup names no column. Say what the id is: dedup("event_id", …).')
-    if null not in ("pass", "drop"):
-        raise ConfigError(f'dedup\'s null is {null!r}. Choose "pass" or "drop".')
-    if late not in ("drop", "side"):
-        raise ConfigError(f'dedup\'s late is {late!r}. Choose "drop" or "side".')
+    choose("dedup's null", null, get_args(NullIds))
+    choose("dedup's late", late, get_args(LateIds))
 
 
 def _check_free(stream: Stream) -> None:

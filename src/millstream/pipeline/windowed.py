@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import polars as pl
 
+from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.kernels.aggregates import Aggregate
 from millstream.kernels.aggregation import Aggregation
@@ -26,8 +27,6 @@ from millstream.pipeline.window_words import FiringWord, firing
 
 if TYPE_CHECKING:
     from millstream.pipeline.streams import Stream
-
-_MODES = ("final", "update", "discard", "retract")
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,7 @@ class Windowed:
         Guarantees: on-time values, and panes by count of one key in one partition, depend on the
             events alone. Rows by batch or running time depend on these; what they add up to does not.
         """
-        if mode not in _MODES:
-            raise ConfigError(
-                f'emit is {mode!r}. Choose "final", "update", "discard" or "retract".'
-            )
+        choose("emit", mode, get_args(Mode))
         if mode == "final" and not isinstance(early, EllipsisType) and early is not None:
             raise ConfigError(
                 f'emit("final") has early={early!r}, but a final row comes once, at the end. Choose '

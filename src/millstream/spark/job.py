@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +26,18 @@ from millstream.spark.failures import as_ours
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.log_source import SOURCE_NAME, LogSource
 from millstream.spark.native import add_frame, add_native, rows_of
+from millstream.spark.sendable import require_sendable
 from millstream.spark.session import cores_available, start_session, stop_session
 from millstream.spark.shuffle import bucket_labels
 from millstream.spark.sink import JOB, CommitSink
 from millstream.spark.source import SourceSpec
+from millstream.spark.source_offsets import planned_at
 from millstream.spark.stage import add_stage
 from millstream.spark.stage_runner import StageRunner
 from millstream.spark.stages import Stages
+from millstream.views.dead_share import DeadShare
 from millstream.views.outputs import open_targets
-from millstream.views.progress import Progress, Report, Until
+from millstream.views.progress import Progress, Report, Until, created_in_words
 from millstream.views.running import marked, stop_request, stop_seen
 
 if TYPE_CHECKING:
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _POLL_S = 0.02
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,16 +74,24 @@ class RunOptions:
     rows_per_batch: int
     settings: Mapping[str, str]
     master: str | None = None
+    dead_max: float = 1.0
+    on_alarm: Callable[[str], None] | None = None
+    on_phase: Callable[[str], None] = _log.info  # what is being done, until there are batches
+    on_notice: Callable[[str], None] = _log.warning
 
 
 def run_job(job: Job, options: RunOptions) -> Report:
     """Run a job until it is to end; give its report. See :meth:`millstream.App.run`."""
     began = time.monotonic()
-    _make_topics(job)
+    options.on_phase("opening the log")
+    created = _make_topics(job)
+    for name in created.names:
+        options.on_notice(created_in_words(name, created.others))
     job.folder.mkdir(parents=True, exist_ok=True)
     home = job.folder / "views.db"
     birth = _birth(job, options.cores or cores_available())
     plan = job.compile(bucket_labels(birth.bucket_count, birth.label_partitions))
+    require_sendable(plan)
     checkpoint_id = enter(job.folder, birth, plan)
     with open_targets(plan, home, job.log) as targets:
         next_batch_id = targets.begin_run(JOB, checkpoint_id)
@@ -87,11 +101,21 @@ def run_job(job: Job, options: RunOptions) -> Report:
         frame_files = _frame_files(job, targets.run)
         frame_files.begin()
         sink = CommitSink(
-            plan, targets, open_reader(job.log), options.on_progress, seen, frame_files
+            plan,
+            targets,
+            open_reader(job.log),
+            options.on_progress,
+            seen,
+            frame_files,
+            DeadShare(options.dead_max, options.on_alarm),
+            partial(planned_at, job.folder / "checkpoint"),
         )
         with marked(job.folder, targets.run), _session(job, options) as spark:
             reason = _Query(job, options, plan, birth, sink, spark).run()
-    return _report(job.app, reason, sink, time.monotonic() - began)
+    report = _report(job.app, reason, sink, time.monotonic() - began)
+    read = {source.topic for source in plan.sources}
+    empty = tuple(name for name in created.names if name in read)
+    return replace(report, created_topics=empty, other_topics=created.others)
 
 
 def _runs(job: Job) -> Path:
@@ -175,6 +199,7 @@ class _Query:
     def run(self) -> str:
         """Run the query to its end and say why it ended."""
         self._clear_stop()
+        self.options.on_phase("planning the first batch")
         query = self._start()
         try:
             reason = self._wait(query)
@@ -217,6 +242,7 @@ class _Query:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime="0 seconds")
+        self.sink.begin()
         return writer.start()
 
     def _stages(self) -> Stages:
@@ -311,6 +337,7 @@ def _session(job: Job, options: RunOptions) -> Iterator[SparkSession]:
         cores=options.cores,
         master=options.master,
         settings=options.settings,
+        on_phase=options.on_phase,
     )
     try:
         yield spark
@@ -318,20 +345,30 @@ def _session(job: Job, options: RunOptions) -> Iterator[SparkSession]:
         stop_session(spark)
 
 
-def _make_topics(job: Job) -> None:
+@dataclass(frozen=True)
+class _Created:
+    """The topics that a run created, and those that the log had before."""
+
+    names: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+def _make_topics(job: Job) -> _Created:
     """Create the topics that the app declares and the log does not have."""
+    there: set[str] = set()
     with suppress(FileNotFoundError):
-        missing = job.topics.keys() - open_reader(job.log).topics().keys()
-        if not missing:
-            return
-    with connect(job.log) as log:
-        for name, partitions in job.topics.items():
-            if name not in log.topics():
-                log.create_topic(name, partitions=partitions)
+        there.update(open_reader(job.log).topics())
+    missing = tuple(name for name in job.topics if name not in there)
+    if missing:
+        with connect(job.log) as log:
+            for name in missing:
+                log.create_topic(name, partitions=job.topics[name], exist_ok=True)
+    return _Created(missing, tuple(sorted(there)))
 
 
 def _report(app: str, reason: str, sink: CommitSink, seconds: float) -> Report:
     totals = sink.totals
+    failed = sink.dead_share.failed()
     return Report(
         app=app,
         reason=reason,
@@ -345,4 +382,6 @@ def _report(app: str, reason: str, sink: CommitSink, seconds: float) -> Report:
         watermark=totals.last.watermark if totals.last else None,
         lag=totals.last.lag if totals.last else {},
         false_positive_rates=totals.last.false_positive_rates if totals.last else {},
+        alarms=tuple(failed.values()),
+        failed_steps=tuple(failed),
     )

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import math
 import os
 import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from millstream.spark.class_archive import ClassArchive
 
+_log = logging.getLogger(__name__)
 _MIB = 1 << 20
 _JVM_OPTIONS = "spark.driver.extraJavaOptions"
 _DRIVER_MEMORY_MIB_MIN = 768  # Spark refuses less than 450 MiB, and a trigger needs some on top
@@ -110,6 +112,7 @@ def start_session(
     cores: int | None = None,
     master: str | None = None,
     settings: Mapping[str, str] | None = None,
+    on_phase: Callable[[str], None] = _log.info,
 ) -> SparkSession:
     """Return the Spark session of this process, starting it for the first that asks.
 
@@ -124,6 +127,7 @@ def start_session(
             cluster, the number of Spark partitions of state. An existing checkpoint keeps its own.
         master: Address of a cluster; by default Spark runs on this machine.
         settings: Spark settings that win over those made here.
+        on_phase: Called with what is being started.
 
     Raises:
         EnvironmentProblem: PySpark or Java is missing or does not start; the message says which.
@@ -140,7 +144,7 @@ def start_session(
             _running.end()
             _running = None
         if _running is None:
-            _running = _start(name, folder, asked)
+            _running = _start(name, folder, asked, on_phase)
         else:
             _require_same(_running.asked, asked)
             _running.users += 1
@@ -176,7 +180,7 @@ def _require_same(running: _Asked, asked: _Asked) -> None:
             )
 
 
-def _start(name: str, folder: Path, asked: _Asked) -> _Running:
+def _start(name: str, folder: Path, asked: _Asked, on_phase: Callable[[str], None]) -> _Running:
     """Start the JVM and a session in it; on any failure leave nothing behind."""
     internals = _pyspark_internals()
     from millstream.spark import compiled  # noqa: PLC0415 - see the module
@@ -195,12 +199,14 @@ def _start(name: str, folder: Path, asked: _Asked) -> _Running:
         if scratch is not None:
             scratch.archive = class_archive(os.environ, java)
         settings = _settings(name, asked, scratch)
+        on_phase(f"starting Java {java.version}")
         gateway = internals.launch_jvm(
             settings,
             env=_environment(os.environ, scratch, java),
             log=_open_log(folder),
             held=() if scratch is None else (scratch.lock,),
         )
+        on_phase("starting Spark")
         with internals.environment(PYSPARK_PYTHON=_worker_python(local=asked.master is None)):
             spark = internals.open_session(settings, gateway)
         if scratch is not None:

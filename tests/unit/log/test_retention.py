@@ -174,9 +174,9 @@ def test_one_pass_takes_what_is_too_much_and_a_tenth_of_what_is_too_old() -> Non
     [
         ("retention.ms", "x", "whole number from -1"),
         ("segment.bytes", "0", "from 1"),
-        ("cleanup.policy", "shred", "delete, compact, or"),
+        ("cleanup.policy", "shred", 'Choose "delete" or "compact"'),
         ("min.cleanable.dirty.ratio", "2", "from 0 to 1"),
-        ("nope", "1", "choose from cleanup.policy"),
+        ("nope", "1", 'Choose "cleanup.policy"'),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
+from millstream.choices import choose
 from millstream.client.columns import Columns, as_columns
 from millstream.client.futures import Outcome, SendFuture, WholeFuture
 from millstream.client.kafka.cluster import FENCES, Cluster
@@ -35,7 +36,6 @@ from millstream.client.producer import (
     BUFFER_BYTES_MAX,
     BULK_ROWS,
     LINGER_MS,
-    check_choice,
     check_least,
 )
 from millstream.client.transaction import Transaction
@@ -85,8 +85,8 @@ class KafkaProducer:
         name: str | None = None,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        check_choice("compression", compression, COMPRESSIONS)
-        check_choice("durability", durability, DURABILITIES)
+        choose("compression", compression, COMPRESSIONS)
+        choose("durability", durability, DURABILITIES)
         _check_overload(overload, name)
         check_least("linger_ms", linger_ms, 0, "0 or more milliseconds")
         check_least("buffer_bytes", buffer_bytes, 1, "1 or more bytes")
@@ -469,7 +469,7 @@ def _check_time(timestamp_ms: int) -> None:
 
 
 def _check_overload(overload: Overload, name: str | None) -> None:
-    check_choice("overload", overload, OVERLOADS)
+    choose("overload", overload, OVERLOADS)
     if overload in ("drop_oldest", "spill") or name is not None:
         asked = (
             f"overload is {overload!r}" if name is None else f"the producer has the name {name!r}"
