@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 NullIds = Literal["pass", "drop"]
 LateIds = Literal["drop", "side"]
 GENERATIONS_MAX = 256
+_EXACT_US_MAX = 31 * 86_400_000_000  # a month: what is longer is told what it costs
+_ID_BYTES = 24  # 128 bits of hash and the time
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ def deduplicated(
     null: NullIds,
     late: LateIds,
     bloom: Bloom | None,
+    unbounded: bool,
     name: str | None,
 ) -> tuple[Filter | None, Dedup]:
     """Check what is declared; give the step that goes before (for ``null="drop"``) and the kernel."""
@@ -111,6 +114,8 @@ def deduplicated(
     if bloom is not None and not isinstance(bloom, Bloom):
         raise ConfigError(f"dedup's bloom is {bloom!r}. Make one with ms.bloom(fpr=…, …).")
     within_us = to_us(within, what="dedup's within")
+    if not unbounded and (bloom is None or bloom.exact_check):
+        _check_bounded(within_us)
     step_name = stream.app.unique_name(name or f"dedup({', '.join(columns)})")
     rule = None
     if bloom is not None:
@@ -127,6 +132,17 @@ def deduplicated(
     has_id = tuple(pl.col(column).is_not_null() for column in columns)
     without_null = Filter(stream.app.unique_name(f"{step_name} of no null"), has_id)
     return (without_null if null == "drop" else None), kernel
+
+
+def _check_bounded(within_us: int) -> None:
+    if within_us > _EXACT_US_MAX:
+        seconds = within_us / 1e6
+        raise ConfigError(
+            f"dedup keeps every id of the last {describe_us(within_us)}, at {_ID_BYTES} bytes each: "
+            f"of 100 new ids a second that is {seconds * 100 * _ID_BYTES / 1e9:,.0f} GB of state. "
+            "Give a shorter within, remember ids in filters (bloom=ms.bloom(…)), or say that this "
+            "much may be kept: unbounded=True."
+        )
 
 
 def _check_choices(columns: Sequence[str], null: str, late: str) -> None:

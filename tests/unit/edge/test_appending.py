@@ -112,7 +112,7 @@ def test_or_the_other_lines_are_appended_if_that_was_asked_for(edge, values):
         ("/topics/one?key_feild=u", b"{}", "application/json", 400, "a parameter is 'key_feild'"),
         ("/topics/one?key=a&key_field=u", b"{}", "application/json", 400, "give one of them"),
         ("/topics/one?key=a&key=b", b"{}", "application/json", 400, "given twice"),
-        ("/topics/one?bad=drop", b"{}", "application/json", 400, "Choose \"refuse\" or \"skip\""),
+        ("/topics/one?bad=drop", b"{}", "application/json", 400, 'Choose "refuse" or "skip"'),
         ("/topics/one?partition=x", b"{}", "application/json", 400, "give a number"),
         ("/topics/one?partition=7", b"{}", "application/json", 400, "no partition 7"),
         ("/topics/one?key_field=u", b"{}", "text/plain", 400, "needs events in JSON"),

@@ -473,7 +473,7 @@ def test_what_a_record_says_of_itself_can_be_columns():
         ({"metadata": ("size",)}, "the metadata of topic 't' is 'size'"),
         ({"metadata": "offset"}, "Give a tuple"),
         ({"metadata": ("key",)}, "its schema has a field of that name"),
-        ({"bad": "ignore"}, "Choose "dead-letter", "stop" or "skip""),
+        ({"bad": "ignore"}, 'Choose "dead-letter", "stop" or "skip"'),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, said):
