@@ -534,6 +534,23 @@ def test_c9_x1_a_group_that_has_read_all_is_not_behind_the_end_of_a_transaction(
     assert [row.behind for row in log.lag("g")] == [0]
 
 
+def test_c9_x1_offsets_that_no_reader_is_given_are_not_lag_wherever_the_group_has_committed(
+    log: EventLog,
+) -> None:
+    log.create_topic("t")
+    with log.producer(transactional_id="x") as producer:
+        for number in range(3):
+            with producer.transaction():
+                producer.send("t", b"%d" % number)
+        with pytest.raises(ZeroDivisionError), producer.transaction():
+            producer.send("t", b"taken back").result()
+            1 / 0  # noqa: B018 - what takes the transaction back
+    places = [record.offset for record in log.consumer("t", follow=False)]
+    for read, place in enumerate(places):
+        log.commit_offsets("g", {TopicPartition("t", 0): place + 1})  # as clients of Kafka commit
+        assert [row.behind for row in log.lag("g")] == [3 - read - 1]
+
+
 # -- transactions ------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,9 @@ from millstream.log.compaction import compact_partition
 from millstream.log.groups import committed_offsets, group_names
 from millstream.log.partition import Partition
 from millstream.log.producers import PRODUCER_EXPIRES_MS
+from millstream.log.reader import LogReader
 from millstream.log.retention import RetentionRisk, RunningClock, risks, start_after_pass
+from millstream.log.unread import count_unread
 
 if TYPE_CHECKING:
     from millstream.log.writer import LogWriter
@@ -107,7 +110,8 @@ class Housekeeper:
             found.extend(risks(groups, holdings, now_ms))
 
         self._writer.exclusively(look)
-        return found
+        with closing(LogReader(self._writer.folder)) as reader:
+            return [risk for risk in found if risk.records_lost or _has_records(reader, risk)]
 
     def _keep(self, partition: Partition, now_ms: int, report: KeepingReport) -> None:
         writer = self._writer
@@ -159,3 +163,10 @@ class Housekeeper:
             except MillstreamError as error:
                 _log.error("housekeeping stopped: %s", error)
                 return
+
+
+def _has_records(reader: LogReader, risk: RetentionRisk) -> bool:
+    """Whether any of the offsets at risk is a record: markers of transactions are not lost to anyone."""
+    start = max(risk.committed_offset, risk.log_start)
+    end = start + risk.records_at_risk
+    return count_unread(reader, risk.topic, risk.partition, start, end) > 0

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream.client import connect
 from millstream.errors import ConfigError, OffsetOutOfRangeError
 from millstream.log.config import TopicConfig
 from millstream.log.encoding import Row, encode_rows
@@ -207,3 +208,16 @@ def test_settings_are_changed_and_taken_back_and_partitions_added(tmp_path: Path
     with LogWriter(tmp_path) as writer:
         assert writer.settings("t")["segment.bytes"] == "1"
         assert writer.partition_count("t") == 3
+
+
+def test_a_group_that_has_only_markers_of_transactions_left_is_not_at_risk(tmp_path: Path) -> None:
+    with connect(tmp_path) as log:
+        log.create_topic("t", retention="1 day", settings={"segment.bytes": "1"})
+        with log.producer(transactional_id="x") as producer:
+            for _ in range(3):
+                with producer.transaction():
+                    producer.send("t", b"x", timestamp_ms=0)
+        log.commit_offsets("g", {TopicPartition("t", 0): 5})
+        assert (log.keep_house().risks, log.lag("g")[0].behind) == ([], 0)
+        log.commit_offsets("g", {TopicPartition("t", 0): 4})
+        assert log.lag("g")[0].behind == 1
