@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millstream.choices import did_you_mean
+from millstream.cli.apps import say_failure
 from millstream.cli.tables import ask, log_option, yes_option
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views.address import HOME
@@ -101,6 +102,7 @@ def _of_folder(folder: Path, app: str | None) -> list[dict[str, Any]]:
         )
     rows = []
     for each in [app] if app is not None else known:
+        say_failure(each, folder / "apps" / each)
         with ViewStore(store_path(folder, each), readonly=True) as store:
             rows += [_described(store, each, schema) for schema in store.views()]
     return rows

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from millstream.spark.stage import add_stage
 from millstream.spark.stage_runner import StageRunner
 from millstream.spark.stages import Stages
 from millstream.views.dead_share import DeadShare
+from millstream.views.failure import failure_noted
 from millstream.views.outputs import open_targets
 from millstream.views.progress import Progress, Report, Until, created_in_words
 from millstream.views.running import marked, stop_request, stop_seen
@@ -82,6 +83,11 @@ class RunOptions:
 
 def run_job(job: Job, options: RunOptions) -> Report:
     """Run a job until it is to end; give its report. See :meth:`millstream.App.run`."""
+    with ExitStack() as running, failure_noted(job.folder):  # noted before it runs no more
+        return _run(job, options, running)
+
+
+def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     began = time.monotonic()
     options.on_phase("opening the log")
     created = _make_topics(job)
@@ -110,7 +116,8 @@ def run_job(job: Job, options: RunOptions) -> Report:
             DeadShare(options.dead_max, options.on_alarm),
             partial(planned_at, job.folder / "checkpoint"),
         )
-        with marked(job.folder, targets.run), _session(job, options) as spark:
+        running.enter_context(marked(job.folder, targets.run))
+        with _session(job, options) as spark:
             reason = _Query(job, options, plan, birth, sink, spark).run()
     report = _report(job.app, reason, sink, time.monotonic() - began)
     read = {source.topic for source in plan.sources}
