@@ -92,13 +92,11 @@ WRONG = {
     ("calendar", "week_start", "Sundays", "sunday"): declared(
         lambda word: ms.calendar("1 week", tz="UTC", week_start=word)
     ),
-    ("distinct", "method", "exakt", "exact"): declared(
-        lambda word: ms.distinct("n", method=word)
+    ("distinct", "method", "exakt", "exact"): declared(lambda word: ms.distinct("n", method=word)),
+    ("quantile", "method", "KLL", "kll"): declared(lambda word: ms.quantile("n", 0.5, method=word)),
+    ("quantiles", "method", "kkl", "kll"): declared(
+        lambda word: ms.quantiles("n", [0.5], method=word)
     ),
-    ("quantile", "method", "KLL", "kll"): declared(
-        lambda word: ms.quantile("n", 0.5, method=word)
-    ),
-    ("quantiles", "method", "kkl", "kll"): declared(lambda word: ms.quantiles("n", [0.5], method=word)),
     ("top_k", "method", "frequent items", "frequent_items"): declared(
         lambda word: ms.top_k("n", 3, method=word)
     ),

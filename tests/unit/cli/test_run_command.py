@@ -35,7 +35,9 @@ def test_the_one_app_of_a_file_is_found(tmp_path):
 def test_of_several_apps_one_is_chosen_by_name(tmp_path):
     path = write(tmp_path, TWO)
     assert find_app(path, "two").name == "two"
-    with pytest.raises(ConfigError, match=r"none was named.*app.py:one \(the app one\), .*app.py:two"):
+    with pytest.raises(
+        ConfigError, match=r"none was named.*app.py:one \(the app one\), .*app.py:two"
+    ):
         find_app(path, None)
     with pytest.raises(ConfigError, match="none is 'three'"):
         find_app(path, "three")

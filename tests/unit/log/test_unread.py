@@ -15,7 +15,7 @@ class Partition:
     def __init__(self, offsets, block, damaged=None):
         self.offsets, self.block, self.damaged = sorted(offsets), block, damaged
 
-    def read(self, topic, partition, start, end, *, columns, bytes_max):  # noqa: ARG002
+    def read(self, topic, partition, start, end, *, columns, bytes_max):
         wanted = [offset for offset in self.offsets if start <= offset < end]
         for at in range(0, len(wanted), self.block):
             part = wanted[at : at + self.block]
