@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from millstream.choices import choose, did_you_mean
-from millstream.durations import Duration, describe_us, to_us
+from millstream.durations import Duration, describe_us, to_us, unit_named
 from millstream.errors import ConfigError
 from millstream.kernels.emission import AfterCount, AfterTime, EachBatch, Firing
 from millstream.kernels.local_calendar import Calendar
@@ -18,7 +18,7 @@ Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "satur
 FiringWord = Duration | AfterCount | None  # "each" and "batch" are strings, as durations are
 
 _WEEKDAYS = get_args(Weekday)
-_SPAN = re.compile(r"\s*(\d+)\s*(minute|hour|day|week|month|quarter|year)s?\s*")
+_SPAN = re.compile(r"\s*(\d+)\s*([a-zA-Z]+)\s*")
 _MINUTES = {"minute": 1, "hour": 60}
 _MONTHS = {"month": 1, "quarter": 3, "year": 12}
 
@@ -85,7 +85,8 @@ def calendar(span: str, *, tz: str, week_start: Weekday = "monday") -> Calendar:
 
 def _span(span: str) -> tuple[Literal["minute", "day", "week", "month"], int]:
     found = _SPAN.fullmatch(span) if isinstance(span, str) else None
-    count, name = (int(found[1]), found[2]) if found else (0, "")
+    count, said = (int(found[1]), found[2]) if found else (0, "")
+    name = unit_named(said) or said.lower().removesuffix("s")
     if name in ("day", "week") and count == 1:
         return ("day" if name == "day" else "week"), 1
     if name in _MINUTES and count and 1440 % (count * _MINUTES[name]) == 0:
