@@ -17,11 +17,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
 from millstream.choices import choose
-from millstream.client.columns import Columns, as_columns
+from millstream.client.columns import Columns, Table, as_columns
 from millstream.client.futures import Outcome, SendFuture, WholeFuture
 from millstream.client.kafka.cluster import FENCES, Cluster
 from millstream.client.kafka.failures import as_ours, error_of
@@ -185,8 +184,10 @@ class KafkaProducer:
     def send_many(
         self,
         topic: str,
-        table: pa.Table | pa.RecordBatch | None = None,
+        table: Table | None = None,
         *,
+        rows: Table | None = None,
+        key: str | None = None,
         values: Any = None,
         keys: Any = None,
         timestamps_ms: Any = None,
@@ -199,6 +200,8 @@ class KafkaProducer:
         self._check()
         columns = as_columns(
             table,
+            rows=rows,
+            key=key,
             values=values,
             keys=keys,
             timestamps_ms=timestamps_ms,
