@@ -349,7 +349,11 @@ def _session(job: Job, options: RunOptions) -> Iterator[SparkSession]:
     try:
         yield spark
     finally:
-        stop_session(spark)
+        if stop_session(spark):
+            options.on_notice(
+                "Spark's classes are kept for faster starts, once on this machine: the program ends "
+                "some ten seconds after its answer."
+            )
 
 
 @dataclass(frozen=True)

@@ -86,19 +86,35 @@ class _Running:
 
         return self.gateway.proc.poll() is None and internals.running_context() is not None
 
-    def end(self) -> None:
-        """Stop Spark, end the JVM, and leave no file behind but the log."""
+    def end(self) -> bool:
+        """Stop Spark, end the JVM, and leave no file behind but the log.
+
+        Where the JVM is to write an archive of its classes, that goes on in a thread, so that nobody
+        waits for it who only wants the answer; the process ends when it is done. Return whether so.
+        """
         from millstream.spark import internals  # noqa: PLC0415 - imports pyspark
 
+        archive = None if self.scratch is None else self.scratch.archive
         try:
             if self.is_alive():
                 self.spark.stop()
         finally:
-            internals.end_jvm(self.gateway)
-            if self.scratch is not None:
-                if self.scratch.archive is not None:
-                    self.scratch.archive.keep(whole=self.gateway.proc.returncode >= 0)
-                self.scratch.delete()
+            internals.let_go(self.gateway)
+            later = archive is not None and archive.new is not None
+            if later:
+                threading.Thread(target=self._put_away, name="millstream-class-archive").start()
+            else:
+                self._put_away()
+        return later
+
+    def _put_away(self) -> None:
+        from millstream.spark import internals  # noqa: PLC0415 - imports pyspark
+
+        internals.end_process(self.gateway.proc)
+        if self.scratch is not None:
+            if self.scratch.archive is not None:
+                self.scratch.archive.keep(whole=self.gateway.proc.returncode >= 0)
+            self.scratch.delete()
 
 
 _running: _Running | None = None
@@ -151,19 +167,21 @@ def start_session(
         return _running.spark
 
 
-def stop_session(spark: SparkSession) -> None:
+def stop_session(spark: SparkSession) -> bool:
     """Say that one user of the session is done with it; after the last, Spark's JVM is gone.
 
-    Nothing happens for a session that has ended already.
+    Nothing happens for a session that has ended already. Return whether the JVM still writes the
+    archive of its classes, once on a machine: the process ends when that is done.
     """
     global _running
     with _lock:
         if _running is None or _running.spark is not spark:
-            return
+            return False
         _running.users -= 1
-        if _running.users == 0:
-            ending, _running = _running, None
-            ending.end()
+        if _running.users > 0:
+            return False
+        ending, _running = _running, None
+        return ending.end()
 
 
 def _require_same(running: _Asked, asked: _Asked) -> None:
