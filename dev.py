@@ -689,7 +689,15 @@ def smoke_at(end: str, to: IO[str] | None = None) -> int:
     uv = find_uv(env)
     code, text = run_shown([uv, "venv", "--clear", environment], env)
     if not code:
-        into = [uv, "pip", "install", "--python", python_of(environment), "--resolution", end]
+        into: list[str | Path] = [
+            uv,
+            "pip",
+            "install",
+            "--python",
+            python_of(environment),
+            "--resolution",
+            end,
+        ]
         code, text = with_system_certificates([*into, KIT_EXTRAS, *KIT_TOOLS], env)
     if code:
         raise Problem(f"could not install the {end} versions. {network_advice(text)}")

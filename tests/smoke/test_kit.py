@@ -26,7 +26,9 @@ class Click:
 
 def rows(count=60):
     return [
-        Click(f"e{n % 50}", f"u{n % 3}", START + timedelta(seconds=7 * n), Decimal(n) / 4, ["a", "b"])
+        Click(
+            f"e{n % 50}", f"u{n % 3}", START + timedelta(seconds=7 * n), Decimal(n) / 4, ["a", "b"]
+        )
         for n in range(count)
     ]
 
@@ -53,8 +55,10 @@ END = Watermark("clicks", at=START + timedelta(days=1))
 )
 def test_every_kind_of_window_counts_every_event_however_batches_and_crashes_fall(window):
     app = ms.App("windows", log="unused")
-    counted = stream(app).window(window, by="user").agg(
-        n=ms.count(), cost=ms.sum("cost"), newest=ms.max("at"), users=ms.distinct("id")
+    counted = (
+        stream(app)
+        .window(window, by="user")
+        .agg(n=ms.count(), cost=ms.sum("cost"), newest=ms.max("at"), users=ms.distinct("id"))
     )
     counted.view("v")
     inputs = {"clicks": [*rows(), Tick(after="1 second"), END]}
