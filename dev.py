@@ -34,6 +34,9 @@ JAVA_MAJOR_MIN = 17  # as in millstream.spark.java, which cannot be asked before
 UV_WANTED = "uv>=0.13,<0.14"
 UV_VERSION_MIN = (0, 9)  # older ones on the PATH are passed over: they cannot build this project
 SPARK_OLDEST = "pyspark==4.2.*"
+KIT_SMOKE = "tests/smoke/test_kit.py"
+KIT_EXTRAS = f"{ROOT}[avro,pydantic,sketches,ui]"
+KIT_TOOLS = ("pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.112", "cloudpickle>=3")
 PUBLIC_INDEXES = ("https://pypi.org/simple", "https://pypi.python.org/simple")
 CLEANED = (
     ".venv .dev .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist"
@@ -556,7 +559,7 @@ def test_all(arguments: Sequence[str]) -> int:
     if not given and not again and TESTED.is_file() and TESTED.read_text() == tree_key():
         code = the_rest(env)
     else:
-        code = worst(pytest([*given, "tests"], env), smoke_on_oldest_spark())
+        code = worst(pytest([*given, "tests"], env), smoke_on_oldest_spark(), smoke_at_both_ends())
     if without_postgres:
         say(f"skipped: the tests on PostgreSQL: {without_postgres}")
     if without_chromium:
@@ -584,7 +587,9 @@ def the_rest(env: Mapping[str, str]) -> int:
     return together(
         lambda: pytest([*long, *others, "-m", "not quick", *FILES_SIDE_BY_SIDE], env),
         lambda to: worst(
-            pytest(thorough, {**ONE_THREAD_EACH, **env}, to), smoke_on_oldest_spark(to)
+            pytest(thorough, {**ONE_THREAD_EACH, **env}, to),
+            smoke_on_oldest_spark(to),
+            smoke_at_both_ends(to),
         ),
     )
 
@@ -674,6 +679,42 @@ def smoke_on_oldest_spark(to: IO[str] | None = None) -> int:
             raise Problem(f"could not install {SPARK_OLDEST}. {network_advice(text)}")
         stamp.write_text(key)
     smoke = [python_of(environment), *PYTEST[1:], "tests/smoke"]
+    return run(smoke, programs_env(environment), to)
+
+
+def smoke_at_both_ends(to: IO[str] | None = None) -> int:
+    """Run the kit's smoke tests on the oldest and on the newest libraries that the ranges allow.
+
+    The lock holds one version of each; a fresh `pip install millstream` takes others.
+    """
+    if not there(KIT_SMOKE):
+        say(f"skipped: the smoke runs at both ends of the ranges: there is no {KIT_SMOKE}")
+        return 0
+    return worst(*(smoke_at(end, to) for end in ("lowest-direct", "highest")))
+
+
+def smoke_at(end: str, to: IO[str] | None = None) -> int:
+    """Run the kit's smoke tests on what uv resolves the ranges to, at one of their ends."""
+    say(f"the smoke run of the kit on the {end} versions, in an environment of its own")
+    environment = STATE / f"{end}-libraries"
+    env = uv_env(pip_settings())
+    uv = find_uv(env)
+    code, text = run_shown([uv, "venv", "--clear", environment], env)
+    if not code:
+        into: list[str | Path] = [
+            uv,
+            "pip",
+            "install",
+            "--python",
+            python_of(environment),
+            "--resolution",
+            end,
+        ]
+        code, text = with_system_certificates([*into, KIT_EXTRAS, *KIT_TOOLS], env)
+    if code:
+        raise Problem(f"could not install the {end} versions. {network_advice(text)}")
+    # Not all that runs there is ours: that one of them warns of its own age fails nothing.
+    smoke = [python_of(environment), *PYTEST[1:], "-W", "default", KIT_SMOKE]
     return run(smoke, programs_env(environment), to)
 
 

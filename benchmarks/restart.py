@@ -44,7 +44,7 @@ def app(folder: Path):
 
     made = ms.App("restart", log=folder / "log")
     stream = made.topic("events", Event, partitions=1).stream(time="at")
-    pairs = stream.window(ms.count_window(2), by="k").agg(n=ms.count())
+    pairs = stream.window(ms.count_window(2, unbounded=True), by="k").agg(n=ms.count())
     pairs.view("seen_twice")
     return made
 

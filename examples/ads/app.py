@@ -100,7 +100,9 @@ def per_minute(once: ms.Stream, rate: pl.Expr) -> ms.Stream:
 def unloved(once: ms.Stream, rate: pl.Expr, floor: float) -> ms.Stream:
     """Find ads whose rate was below the floor in five half days in a row, each with 60 impressions."""
     halves = counted(once.window(ms.tumbling("12 hours"), by="ad").emit("final"), rate)
-    in_a_row = halves.filter(pl.col("shown") >= 60).window(ms.count_window(5, slide=1), by="ad")
+    in_a_row = halves.filter(pl.col("shown") >= 60).window(
+        ms.count_window(5, slide=1, unbounded=True), by="ad"
+    )
     told = in_a_row.agg(rate_max=ms.max("rate"), shown=ms.sum("shown"), clicked=ms.sum("clicked"))
     once_each = told.filter(pl.col("rate_max") < floor).dedup("ad", within="30 days")
     return once_each.rename({"window_end": "stopped_at"}).select(

@@ -1,10 +1,11 @@
-"""Durations as people write them: ``"10 minutes"``, ``"1 hour 30 minutes"`` or a timedelta."""
+"""Durations as people write them: ``"10 minutes"``, ``"1h30m"``, ``"5 min"`` or a timedelta."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
 
+from millstream.choices import did_you_mean
 from millstream.errors import ConfigError
 
 Duration = str | timedelta
@@ -18,8 +19,19 @@ _UNITS_US = {
     "day": 86_400_000_000,
     "week": 604_800_000_000,
 }
-_SHORT = {"us": "microsecond", "ms": "millisecond", "s": "second", "m": "minute", "h": "hour"}
-_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
+_US_MAX = 2**62
+# A large M is often a month, which is no duration; so letters alone are small.
+_LETTERS = {"us": "microsecond", "µs": "microsecond", "ms": "millisecond", "s": "second"} | {
+    "m": "minute",
+    "h": "hour",
+    "d": "day",
+    "w": "week",
+}
+_SHORT = {"usec": "microsecond", "msec": "millisecond", "sec": "second", "min": "minute"} | {
+    "hr": "hour",
+    "wk": "week",
+}
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Zµ]+)\s*")
 
 
 def to_us(duration: Duration, *, what: str) -> int:
@@ -32,7 +44,8 @@ def to_us(duration: Duration, *, what: str) -> int:
         microseconds = round(duration / timedelta(microseconds=1))
     elif isinstance(duration, str) and re.fullmatch(f"(?:{_PART.pattern})+", duration):
         parts: list[tuple[str, str]] = _PART.findall(duration)
-        microseconds = round(sum(_part_us(number, unit, what) for number, unit in parts))
+        exact = sum(_part_us(number, unit, what) for number, unit in parts)
+        microseconds = round(exact) if exact < _US_MAX else -1
     else:
         raise _refused(duration, what)
     if microseconds < 0:
@@ -41,16 +54,24 @@ def to_us(duration: Duration, *, what: str) -> int:
 
 
 def _part_us(number: str, unit: str, what: str) -> float:
-    name = _SHORT.get(unit, unit.lower().removesuffix("s"))
-    if name not in _UNITS_US:
-        raise _refused(f"{number} {unit}", what)
+    name = unit_named(unit)
+    if name is None:
+        raise _refused(f"{number} {unit}", what, did_you_mean(unit, _UNITS_US))
     return float(number) * _UNITS_US[name]
 
 
-def _refused(seen: object, what: str) -> ConfigError:
+def unit_named(unit: str) -> str | None:
+    """Return the unit that a word stands for, such as ``minute`` for ``mins``; None if for none."""
+    word = unit.lower().removesuffix("s")
+    found = _LETTERS.get(unit) or _SHORT.get(word) or word
+    return found if found in _UNITS_US else None
+
+
+def _refused(seen: object, what: str, near: str = "") -> ConfigError:
     return ConfigError(
         f'{what} is {seen!r}. Give a timedelta, or a number and a unit such as "30 seconds", '
-        '"10 minutes", "1 hour 30 minutes", "7 days" (units: microseconds to weeks).'
+        '"10 minutes", "1h30m", "5 min", "7 days" (units: microseconds to weeks).'
+        f"{near}"
     )
 
 

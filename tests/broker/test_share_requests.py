@@ -294,7 +294,14 @@ def test_open_transactions_are_waited_for_and_aborted_ones_are_not_given(broker,
         else:
             assert mine == [(0, 2, 1), (3, 4, 1), (5, 6, 1)]
         assert ann.acknowledge(*((first, last, ACCEPT) for first, last, _ in mine)) == 0
-    assert where(broker.address) == (6, 0)
+        assert where(broker.address) == (6, 0)
+        client.ask("AddPartitionsToTxn", 0, taking)
+        transaction(3, b"6")
+        end(committed=True)
+        assert where(broker.address) == (6, 1)
+        assert ann.given() == [(6, 7, 1)]
+        assert ann.acknowledge((6, 7, ACCEPT)) == 0
+        assert where(broker.address)[1] == 0, "the marker at the end is no record"
 
 
 # -- crashes and disks ------------------------------------------------------------------------

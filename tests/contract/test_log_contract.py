@@ -588,6 +588,23 @@ def test_c10_offsets_given_with_the_id_of_another_topic_are_refused(log: EventLo
     assert log.committed_offsets("g")[place].offset == 5
 
 
+def test_c9_x1_offsets_that_no_reader_is_given_are_not_lag_wherever_the_group_has_committed(
+    log: EventLog,
+) -> None:
+    log.create_topic("t")
+    with log.producer(transactional_id="x") as producer:
+        for number in range(3):
+            with producer.transaction():
+                producer.send("t", b"%d" % number)
+        with pytest.raises(ZeroDivisionError), producer.transaction():
+            producer.send("t", b"taken back").result()
+            1 / 0  # noqa: B018 - what takes the transaction back
+    places = [record.offset for record in log.consumer("t", follow=False)]
+    for read, place in enumerate(places):
+        log.commit_offsets("g", {TopicPartition("t", 0): place + 1})  # as clients of Kafka commit
+        assert [row.behind for row in log.lag("g")] == [3 - read - 1]
+
+
 # -- transactions ------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
 from millstream.broker.codes import Code, Refused, coordinator_code_of
 from millstream.broker.coordinator import check_name
@@ -12,6 +13,7 @@ from millstream.broker.share_groups import LEAVES, Beat, ShareMember
 from millstream.broker.wire import Message, distinct
 from millstream.errors import MillstreamError
 from millstream.log.groups import committed_offsets
+from millstream.log.reader import LogReader
 from millstream.log.shares import (
     ShareState,
     forget_share_group,
@@ -20,6 +22,7 @@ from millstream.log.shares import (
     put_share,
     share_states,
 )
+from millstream.log.unread import count_unread
 from millstream.record import TopicInfo, TopicPartition
 
 ASSIGNOR = "even"
@@ -190,14 +193,22 @@ async def _offset(
     state = states.get(place)
     try:
         end = (await node.run(lambda: node.reader().state(*place))).high_watermark
+        if state is None:
+            return answer
+        seen = max((one.end for one in state.spans), default=state.start)
+        beyond = await node.run(lambda: _unread(node, place, max(seen, state.start), end))
     except MillstreamError as error:
         return {**answer, "error_code": partition_code(error), "error_message": str(error)}
-    if state is None:
-        return answer
     done = sum(
         one.end - one.first for one in state.spans if one.state in ("acknowledged", "archived")
     )
-    return {**answer, "start_offset": state.start, "lag": max(end - state.start - done, 0)}
+    waiting = max(seen - state.start - done, 0)
+    return {**answer, "start_offset": state.start, "lag": waiting + beyond}
+
+
+def _unread(node: Node, place: TopicPartition, start: int, end: int) -> int:
+    with closing(LogReader(node.writer.folder, isolation="read_uncommitted")) as reader:
+        return count_unread(reader, *place, start, end)
 
 
 # -- moving -----------------------------------------------------------------------------------

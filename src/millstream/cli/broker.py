@@ -16,12 +16,13 @@ from millstream.broker.allocator import keep_freed
 from millstream.broker.server import LISTEN, Serving, serve
 from millstream.broker.settings import Settings
 from millstream.cli.ready import ready_file_option, told_ready
+from millstream.cli.tables import folder_argument
 from millstream.durations import to_us
 from millstream.log.takeover import SPARE_FILES
 
 
 @click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@folder_argument
 @click.option(
     "--listen",
     default=LISTEN,
@@ -100,7 +101,7 @@ def broker(
 ) -> None:
     """Serve the log in the folder DIR to Kafka's clients, until Ctrl-C or SIGTERM.
 
-    It owns the folder meanwhile, and takes it over from a program that does; on this machine, others
+    DIR is by default $MILLSTREAM_LOG, or ./data. It owns the folder meanwhile, and takes it over from a program that does; on this machine, others
     read it as before, and write through it. Where other machines are to reach it, it wants a
     certificate and users.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,7 @@ def show_dead(app: str, record: str, *, folder: Path, as_json: bool) -> None:
     help="Only this record; may be given several times.",
 )
 @click.option("--again", is_flag=True, help="Also records that were replayed before.")
+@click.option("--late-ok", is_flag=True, help="Also if some may come too late for what is closed.")
 @yes_option
 @log_option
 @json_option
@@ -123,6 +125,7 @@ def replay_dead(
     reason: str | None,
     records: tuple[str, ...],
     again: bool,
+    late_ok: bool,
     yes: bool,
     folder: Path,
     as_json: bool,
@@ -131,6 +134,10 @@ def replay_dead(
 
     They are new records, with the old bytes, headers, timestamps and partitions. Each is appended
     once, however often this is repeated, unless --again is given.
+
+    Time has gone on for the app since: a record whose window is closed is counted as late, and left
+    out of it. If some may be late, as of what the app has committed, nothing is appended without
+    --late-ok. Records whose event time cannot be told from their bytes count as may be late.
 
     \b
     Examples:
@@ -142,13 +149,15 @@ def replay_dead(
     if not yes:
         found = dead_letters(folder, app, selection)
         ask(f"Append {counted(found.height, 'dead record')} of {app} again, as far as due?")
-    done = replay(folder, app, selection, again=again)
+    done = replay(folder, app, selection, again=again, late_ok=late_ok)
     sentence = f"{counted(done.records, 'record')} appended again"
     if done.finished:
         sentence += f", and {done.finished} of a replay that was interrupted"
+    if done.may_be_late:
+        sentence += f"; {done.may_be_late} of them may come too late for the app"
     if done.already:
         sentence += f"; {done.already} were replayed before (--again appends them once more)"
-    values = {"records": done.records, "finished": done.finished, "already": done.already}
+    values = dataclasses.asdict(done)
     tell(sentence, values, as_json=as_json)
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 import click
 from rich.console import Console
 
+from millstream.cli.tables import Choice
 from millstream.client.kafka.address import is_kafka
 from millstream.demo.ads_chaos import run_chaos
 from millstream.demo.ads_input import AdsInput
@@ -26,7 +27,8 @@ def demo() -> None:
     default="./demo-data",
     show_default=True,
     metavar="FOLDER|kafka://HOST:PORT",
-    help="The log: a folder, which is made, and emptied when a run begins anew; or that of brokers.",
+    help="The log: a folder, which is made, and emptied when a run begins anew; or that of brokers. "
+    "MILLSTREAM_LOG does not count here.",
 )
 @click.option(
     "--folder",
@@ -38,7 +40,7 @@ def demo() -> None:
     "source",
     default="week",
     show_default=True,
-    type=click.Choice(["week", "generated"]),
+    type=Choice(["week", "generated"]),
     help="A real week of impressions and clicks, or made-up ones around the end of a month.",
 )
 @click.option(

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import click
 
+from millstream.client.default_log import VARIABLE
+
 
 @click.command()
 @click.option(
     "--log",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
+    envvar=VARIABLE,
+    show_envvar=True,
     help="Folder of the log; its disk is looked at. By default the current folder.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array instead of lines.")

@@ -11,7 +11,7 @@ import click
 
 from millstream.cli.ending import until_told
 from millstream.cli.ready import ready_file_option, told_ready
-from millstream.cli.tables import Address
+from millstream.cli.tables import address_argument
 from millstream.client.kafka.address import is_kafka, shown
 from millstream.durations import to_us
 from millstream.edge.incoming import Limits
@@ -20,11 +20,7 @@ from millstream.edge.token_file import read_token
 
 
 @click.command()
-@click.argument(
-    "address",
-    metavar="DIR|kafka://HOST:PORT",
-    type=Address(file_okay=False, path_type=Path),
-)
+@address_argument
 @click.option(
     "--http",
     default=HTTP,
@@ -112,7 +108,7 @@ def edge(
 ) -> None:
     """Take events over HTTP and UDP, and give them out as server-sent events.
 
-    It owns the folder meanwhile, unless it is --read-only; over kafka:// there may be several. Ctrl-C
+    The log is by default $MILLSTREAM_LOG, or ./data. It owns the folder meanwhile, unless it is --read-only; over kafka:// there may be several. Ctrl-C
     or SIGTERM ends it: what was let in is appended and answered first.
 
     \b

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
+from millstream.choices import did_you_mean
 from millstream.cli.tables import Column, Row, address_option, json_option, show
 from millstream.client import EventLog, connect
 from millstream.client.groups import Lag
@@ -62,7 +63,8 @@ def known_group(log: EventLog, name: str) -> str:
     if name not in known:
         there = ", ".join(known[:10]) or "none yet"
         raise ConfigError(
-            f"no group {name!r} has committed an offset (groups: {there}); mend the name"
+            f"no group {name!r} has committed an offset (groups: {there}); mend the name."
+            f"{did_you_mean(name, known)}"
         )
     return name
 

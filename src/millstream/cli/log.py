@@ -12,19 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from millstream.cli.progress import shown_progress
+from millstream.cli.tables import folder_argument
 
 if TYPE_CHECKING:
     from millstream.log.findings import Finding
     from millstream.log.repair import Repaired
     from millstream.log.statistics import PartitionFacts
 
-folder_argument = click.argument(
-    "folder",
-    metavar="[DIR]",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("data"),
-    envvar="MILLSTREAM_LOG",
-)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 
 

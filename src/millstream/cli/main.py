@@ -15,6 +15,7 @@ from importlib import import_module
 import click
 
 from millstream import __version__
+from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, MillstreamError
 
 # The sentence stands here too, so that the list of commands can be shown without importing them.
@@ -53,8 +54,10 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            if near := did_you_mean(cmd_name, COMMANDS):
+                ctx.fail(f"No such command {cmd_name!r}.{near}")
             return None
         command = getattr(import_module(f"millstream.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command), f"millstream.cli.{cmd_name}.{cmd_name}"

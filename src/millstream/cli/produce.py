@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TextIO, get_args
 
 import click
 
-from millstream.cli.tables import address_option, counted, json_option, tell
+from millstream.cli.tables import Choice, address_option, counted, json_option, tell
 from millstream.client import connect
 from millstream.client.json_fields import key_in, timestamp_ms_in
 from millstream.errors import ConfigError
@@ -55,14 +55,14 @@ _TELL_EVERY_S = 1.0
 @click.option("--partition", type=click.IntRange(min=0), help="Append to this partition only.")
 @click.option(
     "--compression",
-    type=click.Choice(get_args(CompressionName)),
+    type=Choice(get_args(CompressionName)),
     default="none",
     show_default=True,
     help="Of whole batches.",
 )
 @click.option(
     "--durability",
-    type=click.Choice(DURABILITIES),
+    type=Choice(DURABILITIES),
     default="synced",
     show_default=True,
     help="synced: what was appended survives the loss of power. written: it survives the end of "

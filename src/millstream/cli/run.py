@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from millstream.choices import did_you_mean
+from millstream.cli.tables import Address, Choice
 from millstream.errors import ConfigError
-from millstream.pipeline.live import LiveTable
 
 if TYPE_CHECKING:
     from millstream.pipeline.app import App
@@ -19,11 +20,18 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--app", "name", help="Which app, where the file declares several: its name.")
+@click.argument("file", metavar="FILE[:APP]")
+@click.option("--app", "name", help="Which app, where the file declares several: as FILE:APP.")
+@click.option(
+    "--log",
+    "address",
+    metavar="FOLDER|kafka://HOST:PORT",
+    type=Address(file_okay=False, path_type=Path),
+    help="The log, instead of the one that the app names; where it names none, MILLSTREAM_LOG.",
+)
 @click.option(
     "--until",
-    type=click.Choice(["stopped", "caught-up"]),
+    type=Choice(["stopped", "caught-up"]),
     default="stopped",
     show_default=True,
     help="Run until Ctrl-C, or until all that the log holds now is taken in.",
@@ -44,13 +52,16 @@ if TYPE_CHECKING:
     help="After an upgrade of polars or Python: what reads as before is the same.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print progress and report as JSON lines.")
+@click.pass_context
 def run(
-    file: Path,
+    context: click.Context,
+    file: str,
     name: str | None,
+    *,
+    address: Path | str | None,
     until: str,
     timeout: str | None,
     count: int | None,
-    *,
     master: str | None,
     cores: int | None,
     same_expressions: bool,
@@ -58,50 +69,81 @@ def run(
 ) -> None:
     """Run the pipeline that FILE declares, going on where it was.
 
+    APP is the app's name, or that of its variable, where the file declares several. The exit code is
+    1 if at some step more rows were dead than the app's dead_max allows.
+
     Ctrl-C lets the batch at work finish and stops; a second one does not wait. In a terminal, one
     table shows what the run does; elsewhere there is a line at most once a second.
 
     \b
     Examples:
       millstream run app.py
-      millstream run app.py --until caught-up
+      millstream run apps.py:billing --until caught-up
       millstream run app.py --timeout "1 hour" --json
     """
-    app = find_app(file, name)
-    with LiveTable(sys.stdout) as live:
-        report = app.run(
-            until="caught-up" if until == "caught-up" else "stopped",
-            timeout=timeout,
-            count=count,
-            master=master,
-            cores=cores,
-            same_expressions=same_expressions,
-            on_progress=_show_json if as_json else live.show,
-        )
+    path, name = split_file(file, name)
+    if not as_json:
+        click.echo(f"loading {path} …")
+    app = find_app(path, name)
+    if address is not None:
+        app.use_log(address)
+    report = app.run(
+        until="caught-up" if until == "caught-up" else "stopped",
+        timeout=timeout,
+        count=count,
+        master=master,
+        cores=cores,
+        same_expressions=same_expressions,
+        on_progress=_show_json if as_json else None,
+        show=None if as_json else sys.stdout,
+    )
     click.echo(json.dumps(report.to_dict()) if as_json else str(report))
+    if not report.ok:
+        context.exit(1)
 
 
 def _show_json(progress: Progress) -> None:
     click.echo(json.dumps(progress.to_dict()))
 
 
+def split_file(text: str, name: str | None) -> tuple[Path, str | None]:
+    """Take FILE, or FILE:APP, apart.
+
+    Raises:
+        ConfigError: there is no such file, or two apps are named.
+    """
+    path, app = Path(text), None
+    if not path.exists() and ":" in text:
+        before, _, app = text.rpartition(":")
+        path = Path(before)
+    if not path.is_file():
+        raise ConfigError(f"There is no file {str(path)!r}. Give a Python file, or FILE:APP.")
+    if app is not None and name not in (None, app):
+        raise ConfigError(f"{text} names the app {app!r}, and --app {name!r}. Give one of them.")
+    return path, app or name
+
+
 def find_app(file: Path, name: str | None) -> App:
     """Load a file and give the app that it declares at its top level.
 
     Raises:
-        ConfigError: there is none, there are several and no name was given, or none has the name.
+        ConfigError: there is none, there are several and none was named, or the name is not clear.
     """
     from millstream.pipeline.app import App
 
-    values = runpy.run_path(str(file), run_name="millstream_app").values()
-    apps = {app.name: app for app in values if isinstance(app, App)}
+    values = runpy.run_path(str(file), run_name="millstream_app").items()
+    apps = {variable: app for variable, app in values if isinstance(app, App)}
     if not apps:
         raise ConfigError(
             f"{file} declares no app. Write app = ms.App(…) at its top level, not inside a function."
         )
-    if name is None and len(apps) == 1:
-        return next(iter(apps.values()))
-    if name not in apps:
-        said = "no --app" if name is None else f"--app {name}"
-        raise ConfigError(f"{file} declares the apps {', '.join(sorted(apps))}; {said} was given.")
-    return apps[name]
+    found = {id(app): app for variable, app in apps.items() if name in (None, variable, app.name)}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    said = f"it is not clear which one {name!r} is" if found else f"none is {name!r}"
+    names = [*apps, *(app.name for app in apps.values())]
+    choices = ", ".join(f"{file}:{variable} (the app {app.name})" for variable, app in apps.items())
+    raise ConfigError(
+        f"{file} declares several apps, and {said if name else 'none was named'}. Say which: {choices}."
+        f"{did_you_mean(name, names) if name and not found else ''}"
+    )

@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from millstream.choices import did_you_mean
+from millstream.client.default_log import DEFAULT_FOLDER, VARIABLE
 from millstream.client.kafka.address import is_kafka, kafka_address, shown
 from millstream.errors import ConfigError
 
@@ -50,18 +52,42 @@ class Address(click.Path):
         return super().convert(value, param, ctx)
 
 
+class Choice(click.Choice[str]):
+    """One of a few words; of another, the one that was probably meant is named."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            near = did_you_mean(str(value), map(str, self.choices))
+            raise click.BadParameter(error.message + near, ctx, param) from None
+
+
 def _log_option(dest: str, kind: click.Path, metavar: str, said: str) -> Callable[[Any], Any]:
     return click.option(
         "--log",
         dest,
         type=kind,
         metavar=metavar,
-        default=Path("data"),
-        envvar="MILLSTREAM_LOG",
-        show_default="./data",
+        default=Path(DEFAULT_FOLDER),
+        envvar=VARIABLE,
+        show_default=DEFAULT_FOLDER,
         show_envvar=True,
         help=said,
     )
+
+
+def log_argument(dest: str, kind: click.Path, metavar: str) -> Callable[[Any], Any]:
+    """Take a log as an argument that may be left out: then it is as for ``--log``."""
+    return click.argument(
+        dest, metavar=f"[{metavar}]", type=kind, default=Path(DEFAULT_FOLDER), envvar=VARIABLE
+    )
+
+
+folder_argument = log_argument("folder", _Folder(file_okay=False, path_type=Path), "DIR")
+address_argument = log_argument(
+    "address", Address(file_okay=False, path_type=Path), "DIR|kafka://HOST:PORT"
+)
 
 
 log_option = _log_option(

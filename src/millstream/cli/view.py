@@ -19,7 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from millstream.cli.tables import ask, yes_option
+from millstream.choices import did_you_mean
+from millstream.cli.apps import say_failure
+from millstream.cli.tables import ask, log_option, yes_option
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views.address import HOME
 from millstream.views.columns import parsed
@@ -45,13 +47,7 @@ def _folder_options(command: Command) -> Command:
         store_option,
         click.option("--json", "as_json", is_flag=True, help="One JSON object per line."),
         click.option("--app", help="Whose view, if several apps have one of that name."),
-        click.option(
-            "--log",
-            default="./data",
-            show_default=True,
-            type=click.Path(path_type=Path),
-            help="The log folder.",
-        ),
+        log_option,
     ):
         command = option(command)
     return command
@@ -64,7 +60,7 @@ def view() -> None:
 
 @view.command("list")
 @_folder_options
-def list_views(log: Path, app: str | None, store: str | None, *, as_json: bool) -> None:
+def list_views(folder: Path, app: str | None, store: str | None, *, as_json: bool) -> None:
     """List the views of a log folder, or of a database.
 
     \b
@@ -72,9 +68,9 @@ def list_views(log: Path, app: str | None, store: str | None, *, as_json: bool) 
       millstream view list --log ./data
       millstream view list --store postgresql://user:password@host/database
     """
-    rows = _of_database(store, app) if _is_database(store) else _of_folder(log, app)
+    rows = _of_database(store, app) if _is_database(store) else _of_folder(folder, app)
     if not rows and not as_json:
-        where = "the database" if _is_database(store) else log
+        where = "the database" if _is_database(store) else folder
         click.echo(f"No views in {where} yet. They appear once a pipeline with .view(...) has run.")
         return
     _print(rows, ("app", "view", "rows", "key", "columns"), as_json=as_json)
@@ -96,16 +92,17 @@ def _of_database(url: str, app: str | None) -> list[dict[str, Any]]:
         ]
 
 
-def _of_folder(log: Path, app: str | None) -> list[dict[str, Any]]:
-    known = apps_with_views(log)
+def _of_folder(folder: Path, app: str | None) -> list[dict[str, Any]]:
+    known = apps_with_views(folder)
     if app is not None and app not in known:
         raise UnknownViewError(
-            f"The log folder {str(log)!r} has no views of an app {app!r}; there are views of: "
-            f"{', '.join(known) or 'none'}."
+            f"The log folder {str(folder)!r} has no views of an app {app!r}; there are views of: "
+            f"{', '.join(known) or 'none'}.{did_you_mean(app, known)}"
         )
     rows = []
     for each in [app] if app is not None else known:
-        with ViewStore(store_path(log, each), readonly=True) as store:
+        say_failure(each, folder / "apps" / each)
+        with ViewStore(store_path(folder, each), readonly=True) as store:
             rows += [_described(store, each, schema) for schema in store.views()]
     return rows
 
@@ -130,7 +127,7 @@ def show(
     *,
     limit: int,
     where: tuple[str, ...],
-    log: Path,
+    folder: Path,
     app: str | None,
     store: str | None,
     as_json: bool,
@@ -143,7 +140,7 @@ def show(
       millstream view show ad_ctr --where ad=7
       millstream view show ad_ctr --where window_start=2019-11-24T05:00:00Z --json
     """
-    with open_view(name, log=log, app=app, store=store) as opened:
+    with open_view(name, log=folder, app=app, store=store) as opened:
         schema = opened.schema
         conditions = dict(_condition(text, schema.kinds) for text in where)
         frame = opened.scan(where=conditions, limit=limit + 1)
@@ -167,7 +164,7 @@ def show(
 )
 @_folder_options
 def changes(
-    name: str, since: int, log: Path, app: str | None, store: str | None, *, as_json: bool
+    name: str, since: int, folder: Path, app: str | None, store: str | None, *, as_json: bool
 ) -> None:
     """Show what changed in a view after a change number, oldest first.
 
@@ -175,7 +172,7 @@ def changes(
     Example:
       millstream view changes ad_ctr --since 1200 --json
     """
-    with open_view(name, log=log, app=app, store=store) as opened:
+    with open_view(name, log=folder, app=app, store=store) as opened:
         kinds = opened.schema.kinds
         frame = opened.changes(since=since)
         note = opened.note

@@ -12,7 +12,7 @@ from typing import Literal
 import click
 
 from millstream.cli.ready import ready_file_option, told_ready
-from millstream.cli.tables import address_option, counted
+from millstream.cli.tables import Choice, address_option, counted
 from millstream.durations import to_us
 from millstream.edge.webhooks.delivering import Content, Webhook
 from millstream.edge.webhooks.header_file import read_headers
@@ -39,14 +39,14 @@ from millstream.edge.webhooks.signing import read_secret
 @click.option(
     "--from",
     "begin",
-    type=click.Choice(("earliest", "latest")),
+    type=Choice(("earliest", "latest")),
     default="earliest",
     show_default=True,
     help="Where to begin where the group has committed nothing.",
 )
 @click.option(
     "--content",
-    type=click.Choice(("record", "value")),
+    type=Choice(("record", "value")),
     default="record",
     show_default=True,
     help="What to send: the record as JSON, as `consume --json` prints it, or its value as it is.",

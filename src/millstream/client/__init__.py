@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from millstream.client.default_log import default_log
 from millstream.client.embedded import FolderLog
 from millstream.client.event_log import EventLog
 from millstream.client.kafka.address import SCHEME, is_kafka, kafka_address
@@ -13,8 +14,10 @@ from millstream.errors import ConfigError
 __all__ = ["EventLog", "connect"]
 
 
-def connect(address: Path | str) -> EventLog:
+def connect(address: Path | str | None = None) -> EventLog:
     """Return the event log at an address: a folder, or ``kafka://host:port[,host:port][?options]``.
+
+    Without an address it is the one in the environment variable MILLSTREAM_LOG, or else ``./data``.
 
     A folder is made when something is first written to it. Reading needs no right; the first call that
     writes makes this process the folder's owner until ``close``, or has it join the process that is:
@@ -30,6 +33,7 @@ def connect(address: Path | str) -> EventLog:
         EnvironmentProblem: confluent-kafka, the extra ``kafka``, is not installed.
         BrokerAwayError: no broker answers.
     """
+    address = default_log() if address is None else address
     text = str(address)
     if is_kafka(text):
         at = kafka_address(text)

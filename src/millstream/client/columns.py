@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from millstream.client.frames import arrow_table, encode_rows
 from millstream.errors import ConfigError
 from millstream.log.decoding import ALL_COLUMNS, SCHEMA
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+Table: TypeAlias = Any
+"""A table of polars, pandas or Arrow. None of them is imported for its type."""
 
 
 class Columns(NamedTuple):
@@ -42,8 +47,10 @@ class Columns(NamedTuple):
 
 
 def as_columns(
-    table: pa.Table | pa.RecordBatch | None,
+    table: Table | None,
     *,
+    rows: Table | None = None,
+    key: str | None = None,
     values: Any,
     keys: Any,
     timestamps_ms: Any,
@@ -55,12 +62,19 @@ def as_columns(
     Raises:
         ConfigError: values are missing, or a column has another type or length than it may.
     """
+    singly = any(column is not None for column in (values, keys, timestamps_ms, headers))
+    if (table is not None) + (rows is not None) + singly > 1:
+        raise ConfigError("of a table, rows and single columns two were given; give one of them")
+    if key is not None and rows is None:
+        raise ConfigError(f"key is {key!r}, and no rows were given; give rows=, or keys=")
+    if rows is not None:
+        values, keys = encode_rows(rows, key)
     if table is not None:
-        if any(column is not None for column in (values, keys, timestamps_ms, headers)):
-            raise ConfigError("a table and single columns were given; give the one or the other")
-        values, keys, timestamps_ms, headers = _of_table(table)
+        values, keys, timestamps_ms, headers = _of_table(arrow_table(table, "the table"))
     if values is None:
-        raise ConfigError("no values were given; give a table with a value column, or values=")
+        raise ConfigError(
+            "no values were given; give a table with a value column, values=, or rows="
+        )
     payload = _binary("values", values)
     count = len(payload)
     named = None if keys is None else _binary("keys", keys)
@@ -72,12 +86,13 @@ def as_columns(
     return Columns(times, named, payload, extra)
 
 
-def _of_table(table: pa.Table | pa.RecordBatch) -> list[Any]:
+def _of_table(table: pa.Table) -> list[Any]:
     names = set(table.schema.names)
     if "value" not in names or not names <= set(ALL_COLUMNS):
         raise ConfigError(
             f"the table has the columns {sorted(names)}; it must have value, and may have key, "
-            "timestamp, headers and offset (which is not used)"
+            "timestamp, headers and offset (which is not used). To send each row as a JSON object, "
+            "give it as rows="
         )
     columns = ("value", "key", "timestamp", "headers")
     return [table[name] if name in names else None for name in columns]

@@ -15,6 +15,7 @@ from typing import Literal, Self
 
 import pyarrow as pa
 
+from millstream.choices import choose, did_you_mean
 from millstream.client.reading import KeptOffsets, Reader
 from millstream.errors import ConfigError, OffsetOutOfRangeError
 from millstream.log.decoding import ALL_COLUMNS
@@ -50,8 +51,7 @@ class Consumer:
         partitions: Sequence[int] | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        if commit not in ("auto", "manual"):
-            raise ConfigError(f"commit is {commit!r}; give 'auto' or 'manual'")
+        choose("commit", commit, ("auto", "manual"))
         if group is not None:
             check_offsets(group, {})
         self._topic = topic
@@ -296,7 +296,8 @@ def _start_offsets(
     if not isinstance(start, Mapping):
         raise ConfigError(
             f"start is {start!r}; give 'earliest', 'latest', a datetime, or offsets by partition "
-            "such as {0: 17}"
+            "such as {0: 17}."
+            + (did_you_mean(start, ("earliest", "latest")) if isinstance(start, str) else "")
         )
     for number, offset in start.items():
         if number not in chosen:

@@ -24,6 +24,7 @@ from millstream.log.groups import (
 )
 from millstream.log.reader import LogReader
 from millstream.log.retention import risks
+from millstream.log.unread import count_unread
 from millstream.record import TopicPartition
 
 
@@ -31,7 +32,8 @@ from millstream.record import TopicPartition
 class Lag:
     """How far a group is behind in one partition, in records and against retention.
 
-    ``behind`` counts the offsets from ``committed_offset`` to ``end_offset``. ``at_risk`` of them are
+    ``behind`` counts the records from ``committed_offset`` to ``end_offset``; markers of transactions
+    and what was aborted are none. Far from the end it counts offsets. ``at_risk`` of them are
     removed by retention next, ``lost`` were removed before the group had read them.
     """
 
@@ -134,6 +136,7 @@ def lag_of(
             try:
                 start, end = reader.offsets(name.topic)[name.partition]
                 holding = reader.holding(*name)
+                behind = count_unread(reader, *name, max(found.offset, start), end)
             except UnknownTopicError:
                 continue  # deleted between the two looks
             risk = risks({name: {group: found.offset}}, [holding], now_ms)
@@ -144,8 +147,8 @@ def lag_of(
                     committed_offset=found.offset,
                     log_start=start,
                     end_offset=end,
-                    behind=max(end - max(found.offset, start), 0),
-                    at_risk=risk[0].records_at_risk if risk else 0,
+                    behind=behind,
+                    at_risk=min(behind, risk[0].records_at_risk) if risk else 0,
                     lost=max(start - found.offset, 0),
                 )
             )

@@ -16,17 +16,16 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import pyarrow as pa
-
+from millstream.choices import choose
 from millstream.client import overload as policies
 from millstream.client.buffer import Buffer
-from millstream.client.columns import as_columns
+from millstream.client.columns import Table, as_columns
 from millstream.client.futures import Outcome, SendFuture, WholeFuture
 from millstream.client.overload import OVERLOADS, Overload
 from millstream.client.partitioning import Partitioner
@@ -103,9 +102,9 @@ class Producer:
         clock_ms: Callable[[], int] = wall_clock_ms,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        check_choice("compression", compression, COMPRESSIONS)
-        check_choice("durability", durability, DURABILITIES)
-        check_choice("overload", overload, OVERLOADS)
+        choose("compression", compression, COMPRESSIONS)
+        choose("durability", durability, DURABILITIES)
+        choose("overload", overload, OVERLOADS)
         check_least("linger_ms", linger_ms, 0, "0 or more milliseconds")
         check_least("buffer_bytes", buffer_bytes, 1, "1 or more bytes")
         check_least("block_timeout_s", block_timeout_s, 0, "0 or more seconds")
@@ -170,7 +169,10 @@ class Producer:
         The future of a record that was spilled waits until the record is in the log.
 
         Args:
-            value: bytes, str, None for a tombstone, or anything that JSON can express.
+            value: bytes, str, None for a tombstone, or an event: a mapping, a dataclass, a pydantic
+                model, with whatever a schema may have: times, dates, durations, Decimals, UUIDs,
+                bytes, enums, nested as you like. It is written as JSON, in the forms that topics
+                with such a schema read.
             key: bytes, str, or an int (as decimal text). Records with equal keys go to the same
                 partition, the one that Kafka's clients choose; without a key, batches take turns.
             timestamp_ms: When it happened; now, if not given.
@@ -213,8 +215,10 @@ class Producer:
     def send_many(
         self,
         topic: str,
-        table: pa.Table | pa.RecordBatch | None = None,
+        table: Table | None = None,
         *,
+        rows: Table | None = None,
+        key: str | None = None,
         values: Any = None,
         keys: Any = None,
         timestamps_ms: Any = None,
@@ -227,8 +231,11 @@ class Producer:
         of the records may have been appended.
 
         Args:
-            table: With the columns value and, if wanted, key, timestamp and headers, as
-                ``EventLog.read`` returns them; or give the columns:
+            table: Of polars, pandas or Arrow, with the columns value and, if wanted, key, timestamp
+                and headers, as ``EventLog.read`` returns them; or give ``rows``, or the columns:
+            rows: Of polars, pandas or Arrow: each row is sent as a JSON object of its columns, as
+                ``send`` writes them.
+            key: With ``rows``: the column that is the record's key.
             values: An Arrow array (or a sequence) of bytes or text; null is a tombstone.
             keys: The same for keys; null has none.
             timestamps_ms: Milliseconds as integers, or Arrow timestamps; now, if not given.
@@ -244,6 +251,8 @@ class Producer:
         self._buffer.check()
         columns = as_columns(
             table,
+            rows=rows,
+            key=key,
             values=values,
             keys=keys,
             timestamps_ms=timestamps_ms,
@@ -374,12 +383,6 @@ def _open_spill(writer: Writer, name: str, folder: Path | str | None, files: Fil
         register=writer.transactions.register,
         files=files,
     )
-
-
-def check_choice(what: str, given: str, allowed: Sequence[str]) -> None:
-    """Refuse what is not one of a few words."""
-    if given not in allowed:
-        raise ConfigError(f"{what} is {given!r}; choose from {', '.join(allowed)}")
 
 
 def check_least(what: str, given: float, least: float, allowed: str) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 
+from millstream.client.json_values import ENCODER
 from millstream.errors import ConfigError
 from millstream.log.encoding import Headers
 
@@ -27,7 +27,8 @@ def encode_key(key: bytes | str | int | None) -> bytes | None:
 
 
 def encode_value(value: object) -> bytes | None:
-    """Return the bytes of a value: text as UTF-8, other things as compact JSON.
+    """Return the bytes of a value: text as UTF-8, other things as compact JSON:
+    see :mod:`~millstream.client.json_values`.
 
     Raises:
         ConfigError: JSON cannot express it.
@@ -39,13 +40,11 @@ def encode_value(value: object) -> bytes | None:
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     try:
-        return json.dumps(
-            value, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-        ).encode()
-    except (TypeError, ValueError) as error:
+        return ENCODER.encode(value).encode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"the value {value!r:.200} cannot be sent: {error}; give bytes, str, or something "
-            "that JSON can express"
+            f"the value {value!r:.200} cannot be sent: {error}; give bytes, str, or an event: a "
+            "mapping, a dataclass or a pydantic model of what a schema can have"
         ) from error
 
 

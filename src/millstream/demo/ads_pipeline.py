@@ -130,7 +130,7 @@ def stopped(once: ms.Stream, stop: StopRule) -> None:
     """Find the ads that are shown often and hardly clicked, window after window; tell it once."""
     windows = counted(once.window(ms.tumbling(stop.window), by="ad").emit("final"))
     enough = windows.filter(pl.col("shown") >= stop.shown_min)
-    in_a_row = enough.window(ms.count_window(stop.windows, slide=1), by="ad").agg(
+    in_a_row = enough.window(ms.count_window(stop.windows, slide=1, unbounded=True), by="ad").agg(
         rate_max=ms.max("rate"), shown=ms.sum("shown"), clicked=ms.sum("clicked")
     )
     low = in_a_row.filter(pl.col("rate_max") < stop.floor)

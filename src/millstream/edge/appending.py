@@ -28,8 +28,8 @@ from millstream.errors import (
     FencePassedError,
     MillstreamError,
     RetriableError,
-    UnknownTopicError,
 )
+from millstream.log.topics import unknown_topic
 from millstream.record import Place
 
 _log = logging.getLogger(__name__)
@@ -152,9 +152,10 @@ class Appender:
             return outcome
 
     def _topic_id(self, topic: str) -> str:
-        info = self._log.topics().get(topic)
+        topics = self._log.topics()
+        info = topics.get(topic)
         if info is None:
-            raise UnknownTopicError(f"topic {topic!r} does not exist; create it, or mend the name")
+            raise unknown_topic(topic, topics)
         return info.topic_id
 
     def _days(self) -> tuple[str, str]:

@@ -23,6 +23,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
+from millstream.choices import choose
 from millstream.client.json_fields import timestamp_ms_of
 from millstream.client.reading import Reader
 from millstream.edge.incoming import FORMS, Asked, Form
@@ -85,9 +86,7 @@ def asked_of(form: Form, parameters: Pairs, headers: Sequence[tuple[str, str]]) 
                 f"{name}= needs events in JSON; send them as application/json or "
                 "application/x-ndjson, or leave it out"
             )
-    bad = said.get("bad", "refuse")
-    if bad not in ("refuse", "skip"):
-        raise ConfigError(f"bad= is {bad!r}; give refuse or skip")
+    bad = choose("bad=", said.get("bad", "refuse"), ("refuse", "skip"))
     return Asked(
         form=form,
         key=key,
@@ -128,8 +127,7 @@ def _once(parameters: Pairs, known: Sequence[str]) -> dict[str, str]:
 
 
 def _check_known(name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        raise ConfigError(f"there is no parameter {name!r} here; choose of {', '.join(known)}")
+    choose("a parameter", name, known)
 
 
 def _partition(text: str) -> int:

@@ -25,7 +25,8 @@ from typing import Literal, get_args
 import google_crc32c
 import pyarrow as pa
 
-from millstream.errors import ConfigError, RecordTooLargeError
+from millstream.choices import choose
+from millstream.errors import RecordTooLargeError
 from millstream.log.batch import (
     COMPRESSION_MASK,
     CONTROL,
@@ -67,8 +68,7 @@ def compress(batch: EncodedBatch, name: CompressionName) -> EncodedBatch:
     Raises:
         ConfigError: there is no such codec.
     """
-    if name not in COMPRESSIONS:
-        raise ConfigError(f"compression is {name!r}; choose from {', '.join(COMPRESSIONS)}")
+    choose("compression", name, COMPRESSIONS)
     if name == "none" or batch.attributes & (COMPRESSION_MASK | CONTROL):
         return batch
     body = batch.tail[_BODY:]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.log.batch import RECORD_BYTES_MAX
 
@@ -59,10 +60,7 @@ class TopicConfig:
         """
         values: dict[str, Any] = {}
         for name, text in settings.items():
-            if name not in _READERS:
-                raise ConfigError(
-                    f"a topic has no setting {name!r}; choose from {', '.join(sorted(_READERS))}"
-                )
+            choose("a topic's setting", name, sorted(_READERS))
             values[name.replace(".", "_")] = _READERS[name](name, text)
         return cls(**values)
 
@@ -102,10 +100,7 @@ def _ratio(name: str, text: str) -> float:
 
 
 def _policy(name: str, text: str) -> frozenset[str]:
-    chosen = frozenset(part.strip() for part in text.split(","))
-    if not chosen <= {"compact", "delete"}:
-        raise ConfigError(f"{name} is {text!r}; give delete, compact, or compact,delete")
-    return chosen
+    return frozenset(choose(name, part.strip(), ("delete", "compact")) for part in text.split(","))
 
 
 _READERS: dict[str, Callable[[str, str], Any]] = {

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from millstream.choices import choose
 from millstream.errors import ConfigError, CorruptBatchError
 from millstream.log.batch import (
     COMPRESSION_MASK,
@@ -75,8 +76,7 @@ def select_schema(columns: Sequence[str]) -> pa.Schema:
         ConfigError: a column is not one of offset, timestamp, key, value, headers.
     """
     for name in columns:
-        if name not in ALL_COLUMNS:
-            raise ConfigError(f"no column {name!r} in a log; choose from {', '.join(ALL_COLUMNS)}")
+        choose("a column of a log", name, ALL_COLUMNS)
     return pa.schema([SCHEMA.field(name) for name in columns])
 
 

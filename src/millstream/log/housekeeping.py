@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from millstream.log.compaction import compact_partition
 from millstream.log.groups import offsets_by_partition
 from millstream.log.partition import Partition
 from millstream.log.producers import PRODUCER_EXPIRES_MS
+from millstream.log.reader import LogReader
 from millstream.log.retention import (
     Holding,
     RetentionRisk,
@@ -26,6 +28,7 @@ from millstream.log.retention import (
     risks,
     start_after_pass,
 )
+from millstream.log.unread import count_unread
 
 if TYPE_CHECKING:
     from millstream.log.writer import LogWriter
@@ -123,7 +126,9 @@ class Housekeeper:
         ends = {one.name: end for one in holdings if (end := first_safe_offset(one, now_ms)) > 0}
         if not ends:
             return []
-        return risks(offsets_by_partition(self._writer.control, ends), holdings, now_ms)
+        found = risks(offsets_by_partition(self._writer.control, ends), holdings, now_ms)
+        with closing(LogReader(self._writer.folder)) as reader:
+            return [risk for risk in found if risk.records_lost or _has_records(reader, risk)]
 
     def _keep(self, partition: Partition, now_ms: int, report: KeepingReport) -> None:
         writer = self._writer
@@ -189,3 +194,10 @@ class Housekeeper:
 
     def _note(self, why: list[str]) -> None:
         self.health = HousekeepingHealth(self.health.passes_failed + bool(why), tuple(why))
+
+
+def _has_records(reader: LogReader, risk: RetentionRisk) -> bool:
+    """Whether any of the offsets at risk is a record: markers of transactions are not lost to anyone."""
+    start = max(risk.committed_offset, risk.log_start)
+    end = start + risk.records_at_risk
+    return count_unread(reader, risk.topic, risk.partition, start, end) > 0

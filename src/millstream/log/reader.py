@@ -11,11 +11,12 @@ import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 
+from millstream.choices import choose
 from millstream.errors import (
     ConfigError,
     CorruptionError,
@@ -61,11 +62,7 @@ def check_isolation(isolation: Isolation) -> Isolation:
     Raises:
         ConfigError: it is neither of the two.
     """
-    if isolation not in ("read_committed", "read_uncommitted"):
-        raise ConfigError(
-            f"isolation is {isolation!r}; give 'read_committed' or 'read_uncommitted'"
-        )
-    return isolation
+    return choose("isolation", isolation, get_args(Isolation))
 
 
 def check_range(name: str, bounds: tuple[int, int], start: int, end: int) -> None:

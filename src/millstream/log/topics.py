@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from millstream.choices import did_you_mean
 from millstream.errors import (
     ConfigError,
     TopicExistsError,
@@ -80,7 +81,8 @@ def unknown_topic(name: str, known: Mapping[str, object]) -> UnknownTopicError:
     """Return the error for a topic that is not there, with the names that are."""
     there = ", ".join(sorted(known)[:10]) or "none yet"
     return UnknownTopicError(
-        f"there is no topic {name!r} (topics: {there}); create it, or mend the name"
+        f"there is no topic {name!r} (topics: {there}); create it, or mend the name."
+        f"{did_you_mean(name, known)}"
     )
 
 

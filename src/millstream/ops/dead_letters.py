@@ -24,9 +24,11 @@ from typing import Any
 
 import polars as pl
 
+from millstream.choices import did_you_mean
 from millstream.client import EventLog, connect
 from millstream.errors import ConfigError, FencePassedError, UnknownViewError
 from millstream.kernels.dead_records import headers_from_text
+from millstream.ops.replay_lateness import may_be_late
 from millstream.record import to_timestamp_ms
 from millstream.views.commit import DEAD_VIEW
 from millstream.views.reading import apps_with_views, store_path
@@ -70,6 +72,7 @@ class Replayed:
     records: int
     finished: int
     already: int  # of the selection, those that were replayed before
+    may_be_late: int = 0  # of the records, as of what the app had committed before
 
 
 def dead_letters(log: Path | str, app: str, selection: Selection | None = None) -> pl.DataFrame:
@@ -83,15 +86,23 @@ def dead_letters(log: Path | str, app: str, selection: Selection | None = None) 
 
 
 def replay(
-    log: Path | str, app: str, selection: Selection | None = None, *, again: bool = False
+    log: Path | str,
+    app: str,
+    selection: Selection | None = None,
+    *,
+    again: bool = False,
+    late_ok: bool = False,
 ) -> Replayed:
     """Append dead records to their topics again, as they were.
 
     Args:
         selection: Which; by default all.
         again: Also those that were replayed before.
+        late_ok: Also where some may come too late for the app: see :mod:`.replay_lateness`. They
+            are then counted as late, and left out of what is closed.
 
     Raises:
+        ConfigError: some may come too late. Nothing of them was appended.
         UnknownViewError: the folder has no views of such an app.
         UnknownTopicError: the topic of a record is gone; nothing of its transaction was appended.
         FolderOwnedError: the owner of the log's folder cannot be joined. Nothing was appended.
@@ -105,9 +116,18 @@ def replay(
         finished = run.finish()
         rows = (selection or Selection()).of(store.scan(DEAD_VIEW))
         fresh = rows if again else rows.filter(pl.col("replayed_at").is_null())
+        late = may_be_late(store, app, fresh)
+        if late and not late_ok:
+            raise ConfigError(
+                f"{late:,} of the {_records(fresh):,} dead records of {app} may come too late: what "
+                "the app has closed since stays closed, and they would be counted as late and left "
+                "out of it. To have them taken in, declare a longer lateness of the stream and "
+                "rebuild the app; to append them all the same, late records included, say so: "
+                "--late-ok (late_ok=True)."
+            )
         records = sum(run.replay(part) for part in _parts(fresh))
         already = 0 if again else _records(rows) - _records(fresh)
-        return Replayed(records, finished, already)
+        return Replayed(records, finished, already, late)
 
 
 class _Replay:
@@ -182,6 +202,7 @@ def _store_of(log: Path | str, app: str) -> Path:
         raise UnknownViewError(
             f"The log folder {str(log)!r} has no views of an app {app!r}; there are views of: "
             f"{', '.join(known) or 'none'}. Correct the app or the folder, or run the app first."
+            f"{did_you_mean(app, known)}"
         )
     return store_path(log, app)
 

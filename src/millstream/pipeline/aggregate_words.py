@@ -14,6 +14,7 @@ from typing import Literal
 
 import polars as pl
 
+from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.kernels import aggregates
 from millstream.kernels.aggregates import Aggregate
@@ -316,8 +317,7 @@ def aggregate(own: aggregates.UserAggregate, *values: Column) -> Aggregate:
 
 
 def _is_exact(method: str, other: str, word: str, *, of_sketches: bool) -> bool:
-    if method not in ("exact", other):
-        raise ConfigError(f'{word}\'s method is {method!r}. Choose "exact" or "{other}".')
+    choose(f"{word}'s method", method, ("exact", other))
     if of_sketches and method == "exact":
         raise ConfigError(
             f'{word} is over sketches, which give no exact answer. Set method="{other}".'

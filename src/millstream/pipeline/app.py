@@ -6,13 +6,15 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import polars as pl
 
+from millstream.choices import choose
+from millstream.client.default_log import default_log
 from millstream.client.kafka.address import is_kafka, kafka_address, shown
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError, RetriableError
@@ -27,15 +29,17 @@ from millstream.pipeline.compile import compile_plan
 from millstream.pipeline.functions import Column, as_expression
 from millstream.pipeline.graph import FrameNode, Output
 from millstream.pipeline.live import LiveTable
+from millstream.pipeline.spark_extra import spark_extra
 from millstream.pipeline.streams import Stream
 from millstream.pipeline.time_words import IN_ORDER, check_rule_of_frame
 from millstream.pipeline.topic import Topic
 from millstream.pipeline.values import Declared, FormatName, Metadata, check_policy
 from millstream.views.address import checked
 from millstream.views.dead_letters import relay
+from millstream.views.dead_share import check_dead_max
 from millstream.views.late_alarm import LateAlarm, check_share
 from millstream.views.panels import Panel, check_panel, to_plain
-from millstream.views.progress import Progress, Report, Until
+from millstream.views.progress import UNTIL_WORDS, Progress, Report, Until
 
 if TYPE_CHECKING:
     from millstream.spark.job import DataFrame, Job, SparkSession
@@ -49,7 +53,8 @@ class App:
 
     Args:
         name: The identity of the app's state and views: lower-case letters, digits, ``-``, ``_``.
-        log: The folder of the log, or ``kafka://host:port``: see docs/kafka.md.
+        log: The folder of the log, or ``kafka://host:port``: see docs/kafka.md. By default what the
+            environment variable MILLSTREAM_LOG says, or ``./data``.
         state: The folder in which state and views are kept, as ``apps/<name>``: the log's own, if it is
             a folder. Where the log is behind ``kafka://`` it must be given, and is what ``log=`` is to
             whatever reads views (``ms.view``, ``millstream view``, ``millstream ui``).
@@ -62,6 +67,10 @@ class App:
         on_error: What a row leads to on which an expression or function of yours fails:
             ``"dead-letter"`` puts it aside, with step and reason, and ``"stop"`` stops the job. A
             step may say otherwise.
+        dead_max: Which share of the rows that a step reads may be dead. When more of what a run read
+            are, at any step, that is said as alarms are, and the run has failed: ``report.ok`` is
+            False, and `millstream run` ends with the exit code 1. What was committed stands. With
+            1 no run fails by it.
         late_alarm: A share of late events, such as 0.01. When more of what the last 20 batches read
             came too late, that is said once: to the log, to ``run``'s on_alarm, and in the report.
 
@@ -75,12 +84,15 @@ class App:
     """
 
     name: str
-    log: str | Path = field(repr=False)  # an option of kafka:// may be a password
+    log: str | Path = field(
+        default_factory=default_log, repr=False
+    )  # an option of kafka:// may be a password
     buckets: int = 2
     on_error: OnError = "dead-letter"
     views: str | None = field(default=None, repr=False)  # it may hold a password
     late_alarm: float | None = None
     state: str | Path | None = None
+    dead_max: float = 0.5
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
     outputs: list[Output] = field(default_factory=list, init=False)
     panels: tuple[Panel, ...] = field(default=(), init=False)
@@ -97,6 +109,10 @@ class App:
         checked_on_error(self.on_error)
         checked(self.views, what="The app's views")
         check_share(self.late_alarm)
+        check_dead_max(self.dead_max)
+        self._check_log()
+
+    def _check_log(self) -> None:
         if is_kafka(self.log):
             kafka_address(str(self.log))
             if self.state is None:
@@ -104,6 +120,15 @@ class App:
                     f"The log is {shown(self.log)}, and brokers keep no state and views. Say in which folder "
                     'they are to be: state="./data".'
                 )
+
+    def use_log(self, log: str | Path) -> None:
+        """Read and write another log than the app was declared with: `millstream run --log`.
+
+        Raises:
+            ConfigError: it is ``kafka://``, and the app has no ``state=``.
+        """
+        self.log = log
+        self._check_log()
 
     @property
     def folder(self) -> Path:
@@ -173,7 +198,8 @@ class App:
 
         Spark stays up until the process ends.
         """
-        from millstream.spark.session import start_session  # noqa: PLC0415 - loads pyspark
+        with spark_extra():
+            from millstream.spark.session import start_session  # noqa: PLC0415 - loads pyspark
 
         return start_session(
             self.name, folder=self.folder, cores=cores, master=master, settings=settings
@@ -212,7 +238,8 @@ class App:
             rates = app.spark_session().readStream.format("rate").load()
             app.from_spark(rates, time="timestamp").view("latest", key="value")
         """
-        from millstream.spark.native import streaming_schema  # noqa: PLC0415 - loads pyspark
+        with spark_extra():
+            from millstream.spark.native import streaming_schema  # noqa: PLC0415 - loads pyspark
 
         schema = streaming_schema(frame)
         columns = dict(polars_table(schema.empty_table()).schema)
@@ -280,7 +307,8 @@ class App:
         return self._job(lambda labels: compile_plan(self.name, [output], labels, self.on_error))
 
     def _job(self, compiled: Callable[[tuple[int, ...]], JobPlan]) -> Job:
-        from millstream.spark.job import Job  # noqa: PLC0415 - loads pyspark
+        with spark_extra():
+            from millstream.spark.job import Job  # noqa: PLC0415 - loads pyspark
 
         partitions = {topic.name: topic.partitions for topic in self.topics.values()}
         return Job(
@@ -301,7 +329,7 @@ class App:
         count: int | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         on_alarm: Callable[[str], None] | None = None,
-        show: bool | None = None,
+        show: bool | TextIO | None = None,
         cores: int | None = None,
         master: str | None = None,
         rows_per_batch: int = 1_000_000,
@@ -317,9 +345,10 @@ class App:
             timeout: Stop, after the batch at work, when this long has passed.
             count: Stop, after the batch at work, when this run has read so many records.
             on_progress: Called after every committed batch, in the order of batches.
-            on_alarm: Called with what the alarm over late events says; see ``late_alarm``.
-            show: Show progress on standard error: a table in a terminal, else lines. By default
-                in a terminal only, and not with ``on_progress``.
+            on_alarm: Called with what an alarm says; see ``late_alarm`` and ``dead_max``.
+            show: Show progress on standard error, or on this stream: what is being started, then a
+                table in a terminal, else lines. By default in a terminal only, and not with
+                ``on_progress``.
             cores: Cores to use; by default as many as this machine has.
             master: The address of a Spark cluster, such as ``"spark://host:7077"``; by default
                 Spark runs on this machine, as a part of the run. Read docs/cluster.md first.
@@ -338,11 +367,12 @@ class App:
             would not complete; views in the app's own store, position and ledger together. Killed at
             any moment, the next run goes on and the answer is the same.
         """
-        from millstream.spark.job import RunOptions, run_job  # noqa: PLC0415 - loads pyspark
+        with spark_extra():
+            from millstream.spark.job import RunOptions, run_job  # noqa: PLC0415 - loads pyspark
 
         alarm = None if self.late_alarm is None else LateAlarm(self.late_alarm, on_alarm)
         options = RunOptions(
-            until=until,
+            until=until if callable(until) else choose("run's until", until, UNTIL_WORDS),
             timeout_s=None if timeout is None else to_us(timeout, what="run's timeout") / 1e6,
             count=None if count is None else _at_least_one(count, "run's count"),
             on_progress=on_progress if alarm is None else alarm.beside(on_progress),
@@ -351,18 +381,34 @@ class App:
             rows_per_batch=_at_least_one(rows_per_batch, "run's rows_per_batch"),
             settings=dict(settings or {}),
             same_expressions=same_expressions,
+            dead_max=self.dead_max,
+            on_alarm=on_alarm,
         )
-        if show is None:
-            show = on_progress is None and sys.stderr.isatty()
-        if show:
-            with LiveTable(sys.stderr) as live:
-                shown = replace(options, on_progress=_both(live.show, options.on_progress))
-                report = run_job(self.job(), shown)
-        else:
+        with ExitStack() as stack:
+            stream = _shown_on(show=show, by_default=on_progress is None)
+            if stream is not None:
+                live = stack.enter_context(LiveTable(stream))
+                options = replace(
+                    options,
+                    on_progress=_both(live.show, options.on_progress),
+                    on_phase=live.phase,
+                    on_notice=live.note,
+                )
             report = run_job(self.job(), options)
         with suppress(RetriableError):  # another process owns the folder: they stay in the view
             relay(self.log, self.name, self._home)
-        return report if alarm is None else replace(report, alarms=tuple(alarm.sounded))
+        if alarm is None:
+            return report
+        return replace(report, alarms=(*alarm.sounded, *report.alarms))
+
+
+def _shown_on(*, show: bool | TextIO | None, by_default: bool) -> TextIO | None:
+    """Tell where progress is shown: nowhere, on standard error, or on a stream of the caller's."""
+    if show is None:
+        show = by_default and sys.stderr.isatty()
+    if isinstance(show, bool):
+        return sys.stderr if show else None
+    return show
 
 
 def _both(

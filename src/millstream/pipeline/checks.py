@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import get_args
 
 import polars as pl
 
+from millstream.choices import choose, did_you_mean
 from millstream.errors import ConfigError
 from millstream.kernels.frames import HIDDEN_PREFIX
 from millstream.kernels.isolation import OnError
@@ -77,9 +77,7 @@ def wrong_columns(step: str, error: Exception, columns: Columns) -> ConfigError:
 
 def there_are(name: str, columns: Columns) -> str:
     """List the columns, and the one that was probably meant."""
-    near = difflib.get_close_matches(name, columns, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"The columns there are {', '.join(columns)}.{hint}"
+    return f"The columns there are {', '.join(columns)}.{did_you_mean(name, columns)}"
 
 
 def type_of(expression: pl.Expr, columns: Columns, what: str) -> pl.DataType:
@@ -108,9 +106,7 @@ def check_time(expression: pl.Expr, columns: Columns, step: str) -> None:
 
 def checked_on_error(on_error: OnError) -> OnError:
     """Take what failing rows lead to, or refuse what is neither."""
-    if on_error not in get_args(OnError):
-        raise ConfigError(f'on_error is {on_error!r}. Choose "dead-letter" or "stop".')
-    return on_error
+    return choose("on_error", on_error, get_args(OnError))
 
 
 def named(expressions: Sequence[pl.Expr]) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import polars as pl
 
+from millstream.choices import choose
 from millstream.durations import Duration, describe_us, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.bloom_generations import BloomRule
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 NullIds = Literal["pass", "drop"]
 LateIds = Literal["drop", "side"]
 GENERATIONS_MAX = 256
+_EXACT_US_MAX = 31 * 86_400_000_000  # a month: what is longer is told what it costs
+_ID_BYTES = 24  # 128 bits of hash and the time
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ def deduplicated(
     null: NullIds,
     late: LateIds,
     bloom: Bloom | None,
+    unbounded: bool,
     name: str | None,
 ) -> tuple[Filter | None, Dedup]:
     """Check what is declared; give the step that goes before (for ``null="drop"``) and the kernel."""
@@ -110,6 +114,8 @@ def deduplicated(
     if bloom is not None and not isinstance(bloom, Bloom):
         raise ConfigError(f"dedup's bloom is {bloom!r}. Make one with ms.bloom(fpr=…, …).")
     within_us = to_us(within, what="dedup's within")
+    if not unbounded and (bloom is None or bloom.exact_check):
+        _check_bounded(within_us)
     step_name = stream.app.unique_name(name or f"dedup({', '.join(columns)})")
     rule = None
     if bloom is not None:
@@ -128,13 +134,22 @@ def deduplicated(
     return (without_null if null == "drop" else None), kernel
 
 
+def _check_bounded(within_us: int) -> None:
+    if within_us > _EXACT_US_MAX:
+        seconds = within_us / 1e6
+        raise ConfigError(
+            f"dedup keeps every id of the last {describe_us(within_us)}, at {_ID_BYTES} bytes each: "
+            f"of 100 new ids a second that is {seconds * 100 * _ID_BYTES / 1e9:,.0f} GB of state. "
+            "Give a shorter within, remember ids in filters (bloom=ms.bloom(…)), or say that this "
+            "much may be kept: unbounded=True."
+        )
+
+
 def _check_choices(columns: Sequence[str], null: str, late: str) -> None:
     if not columns:
         raise ConfigError('dedup names no column. Say what the id is: dedup("event_id", …).')
-    if null not in ("pass", "drop"):
-        raise ConfigError(f'dedup\'s null is {null!r}. Choose "pass" or "drop".')
-    if late not in ("drop", "side"):
-        raise ConfigError(f'dedup\'s late is {late!r}. Choose "drop" or "side".')
+    choose("dedup's null", null, get_args(NullIds))
+    choose("dedup's late", late, get_args(LateIds))
 
 
 def _check_free(stream: Stream) -> None:

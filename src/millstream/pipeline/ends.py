@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 import polars as pl
 
+from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.kernels.column_types import check_key, view_kind
 from millstream.kernels.plan import Cleanup, DatasetEnd, End, ForeachEnd, TopicEnd, ViewEnd
@@ -66,8 +67,7 @@ def end_in_topic(
     check_topic_name(topic)
     what = f"to({topic!r})"
     _check_shown(stream, what)
-    if cleanup not in CLEANUPS:
-        raise ConfigError(f"{what} has cleanup={cleanup!r}. Choose from {', '.join(CLEANUPS)}.")
+    choose(f"cleanup of {what}", cleanup, CLEANUPS)
     if "compact" in cleanup and key is None:
         raise ConfigError(f"{what} is compacted and has no key. Say key=, the column to keep by.")
     if partitions is not None and not 1 <= partitions <= 10_000:

@@ -70,6 +70,21 @@ class LiveTable:
         if self._live is not None:
             self._live.stop()
 
+    def phase(self, words: str) -> None:
+        """Say what is being done before there is a batch to show: ``starting Spark``."""
+        text = f"{words} …"
+        if self._live is not None:
+            self._live.update(Text(text, style="dim"), refresh=True)
+        else:
+            print(text, file=self.stream, flush=True)
+
+    def note(self, words: str) -> None:
+        """Say what is to be seen after the run, too; it stays above what is redrawn."""
+        if self._live is not None:
+            self._live.console.print(Text(words, style="yellow"))
+        else:
+            print(words, file=self.stream, flush=True)
+
     def show(self, progress: Progress) -> None:
         """Show a batch that was committed."""
         self._totals.add(progress)

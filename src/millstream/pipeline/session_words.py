@@ -111,7 +111,11 @@ def sliding(size: Duration) -> Sliding:
 
 
 def count_window(
-    count: int, *, slide: int | None = None, timeout: Duration | None = None
+    count: int,
+    *,
+    unbounded: bool = False,
+    slide: int | None = None,
+    timeout: Duration | None = None,
 ) -> CountWindow:
     """Windows of ``count`` events of a key, in the order of their arrival.
 
@@ -122,6 +126,8 @@ def count_window(
 
     Args:
         count: How many events a window takes.
+        unbounded: Must be said: the state has a row of every key that ever came, and never
+            forgets one.
         slide: Begin a window with every ``slide``-th event; by default windows do not overlap.
         timeout: Complete a window as it is when the watermark has reached this much after the
             event that opened it. By default it stays open until it is full.
@@ -131,6 +137,13 @@ def count_window(
     a row that takes an earlier one back would be late for windows over it.
     """
     _check_whole(count, "count_window's count", 1 << 31)
+    if unbounded is not True:
+        raise ConfigError(
+            "count_window keeps a row of state for every key that ever came, and of its aggregates "
+            "besides, for ever: some 100 bytes each, so of a million new keys a day 36 GB a year. "
+            f"Where keys are few, say so: count_window({count}, unbounded=True). Where new ones "
+            "keep coming, use windows of time."
+        )
     if slide is not None:
         _check_whole(slide, "count_window's slide", count)
     if timeout is not None and slide not in (None, count):

@@ -277,6 +277,7 @@ class Stream:
         null: NullIds = "pass",
         late: LateIds | None = None,
         bloom: Bloom | None = None,
+        unbounded: bool = False,
         name: str | None = None,
     ) -> Stream:
         """Drop events whose id came before, at a time that is at most ``within`` away (inclusive).
@@ -296,13 +297,21 @@ class Stream:
                 as the ``late`` of the result, with ``late_by`` and ``late_reason``. By default as
                 the stream's own ``late`` says.
             bloom: Remember ids in a few bits each instead of exactly: see :func:`millstream.bloom`.
+            unbounded: Say that ids may be kept exactly for longer than 31 days, at 24 bytes each.
             name: The step's name; by default ``dedup(…)`` with the columns.
         """
         columns = self._key_columns(id, "dedup")
         if late is None:
             late = "side" if self.late_policy == "side" else "drop"
         first, kernel = deduplicated(
-            self, columns, within=within, null=null, late=late, bloom=bloom, name=name
+            self,
+            columns,
+            within=within,
+            null=null,
+            late=late,
+            bloom=bloom,
+            unbounded=unbounded,
+            name=name,
         )
         above = self if first is None else self._step(first)
         told = ("late_by", "late_reason")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from millstream.choices import choose
 from millstream.client import connect
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
@@ -112,8 +113,7 @@ class Topic:
 
 
 def _check_late(late: LatePolicy, lateness_us: int) -> None:
-    if late not in ("drop", "side", "correct"):
-        raise ConfigError(f'stream\'s late is {late!r}. Choose "drop", "side" or "correct".')
+    choose("stream's late", late, get_args(LatePolicy))
     if late == "correct" and not lateness_us:
         raise ConfigError(
             'stream has late="correct" and no lateness, so no late event would be taken in. Say how '

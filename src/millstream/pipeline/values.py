@@ -10,6 +10,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.decode.avro_values import AvroFormat
@@ -47,11 +48,9 @@ class Declared:
                 'format="avro", or leave the Avro schema out.'
             )
         readers = {"json": self._json, "avro": self._avro, "bytes": self._bytes}
-        if self.format not in readers:
-            raise ConfigError(
-                f'{self.what} has format={self.format!r}. Choose "json", "avro" or "bytes".'
-            )
-        fields, values = readers[self.format]()
+        fields, values = readers[
+            choose(f"the format of {self.what}", self.format, tuple(readers))
+        ]()
         return (*fields, *self._meta(fields)), values
 
     @property
@@ -102,11 +101,7 @@ class Declared:
                 f"{self.what} has metadata={self.metadata!r}. Give a tuple: ({self.metadata!r},)."
             )
         for name in self.metadata:
-            if name not in META_TYPES:
-                raise ConfigError(
-                    f"{self.what} asks for the metadata {name!r}. Choose from "
-                    f"{', '.join(META_TYPES)}."
-                )
+            choose(f"the metadata of {self.what}", name, tuple(META_TYPES))
             if name in {field.name for field in fields}:
                 raise ConfigError(
                     f"{self.what} asks for the metadata {name!r}, and its schema has a field of "
@@ -118,8 +113,4 @@ class Declared:
 
 def check_policy(topic: str, bad: BadPolicy) -> None:
     """Refuse a policy for bad records that there is not."""
-    known = typing.get_args(BadPolicy)
-    if bad not in known:
-        raise ConfigError(
-            f"topic {topic!r} has bad={bad!r}. Choose from {', '.join(map(repr, known))}."
-        )
+    choose(f"bad of topic {topic!r}", bad, typing.get_args(BadPolicy))

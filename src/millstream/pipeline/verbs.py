@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import polars as pl
 
+from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.kernels.frames import HIDDEN_PREFIX
 from millstream.kernels.map_frames import ROW_COLUMN, FrameFunction, MapFrames, RowsRule
@@ -73,8 +74,7 @@ def map_frames_step(
     """Make the step of ``map_frames``; without a schema, find it by calling the function."""
     if not callable(function):
         raise ConfigError(f"map_frames is given {function!r}. Give a function of a polars frame.")
-    if rows not in ("same", "any"):
-        raise ConfigError(f'map_frames has rows={rows!r}. Choose "same" or "any".')
+    choose("map_frames' rows", rows, get_args(RowsRule))
     if rows == "any" and ROW_COLUMN in columns:
         raise ConfigError(
             f'map_frames with rows="any" adds a column {ROW_COLUMN!r}, and the stream has one. '

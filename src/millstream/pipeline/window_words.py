@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from millstream.durations import Duration, describe_us, to_us
+from millstream.choices import choose, did_you_mean
+from millstream.durations import Duration, describe_us, to_us, unit_named
 from millstream.errors import ConfigError
 from millstream.kernels.emission import AfterCount, AfterTime, EachBatch, Firing
 from millstream.kernels.local_calendar import Calendar
@@ -16,8 +17,8 @@ from millstream.kernels.windows import Hopping, Tumbling
 Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 FiringWord = Duration | AfterCount | None  # "each" and "batch" are strings, as durations are
 
-_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-_SPAN = re.compile(r"\s*(\d+)\s*(minute|hour|day|week|month|quarter|year)s?\s*")
+_WEEKDAYS = get_args(Weekday)
+_SPAN = re.compile(r"\s*(\d+)\s*([a-zA-Z]+)\s*")
 _MINUTES = {"minute": 1, "hour": 60}
 _MONTHS = {"month": 1, "quarter": 3, "year": 12}
 
@@ -78,14 +79,14 @@ def calendar(span: str, *, tz: str, week_start: Weekday = "monday") -> Calendar:
         raise ConfigError(
             f'calendar\'s tz is {tz!r}. Give an IANA name, such as "Europe/Berlin" or "UTC".'
         ) from error
-    if week_start not in _WEEKDAYS:
-        raise ConfigError(f"calendar's week_start is {week_start!r}. Give a weekday: 'monday'.")
+    choose("calendar's week_start", week_start, _WEEKDAYS)
     return Calendar(unit, count, tz, _WEEKDAYS.index(week_start))
 
 
 def _span(span: str) -> tuple[Literal["minute", "day", "week", "month"], int]:
     found = _SPAN.fullmatch(span) if isinstance(span, str) else None
-    count, name = (int(found[1]), found[2]) if found else (0, "")
+    count, said = (int(found[1]), found[2]) if found else (0, "")
+    name = unit_named(said) or said.lower().removesuffix("s")
     if name in ("day", "week") and count == 1:
         return ("day" if name == "day" else "week"), 1
     if name in _MINUTES and count and 1440 % (count * _MINUTES[name]) == 0:
@@ -121,13 +122,14 @@ def firing(word: FiringWord, what: str) -> Firing | None:
         return AfterCount(1)
     if word == "batch":
         return EachBatch()
-    if isinstance(word, (str, timedelta)):
+    near = did_you_mean(word, ("each", "batch")) if isinstance(word, str) else ""
+    if isinstance(word, timedelta) or (isinstance(word, str) and not near):
         delay_ms = to_us(word, what=f'{what} (besides "each", "batch" and after_count)') // 1000
         if delay_ms:
             return AfterTime(delay_ms)
     raise ConfigError(
         f'{what} is {word!r}. Give "each", "batch", a duration from a millisecond, '
-        "ms.after_count(n), or None for no such panes."
+        f"ms.after_count(n), or None for no such panes.{near}"
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import polars as pl
 
+from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.kernels.aggregates import Aggregate
 from millstream.kernels.aggregation import Aggregation
@@ -26,8 +27,6 @@ from millstream.pipeline.window_words import FiringWord, firing
 
 if TYPE_CHECKING:
     from millstream.pipeline.streams import Stream
-
-_MODES = ("final", "update", "discard", "retract")
 
 
 @dataclass(frozen=True)
@@ -73,10 +72,7 @@ class Windowed:
             not. An event that is late by its own partition, while others lag, is in the next early row; with
             ``panes``, or early rows by count, it waits for the row on time.
         """
-        if mode not in _MODES:
-            raise ConfigError(
-                f'emit is {mode!r}. Choose "final", "update", "discard" or "retract".'
-            )
+        choose("emit", mode, get_args(Mode))
         if mode == "final" and not isinstance(early, EllipsisType) and early is not None:
             raise ConfigError(
                 f'emit("final") has early={early!r}, but a final row comes once, at the end. Choose '

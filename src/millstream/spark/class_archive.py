@@ -2,8 +2,8 @@
 
 Java can write what it made of the classes that it loaded into a file, as it ends, and map that file
 into memory in later starts (application class data sharing, JEP 350). It is made for one Java and one
-PySpark by the first session on a machine that ends in the usual way, which takes some ten seconds
-longer, once; it has some 150 MB, and may be deleted at any time. Java itself checks that an archive
+PySpark by the first session on a machine that ends in the usual way. Some ten seconds, once, it goes on
+behind the answer, and the process ends when it is done; it has some 150 MB, and may be deleted at any time. Java itself checks that an archive
 is whole and fits, and goes on without one that does not. Spark's home stands beside it, as classes are
 taken from an archive only where their files have the same paths again.
 """

@@ -90,7 +90,7 @@ def launch_jvm(
             with environment(PYSPARK_GATEWAY_PORT=str(port), PYSPARK_GATEWAY_SECRET=secret):
                 gateway = launch_gateway()  # type: ignore[no-untyped-call]
         except BaseException:
-            _end_process(process)
+            end_process(process)
             raise
     gateway.proc = process
     return gateway
@@ -139,13 +139,20 @@ def _await_gateway(
 
 
 def end_jvm(gateway: Any) -> None:
-    """End the JVM behind a gateway and wait until it is gone; it may be dead already.
+    """End the JVM behind a gateway and wait until it is gone; it may be dead already."""
+    let_go(gateway)
+    end_process(gateway.proc)
 
-    PySpark forgets it too, so that this process can start another.
+
+def let_go(gateway: Any) -> None:
+    """Tell the JVM behind a gateway to end, and do not wait: :func:`end_jvm` does.
+
+    PySpark forgets it, so that this process can start another.
     """
     with contextlib.suppress(Exception):  # a dead JVM does not answer, and need not
         gateway.shutdown()
-    _end_process(gateway.proc)
+    with contextlib.suppress(OSError):
+        gateway.proc.stdin.close()
     context: Any = SparkContext._active_spark_context  # noqa: SLF001
     if context is not None:
         context._jsc = None  # noqa: SLF001 - its other half is gone
@@ -154,7 +161,7 @@ def end_jvm(gateway: Any) -> None:
     SparkSession._instantiatedSession = SparkSession._activeSession = None  # noqa: SLF001
 
 
-def _end_process(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: subprocess.Popen[bytes]) -> None:
     """Ask the JVM to end by closing its standard input, then ask harder, until it is gone."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):

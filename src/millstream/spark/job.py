@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +28,20 @@ from millstream.spark.failures import as_ours
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.log_source import SOURCE_NAME, LogSource
 from millstream.spark.native import add_frame, add_native, rows_of
+from millstream.spark.sendable import require_sendable
 from millstream.spark.session import cores_available, start_session, stop_session
 from millstream.spark.shuffle import bucket_labels
-from millstream.spark.sink import CommitSink, Totals
+from millstream.spark.sink import CommitSink
 from millstream.spark.source import SourceSpec
+from millstream.spark.source_offsets import planned_at
 from millstream.spark.stage import add_stage
 from millstream.spark.stage_runner import StageRunner
 from millstream.spark.stages import Stages
 from millstream.spark.topic_ids import note_topics, require_same_topics
+from millstream.views.dead_share import DeadShare
+from millstream.views.failure import failure_noted
 from millstream.views.outputs import open_targets
-from millstream.views.progress import Progress, Report, Until
+from millstream.views.progress import Progress, Report, Until, created_in_words
 from millstream.views.running import marked, require_no_reset, stop_request, stop_seen
 from millstream.views.schema import JOB
 from millstream.views.store import ViewStore
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _POLL_S = 0.02
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,18 +81,31 @@ class RunOptions:
     settings: Mapping[str, str]
     master: str | None = None
     same_expressions: bool = False
+    dead_max: float = 1.0
+    on_alarm: Callable[[str], None] | None = None
+    on_phase: Callable[[str], None] = _log.info  # what is being done, until there are batches
+    on_notice: Callable[[str], None] = _log.warning
 
 
 def run_job(job: Job, options: RunOptions) -> Report:
     """Run a job until it is to end; give its report. See :meth:`millstream.App.run`."""
+    with ExitStack() as running, failure_noted(job.folder):  # noted before it runs no more
+        return _run(job, options, running)
+
+
+def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     began = time.monotonic()
     require_no_reset(job.folder)
+    options.on_phase("opening the log")
     job.folder.mkdir(parents=True, exist_ok=True)
     birth = _birth(job, options.cores or cores_available())
     plan = job.compile(bucket_labels(birth.bucket_count, birth.label_partitions))
+    require_sendable(plan)
     log = open_reader(job.log)
     require_same_topics(job.app, job.folder / HOME, plan, log)  # before a missing one is made
-    _make_topics(job)
+    created = _make_topics(job)
+    for name in created.names:
+        options.on_notice(created_in_words(name, created.others))
     with open_targets(plan, job.folder / HOME, job.log) as targets:
         next_batch_id = targets.begin_run(
             JOB,
@@ -97,21 +117,30 @@ def run_job(job: Job, options: RunOptions) -> Report:
         targets.home.describe(job.app, "dashboard", job.dashboard)
         require_current(job.folder, next_batch_id)
         reached = reached_before(targets.home, job.app)
-        seen = EventTimesFile(_event_times(job))
         frame_files = _frame_files(job, targets.run)
         frame_files.begin()
-        sink = CommitSink(plan, targets, log, options.on_progress, seen, frame_files)
-        with marked(job.folder, targets.run):
-            require_no_reset(job.folder)  # now that a reset would see this run
-            try:
-                with _session(job, options) as spark:
-                    reason = _Query(job, options, plan, birth, sink, spark).run()
-            except TopicRecreatedError:
-                require_same_topics(
-                    job.app, job.folder / HOME, plan, log
-                )  # says more: what had been read
-                raise
-    return _report(job.app, reason, sink.totals, reached, time.monotonic() - began)
+        sink = CommitSink(
+            plan,
+            targets,
+            log,
+            options.on_progress,
+            EventTimesFile(_event_times(job)),
+            frame_files,
+            DeadShare(options.dead_max, options.on_alarm),
+            partial(planned_at, job.folder / "checkpoint"),
+        )
+        running.enter_context(marked(job.folder, targets.run))
+        require_no_reset(job.folder)  # now that a reset would see this run
+        try:
+            with _session(job, options) as spark:
+                reason = _Query(job, options, plan, birth, sink, spark).run()
+        except TopicRecreatedError:
+            require_same_topics(job.app, job.folder / HOME, plan, log)  # says what had been read
+            raise
+    report = _report(job.app, reason, sink, reached, time.monotonic() - began)
+    read = {source.topic for source in plan.sources}
+    empty = tuple(name for name in created.names if name in read)
+    return replace(report, created_topics=empty, other_topics=created.others)
 
 
 def _runs(job: Job) -> Path:
@@ -195,6 +224,7 @@ class _Query:
     def run(self) -> str:
         """Run the query to its end and say why it ended."""
         self._clear_stop()
+        self.options.on_phase("planning the first batch")
         query = self._start()
         try:
             reason = self._wait(query)
@@ -237,6 +267,7 @@ class _Query:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime="0 seconds")
+        self.sink.begin()
         return writer.start()
 
     def _stages(self) -> Stages:
@@ -331,23 +362,37 @@ def _session(job: Job, options: RunOptions) -> Iterator[SparkSession]:
         cores=options.cores,
         master=options.master,
         settings=options.settings,
+        on_phase=options.on_phase,
     )
     try:
         yield spark
     finally:
-        stop_session(spark)
+        if stop_session(spark):
+            options.on_notice(
+                "Spark's classes are kept for faster starts, once on this machine: the program ends "
+                "some ten seconds after its answer."
+            )
 
 
-def _make_topics(job: Job) -> None:
+@dataclass(frozen=True)
+class _Created:
+    """The topics that a run created, and those that the log had before."""
+
+    names: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+def _make_topics(job: Job) -> _Created:
     """Create the topics that the app declares and the log does not have."""
+    there: set[str] = set()
     with suppress(FileNotFoundError):
-        missing = job.topics.keys() - open_reader(job.log).topics().keys()
-        if not missing:
-            return
-    with connect(job.log) as log:
-        for name, partitions in job.topics.items():
-            if name not in log.topics():
-                log.create_topic(name, partitions=partitions)
+        there.update(open_reader(job.log).topics())
+    missing = tuple(name for name in job.topics if name not in there)
+    if missing:
+        with connect(job.log) as log:
+            for name in missing:
+                log.create_topic(name, partitions=job.topics[name], exist_ok=True)
+    return _Created(missing, tuple(sorted(there)))
 
 
 def reached_before(home: ViewStore, app: str) -> datetime | None:
@@ -357,9 +402,11 @@ def reached_before(home: ViewStore, app: str) -> datetime | None:
 
 
 def _report(
-    app: str, reason: str, totals: Totals, reached: datetime | None, seconds: float
+    app: str, reason: str, sink: CommitSink, reached: datetime | None, seconds: float
 ) -> Report:
     """Give the report of a run; ``reached`` is the watermark that it found."""
+    totals = sink.totals
+    failed = sink.dead_share.failed()
     return Report(
         app=app,
         reason=reason,
@@ -373,4 +420,6 @@ def _report(
         watermark=totals.last.watermark if totals.last else reached,
         lag=totals.last.lag if totals.last else {},
         false_positive_rates=totals.last.false_positive_rates if totals.last else {},
+        alarms=tuple(failed.values()),
+        failed_steps=tuple(failed),
     )

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import math
 import os
 import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from millstream.spark.class_archive import ClassArchive
 
+_log = logging.getLogger(__name__)
 _MIB = 1 << 20
 _JVM_OPTIONS = "spark.driver.extraJavaOptions"
 _DRIVER_MEMORY_MIB_MIN = 768  # Spark refuses less than 450 MiB, and a trigger needs some on top
@@ -84,19 +86,35 @@ class _Running:
 
         return self.gateway.proc.poll() is None and internals.running_context() is not None
 
-    def end(self) -> None:
-        """Stop Spark, end the JVM, and leave no file behind but the log."""
+    def end(self) -> bool:
+        """Stop Spark, end the JVM, and leave no file behind but the log.
+
+        Where the JVM is to write an archive of its classes, that goes on in a thread, so that nobody
+        waits for it who only wants the answer; the process ends when it is done. Return whether so.
+        """
         from millstream.spark import internals  # noqa: PLC0415 - imports pyspark
 
+        archive = None if self.scratch is None else self.scratch.archive
         try:
             if self.is_alive():
                 self.spark.stop()
         finally:
-            internals.end_jvm(self.gateway)
-            if self.scratch is not None:
-                if self.scratch.archive is not None:
-                    self.scratch.archive.keep(whole=self.gateway.proc.returncode >= 0)
-                self.scratch.delete()
+            internals.let_go(self.gateway)
+            later = archive is not None and archive.new is not None
+            if later:
+                threading.Thread(target=self._put_away, name="millstream-class-archive").start()
+            else:
+                self._put_away()
+        return later
+
+    def _put_away(self) -> None:
+        from millstream.spark import internals  # noqa: PLC0415 - imports pyspark
+
+        internals.end_process(self.gateway.proc)
+        if self.scratch is not None:
+            if self.scratch.archive is not None:
+                self.scratch.archive.keep(whole=self.gateway.proc.returncode >= 0)
+            self.scratch.delete()
 
 
 _running: _Running | None = None
@@ -110,6 +128,7 @@ def start_session(
     cores: int | None = None,
     master: str | None = None,
     settings: Mapping[str, str] | None = None,
+    on_phase: Callable[[str], None] = _log.info,
 ) -> SparkSession:
     """Return the Spark session of this process, starting it for the first that asks.
 
@@ -124,6 +143,7 @@ def start_session(
             cluster, the number of Spark partitions of state. An existing checkpoint keeps its own.
         master: Address of a cluster; by default Spark runs on this machine.
         settings: Spark settings that win over those made here.
+        on_phase: Called with what is being started.
 
     Raises:
         EnvironmentProblem: PySpark or Java is missing or does not start; the message says which.
@@ -140,26 +160,28 @@ def start_session(
             _running.end()
             _running = None
         if _running is None:
-            _running = _start(name, folder, asked)
+            _running = _start(name, folder, asked, on_phase)
         else:
             _require_same(_running.asked, asked)
             _running.users += 1
         return _running.spark
 
 
-def stop_session(spark: SparkSession) -> None:
+def stop_session(spark: SparkSession) -> bool:
     """Say that one user of the session is done with it; after the last, Spark's JVM is gone.
 
-    Nothing happens for a session that has ended already.
+    Nothing happens for a session that has ended already. Return whether the JVM still writes the
+    archive of its classes, once on a machine: the process ends when that is done.
     """
     global _running
     with _lock:
         if _running is None or _running.spark is not spark:
-            return
+            return False
         _running.users -= 1
-        if _running.users == 0:
-            ending, _running = _running, None
-            ending.end()
+        if _running.users > 0:
+            return False
+        ending, _running = _running, None
+        return ending.end()
 
 
 def _require_same(running: _Asked, asked: _Asked) -> None:
@@ -176,7 +198,7 @@ def _require_same(running: _Asked, asked: _Asked) -> None:
             )
 
 
-def _start(name: str, folder: Path, asked: _Asked) -> _Running:
+def _start(name: str, folder: Path, asked: _Asked, on_phase: Callable[[str], None]) -> _Running:
     """Start the JVM and a session in it; on any failure leave nothing behind."""
     internals = _pyspark_internals()
     from millstream.spark import compiled  # noqa: PLC0415 - see the module
@@ -195,12 +217,14 @@ def _start(name: str, folder: Path, asked: _Asked) -> _Running:
         if scratch is not None:
             scratch.archive = class_archive(os.environ, java)
         settings = _settings(name, asked, scratch)
+        on_phase(f"starting Java {java.version}")
         gateway = internals.launch_jvm(
             settings,
             env=_environment(os.environ, scratch, java),
             log=_open_log(folder),
             held=() if scratch is None else (scratch.lock,),
         )
+        on_phase("starting Spark")
         with internals.environment(PYSPARK_PYTHON=_worker_python(local=asked.master is None)):
             spark = internals.open_session(settings, gateway)
         if scratch is not None:

@@ -16,6 +16,7 @@ from millstream.spark.event_times import EventTimesFile
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.stages import Manifests, Stages
 from millstream.views.commit import BatchOutcome, Targets, gather
+from millstream.views.dead_share import DeadShare
 from millstream.views.progress import Progress
 from millstream.views.schema import JOB
 from millstream.views.time_status import time_status
@@ -60,6 +61,8 @@ class CommitSink:
     on_progress: Callable[[Progress], None] | None
     event_times: EventTimesFile
     frame_files: FrameFiles
+    dead_share: DeadShare = field(default_factory=lambda: DeadShare(1.0))
+    planned_at: Callable[[int], float | None] = lambda _batch_id: None
     stages: Stages | None = None
     totals: Totals = field(default_factory=Totals)
     error: BaseException | None = None
@@ -101,11 +104,12 @@ class CommitSink:
         self.frame_files.clear()
         self._time = told
         self.totals.add(progress)
+        self.dead_share.take(outcome.books)
         if self.on_progress is not None:
             self.on_progress(progress)
 
     def _progress(self, outcome: BatchOutcome, batch_id: int) -> Progress:
-        began, self._ended = self._ended, time.monotonic()
+        began, self._ended = self._began(batch_id), time.monotonic()
         lag = self._lag(outcome)
         return Progress(
             app=self.plan.app,
@@ -125,6 +129,20 @@ class CommitSink:
             state_bytes=outcome.state_bytes,
             false_positive_rates=outcome.fact(FALSE_POSITIVE_RATE),
         )
+
+    def begin(self) -> None:
+        """Say that the query begins now: what was before is no part of any batch."""
+        self._ended = time.monotonic()
+
+    def _began(self, batch_id: int) -> float:
+        """Tell when the planner began the batch, or else when the one before it ended.
+
+        A batch that is run again was planned in another run; so it is no earlier than the query.
+        """
+        planned_s = self.planned_at(batch_id)
+        if planned_s is None:
+            return self._ended
+        return max(self._ended, time.monotonic() - max(0.0, time.time() - planned_s))
 
     def _behind_s(
         self, outcome: BatchOutcome, lag: Mapping[str, int], took_s: float

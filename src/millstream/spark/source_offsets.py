@@ -6,9 +6,12 @@ is the same batch: what it reads, what time it is, and which partitions count as
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from millstream.errors import TopicRecreatedError
@@ -329,3 +332,18 @@ def divide(
             room = max(0, room - (stop - at))
             at, number = stop, number + 1
     return divided
+
+
+def planned_at(checkpoint: Path, batch_id: int) -> float | None:
+    """Tell when a batch was planned, in seconds since 1970, from Spark's offset log.
+
+    None where that does not say: the batch is of DataFrames of the user's alone.
+    """
+    try:
+        lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        with suppress(ValueError, TypeError, KeyError):
+            return float(json.loads(line)["wall_ms"]) / 1000
+    return None

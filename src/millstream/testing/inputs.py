@@ -6,17 +6,14 @@ records, marks and ticks in the order of the list: see :class:`Record`, :class:`
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, date, datetime, time, timedelta
-from decimal import Decimal
-from enum import Enum
+from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
 
+from millstream.client.json_values import plain_value
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.decode.avro_values import AvroFormat
@@ -209,21 +206,6 @@ def _encode(values: Mapping[str, Any] | None, topic: Topic) -> bytes:
     if isinstance(topic.values, AvroFormat):
         return topic.values.encode(values or {})
     try:
-        return json.dumps(values, default=_plain, separators=(",", ":")).encode()
+        return json.dumps(values, default=plain_value, separators=(",", ":")).encode()
     except TypeError as error:
         raise ConfigError(f"An input row for {topic.name!r} cannot be JSON: {error}.") from error
-
-
-def _plain(value: object) -> object:
-    """Write what JSON does not know as topics have it."""
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
-    if isinstance(value, Decimal | UUID):
-        return str(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, Enum):
-        return value.value
-    raise TypeError(f"a value of type {type(value).__name__}")

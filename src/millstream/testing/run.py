@@ -13,10 +13,11 @@ import tempfile
 import weakref
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import polars as pl
 
+from millstream.choices import choose, did_you_mean
 from millstream.errors import ConfigError
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_NOTES
@@ -153,6 +154,7 @@ def run(
         ConfigError: an input is for a topic that the app does not declare, or cannot be encoded; a
             number is too small.
     """
+    choose("run's engine", engine, get_args(Engine))
     for what, number, least in (
         ("batches", batches, 1),
         ("partitions", 1 if partitions is None else partitions, 1),
@@ -163,7 +165,10 @@ def run(
     for topic in inputs:
         if topic not in app.topics:
             known = ", ".join(app.topics) or "none"
-            raise ConfigError(f"There is input for topic {topic!r}. The app's topics are {known}.")
+            near = did_you_mean(topic, app.topics)
+            raise ConfigError(
+                f"There is input for topic {topic!r}. The app's topics are {known}.{near}"
+            )
     counts = {name: partitions or topic.partitions for name, topic in app.topics.items()}
     items = {
         topic: items_of(app.topics[topic], rows, counts[topic], seed)
@@ -175,12 +180,10 @@ def run(
     if engine == "kernel":
         views = folder / "views.db"
         KernelEngine(plan, views, counts, dice).run(items, batches, crash)
-    elif engine == "spark":
+    else:
         if crash:
             raise ConfigError('engine="spark" takes no crash. Use engine="kernel".')
         from millstream.testing.spark_engine import run_on_spark  # noqa: PLC0415 - loads pyspark
 
         views = run_on_spark(app, folder, counts, items, batches=batches, dice=dice)
-    else:
-        raise ConfigError(f'engine is {engine!r}. Choose "kernel" or "spark".')
     return Result(plan, folder, views)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views import changelog
 from millstream.views.address import PostgresAddress, postgres_address
@@ -230,9 +231,10 @@ def _schema(session: Session, view: str, address: PostgresAddress) -> ViewSchema
     ).fetchone()
     if row is None:
         found = session.execute("SELECT name FROM _millstream_views ORDER BY name").fetchall()
-        names = ", ".join(name for (name,) in found) or "none yet"
+        known = [name for (name,) in found]
         raise UnknownViewError(
-            f"There is no view {view!r} in {address.shown}; there are: {names}. Correct the name, "
-            "or run the pipeline that fills the view."
+            f"There is no view {view!r} in {address.shown}; there are: "
+            f"{', '.join(known) or 'none yet'}. Correct the name, or run the pipeline that fills the "
+            f"view.{did_you_mean(view, known)}"
         )
     return ViewSchema.from_json(row[0])

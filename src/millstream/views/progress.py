@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from millstream.choices import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class Progress:
         return values
 
 
-Until = Literal["stopped", "caught-up"] | Callable[[Progress], bool]
+UntilWord = Literal["stopped", "caught-up"]
+UNTIL_WORDS = get_args(UntilWord)
+Until = UntilWord | Callable[[Progress], bool]
 """How long a run goes on: see :meth:`millstream.App.run`."""
 
 _LEFT_OUT = ("late", "dead", "duplicate", "filtered")
@@ -55,14 +59,23 @@ def share_in_words(share: float) -> str:
     return f"1 in {1 / share:,.0f}" if share > 0 else "none of the"
 
 
+def created_in_words(topic: str, others: Sequence[str]) -> str:
+    """Say that a run created a topic that it reads, so that a name that is misspelt is noticed."""
+    there = ", ".join(others) or "none"
+    near = did_you_mean(topic, others)
+    return f"created topic {topic!r} (it did not exist; topics here: {there}){near and f'.{near}'}"
+
+
 @dataclass(frozen=True)
 class Report:
     """What a run did. ``reason`` says why it ended: caught-up, timeout,
     count, condition, stopped.
 
     Counts are events over the whole run; ``seconds`` is from the call of run to its return;
-    ``alarms`` is what the app's alarm over late events said, ``false_positive_rates`` what the last
-    batch told of Bloom filters: see :class:`Progress`.
+    ``alarms`` is what the app's alarms said, ``false_positive_rates`` what the last batch told of
+    Bloom filters: see :class:`Progress`. ``failed_steps`` are those at which more rows were dead than
+    the app's ``dead_max`` allows. ``created_topics`` did not exist, and were created empty;
+    ``other_topics`` are those that the log had.
     """
 
     app: str
@@ -78,6 +91,14 @@ class Report:
     lag: Mapping[str, int]
     alarms: tuple[str, ...] = ()
     false_positive_rates: Mapping[str, float] = field(default_factory=dict)
+    failed_steps: tuple[str, ...] = ()
+    created_topics: tuple[str, ...] = ()
+    other_topics: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether no step failed. `millstream run` ends with the exit code 1 where one did."""
+        return not self.failed_steps
 
     def to_dict(self) -> dict[str, Any]:
         """Give plain values, for JSON."""
@@ -95,7 +116,13 @@ class Report:
             f"  read {self.read:,} events ({rate:,.0f} a second), {lag:,} unread",
             f"  {', '.join(counts)}",
             f"  watermark {self.watermark.isoformat() if self.watermark else 'not yet set'}",
-            *(f"  late alarm: {words}" for words in self.alarms),
+            *(f"  alarm: {words}" for words in self.alarms),
+            *(f"  {created_in_words(name, self.other_topics)}" for name in self.created_topics),
+            *(
+                ["  nothing was read: look at the names of the topics"]
+                if self.created_topics and not self.read
+                else []
+            ),
             *(
                 f"  {step} takes {share_in_words(rate)} new events for repeats"
                 for step, rate in self.false_positive_rates.items()

@@ -13,6 +13,8 @@ from typing import Any, Self
 
 import polars as pl
 
+from millstream.choices import did_you_mean
+from millstream.client.default_log import default_log
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views.address import HOME
 from millstream.views.fed import PartialOutputWarning, Span, note_on, warn_of
@@ -137,12 +139,12 @@ class View:
 
 
 def view(
-    name: str, log: Path | str = "./data", app: str | None = None, *, store: str | None = None
+    name: str, log: Path | str | None = None, app: str | None = None, *, store: str | None = None
 ) -> View:
     """Open a view for reading, of a log folder or of a database.
 
     Args:
-        log: The log folder, as the pipeline's ``log=``.
+        log: The log folder, as the pipeline's ``log=``: by default MILLSTREAM_LOG, or ``./data``.
         app: Whose view; needed only if several apps of the folder have one of that name.
         store: Where the view is kept, as in ``stream.view(…, store=…)``: by default in the app's
             own store, or the URL of a PostgreSQL database.
@@ -166,16 +168,18 @@ def view(
 
 
 def open_view(
-    name: str, log: Path | str, app: str | None = None, *, store: str | None = None
+    name: str, log: Path | str | None, app: str | None = None, *, store: str | None = None
 ) -> View:
     """Open a view as :func:`view` does, for who tells by other means that it is not whole."""
     if store is not None and store != HOME:
         return _view_of_database(name, store, app)
+    log = default_log() if log is None else log
     known = apps_with_views(log)
     if app is not None and app not in known:
         raise UnknownViewError(
             f"The log folder {str(log)!r} has no views of an app {app!r}; there are views of: "
             f"{', '.join(known) or 'none'}. Correct the app or the folder, or run the app first."
+            f"{did_you_mean(app, known)}"
         )
     found: list[View] = []
     others: list[str] = []
@@ -203,6 +207,7 @@ def open_view(
         f"There is no view {name!r} in the log folder {str(log)!r}; there are: "
         f"{', '.join(others) or 'none yet'}. Correct the name or the folder, or run the pipeline "
         f"that fills the view.{elsewhere if databases else ''}"
+        f"{did_you_mean(name, others)}"
     )
 
 

@@ -64,6 +64,16 @@ def runs_alive(folder: Path) -> list[Running]:
     return sorted(found, key=lambda running: running.run)
 
 
+def newest_left_behind(folder: Path) -> Running | None:
+    """Give the newest run that said that it runs, and is gone without having taken that back."""
+    found = []
+    for path in folder.glob(f"{_PREFIX}*.json"):
+        with suppress(FileNotFoundError, ValueError, TypeError):
+            if not _is_held(path):
+                found.append(Running(**json.loads(path.read_text())))
+    return max(found, key=lambda running: running.run, default=None)
+
+
 def _number(path: Path) -> int:
     number = path.stem.removeprefix(_PREFIX)
     return int(number) if number.isdecimal() else 0

@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 
+from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, CorruptionError, UnknownViewError
 from millstream.views import changelog, columns
 from millstream.views.connections import Readers
@@ -278,7 +279,7 @@ def schema_of(db: sqlite3.Connection, view: str, path: Path) -> ViewSchema:
         names = [name for (name,) in db.execute("SELECT name FROM _views ORDER BY name")]
         raise UnknownViewError(
             f"There is no view {view!r} in {path}; there are: {', '.join(names) or 'none yet'}. "
-            "Correct the name, or run the pipeline that fills the view."
+            f"Correct the name, or run the pipeline that fills the view.{did_you_mean(view, names)}"
         )
     return ViewSchema.from_json(row[0])
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+import polars as pl
+
 from millstream.kernels.plan import JobPlan
 from millstream.views.commit import BatchOutcome
 
@@ -20,29 +22,46 @@ def time_status(
     """Give the part of the status that tells of time, from that of the batch before.
 
     ``time`` is operator → where it stands, ``late`` is step → what came too late in all,
-    ``sources`` is source → its topic and rule. Times in microseconds since 1970.
+    ``sources`` is source → its topic, its rule, and the field that is its time (None: the record's
+    own; empty: an expression). Times in microseconds since 1970.
     """
     return {
-        "time": _time(before.get("time", {}), outcome, batch_id, at),
+        "time": _time(before.get("time", {}), plan, outcome, batch_id, at),
         "late": _late(before.get("late", {}), outcome, batch_id),
         "sources": {
-            source.name: {"topic": source.topic, "idle_ms": source.rule.idle_ms}
+            source.name: {
+                "topic": source.topic,
+                "idle_ms": source.rule.idle_ms,
+                "time": _field(source.time),
+            }
             for source in plan.sources
         },
     }
 
 
+def _field(time: pl.Expr | None) -> str | None:
+    if time is None:
+        return None
+    return time.meta.output_name() if time.meta.is_column() else ""
+
+
 def _time(
-    before: Mapping[str, Any], outcome: BatchOutcome, batch_id: int, at: datetime
+    before: Mapping[str, Any], plan: JobPlan, outcome: BatchOutcome, batch_id: int, at: datetime
 ) -> dict[str, Any]:
     told = dict(before)
+    kernels = {one.kernel.name: one.kernel for stage in plan.stages for one in stage.operators}
     for operator, clocks in outcome.clocks.items():
         watermark_us = outcome.watermarks[operator]
         since = {"since": at.isoformat(), "since_batch_id": batch_id}
         known = before.get(operator)
         if known is not None and known["watermark_us"] == watermark_us:
             since = {name: known[name] for name in since}
-        told[operator] = {"watermark_us": watermark_us, **since, "clocks": clocks}
+        told[operator] = {
+            "watermark_us": watermark_us,
+            "lateness_us": getattr(kernels.get(operator), "lateness_us", 0),
+            **since,
+            "clocks": clocks,
+        }
     return told
 
 

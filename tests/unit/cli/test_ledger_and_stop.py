@@ -8,6 +8,8 @@ import pytest
 
 import millstream as ms
 from millstream import testing
+from millstream.errors import ConfigError
+from millstream.views.failure import failure_noted
 from millstream.views.running import marked, stop_request
 
 
@@ -93,3 +95,12 @@ def test_why_answers_from_the_status_of_the_app(home, call):
     assert call("why", "open", "sums").out == "no step of the app waits for time\n"
     assert json.loads(call("why", "open", "sums", "--json").out) == []
     assert "no app 'summs'" in call("why", "open", "summs").err
+
+
+def test_how_an_app_failed_is_said_by_the_commands_that_look_at_it(home, call):
+    with pytest.raises(ConfigError), failure_noted(home, lambda: 0.0):
+        raise ConfigError("the field is gone.")
+    for command in (["ledger", "sums"], ["stop", "sums"], ["view", "list"]):
+        said = call(*command).err
+        assert "sums does not run: ConfigError, 1970-01-01 00:00:00 UTC: the field is gone." in said
+        assert "run the app again" in said

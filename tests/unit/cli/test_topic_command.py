@@ -116,7 +116,7 @@ def test_what_was_done_is_told_as_json(done):
         (["create", "u", "--cleanup", "compress"], "cleanup.policy is 'compress'"),
         (["create", "u", "--set", "segment.bytes"], "--set is 'segment.bytes'"),
         (["create", "u", "--set", "=1"], "--set is '=1'"),
-        (["create", "u", "--set", "segments=1"], "no setting 'segments'"),
+        (["create", "u", "--set", "segments=1"], "setting is 'segments'"),
         (["create", "u", "--set", "segment.bytes=x"], "segment.bytes is 'x'"),
         (["create", "u", "--set", "segment.ms=1", "--set", "segment.ms=2"], "given twice"),
         (["create", "u", "--retention", "1 day", "--set", "retention.ms=2"], "given twice"),

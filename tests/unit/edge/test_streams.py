@@ -162,7 +162,7 @@ def test_partitions_that_are_added_are_read_too(edge, stream, folder):
         ("/topics/one/events?partition=3", 400, "no partition 3"),
         ("/topics/one/events?partition=-1", 400, "give a number"),
         ("/topics/one/events?from=now", 400, "give earliest, latest"),
-        ("/topics/one/events?form=earliest", 400, "no parameter 'form'"),
+        ("/topics/one/events?form=earliest", 400, "a parameter is 'form'"),
     ],
 )
 def test_a_position_that_is_none_is_said_to_be(edge, path, status, says):

@@ -102,7 +102,7 @@ def test_windows_hold_the_events_of_their_places(
         for number, events in by_place(found, count, slide)
         if mode == "update" or len(events) == count
     }
-    app = app_with(ms.count_window(count, slide=slide), mode)
+    app = app_with(ms.count_window(count, slide=slide, unbounded=True), mode)
     rows = [Event(at(t), key, n) for t, key, n in drawn]
     run = rows_given(app, {"events": rows}, batches=batches, partitions=partitions, seed=seed)
     said = [told(row) for row in run.rows["out"].to_dicts()]
@@ -136,7 +136,7 @@ def test_windows_that_are_timed_out_are_complete_as_they_are(
         for number, (events, over) in enumerate(by_time(found, count, timeout, watermark))
         if over or mode == "update"
     }
-    app = app_with(ms.count_window(count, timeout=timedelta(seconds=timeout)), mode)
+    app = app_with(ms.count_window(count, timeout=timedelta(seconds=timeout), unbounded=True), mode)
     rows = [Event(at(t), key, n) for t, key, n in drawn]
     run = rows_given(app, {"events": rows}, batches=batches, partitions=partitions, seed=seed)
     said = [told(row) for row in run.rows["out"].to_dicts()]
@@ -146,14 +146,14 @@ def test_windows_that_are_timed_out_are_complete_as_they_are(
 
 
 def test_a_window_ends_just_after_its_latest_event(rows_given):
-    app = app_with(ms.count_window(2))
+    app = app_with(ms.count_window(2, unbounded=True))
     run = rows_given(app, {"events": [Event(at(9), "a"), Event(at(4), "a")]})
     (row,) = run.rows["out"].to_dicts()
     assert (row["window_start"], row["window_end"]) == (at(9), at(9) + timedelta(microseconds=1))
 
 
 def test_a_window_whose_timeout_the_watermark_has_reached_comes_without_another_event(rows_given):
-    app = app_with(ms.count_window(100, timeout="10 seconds"))
+    app = app_with(ms.count_window(100, timeout="10 seconds", unbounded=True))
     rows = [Event(at(0), "a"), Event(at(3), "a"), Event(at(10), "z")]
     for seed in range(10):
         run = rows_given(app, {"events": rows}, batches=1 + seed % 4, seed=seed)
@@ -165,14 +165,23 @@ def test_what_cannot_be_a_count_window_is_refused():
         return pytest.raises(ConfigError, match=match)
 
     with refused("count_window's count is 0"):
-        ms.count_window(0)
+        ms.count_window(0, unbounded=True)
     with refused("count_window's slide is 5. Give a whole number from 1 to 4"):
-        ms.count_window(4, slide=5)
+        ms.count_window(4, slide=5, unbounded=True)
     with refused("a slide and a timeout"):
-        ms.count_window(4, slide=2, timeout="1 hour")
+        ms.count_window(4, slide=2, timeout="1 hour", unbounded=True)
     with refused('count_window cannot emit "retract"'):
-        app_with(ms.count_window(4), "retract")
+        app_with(ms.count_window(4, unbounded=True), "retract")
     app = ms.App("late", log="unused")
     stream = app.topic("events", Event, key="key").stream(time="at", late="side")
     with refused("no event is late"):
-        stream.window(ms.count_window(4), by="key").agg(rows=ms.count())
+        stream.window(ms.count_window(4, unbounded=True), by="key").agg(rows=ms.count())
+
+
+def test_that_a_row_of_every_key_is_kept_for_ever_must_be_said():
+    with pytest.raises(
+        ConfigError, match=r"every key that ever came.*count_window\(4, unbounded=True"
+    ):
+        ms.count_window(4)
+    with pytest.raises(ConfigError, match="every key that ever came"):
+        ms.count_window(4, timeout="1 hour", unbounded="yes")

@@ -338,7 +338,7 @@ def test_after_final_windows_an_alert_comes_once(rows_given):
     )
     by_minute = stream.window(tumbling("1 minute"), by="device").agg(total=sum_of("n"))
     low = by_minute.with_columns(low=pl.col("total") < 2)
-    runs = low.window(count_window(3, slide=1), by="device").agg(low=min_of("low"))
+    runs = low.window(count_window(3, slide=1, unbounded=True), by="device").agg(low=min_of("low"))
     runs.filter("low").dedup("device", within="1 day").view("stopped", key="device")
     start = datetime(2026, 1, 1, tzinfo=UTC)
     totals = {
@@ -359,3 +359,15 @@ def test_after_final_windows_an_alert_comes_once(rows_given):
         ends = dict(stopped.select("device", "window_end").iter_rows())
         minutes = {key: (end - start) // timedelta(minutes=1) for key, end in ends.items()}
         assert minutes == {"a": 6, "c": 3}
+
+
+def test_ids_that_are_kept_exactly_for_longer_than_a_month_are_told_what_they_cost():
+    stream = App("a", log="unused").topic("t", {"id": str}).stream()
+    with refused("24 bytes each: of 100 new ids a second that is 757 GB of state"):
+        stream.dedup("id", within="3652 days")
+    with refused("24 bytes each"):
+        filters = bloom(fpr=1e-3, rotate="16 days", expect=10**6, exact_check=True)
+        stream.dedup("id", within="32 days", bloom=filters)
+    stream.dedup("id", within="31 days")
+    stream.dedup("id", within="3652 days", unbounded=True)
+    stream.dedup("id", within="32 days", bloom=bloom(fpr=1e-3, rotate="16 days", expect=10**6))

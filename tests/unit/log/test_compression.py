@@ -84,7 +84,7 @@ def test_no_compression_and_what_is_compressed_already_is_left_as_it_is() -> Non
 
 
 def test_a_codec_that_does_not_exist_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="'brotli'; choose from none, gzip, snappy, lz4, zstd"):
+    with pytest.raises(ConfigError, match=r"'brotli'\. Choose .none., .gzip."):
         compress(batch_of(b"v"), "brotli")  # type: ignore[arg-type]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream.client import connect
 from millstream.errors import ConfigError, OffsetOutOfRangeError
 from millstream.log import writer as writer_module
 from millstream.log.config import TopicConfig
@@ -186,9 +187,9 @@ def test_one_pass_takes_what_is_too_much_and_a_tenth_of_what_is_too_old() -> Non
     [
         ("retention.ms", "x", "whole number from -1"),
         ("segment.bytes", "0", "from 1"),
-        ("cleanup.policy", "shred", "delete, compact, or"),
+        ("cleanup.policy", "shred", 'Choose "delete" or "compact"'),
         ("min.cleanable.dirty.ratio", "2", "from 0 to 1"),
-        ("nope", "1", "choose from cleanup.policy"),
+        ("nope", "1", 'Choose "cleanup.policy"'),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(
@@ -337,3 +338,16 @@ def test_a_pass_that_fails_is_counted_and_the_next_one_is_done(tmp_path: Path) -
                 assert asked.acquire(timeout=30)
             assert keeper.health.passes_failed >= 2
             assert keeper.health.last_failure == ("ZeroDivisionError: what nobody expected",)
+
+
+def test_a_group_that_has_only_markers_of_transactions_left_is_not_at_risk(tmp_path: Path) -> None:
+    with connect(tmp_path) as log:
+        log.create_topic("t", retention="1 day", settings={"segment.bytes": "1"})
+        with log.producer(transactional_id="x") as producer:
+            for _ in range(3):
+                with producer.transaction():
+                    producer.send("t", b"x", timestamp_ms=0)
+        log.commit_offsets("g", {TopicPartition("t", 0): 5})
+        assert (log.keep_house().risks, log.lag("g")[0].behind) == ([], 0)
+        log.commit_offsets("g", {TopicPartition("t", 0): 4})
+        assert log.lag("g")[0].behind == 1

@@ -1,13 +1,20 @@
 """Dead records after the fact: forwarded once, shown whole, appended again once."""
 
 import json
+import sqlite3
+import tempfile
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import millstream as ms
+from millstream import testing
 from millstream.cli.main import run
 from millstream.client.embedded import FolderLog
 from millstream.errors import ConfigError, UnknownViewError
@@ -18,6 +25,7 @@ from millstream.kernels.watermarks import SourceTime
 from millstream.log.reader import LogReader
 from millstream.ops import dead_letters as ops
 from millstream.ops.dead_letters import Selection, dead_letters, parse_place, replay
+from millstream.ops.replay_lateness import may_be_late
 from millstream.views.commit import gather
 from millstream.views.dead_letters import relay
 from millstream.views.outputs import open_targets
@@ -337,3 +345,92 @@ def test_dead_records_of_a_mended_schema_come_out(log):
     take_in(log, LaxClick)
     with ViewStore(store_path(log, "ads"), readonly=True) as store:
         assert store.scan("all").filter(pl.col("ad") == 1.5).height == 2
+
+
+# -- what would come too late --------------------------------------------------------------------
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@dataclass
+class Bid:
+    at: datetime
+    price: int
+
+
+def ran(folder, rows, lateness="0 seconds", time="at"):
+    """Run windows over rows, and leave log and store as the app would; the last row is the latest."""
+    app = ms.App("bids", log=folder)
+    stream = app.topic("bids", Bid).stream(time=time, lateness=lateness)
+    stream.window(ms.tumbling("1 minute")).agg(n=ms.sum("price")).view("minutes")
+    out = testing.run(app, {"bids": rows}, partitions=1)
+    path = store_path(folder, "bids")
+    path.parent.mkdir(parents=True)
+    with sqlite3.connect(out._store._path) as made, sqlite3.connect(path) as copy:
+        made.backup(copy)
+    made.close()
+    copy.close()
+    with ms.connect(folder) as log:
+        log.create_topic("bids", exist_ok=True)
+    return folder
+
+
+def bid(seconds, price=1):
+    return {"at": (NOON + timedelta(seconds=seconds)).isoformat(), "price": price}
+
+
+def test_a_replay_of_what_is_older_than_the_watermark_is_refused_before_anything_is_appended(
+    tmp_path,
+):
+    rows = [bid(0), bid(10, "x"), bid(300), bid(299, "x"), bid(301, "x"), bid(300)]
+    folder = ran(tmp_path / "data", rows)
+    with pytest.raises(ConfigError, match="2 of the 3 dead records of bids may come too late"):
+        replay(folder, "bids")
+    assert records(folder, "bids") == []
+    assert dead_letters(folder, "bids")["replay"].null_count() == 3
+    done = replay(folder, "bids", late_ok=True)
+    assert (done.records, done.may_be_late) == (3, 2)
+    assert len(records(folder, "bids")) == 3
+
+
+def test_what_the_lateness_still_takes_in_is_replayed_without_a_word(tmp_path):
+    rows = [bid(0), bid(10, "x"), bid(300)]
+    folder = ran(tmp_path / "data", rows, lateness="290 seconds 1 millisecond")
+    assert replay(folder, "bids").may_be_late == 0
+
+
+def test_of_a_record_whose_time_cannot_be_told_it_is_assumed_that_it_is_late(tmp_path):
+    folder = ran(tmp_path / "data", [bid(0), b"no JSON", bid(300)])
+    with pytest.raises(ConfigError, match="1 of the 1 dead records"):
+        replay(folder, "bids")
+
+
+def test_of_a_time_that_an_expression_makes_nothing_is_assumed_either(tmp_path):
+    time = pl.col("at").dt.offset_by("1h")
+    folder = ran(tmp_path / "data", [bid(0), bid(9999, "x"), bid(300)], time=time)
+    with pytest.raises(ConfigError, match="1 of the 1 dead records"):
+        replay(folder, "bids")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.booleans()), min_size=1, max_size=12),
+    st.integers(0, 200),
+)
+@settings(max_examples=15, deadline=None)
+def test_what_is_not_counted_as_perhaps_late_is_taken_in(rows, lateness_s):
+    """Run the dead again, mended, behind the others: those that were not counted are not late."""
+    lateness = timedelta(seconds=lateness_s)
+    with tempfile.TemporaryDirectory() as name:
+        first = [bid(at, "x" if dead else 1) for at, dead in rows]
+        folder = ran(Path(name) / "data", first, lateness=lateness)
+        dead = dead_letters(folder, "bids")
+        with ViewStore(store_path(folder, "bids")) as store:
+            counted = may_be_late(store, "bids", dead)
+    app = ms.App("again", log="unused")
+    stream = app.topic("bids", Bid).stream(time="at", lateness=lateness)
+    stream.window(ms.tumbling("1 minute")).agg(n=ms.sum("price")).view("minutes")
+    good = [bid(at) for at, dead in rows if not dead]
+    mended = [bid(at) for at, dead in rows if dead]
+    out = testing.run(app, {"bids": [*good, *mended]}, partitions=1)
+    before = testing.run(app, {"bids": good}, partitions=1).late if good else 0
+    assert out.late - before <= counted or not good

@@ -81,3 +81,22 @@ def test_in_a_terminal_one_table_is_drawn_again_with_totals(monkeypatch):
     assert "4,000" in drawn  # a second
     assert "1 in 1,000" in drawn
     assert "batch 0:" not in drawn
+
+
+def test_what_is_being_started_is_said_at_once_and_notices_stay():
+    out = io.StringIO()
+    with LiveTable(out) as live:
+        live.phase("starting Java 21")
+        live.note("created topic 'clcks'")
+    assert out.getvalue().splitlines() == ["starting Java 21 …", "created topic 'clcks'"]
+
+
+def test_in_a_terminal_a_notice_stays_above_what_is_drawn_again(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    with LiveTable(out) as live:
+        live.phase("starting Spark")
+        live.note("created topic 'clcks'")
+        live.show(progress(0))
+    assert "starting Spark …" in out.getvalue()
+    assert "created topic 'clcks'" in out.getvalue()

@@ -470,10 +470,10 @@ def test_what_a_record_says_of_itself_can_be_columns():
         ({"format": "avro", "avro_schema": "{"}, "is none"),
         ({"format": "avro", "avro_schema": "no/such.avsc"}, "No such file"),
         ({"format": "avro", "avro_schemas": {}}, "no Avro schemas by number"),
-        ({"metadata": ("size",)}, "asks for the metadata 'size'"),
+        ({"metadata": ("size",)}, "the metadata of topic 't' is 'size'"),
         ({"metadata": "offset"}, "Give a tuple"),
         ({"metadata": ("key",)}, "its schema has a field of that name"),
-        ({"bad": "ignore"}, "Choose from 'dead-letter', 'stop', 'skip'"),
+        ({"bad": "ignore"}, 'Choose "dead-letter", "stop" or "skip"'),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, said):

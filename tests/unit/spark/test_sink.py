@@ -46,3 +46,25 @@ def test_lag_counts_what_came_into_partitions_that_a_batch_did_not_touch(tmp_pat
         assert sink._lag(moved) == {"t/0": 1, "t/1": 0}
         send(1, 2)
         assert sink._lag(nothing) == {"t/0": 1, "t/1": 2}
+
+
+def test_a_batch_begins_where_it_was_planned_and_neither_start_nor_idle_time_is_booked_on_it(
+    monkeypatch,
+):
+    now, planned = [0.0], {}
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1000.0 + now[0])
+    monkeypatch.setattr("millstream.spark.sink.time", clock)
+    sink = CommitSink(None, None, None, None, None, None, planned_at=planned.get)
+    sink._ended = 0.0  # made now, and then Java and Spark start for 20 seconds
+    now[0] = 20.0
+    sink.begin()
+    planned[0] = 1025.0  # and the batch is planned 5 seconds later
+    now[0] = 26.0
+    assert sink._began(0) == 25.0
+    sink._ended = 26.0
+    planned[1] = 1100.0  # nothing came for a while
+    now[0] = 101.0
+    assert sink._began(1) == 100.0
+    planned[2] = 50.0  # run again: it was planned in an earlier run
+    assert sink._began(2) == 26.0
+    assert sink._began(3) == 26.0, "of DataFrames alone nobody knows"

@@ -45,7 +45,7 @@ def test_it_is_said_again_only_after_the_share_fell():
 
 def test_the_report_has_the_alarms():
     report = Report("app", "stopped", 1, 1.0, 10, 5, 0, 0, 0, None, {}, ("half came late",))
-    assert "late alarm: half came late" in str(report)
+    assert "alarm: half came late" in str(report)
 
 
 @pytest.mark.parametrize("share", [0, -0.1, 1.5])

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
+from millstream.choices import choose
 from millstream.durations import to_us
 from millstream.errors import ConfigError
 
@@ -77,12 +78,8 @@ def kafka_address(text: str) -> KafkaAddress:
             raise ConfigError(f"the option {name} of {SCHEME}{rest} is given twice; give it once")
         if name == "timeout":
             timeout_s = to_us(value, what=f"the option timeout of {SCHEME}{rest}") / 1e6
-        elif name in SETTINGS:
-            settings[name] = value
         else:
-            raise ConfigError(
-                f"{SCHEME}{rest} has the option {name!r}; choose from timeout, {', '.join(SETTINGS)}"
-            )
+            settings[choose(f"an option of {SCHEME}{rest}", name, ("timeout", *SETTINGS))] = value
     return KafkaAddress(servers, tuple(sorted(settings.items())), timeout_s)
 
 

@@ -23,6 +23,7 @@ from millstream.client.kafka.failures import AWAY, PASSING, as_ours, error_of
 from millstream.client.kafka.reader import KafkaReader
 from millstream.errors import ConfigError, TopicRecreatedError, UnknownTopicError
 from millstream.log.groups import CommittedOffset, Offsets, check_offsets, noted
+from millstream.log.unread import Reads, count_unread
 from millstream.record import TopicPartition
 
 if TYPE_CHECKING:
@@ -254,7 +255,9 @@ class KafkaGroups:
         if errors:
             raise as_ours(errors[0], "fences were not forgotten")
 
-    def lag(self, groups: Mapping[str, Mapping[TopicPartition, CommittedOffset]]) -> list[Lag]:
+    def lag(
+        self, groups: Mapping[str, Mapping[TopicPartition, CommittedOffset]], reader: Reads
+    ) -> list[Lag]:
         """Return how far groups are behind, by group, topic and partition."""
         bounds: dict[str, list[tuple[int, int]]] = {}
         rows = []
@@ -266,6 +269,10 @@ class KafkaGroups:
                     except UnknownTopicError:
                         continue  # deleted between the two looks
                 start, end = bounds[name.topic][name.partition]
+                try:
+                    behind = count_unread(reader, *name, max(found.offset, start), end)
+                except UnknownTopicError:
+                    continue
                 rows.append(
                     Lag(
                         group,
@@ -273,7 +280,7 @@ class KafkaGroups:
                         committed_offset=found.offset,
                         log_start=start,
                         end_offset=end,
-                        behind=max(end - max(found.offset, start), 0),
+                        behind=behind,
                         at_risk=0,  # brokers do not say what retention takes next
                         lost=max(start - found.offset, 0),
                     )

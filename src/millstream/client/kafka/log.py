@@ -193,7 +193,8 @@ class KafkaLog(EventLog):
 
     def lag(self, group: str | None = None) -> list[Lag]:
         names = self._groups.names() if group is None else [group]
-        return self._groups.lag({name: self._groups.committed(name) for name in names})
+        committed = {name: self._groups.committed(name) for name in names}
+        return self._groups.lag(committed, self._reader("read_committed"))
 
     # -- reading ------------------------------------------------------------------------------
 

@@ -17,10 +17,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
-from millstream.client.columns import Columns, as_columns
+from millstream.choices import choose
+from millstream.client.columns import Columns, Table, as_columns
 from millstream.client.futures import Outcome, SendFuture, WholeFuture
 from millstream.client.kafka.cluster import FENCES, Cluster
 from millstream.client.kafka.failures import as_ours, error_of
@@ -35,7 +35,6 @@ from millstream.client.producer import (
     BUFFER_BYTES_MAX,
     BULK_ROWS,
     LINGER_MS,
-    check_choice,
     check_least,
 )
 from millstream.client.transaction import Transaction
@@ -85,8 +84,8 @@ class KafkaProducer:
         name: str | None = None,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        check_choice("compression", compression, COMPRESSIONS)
-        check_choice("durability", durability, DURABILITIES)
+        choose("compression", compression, COMPRESSIONS)
+        choose("durability", durability, DURABILITIES)
         _check_overload(overload, name)
         check_least("linger_ms", linger_ms, 0, "0 or more milliseconds")
         check_least("buffer_bytes", buffer_bytes, 1, "1 or more bytes")
@@ -185,8 +184,10 @@ class KafkaProducer:
     def send_many(
         self,
         topic: str,
-        table: pa.Table | pa.RecordBatch | None = None,
+        table: Table | None = None,
         *,
+        rows: Table | None = None,
+        key: str | None = None,
         values: Any = None,
         keys: Any = None,
         timestamps_ms: Any = None,
@@ -199,6 +200,8 @@ class KafkaProducer:
         self._check()
         columns = as_columns(
             table,
+            rows=rows,
+            key=key,
             values=values,
             keys=keys,
             timestamps_ms=timestamps_ms,
@@ -469,7 +472,7 @@ def _check_time(timestamp_ms: int) -> None:
 
 
 def _check_overload(overload: Overload, name: str | None) -> None:
-    check_choice("overload", overload, OVERLOADS)
+    choose("overload", overload, OVERLOADS)
     if overload in ("drop_oldest", "spill") or name is not None:
         asked = (
             f"overload is {overload!r}" if name is None else f"the producer has the name {name!r}"

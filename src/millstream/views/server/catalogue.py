@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views.reading import apps_with_views, store_path
 from millstream.views.rows import ReadableStore
@@ -79,6 +80,7 @@ class Catalogue:
             raise UnknownViewError(
                 f"The log folder {str(self.log)!r} has no views of an app {app!r}; there are views "
                 f"of: {', '.join(self.apps()) or 'none'}. Correct the app, or run it first."
+                f"{did_you_mean(app, self.apps())}"
             )
         with self._lock:
             known = self._homes.get(app)
@@ -129,6 +131,7 @@ class Catalogue:
         raise UnknownViewError(
             f"There is no view {view!r}{f' of an app {app!r}' if app else ''}; there are: {names}. "
             "Correct the name, or run the pipeline that fills the view."
+            f"{did_you_mean(view, (place.schema.name for place in places))}"
         )
 
 

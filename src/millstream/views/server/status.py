@@ -10,7 +10,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ from millstream.errors import MillstreamError
 from millstream.kernels.routing import LEDGER_COUNTS
 from millstream.kernels.watermarks import UNSEEN
 from millstream.log.reader import LogReader
+from millstream.views.failure import last_failure
 from millstream.views.fed import note_on, to_plain
 from millstream.views.ledger import late_once
 from millstream.views.running import runs_alive
@@ -89,12 +90,16 @@ class AppStatus:
             self._samples.append((told["at"], read))
         partitions = list(self._partitions(told, store.position(self._app)))
         runs = runs_alive(self._folder)
+        failure = last_failure(self._folder)
         names = ("dead", "filtered", "duplicate")
         plain = ("batch_id", "at", "duration_ms", "behind_s", "watermark", "state_bytes")
         return {
             "app": self._app,
             "running": bool(runs),
             "runs": [{"run": r.run, "pid": r.pid, "since": _text(_moment(r.since))} for r in runs],
+            "failure": None
+            if failure is None
+            else {**asdict(failure), "at": _text(_moment(failure.at))},
             **{name: told.get(name) for name in plain},
             "totals": {
                 "read": read,

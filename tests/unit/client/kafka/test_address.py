@@ -32,7 +32,7 @@ def test_what_is_shown_of_an_address_has_no_secrets() -> None:
         ("kafka://a/topic", "names no broker in 'a/topic'"),
         (
             "kafka://a?linger.ms=5",
-            "has the option 'linger.ms'; choose from timeout, broker.address",
+            'is \'linger.ms\'. Choose "timeout", "broker.address',
         ),
         ("kafka://a?timeout=5", "the option timeout of kafka://a"),
         ("kafka://a?client.id=b&client.id=c", "given twice"),

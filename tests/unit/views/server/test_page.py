@@ -8,6 +8,8 @@ from decimal import Decimal
 
 import pytest
 
+from millstream.errors import ConfigError
+from millstream.views.failure import failure_noted
 from millstream.views.outputs import open_targets
 from millstream.views.reading import store_path
 from millstream.views.running import marked
@@ -126,6 +128,24 @@ def test_the_numbers_on_the_page_are_those_of_the_views(ads, show):
     page.wait_for_function(
         "() => document.querySelector('#state-text').textContent.startsWith('Stopped')"
     )
+
+
+def test_a_crashed_app_is_red_with_reason_time_and_the_way_on(ads, show):
+    given(ads)
+    page = show()
+    expect_text(page, "[data-count=unread]", "11")
+    assert page.locator("#failure").is_hidden()
+    with pytest.raises(ConfigError), failure_noted(ads.log / "apps" / "ads", lambda: 0.0):
+        raise ConfigError("the field 'cost' is gone.")
+    page.wait_for_selector("#failure:not([hidden])")
+    shown = page.locator("#failure").inner_text()
+    for words in ("ConfigError, 1970-01-01 00:00:00", "'cost' is gone", "run the app again"):
+        assert words in shown
+    assert text_of(page, "#state-text").startswith("Failed")
+    red = page.evaluate("getComputedStyle(document.querySelector('#state .dot')).backgroundColor")
+    assert red == "rgb(179, 38, 30)"
+    with marked(ads.log / "apps" / "ads", 3):
+        page.wait_for_selector("#failure", state="hidden")
 
 
 def test_a_chart_has_its_numbers_as_a_table(ads, show):

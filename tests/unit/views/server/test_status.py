@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from millstream.errors import ConfigError
+from millstream.views.failure import failure_noted
 from millstream.views.running import marked
 
 TOPIC = "ad-events"
@@ -51,6 +55,19 @@ def test_an_app_runs_while_its_process_says_so(ads, server):
         assert told["running"]
         assert told["runs"][0]["run"] == 3
     assert not server.json("/apps/ads/status")["running"]
+
+
+def test_a_crashed_app_is_told_with_reason_time_and_the_way_on(ads, server):
+    assert server.json("/apps/ads/status")["failure"] is None
+    home = ads.log / "apps" / "ads"
+    with pytest.raises(ConfigError), failure_noted(home, lambda: 0.0):
+        raise ConfigError("the field is gone.")
+    failure = server.json("/apps/ads/status")["failure"]
+    assert (failure["at"], failure["reason"]) == (
+        "1970-01-01T00:00:00.000000Z",
+        "the field is gone.",
+    )
+    assert "run the app again" in failure["advice"]
 
 
 def test_before_the_first_batch_there_is_nothing_to_tell(ads, server):

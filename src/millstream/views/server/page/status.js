@@ -38,10 +38,21 @@ export class Status {
   }
 
   header() {
-    const { running, behind_s, at, unread } = this.told;
-    byId("state").dataset.state = running ? "running" : "stopped";
+    const { running, failure, behind_s, at, unread } = this.told;
+    byId("state").dataset.state = running ? "running" : failure ? "failed" : "stopped";
     const fresh = running && !unread ? `${duration(behind_s)} behind` : `last batch ${duration(age(at))} ago`;
-    byId("state-text").textContent = `${running ? "Running" : "Stopped"} · ${at ? fresh : "no batch yet"}`;
+    const failed = failure && (failure.kind === "Killed" ? "Killed" : `Failed ${duration(age(failure.at))} ago`);
+    const said = running ? "Running" : failed || "Stopped";
+    byId("state-text").textContent = `${said} · ${at ? fresh : "no batch yet"}`;
+    this.drawFailure(failure);
+  }
+
+  drawFailure(failure) {
+    byId("failure").hidden = !failure;
+    if (!failure) return;
+    byId("failure-title").textContent = `${failure.kind}, ${failure.kind === "Killed" ? "running since " : ""}${time(failure.at)}`;
+    byId("failure-reason").textContent = failure.reason;
+    byId("failure-advice").textContent = failure.advice;
   }
 
   drawTiles() {

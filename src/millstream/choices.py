@@ -1,0 +1,50 @@
+"""Words that are one of a few: each parameter that takes them refuses all others in the same way.
+
+What was probably meant is named, for parameters as for topics, views, columns and apps.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import TypeVar, cast
+
+from millstream.errors import ConfigError
+
+Word = TypeVar("Word", bound=str)
+
+
+def choose(what: str, given: object, allowed: Sequence[Word]) -> Word:
+    """Return the word that was given, which is one of those allowed.
+
+    Raises:
+        ConfigError: it is not; the message begins with ``what``, and names the nearest.
+    """
+    # A type of the user's may compare as it likes: an expression is never false.
+    if not isinstance(given, str) or given not in allowed:
+        near = did_you_mean(given, allowed) if isinstance(given, str) else ""
+        raise ConfigError(f"{what} is {given!r}. Choose {listed(allowed)}.{near}")
+    return cast("Word", given)
+
+
+def listed(allowed: Sequence[str]) -> str:
+    """Write words as a choice: ``"a", "b" or "c"``."""
+    quoted = [f'"{word}"' for word in allowed]
+    return " or ".join(filter(None, (", ".join(quoted[:-1]), quoted[-1])))
+
+
+def did_you_mean(given: str, names: Iterable[str]) -> str:
+    """Ask for the name that was probably meant, as a sentence; nothing where none is near."""
+    near = nearest(given, names)
+    return "" if near is None else f" Did you mean {near!r}?"
+
+
+def nearest(given: str, names: Iterable[str]) -> str | None:
+    """Return the name that is nearest to the one given, if any is near."""
+    plain = {_plain(name): name for name in names}
+    found = difflib.get_close_matches(_plain(given), plain, n=1)
+    return plain[found[0]] if found else None
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace("_", "-").replace(" ", "-")

@@ -1,0 +1,14 @@
+"""Which log is meant where none is named: one rule for the Python API and for every command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+VARIABLE = "MILLSTREAM_LOG"
+DEFAULT_FOLDER = "./data"
+
+
+def default_log() -> str | Path:
+    """Return the address in the environment variable MILLSTREAM_LOG, or else the folder ``./data``."""
+    return os.environ.get(VARIABLE) or Path(DEFAULT_FOLDER)

@@ -1,0 +1,79 @@
+"""Which dead records would come too late if they were appended again.
+
+A record that is replayed is a new record with its old time: operators with windows have gone on since,
+and what they closed stays closed, as opening it again would replace a result with a part of it. So
+what may be late is counted beforehand, by what the app committed last.
+
+A record may be late where its time and the operator's lateness together are not above what that
+operator has reached: its watermark, and that of the record's own partition. Whether it is hangs on
+its windows, which end later than it: what is not counted here is not late as of now. The time is the
+field that the topic's stream is timed by, or the record's timestamp where it is timed by that; where
+the bytes do not show the field, or an expression makes the time, it is not known, and may be late.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import polars as pl
+
+from millstream.client.json_fields import timestamp_ms_of
+from millstream.kernels.watermarks import UNSEEN
+from millstream.record import to_timestamp_ms
+from millstream.views.store import ViewStore
+
+_PLACE = ("topic", "partition", "offset")
+
+
+def may_be_late(store: ViewStore, app: str, rows: pl.DataFrame) -> int:
+    """Count the dead records of ``rows`` that may be late when they are appended again now."""
+    status = store.status(app)
+    fields = _time_fields(status)
+    limits: dict[tuple[str, int], int] = {}
+    count = 0
+    for row in rows.unique(_PLACE, keep="first").iter_rows(named=True):
+        place = row["topic"], row["partition"]
+        if place not in limits:
+            limits[place] = _limit_us(status, *place)
+        at_us = _time_us(row, fields.get(row["topic"], set()))
+        count += limits[place] > UNSEEN and (at_us is None or at_us <= limits[place])
+    return count
+
+
+def _time_fields(status: Mapping[str, Any]) -> dict[str, set[str | None]]:
+    """Give the fields by which each topic's events are timed: see :mod:`~.views.time_status`."""
+    fields: dict[str, set[str | None]] = {}
+    for source in status.get("sources", {}).values():
+        fields.setdefault(source["topic"], set()).add(source.get("time", ""))
+    return fields
+
+
+def _limit_us(status: Mapping[str, Any], topic: str, partition: int) -> int:
+    """Give the time up to which events of a partition may be late at some operator."""
+    names = [name for name, one in status.get("sources", {}).items() if one["topic"] == topic]
+    limits = [UNSEEN]
+    for operator in status.get("time", {}).values():
+        for name in names:
+            clock = operator["clocks"].get(name)
+            if clock is not None:
+                reached = clock["partitions"].get(str(partition), UNSEEN)
+                limits.append(
+                    max(operator["watermark_us"], reached) - operator.get("lateness_us", 0)
+                )
+    return max(limits)
+
+
+def _time_us(row: Mapping[str, Any], fields: Collection[str | None]) -> int | None:
+    """Give the earliest of a record's times; None where one of them is not known."""
+    times = [to_timestamp_ms(row["time"]) if f is None else _field_ms(row, f) for f in fields]
+    known = [at_ms for at_ms in times if at_ms is not None]
+    return 1000 * min(known) if known and len(known) == len(times) else None
+
+
+def _field_ms(row: Mapping[str, Any], field: str) -> int | None:
+    try:
+        return timestamp_ms_of(json.loads(row["value"] or b"").get(field))
+    except (ValueError, AttributeError, RecursionError):
+        return None  # it is dead: perhaps it is not even JSON
