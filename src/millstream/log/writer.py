@@ -143,7 +143,6 @@ class LogWriter:
         boot_id = self._files.boot_id()
         exact = before is not None and boot_id == before.boot_id and any(boot_id)
         self._topics = self._catalog.topics()
-        self._names = {topic.topic_id: topic.name for topic in self._topics.values()}
         remove_leftovers(self._files, self.folder, self._catalog, self._topics)
         clean = before is not None and bool(before.flags & CLEAN)
         verify = self._files.exists(self.folder / NEEDS_VERIFY)
@@ -213,10 +212,6 @@ class LogWriter:
     def topics(self) -> dict[str, TopicInfo]:
         """Return the topics by name."""
         return {name: topic.info for name, topic in sorted(self._topics.items())}
-
-    def topic_name(self, topic_id: str) -> str | None:
-        """Return the name of the topic with this id; None if there is none, or no longer."""
-        return self._names.get(topic_id)
 
     def partition_count(self, topic: str) -> int:
         """Return how many partitions a topic has.
@@ -324,7 +319,6 @@ class LogWriter:
         for number, segment in enumerate(segments, start=first):
             self._add_partition(topic, number, Recovered([], segment, 0, 0, ProducerStates()))
         self._topics[topic.name] = topic
-        self._names[topic.topic_id] = topic.name
         self._publish(
             self._partitions[TopicPartition(topic.name, number)]
             for number in range(first, len(topic.slots))
@@ -343,7 +337,7 @@ class LogWriter:
 
             def unlink() -> None:
                 self._catalog.mark_deleted(topic)
-                del self._topics[name], self._names[topic.topic_id]
+                del self._topics[name]
                 for number in range(len(topic.slots)):
                     self._partitions.pop(TopicPartition(name, number)).close()
 
