@@ -85,9 +85,6 @@ class World:
 
 @pytest.fixture
 def world(tmp_path, url):
-    if url:
-        with suppress(ConfigError):
-            module.forget_app(url, "app")
     return World(tmp_path, url)
 
 
