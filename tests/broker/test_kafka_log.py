@@ -17,8 +17,10 @@ from broker.running import AsProcess, InProcess
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
 from confluent_kafka import KafkaError
 
-from millstream.client import connect
+from millstream.client import EventLog, connect
 from millstream.client.kafka.failures import as_ours
+from millstream.client.kafka.group_offsets import KafkaGroups
+from millstream.client.kafka.reader import KafkaReader
 from millstream.demo.ads_run import clear_log
 from millstream.demo.folder import DemoRun, complete, prepare
 from millstream.errors import (
@@ -27,6 +29,7 @@ from millstream.errors import (
     MillstreamError,
     OverloadError,
     ProducerFencedError,
+    TopicRecreatedError,
 )
 from millstream.record import TopicPartition
 
@@ -267,3 +270,56 @@ def test_closing_ends_a_consumer_that_waits(broker: InProcess) -> None:
         consumer.close()
         ended.join(WAIT_S)
         assert not ended.is_alive()
+
+
+def made(log: EventLog, count: int) -> str:
+    """Make the topic, again if it is there, with so many records; return its id."""
+    if "again" in log.topics():
+        log.delete_topic("again")
+    log.create_topic("again")
+    with log.producer() as producer:
+        for _ in range(count):
+            producer.send("again", b"x")
+    return log.topics()["again"].topic_id
+
+
+def test_records_of_a_topic_made_again_while_they_were_fetched_are_not_given(
+    broker: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(f"kafka://{broker.address}") as log:
+        old = made(log, 3)
+        reader = KafkaReader(f"kafka://{broker.address}").pinned({"again": old})
+        assert [batch.num_rows for batch in reader.read("again", 0, 0, 3)] == [3]
+        fetched = KafkaReader._read
+
+        def made_again(self, *args, **options):
+            for batch in fetched(self, *args, **options):
+                made(log, 9)
+                yield batch
+
+        monkeypatch.setattr(KafkaReader, "_read", made_again)
+        reading = reader.read("again", 0, 0, 3)
+        with pytest.raises(TopicRecreatedError, match="'again'"):
+            next(reading)
+        reader.close()
+
+
+def test_a_commit_that_a_topic_made_again_gets_skips_none_of_its_records(
+    broker: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(f"kafka://{broker.address}") as log:
+        old = made(log, 5)
+        put, place = KafkaGroups._put, TopicPartition("again", 0)
+        times = []
+
+        def made_again(self, group, offsets):
+            if not times:
+                made(log, 9)
+            times.append(dict(offsets))
+            put(self, group, offsets)
+
+        monkeypatch.setattr(KafkaGroups, "_put", made_again)
+        with pytest.raises(TopicRecreatedError, match="'again'"):
+            log.commit_offsets("late", {place: 5}, topic_ids={"again": old})
+        assert times == [{place: 5}, {place: 0}]
+        assert log.committed_offsets("late")[place].offset == 0

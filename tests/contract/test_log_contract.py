@@ -605,6 +605,29 @@ def test_c9_x1_offsets_that_no_reader_is_given_are_not_lag_wherever_the_group_ha
         assert [row.behind for row in log.lag("g")] == [3 - read - 1]
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_c10_a_transaction_notes_nothing_for_a_topic_made_again(log: EventLog, when: str) -> None:
+    log.create_topic("t")
+    log.create_topic("out")
+    send(log, "t", *[b"old"] * 5)
+    with log.consumer("t", follow=False) as consumer:
+        list(consumer)
+    noted = {TopicPartition("t", 0): 5}
+    producer = log.producer(transactional_id="x")
+    with pytest.raises(TopicRecreatedError, match="'t'"), producer.transaction() as transaction:
+        producer.send("out", b"x")
+        if when == "before":
+            make_again(log, "t", *[b"new"] * 9)
+        transaction.commit_offsets("g", noted, topic_ids={"t": consumer.topic_id})
+        if when == "after":
+            make_again(log, "t", *[b"new"] * 9)
+    assert (log.committed_offsets("g"), values(log, "out")) == ({}, [])
+    with producer.transaction() as transaction:  # it goes on
+        transaction.commit_offsets("g", noted, topic_ids={"t": log.topics()["t"].topic_id})
+    assert log.committed_offsets("g")[TopicPartition("t", 0)].offset == 5
+    producer.close()
+
+
 # -- transactions ------------------------------------------------------------------------------
 
 

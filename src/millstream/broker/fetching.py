@@ -102,7 +102,7 @@ def _asked_for(node: Node, topic: Message, *, by_id: bool) -> tuple[str, str | N
     if not by_id:
         return topic["topic"], None
     topic_id = topic["topic_id"].hex()
-    return node.writer.topic_name(topic_id) or "", topic_id
+    return node.topic_name(topic_id) or "", topic_id
 
 
 async def _gather(

@@ -102,6 +102,7 @@ class Node:
         self.clock_ms = wall_clock_ms
         self.spoke: dict[int, int] = {}  # by producer id: the last connection to its coordinator
         self._connections = 0
+        self._topic_names: dict[str, str] = {}  # by id, as far as they were asked for
         self._readers = threading.local()
         self._closing = ExitStack()
         # What waits for the one lock of control.db must not keep reads waiting.
@@ -170,6 +171,13 @@ class Node:
         """Return the number of a connection that has just come."""
         self._connections += 1
         return self._connections
+
+    def topic_name(self, topic_id: str) -> str | None:
+        """Return the name of the topic with this id; None: there is none. It may just have been deleted."""
+        if topic_id not in self._topic_names:
+            topics = self.writer.topics()
+            self._topic_names = {info.topic_id: name for name, info in topics.items()}
+        return self._topic_names.get(topic_id)
 
     def reader(self) -> BatchReader:
         """Return the reader of the thread that asks."""

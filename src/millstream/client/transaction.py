@@ -41,6 +41,8 @@ from millstream.errors import (
 )
 from millstream.log.batch import SEQUENCE_MAX, EncodedBatch, ProducerStamp, stamp
 from millstream.log.groups import NotedOffset, Offsets, check_offsets
+from millstream.log.reader import LogReader
+from millstream.log.topics import check_topic_id
 from millstream.log.transactions import PRODUCER_EPOCH_MAX, ProducerIdentity
 from millstream.record import TopicPartition
 
@@ -65,6 +67,7 @@ class TransactionSession:
         self._left_open = False  # the coordinator could not note the end of the last one
         self._sequences: dict[TopicPartition, int] = {}
         self._partition = writer.partition
+        self._folder = writer.folder
         self._identity = self._register()
         buffer.refusal = self._outside = ConfigError(
             f"the producer {transactional_id!r} is transactional, and no transaction is open; "
@@ -158,6 +161,14 @@ class TransactionSession:
         """
         for name in offsets:
             self._partition(name)
+
+    def topic_id(self, topic: str) -> str:
+        """Return the id that a topic has now.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        return LogReader(self._folder).topic_id(topic)
 
     def abort_open(self, error: BaseException) -> None:
         """Take back the transaction that is open, if one is; its block is told at its end."""
@@ -265,6 +276,8 @@ class Session(Protocol):
 
     def check_places(self, offsets: Offsets) -> None: ...
 
+    def topic_id(self, topic: str) -> str: ...
+
     def commit(self, offsets: Mapping[str, Offsets], fence: tuple[str, int] | None) -> None: ...
 
     def abort(self, error: BaseException) -> None: ...
@@ -282,17 +295,31 @@ class Transaction:
         self._session = session
         self._offsets: dict[str, dict[TopicPartition, int | tuple[int, str] | NotedOffset]] = {}
         self._fence: tuple[str, int] | None = None
+        self._topic_ids: dict[str, str] = {}
 
-    def commit_offsets(self, group: str, offsets: Offsets) -> None:
+    def commit_offsets(
+        self, group: str, offsets: Offsets, *, topic_ids: Mapping[str, str] | None = None
+    ) -> None:
         """Note with this transaction how far ``group`` has read: the next offset to read of each.
+
+        Args:
+            topic_ids: The ids of the topics that these are offsets of, by name; a consumer has its own
+                as ``topic_id``. They are looked at now, and before the transaction is committed.
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition, or an offset is not
                 possible.
+            TopicRecreatedError: a topic has another id; also from the end of the block.
         """
         check_offsets(group, offsets)
         self._session.check_places(offsets)
+        self._topic_ids |= topic_ids or {}
+        self._check_topics()
         self._offsets.setdefault(group, {}).update(offsets)
+
+    def _check_topics(self) -> None:
+        for topic, topic_id in self._topic_ids.items():
+            check_topic_id(topic, topic_id, self._session.topic_id(topic))
 
     def fence(self, writer: str, batch_id: int) -> None:
         """Commit only if ``writer`` has not committed batch ``batch_id`` or a later one.
@@ -313,7 +340,15 @@ class Transaction:
         trace: TracebackType | None,
     ) -> None:
         if error is None:
+            try:
+                self._check_topics()
+            except MillstreamError as recreated:
+                self._abort(recreated)
+                raise
             self._session.commit(self._offsets, self._fence)
         else:
-            with suppress(TransactionAbortedError):  # by ``close``, before us
-                self._session.abort(error)
+            self._abort(error)
+
+    def _abort(self, error: BaseException) -> None:
+        with suppress(TransactionAbortedError):  # by ``close``, before us
+            self._session.abort(error)

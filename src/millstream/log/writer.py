@@ -161,9 +161,6 @@ class LogWriter:
         boot_id = self._files.boot_id()
         exact = before is not None and boot_id == before.boot_id and any(boot_id)
         self._topics: Mapping[str, Topic] = self._catalog.topics()
-        self._names: Mapping[str, str] = {
-            topic.topic_id: topic.name for topic in self._topics.values()
-        }
         remove_leftovers(self._files, self.folder, self._catalog, self._topics)
         clean = before is not None and bool(before.flags & CLEAN)
         verify = self._files.exists(self.folder / NEEDS_VERIFY)
@@ -238,10 +235,6 @@ class LogWriter:
     def topics(self) -> dict[str, TopicInfo]:
         """Return the topics by name."""
         return {name: topic.info for name, topic in sorted(self._topics.items())}
-
-    def topic_name(self, topic_id: str) -> str | None:
-        """Return the name of the topic with this id; None if there is none, or no longer."""
-        return self._names.get(topic_id)
 
     def partition_count(self, topic: str) -> int:
         """Return how many partitions a topic has.
@@ -362,7 +355,6 @@ class LogWriter:
         ]
         self._partitions = {**self._partitions, **{one.name: one for one in fresh}}
         self._topics = {**self._topics, topic.name: topic}
-        self._names = {**self._names, topic.topic_id: topic.name}
         self._publish(fresh)
         self._bump_catalog_version()
 
@@ -384,7 +376,6 @@ class LogWriter:
             def unlink() -> None:
                 self._catalog.mark_deleted(topic)
                 self._topics = {key: one for key, one in self._topics.items() if key != name}
-                self._names = {one.topic_id: key for key, one in self._topics.items()}
                 before = self._partitions
                 self._partitions = {key: one for key, one in before.items() if key.topic != name}
                 for number in range(len(topic.slots)):

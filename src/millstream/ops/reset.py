@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,19 @@ from typing import Any
 from millstream.client import connect
 from millstream.client.kafka.address import is_kafka, shown
 from millstream.client.reading import open_reader
-from millstream.errors import ConfigError, CorruptionError, MillstreamError, UnknownTopicError
+from millstream.errors import (
+    ConfigError,
+    CorruptionError,
+    MillstreamError,
+    RetriableError,
+    UnknownTopicError,
+)
 from millstream.log.control import CONTROL_NAME
 from millstream.views.dataset import dataset_folder, empty_dataset, files_of_dataset
 from millstream.views.dead_letters import dead_topic
 from millstream.views.postgres_target import AppInDatabase, app_in_database, forget_app
 from millstream.views.running import mark_reset, reset_begun, runs_alive
-from millstream.views.schema import JOB
+from millstream.views.schema import JOB, check_app_name
 from millstream.views.store import ViewStore
 
 
@@ -107,6 +113,7 @@ def look(app: str, state: Path, log: Path | str, databases: Sequence[str] = ()) 
         ConfigError: there is nothing of such an app; it runs; or it wrote to a database or a log that
             was not given.
     """
+    check_app_name(app)  # it names what is removed
     folder = state / "apps" / app
     _require_stopped(app, folder)
     home = _home(app, folder / "views.db")
@@ -142,12 +149,13 @@ def reset(found: Found) -> None:
 
     Raises:
         ConfigError: the app runs.
-        RetriableError: a database or the log's owner is away: do it again.
+        RetriableError: a database or the log's owner is away, or a file could not be removed: do it again.
     """
     folder = found.folder
     if folder.exists():
+        cut_off = reset_begun(folder).exists()
         mark_reset(folder)  # step 1
-        _require_stopped(found.app, folder, mark_back=True)
+        _require_stopped(found.app, folder, mark_back=not cut_off)
         _refuse_older_runs(found)  # step 2
     for url, kept in found.databases.items():
         if kept:
@@ -157,9 +165,15 @@ def reset(found: Found) -> None:
     if found.fences or found.writes_to_log:
         _forget_fences(found)  # step 5
     if folder.exists():
-        _empty(folder)  # step 6
-        reset_begun(folder).unlink()  # step 7
-        folder.rmdir()
+        try:
+            _empty(folder)  # step 6
+            reset_begun(folder).unlink()  # step 7
+        except OSError as error:
+            raise RetriableError(
+                f"{folder} could not be removed whole: {error}. Mend that, and reset the app again."
+            ) from error
+        with suppress(OSError):  # a link, or a file that came just now: neither is of a state
+            folder.rmdir()
 
 
 # -- looking ----------------------------------------------------------------------------------

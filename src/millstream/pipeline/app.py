@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -40,11 +39,10 @@ from millstream.views.dead_share import check_dead_max
 from millstream.views.late_alarm import LateAlarm, check_share
 from millstream.views.panels import Panel, check_panel, to_plain
 from millstream.views.progress import UNTIL_WORDS, Progress, Report, Until
+from millstream.views.schema import check_app_name
 
 if TYPE_CHECKING:
     from millstream.spark.job import DataFrame, Job, SparkSession
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 @dataclass
@@ -99,11 +97,7 @@ class App:
     _names: Counter[str] = field(default_factory=Counter, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise ConfigError(
-                f"The app's name is {self.name!r}. Use up to 63 lower-case letters, digits, '-' "
-                "and '_', beginning with a letter or digit."
-            )
+        check_app_name(self.name)
         if not 1 <= self.buckets <= 4096:
             raise ConfigError(f"buckets is {self.buckets}. Allowed are 1 to 4096.")
         checked_on_error(self.on_error)

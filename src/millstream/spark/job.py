@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 
 from millstream.client import connect
 from millstream.client.reading import absolute, open_reader
-from millstream.errors import TopicRecreatedError
+from millstream.errors import FencedError, TopicRecreatedError
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.plan import JobPlan
 from millstream.spark.birth import HOME, Birth, born, checkpoint_of, require_current
@@ -234,6 +234,9 @@ class _Query:
         finally:
             query.stop()
             self._clear_stop()
+        if failure is not None and not isinstance(failure, FencedError):
+            # A newer run sweeps files of this one, which fails in many ways by that: it says only this.
+            self.sink.targets.require_newest()
         if isinstance(failure, (PySparkException, Py4JError)):
             raise as_ours(failure, self.job.app, self.job.folder / "spark.log") from None
         if failure is not None:

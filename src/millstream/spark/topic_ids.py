@@ -53,7 +53,8 @@ def require_same_topics(app: str, home: Path, plan: JobPlan, log: Reader) -> Non
 def note_topics(app: str, home: ViewStore, plan: JobPlan, log: Reader) -> None:
     """Keep the ids of the topics of a plan, for the runs that come; those of other topics stay."""
     known = home.description(app, TOPIC_IDS) or {}
-    home.describe(app, TOPIC_IDS, {**known, **{name: _id_of(log, name) for name in _topics(plan)}})
+    found = {name: topic_id for name in _topics(plan) if (topic_id := _id_of(log, name))}
+    home.describe(app, TOPIC_IDS, {**known, **found})
 
 
 def _topics(plan: JobPlan) -> list[str]:

@@ -286,6 +286,15 @@ class Targets:
         """
         return self.home.awaits(self._fence(batch_id))
 
+    def require_newest(self) -> None:
+        """Make sure that no newer run has taken over. One that has may have swept files of this one.
+
+        Raises:
+            FencedError: one has; whatever else fails in this run may fail by that.
+        """
+        last = self.home.last_batch_id(self.plan.app, self._job)
+        self.home.awaits(self._fence(0 if last is None else last + 1))
+
     def commit(
         self,
         batch_id: int,

@@ -19,6 +19,7 @@ from millstream.kernels.column_types import view_kind
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 _COLUMNS_MAX = 1000
+_APP = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 JOB = "main"
 """The name of an app's job, of which it has one; what a job writes bears the names of app and job."""
@@ -38,6 +39,19 @@ _DTYPES: dict[str, pl.DataType] = {
     "bytes": pl.Binary(),
     "json": pl.String(),
 }
+
+
+def check_app_name(name: str) -> None:
+    """Refuse what cannot be the name of an app, which is that of its folder, too.
+
+    Raises:
+        ConfigError: give another name.
+    """
+    if not _APP.fullmatch(name):
+        raise ConfigError(
+            f"The app's name is {name!r}. Use up to 63 lower-case letters, digits, '-' and '_', "
+            "beginning with a letter or digit."
+        )
 
 
 def dtype_of(kind: str) -> pl.DataType:

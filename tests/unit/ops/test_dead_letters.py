@@ -26,6 +26,8 @@ from millstream.log.reader import LogReader
 from millstream.ops import dead_letters as ops
 from millstream.ops.dead_letters import Selection, dead_letters, parse_place, replay
 from millstream.ops.replay_lateness import may_be_late
+from millstream.ops.reset import look, reset
+from millstream.spark.topic_ids import note_topics
 from millstream.views.commit import gather
 from millstream.views.dead_letters import relay
 from millstream.views.outputs import open_targets
@@ -76,6 +78,7 @@ def take_in(log, schema=Click, *, rows=1000):
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_targets(plan, path, log) as targets:
         batch_id = targets.begin_run("main", "checkpoint")
+        note_topics("ads", targets.home, plan, reader)
         position = targets.home.position("ads").get("clicks", {})
         ends = [end for _, end in reader.offsets("clicks")]
         at = [int(position.get(str(p), 0)) for p in range(len(ends))]
@@ -175,6 +178,28 @@ def test_a_lost_mark_costs_reading_and_nothing_else(log):
     relay(log, "ads")
     store_path(log, "ads").with_name("relayed").write_text("torn")
     assert relay(log, "ads") == 0
+
+
+def test_an_app_that_is_reset_forwards_the_same_dead_records_once(log):
+    take_in(log)
+    assert relay(log, "ads") == 3
+    reset(look("ads", log, log))
+    take_in(log)
+    assert relay(log, "ads") == 0
+
+
+def test_the_dead_of_a_topic_that_was_made_anew_are_forwarded_at_the_same_offsets_too(log):
+    take_in(log)
+    assert relay(log, "ads") == 3
+    reset(look("ads", log, log))
+    with ms.connect(log) as opened:
+        opened.delete_topic("clicks")
+        opened.create_topic("clicks", partitions=2)
+        with opened.producer() as producer:
+            producer.send("clicks", b"bad again", partition=0)
+    take_in(log)
+    assert relay(log, "ads") == 1
+    assert records(log, "ads.dead")[-1].value == b"bad again"
 
 
 def test_a_relay_that_is_killed_forwards_the_rest_the_next_time(log, monkeypatch):

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 import millstream as ms
-from millstream.errors import ConfigError, FencedError
+from millstream.errors import ConfigError, FencedError, RetriableError
 from millstream.kernels.plan import DatasetEnd, ForeachEnd, JobPlan, SinkPlan, TopicEnd, ViewEnd
 from millstream.ops import reset as module
 from millstream.ops.reset import look, reset
@@ -85,9 +85,6 @@ class World:
 
 @pytest.fixture
 def world(tmp_path, url):
-    if url:
-        with suppress(ConfigError):
-            module.forget_app(url, "app")
     return World(tmp_path, url)
 
 
@@ -138,6 +135,38 @@ def test_an_app_that_is_not_there_is_an_error_and_makes_nothing(tmp_path):
     World(tmp_path).batches("one")
     with pytest.raises(ConfigError, match="nothing of an app 'other'"):
         look("other", tmp_path / "data", tmp_path / "data")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/tmp/x", "A", "x" * 64])
+def test_a_name_that_no_app_has_removes_nothing(world, name):
+    world.batches("one")
+    with pytest.raises(ConfigError, match="The app's name is"):
+        look(name, world.log, world.log, world.stores)
+
+
+def test_a_reset_that_was_cut_off_stays_marked_where_a_run_seems_alive(world):
+    world.batches("one")
+    found = world.look()
+    reset_begun(world.app).touch()  # an earlier one was cut off
+    with marked(world.app, 9), pytest.raises(ConfigError, match="is running"):
+        reset(found)
+    with pytest.raises(ConfigError, match="begun and has not ended"):
+        require_no_reset(world.app)
+
+
+def test_a_folder_that_cannot_be_removed_is_told_and_stays_marked(world, monkeypatch):
+    world.batches("one")
+
+    def refused(_path):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(module.shutil, "rmtree", refused)
+        with pytest.raises(RetriableError, match=r"Permission denied.*reset the app again"):
+            reset(world.look())
+    assert reset_begun(world.app).exists()
+    reset(world.look())
+    assert not world.app.exists()
 
 
 def test_other_apps_keep_what_they_have(world):

@@ -1,13 +1,18 @@
-"""What a run tells at its end."""
+"""Where a run begins and ends, without Spark: what refuses it, and what it tells."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
-from millstream.spark.job import _report, reached_before
+from millstream.errors import ConfigError, FencedError
+from millstream.kernels.plan import JobPlan
+from millstream.spark.job import _Query, _report, reached_before, run_job
 from millstream.spark.sink import Totals
+from millstream.views.commit import Targets
+from millstream.views.running import mark_reset
 from millstream.views.schema import Fence
 from millstream.views.store import ViewStore
 
@@ -30,6 +35,33 @@ def test_a_run_that_found_nothing_new_tells_the_watermark_that_its_state_holds(h
     report = _report("app", "caught-up", Totals(), reached, 1.0)
     assert report.watermark == datetime(2026, 1, 31, 12, tzinfo=UTC)
     assert "watermark 2026-01-31T12:00:00+00:00" in str(report)
+
+
+def test_no_run_begins_while_its_app_is_being_reset(tmp_path):
+    mark_reset(tmp_path)
+    job = SimpleNamespace(app="app", folder=tmp_path)
+    with pytest.raises(ConfigError, match="End it: `millstream reset"):
+        run_job(job, None)
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_run_that_was_replaced_says_so_and_not_what_else_failed_by_it(
+    tmp_path, home, monkeypatch, replaced
+):
+    targets = Targets(JobPlan("app", (), (), (), (), (0,)), home, [])
+    targets.begin_run("main", "c")
+    swept = FileNotFoundError(2, "No such file or directory", "frames/1/abc")
+    query = SimpleNamespace(exception=lambda: swept, stop=lambda: None)
+    monkeypatch.setattr(_Query, "_start", lambda _: query)
+    monkeypatch.setattr(_Query, "_wait", lambda *_: "caught-up")
+    sink = SimpleNamespace(targets=targets, error=None)
+    run = _Query(SimpleNamespace(app="app", folder=tmp_path), None, None, None, sink, None)
+    if replaced:
+        home.begin_run("app", "main", "c")
+    with pytest.raises(FencedError if replaced else FileNotFoundError) as raised:
+        run.run()
+    assert ("was replaced by run 2" in str(raised.value)) is replaced
+    assert raised.value.__context__ is None  # nothing stands above it
 
 
 def test_a_watermark_that_no_batch_has_set_is_not_yet_set(home):

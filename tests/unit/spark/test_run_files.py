@@ -74,7 +74,7 @@ def test_a_missing_or_torn_file_is_told_with_what_to_do(folder, harm, rows):
         path.unlink()
     else:
         os.truncate(path, 100)
-    with pytest.raises(CorruptionError, match=f"{path.name} has .*rebuild"):
+    with pytest.raises(CorruptionError, match=f"{path.name} has .*millstream reset"):
         files.load(run)
 
 

@@ -35,10 +35,13 @@ def log(tmp_path):
 def run(tmp_path, log):
     """Return what begins a run, and commits its batches."""
 
+    home_path = tmp_path / "log" / "apps" / "app" / "views.db"
+    home_path.parent.mkdir(parents=True)
+
     def one(plan, *, batches):
         reader = open_reader(tmp_path / "log")
-        require_same_topics("app", tmp_path / "views.db", plan, reader)
-        with ViewStore(tmp_path / "views.db") as home:
+        require_same_topics("app", home_path, plan, reader)
+        with ViewStore(home_path) as home:
             number, first = home.begin_run("app", "main", "checkpoint")
             note_topics("app", home, plan, reader)
             for batch_id in range(first, first + batches):

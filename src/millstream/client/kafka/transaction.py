@@ -257,6 +257,14 @@ class KafkaTransactions:
         for name in offsets:
             self._cluster.check_partition(*name)
 
+    def topic_id(self, topic: str) -> str:
+        """Return the id that a topic has now.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+        """
+        return self._cluster.topic(topic).topic_id
+
     def abort(self, error: BaseException) -> None:
         """Take everything back, because of ``error``, which the caller raises.
 
