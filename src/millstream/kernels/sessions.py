@@ -147,6 +147,8 @@ class SessionAggregate:
 
     def _placed(self, rows: pl.DataFrame, moment: Moment) -> pl.DataFrame:
         """Say of each event how far it reaches, and where its key is kept."""
-        rows = rows.with_columns(pl.Series(REACHED, moment.reached(rows))).drop(LANE, strict=False)
+        reached = pl.Series(REACHED, moment.reached(rows))
+        # Anew, so that it is the same column of rows that had it and of such as had not.
+        rows = rows.drop(LANE, REACHED, strict=False).hstack([reached])
         rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by)))
         return self.session.with_reach(rows, self.lateness_us)
