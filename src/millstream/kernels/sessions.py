@@ -137,11 +137,12 @@ class SessionAggregate:
 
     def _placed(self, rows: pl.DataFrame, moment: Moment) -> pl.DataFrame:
         """Say of each event how far it reaches, and where its key is kept."""
-        rows = rows.with_columns(pl.Series(REACHED, moment.reached(rows)))
+        reached = pl.Series(REACHED, moment.reached(rows))
         if self.panes.counted:
             unplaced = pl.lit(UNSEEN) if LANE in rows.columns else pl.col(TIME)
             rows = rows.with_columns(unplaced.alias(UNPLACED))
-        rows = rows.drop(LANE, strict=False)
+        # Anew, so that it is the same column of rows that had it and of such as had not.
+        rows = rows.drop(LANE, REACHED, strict=False).hstack([reached])
         rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by)))
         rows = self.session.with_reach(rows, self.lateness_us)
         return rows.select(sorted(rows.columns))  # some come from sources, others from operators

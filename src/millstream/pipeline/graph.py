@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from millstream.errors import ConfigError
 from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.decode import Field
 from millstream.kernels.decode.formats import JSON, ValueFormat
@@ -17,6 +18,7 @@ from millstream.kernels.operator import Operator
 from millstream.kernels.plan import End, ViewEnd
 from millstream.kernels.steps import Step
 from millstream.kernels.watermarks import WatermarkRule
+from millstream.kernels.window_step import WindowStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +64,25 @@ class UnionNode:
 
 @dataclass(frozen=True, eq=False)
 class OperatorNode:
-    """A stateful step, with its inputs in their order."""
+    """A stateful step, with its inputs in their order.
+
+    Raises:
+        ConfigError: it goes by the order of the log, and gets rows with a place in it beside others.
+    """
 
     inputs: tuple[Node, ...]
     kernel: Operator
+
+    def __post_init__(self) -> None:
+        # A window's first and last go by event time, and by the place only where that is equal.
+        by_time = isinstance(self.kernel, WindowStep) and not self.kernel.by_arrival
+        if self.kernel.ordered and not by_time and len(_placed(self)) > 1:
+            raise ConfigError(
+                f"{self.kernel.name} takes rows in the order of the log. It gets some that have no "
+                "place in it, from behind a window, a native step or a DataFrame, together with "
+                "some that have: which of them go first is chance. Give each its own, before the "
+                "union."
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +121,20 @@ class Output:
     schema: tuple[tuple[str, pl.DataType], ...]
     end: End = _AT_HOME
     replaces: bool = False
+
+
+def _placed(operator: OperatorNode) -> set[bool]:
+    """Say whether what an operator takes has a place in the log: some of it, and some of it not."""
+    found: set[bool] = set()
+    above: list[Node] = [*operator.inputs]
+    while above:
+        node = above.pop()
+        passes = isinstance(node, (StepNode, UnionNode))
+        if passes or (isinstance(node, OperatorNode) and node.kernel.transparent):
+            above += parents(node)
+        else:
+            found.add(isinstance(node, SourceNode))
+    return found
 
 
 def parents(node: Node | Output) -> tuple[Node, ...]:

@@ -61,3 +61,20 @@ def test_buckets_are_evenly_filled():
     counts = np.bincount(buckets_of(hash_columns(pl.DataFrame({"n": range(40_000)}), ("n",)), 7))
     assert len(counts) == 7
     assert counts.min() > 0.9 * 40_000 / 7
+
+
+def test_what_is_kept_by_codes_is_hashed_by_its_text():
+    texts = pl.Series(["b", "a", None, "c"])
+    expected = hash_columns(pl.DataFrame({"k": texts}), ("k",))
+    for order in (["a", "b", "c"], ["c", "b", "a"]):
+        for dtype in (pl.Enum(order), pl.Categorical()):
+            pl.Series(order, dtype=dtype)  # which gives out the codes
+            coded = pl.DataFrame({"k": texts.cast(dtype)})
+            assert hash_columns(coded, ("k",)).tolist() == expected.tolist()
+
+
+def test_whole_numbers_of_any_width_have_hashes_of_their_own():
+    for dtype in (pl.UInt64, pl.Int128):
+        values = pl.Series([0, 1, 2**63 - 1, 2**63, 2**64 - 1, None], dtype=dtype)
+        hashes = hash_columns(pl.DataFrame({"k": values}), ("k",))
+        assert len(set(hashes.tolist())) == len(values)

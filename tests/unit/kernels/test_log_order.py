@@ -159,6 +159,43 @@ def test_rows_that_only_know_their_lane_are_sorted_by_split_and_stay_in_their_or
     assert in_log_order(rows.drop(LANE))["n"].to_list() == [0, 1, 2, 3]
 
 
+def totals_and_rows():
+    """Put rows of a topic together with such as come from behind a window of it."""
+    app = ms.App("mixed", log="unused")
+    rows = stream_of(app)
+    totals = rows.window(ms.tumbling("1 minute"), by="id").agg(n=ms.sum("n")).select("id", "n")
+    return app, rows.select("id", "n").union(totals)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda both: both.dedup("id", within="1 hour"),
+        lambda both: both.window(ms.count_window(3), by="id").agg(n=ms.count()),
+        lambda both: both.window(ms.session("1 minute"), by="id").agg(n=ms.first("n")),
+        lambda both: (
+            both.window(ms.tumbling("1 hour"), by="id")
+            .emit("update", early=ms.after_count(2))
+            .agg(n=ms.count())
+        ),
+    ],
+)
+def test_rows_with_a_place_beside_such_without_are_refused_where_their_order_counts(verb):
+    with pytest.raises(ConfigError, match=r"no place in it.*which of them go first is chance"):
+        verb(totals_and_rows()[1])
+
+
+@pytest.mark.parametrize("window", [ms.tumbling("1 day"), ms.session("1 hour")])
+def test_where_their_order_does_not_count_they_are_taken_together(window):
+    app, both = totals_and_rows()
+    both.window(window, by="id").agg(n=ms.sum("n"), rows=ms.count()).view("out")
+    rows = [Spend(n, START + timedelta(seconds=20 * n), "a", "p", 1) for n in range(6)]
+    end = testing.Watermark("spends", at=START + timedelta(days=3))
+    for seed in range(3):
+        out = testing.run(app, {"spends": [*rows, end]}, batches=1 + seed, seed=seed)
+        assert out["out"].select("n", "rows").rows() == [(30, 8)]
+
+
 def test_more_streams_than_a_place_can_tell_apart_are_refused():
     app = ms.App("many", log="unused")
     for number in range(SOURCES_MAX + 1):

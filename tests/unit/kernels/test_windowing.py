@@ -47,7 +47,6 @@ def model(rows, *, partitions, size, delay, lateness, mode):
     """Take events one by one, each judged by what its own partition had shown before it."""
     seen = defaultdict(lambda: -(10**12))
     windows = defaultdict(list)
-    waiting = defaultdict(list)  # late, for a window that has its on-time pane ahead of it
     late = 0
     for event in rows:
         at = (event.at - START).total_seconds()
@@ -55,15 +54,10 @@ def model(rows, *, partitions, size, delay, lateness, mode):
         start = at // size * size
         if start + size + lateness <= seen[partition] - delay:
             late += 1
-        elif mode == "update" and start + size <= seen[partition] - delay:
-            waiting[start, event.key].append(event.n)
         else:
             windows[start, event.key].append(event.n)
         seen[partition] = max(seen[partition], at)
     reached = min(seen[p] for p in range(partitions)) - delay
-    for window, numbers in waiting.items():
-        if window[0] + size <= reached:
-            windows[window] += numbers
     if mode == "final":
         windows = {w: ns for w, ns in windows.items() if w[0] + size + lateness <= reached}
     return late, {window: answer(ns) for window, ns in windows.items()}
