@@ -132,7 +132,7 @@ class CountAggregate(Aggregating):
 
     def _placed(self, rows: pl.DataFrame, moment: Moment) -> pl.DataFrame:
         rows = rows.with_columns(pl.Series(REACHED, moment.reached(rows))).drop(LANE, strict=False)
-        return rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by)))
+        return rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by, moment.seed)))
 
     # ── windows ─────────────────────────────────────────────────────────────────────────────
 

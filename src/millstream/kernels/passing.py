@@ -19,7 +19,7 @@ import numpy.typing as npt
 import polars as pl
 
 from millstream.kernels.frames import LANE, ORDER, TIME, visible
-from millstream.kernels.keyhash import hash_columns
+from millstream.kernels.keyhash import digest_columns
 from millstream.kernels.operator import Outcome
 
 LATE_BY = "late_by"
@@ -86,7 +86,7 @@ def together(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
     if LANE in rows.columns and ORDER in rows.columns:
         return rows if _is_sorted(rows) else rows.sort(LANE, ORDER)
     plain = tuple(name for name in visible(rows.columns) if not rows.schema[name].is_nested())
-    tie = pl.Series(_TIE, hash_columns(rows, plain))
+    tie = pl.Series(_TIE, digest_columns(rows, plain))
     return rows.hstack([tie]).sort(TIME, _TIE).drop(_TIE)
 
 

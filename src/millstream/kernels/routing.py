@@ -28,7 +28,7 @@ from millstream.kernels.frames import (
     encode_message,
     visible,
 )
-from millstream.kernels.keyhash import buckets_of, hash_columns
+from millstream.kernels.keyhash import Buckets, buckets_of, hash_columns
 from millstream.kernels.plan import Edge, Passage, Way
 from millstream.kernels.rejects import Rejects
 from millstream.kernels.steps import Passed
@@ -162,7 +162,7 @@ class EdgeRoute:
     """Takes the rows of one edge, table by table, and gives its frames at the end of the batch."""
 
     edge: Edge
-    bucket_labels: tuple[int, ...]
+    bucket_labels: Buckets
     books: Books
     rejects: Rejects
     tables: list[pl.DataFrame] = field(default_factory=list)
@@ -220,7 +220,9 @@ class EdgeRoute:
             yield FrameRow(self.edge.port, home_bucket, encode_frame(table))
             return
         table = operator.pack(self.tables, self.edge.number)
-        buckets = buckets_of(hash_columns(table, operator.by), len(self.bucket_labels))
+        buckets = buckets_of(
+            hash_columns(table, operator.by, self.bucket_labels.seed), len(self.bucket_labels)
+        )
         divided = table.hstack([pl.Series(_BUCKET, buckets)]).partition_by(
             _BUCKET, as_dict=True, include_key=False
         )
@@ -229,7 +231,7 @@ class EdgeRoute:
 
 
 def routes(
-    ways: Iterable[Way], bucket_labels: tuple[int, ...], books: Books, rejects: Rejects
+    ways: Iterable[Way], bucket_labels: Buckets, books: Books, rejects: Rejects
 ) -> list[Route]:
     """Make one route per way."""
     made: list[Route] = []

@@ -148,5 +148,5 @@ class SessionAggregate:
     def _placed(self, rows: pl.DataFrame, moment: Moment) -> pl.DataFrame:
         """Say of each event how far it reaches, and where its key is kept."""
         rows = rows.with_columns(pl.Series(REACHED, moment.reached(rows))).drop(LANE, strict=False)
-        rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by)))
+        rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by, moment.seed)))
         return self.session.with_reach(rows, self.lateness_us)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
+from millstream.errors import CorruptionError
 from millstream.kernels.frames import (
     PORT_DEAD,
     PORT_TIME,
@@ -18,6 +19,7 @@ from millstream.kernels.frames import (
     encode_frame,
     encode_message,
 )
+from millstream.kernels.keyhash import Buckets
 from millstream.kernels.operator import Moment, OperatorState
 from millstream.kernels.plan import OperatorPlan, StagePlan, Way
 from millstream.kernels.rejects import Rejects
@@ -45,7 +47,7 @@ class OperatorBatch:
 def run_stage(
     stage: StagePlan,
     bucket: int,
-    bucket_labels: tuple[int, ...],
+    bucket_labels: Buckets,
     rows: Iterable[FrameRow],
     state: BucketState,
 ) -> Iterator[FrameRow]:
@@ -86,7 +88,7 @@ class OperatorRun:
 
     operator: OperatorPlan
     bucket: int
-    bucket_labels: tuple[int, ...]
+    bucket_labels: Buckets
     store: RunStore
     books: Books
     topics: tuple[str, ...]
@@ -96,11 +98,12 @@ class OperatorRun:
     ) -> tuple[list[FrameRow], dict[str, Any]]:
         """Give the frames that go out, and the operator's part of the manifest."""
         kernel = self.operator.kernel
-        state = OperatorState.from_message(stored, self.store)
+        state = OperatorState.from_message(self._divided_as_now(stored), self.store)
         clocks = self._clocks(stored)
         before_us = UNSEEN if stored is None else stored["watermark"]
         baselines, clock_ms, idle = self._advance(clocks, batch.messages, before_us)
-        moment = Moment(before_us, _watermark(clocks, before_us), baselines, clock_ms)
+        watermark_us, seed = _watermark(clocks, before_us), self.bucket_labels.seed
+        moment = Moment(before_us, watermark_us, baselines, clock_ms, seed)
         if self.bucket == self.bucket_labels[0]:  # what all buckets know, one tells
             self.books.clocks[kernel.name] = {
                 name: {**clock.told(), "idle": sorted(idle.get(name, ()))}
@@ -122,8 +125,23 @@ class OperatorRun:
         ]
         message = state.to_message()
         message["watermark"] = moment.watermark_us
+        message["seed"] = moment.seed
         message["clocks"] = {name: clock.to_message() for name, clock in clocks.items()}
         return frames, message
+
+    def _divided_as_now(self, stored: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Make sure that keys are found where they were put.
+
+        Raises:
+            CorruptionError: the state was divided by another seed than the app's.
+        """
+        if stored is None or stored["seed"] == self.bucket_labels.seed:
+            return stored
+        raise CorruptionError(
+            f"The state of {self.operator.kernel.name!r} was divided by another hash seed than this "
+            "app has on record: one of the two was restored from elsewhere. Restore the record that "
+            "belongs to the state, or delete the app's folder to rebuild its state from the log."
+        )
 
     def _clocks(self, stored: dict[str, Any] | None) -> dict[str, InputClock]:
         if stored is None:

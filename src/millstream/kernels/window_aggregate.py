@@ -37,7 +37,7 @@ class WindowAggregate(WindowStep):
         outcome = Outcome()
         partials = self.arrivals(arrived, moment, outcome)
         if partials is not None:
-            partials = self.hashed(self._merge(partials))
+            partials = self.hashed(self._merge(partials), moment.seed)
         runs = state.runs(_PARTIALS)
         expired = self._expired(runs, partials, moment)
         if expired is not None:

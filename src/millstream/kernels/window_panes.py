@@ -71,18 +71,18 @@ class WindowPanes(WindowStep):
         state.values["clock_ms"] = clock_ms
         fresh = self.arrivals(arrived, moment, outcome)
         batch = PaneBatch(self, self.values, state, replace(moment, clock_ms=clock_ms))
-        firings = [f for f in batch.firings(self._by_window(fresh)) if f.height]
+        firings = [f for f in batch.firings(self._by_window(fresh, moment.seed)) if f.height]
         if firings:
             outcome.rows = batch.rows(firings)
         batch.drop_expired()
         return outcome
 
-    def _by_window(self, fresh: pl.DataFrame | None) -> pl.DataFrame | None:
+    def _by_window(self, fresh: pl.DataFrame | None, seed: int) -> pl.DataFrame | None:
         """Give what came, by window and key; merged, unless panes are by count."""
         if fresh is None:
             return None
         if self.by_arrival:
-            return self.hashed(self.each_window(fresh))
+            return self.hashed(self.each_window(fresh), seed)
         if not self.window.tiled:
             fresh = self.each_window(
                 self.aggregation.merge(fresh, PIECE, *self.judgements, *self.by)
@@ -90,4 +90,4 @@ class WindowPanes(WindowStep):
         else:
             fresh = self.each_window(fresh)
         late = [LATE] if self.tells_late else []
-        return self.hashed(self.aggregation.merge(fresh, WINDOW, *late, *self.by))
+        return self.hashed(self.aggregation.merge(fresh, WINDOW, *late, *self.by), seed)

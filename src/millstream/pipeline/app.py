@@ -19,6 +19,7 @@ from millstream.errors import ConfigError, RetriableError
 from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.frames import DIFF_COLUMN, polars_table
 from millstream.kernels.isolation import OnError
+from millstream.kernels.keyhash import Buckets
 from millstream.kernels.plan import JobPlan, ViewEnd
 from millstream.kernels.watermarks import WatermarkRule
 from millstream.pipeline.avro import AvroSchema
@@ -227,7 +228,7 @@ class App:
         count = self._names[name]
         return name if count == 1 else f"{name} #{count}"
 
-    def plan(self, bucket_labels: tuple[int, ...] | None = None) -> JobPlan:
+    def plan(self, bucket_labels: Buckets | None = None) -> JobPlan:
         """Compile what leads to the outputs.
 
         Raises:
@@ -238,7 +239,7 @@ class App:
                 f"The app {self.name!r} has no view and no other output. End a stream with "
                 ".view(name), .to(topic), .dataset(path) or .foreach(function)."
             )
-        labels = bucket_labels or tuple(range(self.buckets))
+        labels = bucket_labels or Buckets(tuple(range(self.buckets)))
         return compile_plan(self.name, self.outputs, labels, self.on_error)
 
     def dashboard(self, *panels: Panel) -> None:
@@ -277,7 +278,7 @@ class App:
         output = Output("to_spark", stream.node, (), tuple(columns.items()))
         return self._job(lambda labels: compile_plan(self.name, [output], labels, self.on_error))
 
-    def _job(self, compiled: Callable[[tuple[int, ...]], JobPlan]) -> Job:
+    def _job(self, compiled: Callable[[Buckets], JobPlan]) -> Job:
         from millstream.spark.job import Job  # noqa: PLC0415 - loads pyspark
 
         partitions = {topic.name: topic.partitions for topic in self.topics.values()}

@@ -27,12 +27,13 @@ class Birth:
 
     ``label_partitions`` is the number of Spark partitions that the labels of buckets were chosen
     for; ``partitions``, the number of tasks that work on a large batch, is the same until the app is
-    rescaled.
+    rescaled. ``hash_seed`` is that of all hashes of keys.
     """
 
     bucket_count: int
     partitions: int
     label_partitions: int
+    hash_seed: int = 0
 
 
 def born(folder: Path, wanted: Birth) -> Birth:
@@ -55,7 +56,9 @@ def stored_birth(folder: Path) -> Birth | None:
     if not path.exists():
         return None
     stored = _load(path)
-    return Birth(stored["buckets"], stored["partitions"], stored["label_partitions"])
+    return Birth(
+        stored["buckets"], stored["partitions"], stored["label_partitions"], stored["hash_seed"]
+    )
 
 
 def write_partitions(folder: Path, partitions: int) -> None:
@@ -87,6 +90,7 @@ def enter(folder: Path, birth: Birth, plan: JobPlan) -> str:
             "buckets": birth.bucket_count,
             "partitions": birth.partitions,
             "label_partitions": birth.label_partitions,
+            "hash_seed": birth.hash_seed,
             "steps": steps,
         }
         write_whole(path, json.dumps(values, indent=1))  # step 2
@@ -148,7 +152,7 @@ def _load(path: Path) -> dict[str, Any]:
             f"{path} is damaged ({error}). Restore it, or delete the app's folder to rebuild its "
             "state from the log."
         ) from error
-    if "partitions" not in values:
+    if "hash_seed" not in values:
         raise ConfigError(
             f"The state in {path.parent} was made by an earlier version, which kept it elsewhere. Go on "
             "with that version, or delete the app's folder to rebuild its state from the log."

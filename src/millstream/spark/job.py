@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ from pyspark.errors import PySparkException
 from millstream.client import connect
 from millstream.client.reading import absolute, open_reader
 from millstream.kernels.frames import plain_schema
+from millstream.kernels.keyhash import Buckets
 from millstream.kernels.plan import JobPlan
 from millstream.spark.birth import Birth, born, enter, require_current
 from millstream.spark.event_times import EventTimesFile
@@ -52,7 +54,7 @@ class Job:
     folder: Path
     topics: Mapping[str, int]  # name → partitions, for those that do not exist yet
     bucket_count: int
-    compile: Callable[[tuple[int, ...]], JobPlan]
+    compile: Callable[[Buckets], JobPlan]
     dashboard: Sequence[Mapping[str, Any]] = ()  # panels, as plain values
 
 
@@ -77,7 +79,7 @@ def run_job(job: Job, options: RunOptions) -> Report:
     job.folder.mkdir(parents=True, exist_ok=True)
     home = job.folder / "views.db"
     birth = _birth(job, options.cores or cores_available())
-    plan = job.compile(bucket_labels(birth.bucket_count, birth.label_partitions))
+    plan = job.compile(_labels(birth))
     checkpoint_id = enter(job.folder, birth, plan)
     with open_targets(plan, home, job.log) as targets:
         next_batch_id = targets.begin_run(JOB, checkpoint_id)
@@ -106,6 +108,7 @@ def stream_to_spark(job: Job) -> DataFrame:
     """Give the one output of a job as a streaming DataFrame. The session stays open."""
     _make_topics(job)
     birth = _birth(job, cores_available())
+    # Without a seed: its place is the views, and the state of a user's query is in a checkpoint of its own.
     plan = job.compile(bucket_labels(birth.bucket_count, birth.label_partitions))
     spark = start_session(job.app, folder=job.folder)
     frame_files = FrameFiles(None)  # nobody tells when a batch of the user's query is over
@@ -123,7 +126,12 @@ def stream_to_spark(job: Job) -> DataFrame:
 def _birth(job: Job, cores: int) -> Birth:
     # A Spark partition without a bucket would take a task of its own in every batch, for nothing.
     partitions = min(cores, job.bucket_count)
-    return born(job.folder, Birth(job.bucket_count, partitions, partitions))
+    seed = secrets.randbits(63)  # a secret: keys come from outside, and could be made to collide
+    return born(job.folder, Birth(job.bucket_count, partitions, partitions, seed))
+
+
+def _labels(birth: Birth) -> Buckets:
+    return bucket_labels(birth.bucket_count, birth.label_partitions, birth.hash_seed)
 
 
 def _frame_files(job: Job, run: int) -> FrameFiles:

@@ -59,14 +59,15 @@ def app_of(kind, mode, **emit):
     return app
 
 
-
 def events(seed):
     dice = random.Random(seed)
     time, rows = 0, []
     for _ in range(400):
         time += dice.choice([0, 0, 1])
         at = START + timedelta(seconds=time - dice.choice([0, 0, 0, 2, 9]))
-        rows.append(Event(at, dice.choice("abcd"), dice.choice([0.1, 1e16, -3.7, dice.gauss(0, 9)])))
+        rows.append(
+            Event(at, dice.choice("abcd"), dice.choice([0.1, 1e16, -3.7, dice.gauss(0, 9)]))
+        )
     return rows
 
 

@@ -7,7 +7,7 @@ from millstream.spark.birth import Birth, stored_birth
 from millstream.spark.rescale import rescale
 from millstream.views.running import marked
 
-JOB = {"buckets": 4, "partitions": 2, "label_partitions": 2, "steps": {}}
+JOB = {"buckets": 4, "partitions": 2, "label_partitions": 2, "hash_seed": 7, "steps": {}}
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def folder(tmp_path):
 def test_the_number_is_kept_for_the_next_run(folder):
     done = rescale("ads", folder, 4)
     assert (done.partitions_before, done.partitions) == (2, 4)
-    assert stored_birth(folder) == Birth(4, 4, 2)
+    assert stored_birth(folder) == Birth(4, 4, 2, 7)
     assert [path.name for path in folder.iterdir()] == ["job.json"]
 
 
@@ -47,4 +47,4 @@ def test_state_of_an_earlier_version_is_refused_with_what_to_do(folder):
 
 def test_the_number_that_there_is_already_changes_nothing(folder):
     assert rescale("ads", folder, 2).partitions == 2
-    assert stored_birth(folder) == Birth(4, 2, 2)
+    assert stored_birth(folder) == Birth(4, 2, 2, 7)
