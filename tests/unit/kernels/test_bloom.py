@@ -24,6 +24,15 @@ from millstream.kernels.watermarks import UNSEEN
 from millstream.pipeline import App, bloom
 from millstream.views.commit import gather
 
+pytestmark = [
+    pytest.mark.not_in_lane(
+        "one_bit_hashes", "filters go by hashes alone, and count how often they are wrong"
+    ),
+    pytest.mark.not_in_lane(
+        "two_bit_hashes", "filters go by hashes alone, and count how often they are wrong"
+    ),
+]
+
 HOUR_US = 3_600_000_000
 dice = np.random.default_rng(11)
 
