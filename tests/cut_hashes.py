@@ -10,6 +10,12 @@ from millstream import kernels
 from millstream.kernels import keyhash
 
 
+def not_when_cut(why: str) -> list[pytest.MarkDecorator]:
+    """Mark tests that go by whole hashes."""
+    lanes = ("one_bit_hashes", "two_bit_hashes")
+    return [pytest.mark.not_in_lane(lane, why) for lane in lanes]
+
+
 def cut(patch: pytest.MonkeyPatch, *, bits: int) -> None:
     """Cut what :func:`keyhash.hash_columns` gives, wherever it is used, to its highest bits."""
     whole = keyhash.hash_columns

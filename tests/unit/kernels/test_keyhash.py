@@ -2,16 +2,13 @@
 
 import numpy as np
 import polars as pl
-import pytest
+from cut_hashes import not_when_cut
 from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.kernels.keyhash import buckets_of, hash_columns, mix
 
-pytestmark = [
-    pytest.mark.not_in_lane("one_bit_hashes", "it says what the hashes are"),
-    pytest.mark.not_in_lane("two_bit_hashes", "it says what the hashes are"),
-]
+pytestmark = not_when_cut("it says what the hashes are")
 
 
 def hashes(**columns):
