@@ -560,6 +560,10 @@ def test_all(arguments: Sequence[str]) -> int:
         code = the_rest(env)
     else:
         code = worst(pytest([*given, "tests"], env), smoke_on_oldest_spark(), smoke_at_both_ends())
+    if not given and (names := [name for name in TESTS_OF_KEYS if (ROOT / name).is_file()]):
+        say("what tells keys apart, with hashes of one bit")
+        lane = [*names, "--lane", "one_bit_hashes", *SIDE_BY_SIDE]
+        code = worst(code, pytest(lane, {**ONE_THREAD_EACH, **env}))
     if without_postgres:
         say(f"skipped: the tests on PostgreSQL: {without_postgres}")
     if without_chromium:
@@ -760,6 +764,17 @@ FILES_PROCESSES = 3 if memory_gib() > 12 else 2
 # A session of Spark belongs to a file. Files are taken in the order given: those that take minutes come
 # first, so that at the end no process waits for the others.
 FILES_SIDE_BY_SIDE = ("-n", str(FILES_PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
+# What keys are told apart by: run again by `make test-all` where nearly all keys share a hash.
+TESTS_OF_KEYS = (
+    "tests/unit/kernels/test_budget.py",
+    "tests/unit/kernels/test_count_windows.py",
+    "tests/unit/kernels/test_dedup.py",
+    "tests/unit/kernels/test_panes.py",
+    "tests/unit/kernels/test_repeated_batches.py",
+    "tests/unit/kernels/test_sessions.py",
+    "tests/unit/kernels/test_sliding.py",
+    "tests/unit/kernels/test_windowing.py",
+)
 LONG_FILES = (
     "tests/spark/test_kill_matrix.py",
     "tests/spark/test_demo_ads.py",

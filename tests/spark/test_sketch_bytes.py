@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 from pyspark.sql import functions as F
@@ -18,20 +20,18 @@ def bound(one, dtype):
 
 def sketched(one, values):
     """Make the sketch of a series by way of two partials, merged."""
-    one = bound(one, values.dtype)
+    one = bound(replace(one, as_sketch=True), values.dtype)
     halves = [values[: len(values) // 2], values[len(values) // 2 :]]
     rows = [pl.DataFrame({"k": [1], "v": pl.Series([None], dtype=values.dtype)})]
     rows += [
         pl.DataFrame({"v": half}).select(pl.lit(1, pl.Int64).alias("k"), "v") for half in halves
     ]
     partials = pl.concat(frame.group_by("k").agg(*one.partial("a")) for frame in rows)
-    return partials.group_by("k").agg(*one.merge("a")).select(pl.last())[0, 0]
+    return partials.group_by("k").agg(*one.merge("a")).select(one.result("a"))[0, 0]
 
 
 def answer(one, dtype, sketch):
-    one = bound(one, dtype)
-    column = one.merge("a")[0].meta.output_name()
-    return pl.DataFrame({column: [bytes(sketch)]}).select(one.result("a")).to_dicts()[0]["a"]
+    return bound(one, dtype).read(pl.Series([bytes(sketch)])).to_list()[0]
 
 
 def whole(n):

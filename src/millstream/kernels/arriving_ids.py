@@ -2,7 +2,8 @@
 
 An id is known by 128 bits of hash: two independent hashes of 64 bits. Among n ids, the probability
 that any two share both is n²/2¹²⁹, which for a thousand million ids is 10⁻²¹: far below that of an
-undetected fault of memory. An entry of state thus has one small, fixed size, whatever the id is.
+undetected fault of memory; and as they hang on the app's own seed, nobody can look for such two. An
+entry of state thus has one small, fixed size, whatever the id is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from millstream.kernels.frames import TIME
-from millstream.kernels.keyhash import Hashes, hash_columns
+from millstream.kernels.keyhash import Hashes, digest_columns, hash_columns
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -38,9 +39,10 @@ class Arrivals:
     times: Ints
 
     @classmethod
-    def of(cls, table: pl.DataFrame, by: tuple[str, ...]) -> Arrivals:
+    def of(cls, table: pl.DataFrame, by: tuple[str, ...], seed: int = 0) -> Arrivals:
         """Read the ids off a table whose rows are in the order of arrival."""
-        hashes, checks = hash_columns(table, by), hash_columns(table, by, _CHECK_SEED)
+        hashes = hash_columns(table, by, seed)
+        checks = digest_columns(table, by, seed ^ _CHECK_SEED)
         order = np.argsort(hashes, kind="stable")
         if _has_twins(hashes[order], checks[order]):
             order = np.lexsort((checks, hashes))

@@ -136,7 +136,7 @@ class Budget(Passing):
         if outcome.late is not None:
             outcome.late = outcome.late.drop(_COST, _LIMIT, _LEAST, _DAY)
         if rows.height:
-            rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by)))
+            rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by, moment.seed)))
             outcome.rows = self._decided(state, rows, moment.watermark_us)
         outcome.counts.update(emitted=rows.height)
         return outcome

@@ -136,7 +136,7 @@ class CountAggregate(Aggregating):
         rows = rows.with_columns(
             pl.Series(REACHED, moment.reached(rows)),
             (pl.lit(UNSEEN) if LANE in rows.columns else pl.col(TIME)).alias(UNPLACED),
-            pl.Series(HASH, hash_columns(rows, self.by)),
+            pl.Series(HASH, hash_columns(rows, self.by, moment.seed)),
         )
         return rows.select(sorted(name for name in rows.columns if name != LANE))
 

@@ -104,7 +104,7 @@ class Dedup(Passing):
             arrivals = together(tables)
             missed_us = moment.reached(arrivals) - self.lateness_us - arrivals[TIME].to_numpy()
             rows = self.in_time(arrivals, missed_us > 0, missed_us, BELOW_WATERMARK, outcome)
-            keep = self._keep(memory, rows, moment.watermark_us)
+            keep = self._keep(memory, rows, moment)
             outcome.rows = rows.filter(pl.Series(keep))
             emitted = outcome.rows.height
             outcome.counts.update(emitted=emitted, duplicate=rows.height - emitted)
@@ -121,16 +121,16 @@ class Dedup(Passing):
         generations = BloomGenerations(self.bloom, state, self.within_us, self.lateness_us)
         return CheckedIds(generations, kept) if self.bloom.exact_check else generations
 
-    def _keep(self, memory: Memory, rows: pl.DataFrame, watermark_us: int) -> Mask:
+    def _keep(self, memory: Memory, rows: pl.DataFrame, moment: Moment) -> Mask:
         """Say which rows, being in the order of arrival, are kept; hold their ids."""
         keep: Mask = (
             rows.select(pl.any_horizontal(pl.col(self.by).is_null())).to_series().to_numpy()
         )
         keep = keep.copy()
-        events = Arrivals.of(rows, self.by)
+        events = Arrivals.of(rows, self.by, moment.seed)
         events = events.take(~keep[events.rows])
         new = events.take(~memory.repeats(events))
         kept = new.take(first_of_each(new.begins(), memory.spans(new)))
-        memory.hold(kept, watermark_us)
+        memory.hold(kept, moment.watermark_us)
         keep[kept.rows] = True
         return keep

@@ -29,6 +29,7 @@ from millstream.kernels.frames import (
     polars_table,
 )
 from millstream.kernels.isolation import reason_of
+from millstream.kernels.keyhash import Buckets
 from millstream.kernels.lane_clocks import LaneClock, Promise, lane_clock
 from millstream.kernels.log_order import order_of
 from millstream.kernels.plan import SourcePlan
@@ -64,7 +65,7 @@ class Ingest:
     """Runs the lanes of one task through a source's edges."""
 
     source: SourcePlan
-    bucket_labels: tuple[int, ...]
+    bucket_labels: Buckets
     books: Books = field(default_factory=Books)
     dead: list[pl.DataFrame] = field(default_factory=list)
 

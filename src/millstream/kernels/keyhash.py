@@ -4,11 +4,17 @@ It chooses a key's bucket and its place in the sorted runs, both of which outliv
 hashes that polars and Python offer are stable only within one version, so this one is written out:
 SplitMix64's finaliser over the eight-byte words of a value, vectorised.
 
+Keys come from outside, and the finaliser can be undone. So an app has a seed of its own, drawn when
+its state is born and kept with it: without it nobody can make keys that meet, in a hash or a bucket.
+
 Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (the
 finaliser is Stafford's Mix13).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -25,16 +31,36 @@ _BY_TEXT = {"Categorical", "Enum", "Int128", "UInt128"}
 _TAIL_MASKS = np.array([(1 << (8 * n)) - 1 for n in range(_WORD_BYTES)] + [2**64 - 1], np.uint64)
 
 
+@dataclass(frozen=True)
+class Buckets(Sequence[int]):
+    """The labels that stand for the buckets in the shuffle, and the seed by which keys are hashed."""
+
+    labels: tuple[int, ...]
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, at: int) -> int:  # type: ignore[override]  # no slices
+        return self.labels[at]
+
+
 def hash_columns(frame: pl.DataFrame, names: tuple[str, ...], seed: int = 0) -> Hashes:
     """Give one hash per row over the named columns, in the order of the names.
 
-    Equal keys have equal hashes; null is a value like any other; -0.0 equals 0.0. No columns at
-    all is one key: every row has the same hash. Nested columns cannot be keys. Hashes of the same
-    keys with different seeds are independent of one another; buckets and places in runs are chosen
-    with seed 0.
+    Equal keys have equal hashes, and so may others: it says where to look, and keys are compared
+    there. Null is a value like any other; -0.0 equals 0.0. No columns at all is one key: every row has
+    the same hash. Nested columns cannot be keys. Hashes of the same keys with different seeds are
+    independent of one another.
     """
+    return digest_columns(frame, names, seed)
+
+
+def digest_columns(frame: pl.DataFrame, names: tuple[str, ...], seed: int = 0) -> Hashes:
+    """Give one hash per row, as :func:`hash_columns` does, where it stands for the row itself."""
     scale = np.uint64((2 * seed + 1) % 2**64)
-    hashes = np.full(frame.height, _GOLDEN, np.uint64)
+    start = _GOLDEN ^ mix(np.array([seed % 2**64], np.uint64))[0] if seed else _GOLDEN
+    hashes = np.full(frame.height, start, np.uint64)
     for name in names:
         hashes = mix(hashes ^ _scaled(_column_words(frame[name], scale), scale))
     return hashes

@@ -41,13 +41,14 @@ class Moment:
 
     ``before_us`` and ``watermark_us`` are the operator's watermark before and after the batch;
     ``baselines`` gives the watermark that was in force in each lane before its first row, and
-    ``clock_ms`` is the running time of the job.
+    ``clock_ms`` is the running time of the job, and ``seed`` that of its hashes of keys.
     """
 
     before_us: int
     watermark_us: int
     baselines: Mapping[int, int] = field(default_factory=dict)
     clock_ms: int = 0
+    seed: int = 0
 
     def reached(self, rows: pl.DataFrame) -> npt.NDArray[np.int64]:
         """Give, for each row, the watermark that was in force in its lane before the row.

@@ -87,7 +87,7 @@ class PaneBatch:
         """Reduce rows that came one by one, unless the panes of the phase are by count."""
         if not self.step.by_arrival or isinstance(pending.firing, AfterCount):
             return rows
-        return self.step.hashed(self.step.aggregation.reduce(rows, WINDOW))
+        return self.step.hashed(self.step.aggregation.reduce(rows, WINDOW), self.moment.seed)
 
     # ── firings ─────────────────────────────────────────────────────────────────────────────
 

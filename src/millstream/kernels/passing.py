@@ -19,7 +19,7 @@ import numpy.typing as npt
 import polars as pl
 
 from millstream.kernels.frames import ORDER, TIME, visible
-from millstream.kernels.keyhash import hash_columns
+from millstream.kernels.keyhash import digest_columns
 from millstream.kernels.log_order import in_log_order
 from millstream.kernels.operator import Outcome
 
@@ -87,5 +87,5 @@ def together(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
     if ORDER in rows.columns:
         return in_log_order(rows)
     plain = tuple(name for name in visible(rows.columns) if not rows.schema[name].is_nested())
-    tie = pl.Series(_TIE, hash_columns(rows, plain))
+    tie = pl.Series(_TIE, digest_columns(rows, plain))
     return rows.hstack([tie]).sort(TIME, _TIE).drop(_TIE)

@@ -22,6 +22,7 @@ from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.decode import Field
 from millstream.kernels.decode.formats import JSON, ValueFormat
 from millstream.kernels.isolation import UserCode
+from millstream.kernels.keyhash import Buckets
 from millstream.kernels.operator import Operator
 from millstream.kernels.steps import Step
 from millstream.kernels.watermarks import WatermarkRule
@@ -272,7 +273,7 @@ class JobPlan:
     natives: tuple[NativePlan, ...]
     stages: tuple[StagePlan, ...]
     sinks: tuple[SinkPlan, ...]
-    bucket_labels: tuple[int, ...]
+    bucket_labels: Buckets
     frames: tuple[FramePlan, ...] = ()
     steps: tuple[str, ...] = ()
     heartbeat_ms: int | None = None

@@ -19,7 +19,7 @@ import pyarrow as pa
 from millstream.kernels.dead_records import Details, dead_rows, in_full
 from millstream.kernels.frames import LANE, ORDER
 from millstream.kernels.isolation import Isolated, json_of
-from millstream.kernels.keyhash import hash_columns
+from millstream.kernels.keyhash import digest_columns
 from millstream.kernels.log_order import offset_in, partition_in, source_in
 
 
@@ -85,7 +85,7 @@ def _letter_of_rows(one: Rejected, topics: Sequence[str]) -> pl.DataFrame:
             )
         )
     # 63 bits of the row's hash: the same row fails in the same way whenever it comes.
-    hashes = hash_columns(letters, ("value",)) >> np.uint64(1)
+    hashes = digest_columns(letters, ("value",)) >> np.uint64(1)
     number = pl.Series(hashes.astype(np.int64))
     return in_full(
         letters.with_columns(

@@ -29,7 +29,7 @@ from millstream.kernels.frames import (
     encode_message,
     visible,
 )
-from millstream.kernels.keyhash import buckets_of, hash_columns
+from millstream.kernels.keyhash import Buckets, buckets_of, hash_columns
 from millstream.kernels.log_order import in_log_order
 from millstream.kernels.plan import Edge, Passage, Way
 from millstream.kernels.rejects import Rejects
@@ -185,7 +185,7 @@ class EdgeRoute:
     """Takes the rows of one edge, table by table, and gives its frames at the end of the batch."""
 
     edge: Edge
-    bucket_labels: tuple[int, ...]
+    bucket_labels: Buckets
     books: Books
     rejects: Rejects
     tables: list[pl.DataFrame] = field(default_factory=list)
@@ -240,7 +240,9 @@ class EdgeRoute:
             yield self.books.frame(self.edge.port, home_bucket, self._latest(table))
             return
         table = operator.pack(self.tables, self.edge.number)
-        buckets = buckets_of(hash_columns(table, operator.by), len(self.bucket_labels))
+        buckets = buckets_of(
+            hash_columns(table, operator.by, self.bucket_labels.seed), len(self.bucket_labels)
+        )
         divided = table.hstack([pl.Series(_BUCKET, buckets)]).partition_by(
             _BUCKET, as_dict=True, include_key=False
         )
@@ -249,7 +251,7 @@ class EdgeRoute:
 
 
 def routes(
-    ways: Iterable[Way], bucket_labels: tuple[int, ...], books: Books, rejects: Rejects
+    ways: Iterable[Way], bucket_labels: Buckets, books: Books, rejects: Rejects
 ) -> list[Route]:
     """Make one route per way."""
     made: list[Route] = []

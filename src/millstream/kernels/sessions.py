@@ -143,6 +143,6 @@ class SessionAggregate:
             rows = rows.with_columns(unplaced.alias(UNPLACED))
         # Anew, so that it is the same column of rows that had it and of such as had not.
         rows = rows.drop(LANE, REACHED, strict=False).hstack([reached])
-        rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by)))
+        rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by, moment.seed)))
         rows = self.session.with_reach(rows, self.lateness_us)
         return rows.select(sorted(rows.columns))  # some come from sources, others from operators

@@ -151,7 +151,7 @@ class SlidingAggregate(Aggregating):
         events = pl.concat(kept) if kept else None
         if events is None or not events.height:
             return None
-        return events.with_columns(pl.Series(HASH, hash_columns(events, self.by)))
+        return events.with_columns(pl.Series(HASH, hash_columns(events, self.by, moment.seed)))
 
     def _aside(self, rows: pl.DataFrame, late: pl.Series) -> pl.DataFrame:
         """Say of events that are too late why, by how much, and for which window."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, CorruptionError
 from millstream.kernels.frames import (
     PORT_DEAD,
     PORT_TIME,
@@ -18,6 +18,7 @@ from millstream.kernels.frames import (
     decode_message,
     encode_message,
 )
+from millstream.kernels.keyhash import Buckets
 from millstream.kernels.operator import Moment, OperatorState
 from millstream.kernels.plan import OperatorPlan, StagePlan, Way
 from millstream.kernels.rejects import Rejects
@@ -45,7 +46,7 @@ class OperatorBatch:
 def run_stage(
     stage: StagePlan,
     bucket: int,
-    bucket_labels: tuple[int, ...],
+    bucket_labels: Buckets,
     rows: Iterable[FrameRow],
     state: BucketState,
 ) -> Iterator[FrameRow]:
@@ -106,7 +107,7 @@ class OperatorRun:
 
     operator: OperatorPlan
     bucket: int
-    bucket_labels: tuple[int, ...]
+    bucket_labels: Buckets
     store: RunStore
     books: Books
     topics: tuple[str, ...]
@@ -116,11 +117,12 @@ class OperatorRun:
     ) -> tuple[list[FrameRow], dict[str, Any]]:
         """Give the frames that go out, and the operator's part of the manifest."""
         kernel = self.operator.kernel
-        state = OperatorState.from_message(stored, self.store)
+        state = OperatorState.from_message(self._divided_as_now(stored), self.store)
         clocks = self._clocks(stored)
         before_us = UNSEEN if stored is None else stored["watermark"]
         baselines, clock_ms, idle = self._advance(clocks, batch.messages, before_us)
-        moment = Moment(before_us, _watermark(clocks, before_us), baselines, clock_ms)
+        watermark_us, seed = _watermark(clocks, before_us), self.bucket_labels.seed
+        moment = Moment(before_us, watermark_us, baselines, clock_ms, seed)
         if self.bucket == self.bucket_labels[0]:  # what all buckets know, one tells
             self.books.clocks[kernel.name] = {
                 name: {**clock.told(), "idle": sorted(idle.get(name, ()))}
@@ -147,7 +149,22 @@ class OperatorRun:
         message["clocks"] = {
             plan.key: clocks[plan.name].to_message() for plan in self.operator.clocks
         }
+        message["seed"] = moment.seed
         return frames, message
+
+    def _divided_as_now(self, stored: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Make sure that keys are found where they were put.
+
+        Raises:
+            CorruptionError: the state was divided by another seed than the app's.
+        """
+        if stored is None or stored["seed"] == self.bucket_labels.seed:
+            return stored
+        raise CorruptionError(
+            f"The state of {self.operator.kernel.name!r} was divided by another hash seed than this "
+            "app has on record: one of the two was restored from elsewhere. Restore the record that "
+            "belongs to the state, or begin anew with millstream reset."
+        )
 
     def _clocks(self, stored: dict[str, Any] | None) -> dict[str, InputClock]:
         if stored is None:

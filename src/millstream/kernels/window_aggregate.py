@@ -42,7 +42,7 @@ class WindowAggregate(WindowStep):
         if partials is not None:
             for slot, rows in self.by_slot(partials, PIECE):
                 ledger.came(slot, rows_in(rows))
-            partials = self.hashed(self._merge(partials))
+            partials = self.hashed(self._merge(partials), moment.seed)
         expired = self._expired(runs, partials, moment, ledger)
         if expired is not None:
             outcome.rows = self.read_off(by_window_and_hash(expired))

@@ -62,7 +62,7 @@ class WindowPanes(WindowStep):
         state.values["clock_ms"] = clock_ms
         fresh = self.arrivals(arrived, moment, outcome)
         batch = PaneBatch(self, self.values, state, replace(moment, clock_ms=clock_ms))
-        firings = [f for f in batch.firings(self._by_window(fresh, moment.before_us)) if f.height]
+        firings = [f for f in batch.firings(self._by_window(fresh, moment)) if f.height]
         if firings:
             outcome.rows = batch.rows(firings)
         batch.drop_expired()
@@ -78,12 +78,12 @@ class WindowPanes(WindowStep):
         by_itself = isinstance(self.emission.early, EachBatch | AfterTime)
         return not by_itself or self.emission.panes or self.by_arrival
 
-    def _by_window(self, fresh: pl.DataFrame | None, before_us: int) -> pl.DataFrame | None:
+    def _by_window(self, fresh: pl.DataFrame | None, moment: Moment) -> pl.DataFrame | None:
         """Give what came, by window and key; merged, unless panes are by count."""
         if fresh is None:
             return None
         if self.by_arrival:
-            return self.hashed(self.each_window(fresh))
+            return self.hashed(self.each_window(fresh), moment.seed)
         if not self.window.tiled:
             fresh = self.each_window(
                 self.aggregation.merge(fresh, PIECE, *self.judgements, *self.by)
@@ -92,6 +92,6 @@ class WindowPanes(WindowStep):
             fresh = self.each_window(fresh)
         late = [LATE] if self.tells_late else []
         if late and not self.waits:
-            ended = self.window.ends(fresh[WINDOW].to_numpy()) <= before_us
+            ended = self.window.ends(fresh[WINDOW].to_numpy()) <= moment.before_us
             fresh = fresh.with_columns(pl.col(LATE) & pl.Series(ended))
-        return self.hashed(self.aggregation.merge(fresh, WINDOW, *late, *self.by))
+        return self.hashed(self.aggregation.merge(fresh, WINDOW, *late, *self.by), moment.seed)

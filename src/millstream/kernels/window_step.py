@@ -235,9 +235,9 @@ class WindowStep(Aggregating):
             instants(pl.Series("window_end", self.window.ends(starts))),
         )
 
-    def hashed(self, partials: pl.DataFrame) -> pl.DataFrame:
+    def hashed(self, partials: pl.DataFrame, seed: int) -> pl.DataFrame:
         """Add the hash of the key."""
-        return partials.hstack([pl.Series(HASH, hash_columns(partials, self.by))])
+        return partials.hstack([pl.Series(HASH, hash_columns(partials, self.by, seed))])
 
     def each_window(self, pieces: pl.DataFrame) -> pl.DataFrame:
         """Give every row once for each window that holds its piece and is not gone for it.

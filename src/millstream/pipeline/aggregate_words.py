@@ -270,8 +270,8 @@ def kll_sketch(value: Column, *, k: int = 200, of_sketches: bool = False) -> Agg
     """Give a KLL sketch of numbers, as bytes, to be merged later.
 
     :func:`quantile` with ``of_sketches`` reads such sketches, and so do Spark's functions for KLL
-    sketches of doubles. What a sketch of more than ``k`` values keeps depends on how rows were batched
-    and on chance, within the stated error.
+    sketches of doubles. What a sketch of more than ``k`` values keeps depends on where batches end,
+    within the stated error; a batch that is repeated gives the same bytes.
 
     Args:
         k: The size: 8 to 65535; see :func:`quantile`.

@@ -20,6 +20,7 @@ from millstream.errors import ConfigError, RetriableError
 from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.frames import DIFF_COLUMN, polars_table
 from millstream.kernels.isolation import OnError
+from millstream.kernels.keyhash import Buckets
 from millstream.kernels.plan import JobPlan, ViewEnd
 from millstream.kernels.watermarks import WatermarkRule
 from millstream.pipeline.avro import AvroSchema
@@ -250,7 +251,7 @@ class App:
         count = self._names[name]
         return name if count == 1 else f"{name} #{count}"
 
-    def plan(self, bucket_labels: tuple[int, ...] | None = None) -> JobPlan:
+    def plan(self, bucket_labels: Buckets | None = None) -> JobPlan:
         """Compile what leads to the outputs.
 
         Raises:
@@ -261,7 +262,7 @@ class App:
                 f"The app {self.name!r} has no view and no other output. End a stream with "
                 ".view(name), .to(topic), .dataset(path) or .foreach(function)."
             )
-        labels = bucket_labels or tuple(range(self.buckets))
+        labels = bucket_labels or Buckets(tuple(range(self.buckets)))
         return compile_plan(self.name, self.outputs, labels, self.on_error)
 
     def dashboard(self, *panels: Panel) -> None:
@@ -300,7 +301,7 @@ class App:
         output = Output("to_spark", stream.node, (), tuple(columns.items()))
         return self._job(lambda labels: compile_plan(self.name, [output], labels, self.on_error))
 
-    def _job(self, compiled: Callable[[tuple[int, ...]], JobPlan]) -> Job:
+    def _job(self, compiled: Callable[[Buckets], JobPlan]) -> Job:
         with spark_extra():
             from millstream.spark.job import Job  # noqa: PLC0415 - loads pyspark
 

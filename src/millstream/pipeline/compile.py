@@ -10,6 +10,7 @@ from typing import NamedTuple
 from millstream.errors import ConfigError
 from millstream.kernels.frames import PORT_FIRST
 from millstream.kernels.isolation import OnError, UserCode
+from millstream.kernels.keyhash import Buckets
 from millstream.kernels.log_order import SOURCES_MAX
 from millstream.kernels.plan import (
     ClockPlan,
@@ -54,7 +55,7 @@ class Way(NamedTuple):
 def compile_plan(
     app: str,
     outputs: Sequence[Output],
-    bucket_labels: tuple[int, ...],
+    bucket_labels: Buckets,
     on_error: OnError = "dead-letter",
 ) -> JobPlan:
     """Compile the part of the graph that leads to the outputs. Declaration order fixes the ports.
@@ -68,7 +69,7 @@ def compile_plan(
 class _Compiler:
     app: str
     outputs: Sequence[Output]
-    bucket_labels: tuple[int, ...]
+    bucket_labels: Buckets
     on_error: OnError
     children: dict[Node, list[Node | Output]] = field(default_factory=dict)
     ports: dict[Taker, tuple[int, ...]] = field(default_factory=dict)

@@ -27,12 +27,13 @@ class Birth:
 
     ``label_partitions`` is the number of Spark partitions that the labels of buckets were chosen
     for; ``partitions``, the number of tasks that work on a large batch, is the same until the app is
-    rescaled.
+    rescaled. ``hash_seed`` is that of all hashes of keys.
     """
 
     bucket_count: int
     partitions: int
     label_partitions: int
+    hash_seed: int = 0
 
     @property
     def sharing(self) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import signal
 import threading
 import time
@@ -21,6 +22,7 @@ from millstream.client import connect
 from millstream.client.reading import absolute, open_reader
 from millstream.errors import FencedError, TopicRecreatedError
 from millstream.kernels.frames import plain_schema
+from millstream.kernels.keyhash import Buckets
 from millstream.kernels.plan import JobPlan
 from millstream.spark.birth import HOME, Birth, born, checkpoint_of, require_current
 from millstream.spark.event_times import EventTimesFile
@@ -64,7 +66,7 @@ class Job:
     folder: Path
     topics: Mapping[str, int]  # name → partitions, for those that do not exist yet
     bucket_count: int
-    compile: Callable[[tuple[int, ...]], JobPlan]
+    compile: Callable[[Buckets], JobPlan]
     dashboard: Sequence[Mapping[str, Any]] = ()  # panels, as plain values
 
 
@@ -99,7 +101,7 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     options.on_phase("opening the log")
     job.folder.mkdir(parents=True, exist_ok=True)
     birth = _birth(job, options.cores or cores_available())
-    plan = job.compile(bucket_labels(birth.bucket_count, birth.label_partitions))
+    plan = job.compile(_labels(birth))
     require_sendable(plan)
     log = open_reader(job.log)
     require_same_topics(job.app, job.folder / HOME, plan, log)  # before a missing one is made
@@ -154,7 +156,8 @@ def _event_times(job: Job) -> Path:
 def stream_to_spark(job: Job) -> DataFrame:
     """Give the one output of a job as a streaming DataFrame. The session stays open."""
     _make_topics(job)
-    # The labels must be those of every later start, on however many cores that is.
+    # The labels must be those of every later start, on however many cores that is. Without a seed: its
+    # place is the views, and the state of a user's query is in a checkpoint of its own.
     plan = job.compile(bucket_labels(job.bucket_count, job.bucket_count))
     spark = start_session(job.app, folder=job.folder)
     frame_files = FrameFiles(None)  # nobody tells when a batch of the user's query is over
@@ -172,7 +175,12 @@ def stream_to_spark(job: Job) -> DataFrame:
 def _birth(job: Job, cores: int) -> Birth:
     # A Spark partition without a bucket would take a task of its own in every batch, for nothing.
     partitions = min(cores, job.bucket_count)
-    return born(job.app, job.folder, Birth(job.bucket_count, partitions, partitions))
+    seed = secrets.randbits(63)  # a secret: keys come from outside, and could be made to collide
+    return born(job.app, job.folder, Birth(job.bucket_count, partitions, partitions, seed))
+
+
+def _labels(birth: Birth) -> Buckets:
+    return bucket_labels(birth.bucket_count, birth.label_partitions, birth.hash_seed)
 
 
 def _frame_files(job: Job, run: int) -> FrameFiles:

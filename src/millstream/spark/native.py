@@ -23,6 +23,7 @@ from millstream.kernels.frames import (
     encode_message,
     polars_table,
 )
+from millstream.kernels.keyhash import Buckets
 from millstream.kernels.plan import FramePlan, NativePlan, Way
 from millstream.kernels.rejects import Rejected, Rejects
 from millstream.kernels.routing import Books, routes
@@ -63,7 +64,7 @@ def rows_of(frames: DataFrame, port: int, schema: pa.Schema, frame_files: FrameF
 def add_native(
     frames: DataFrame,
     native: NativePlan,
-    bucket_labels: tuple[int, ...],
+    bucket_labels: Buckets,
     frame_files: FrameFiles,
 ) -> DataFrame:
     """Run a native step on the rows of its port; what is for other ports goes by beside it.
@@ -107,7 +108,7 @@ def streaming_schema(frame: Any) -> pa.Schema:
 
 
 def add_frame(
-    frames: DataFrame, source: FramePlan, bucket_labels: tuple[int, ...], frame_files: FrameFiles
+    frames: DataFrame, source: FramePlan, bucket_labels: Buckets, frame_files: FrameFiles
 ) -> DataFrame:
     """Put the rows of a DataFrame of the user's, and what they say of time, beside the frames."""
     way = _WayIn(
@@ -139,7 +140,7 @@ class _WayIn:
     delay_us: int
     edges: tuple[Way, ...]
     time_ports: tuple[int, ...] | None
-    bucket_labels: tuple[int, ...]
+    bucket_labels: Buckets
     frame_files: FrameFiles
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 
+from millstream.kernels.keyhash import Buckets
+
 _SEED = 42  # Spark's
 _MODULUS_MAX = 512  # about bucket count x modulus numbers are tried
 _WORD = 0xFFFFFFFF
 
 
-def bucket_labels(bucket_count: int, shuffle_partitions: int) -> tuple[int, ...]:
+def bucket_labels(bucket_count: int, shuffle_partitions: int, hash_seed: int = 0) -> Buckets:
     """Give one number per bucket, such that bucket b goes to Spark partition b mod partitions.
 
     Where it is cheap to find such numbers, that holds for every number of partitions that divides
@@ -30,7 +32,7 @@ def bucket_labels(bucket_count: int, shuffle_partitions: int) -> tuple[int, ...]
         while _murmur3(label) % modulus != wanted:
             label += 1
         labels.append(label)
-    return tuple(labels)
+    return Buckets(tuple(labels), hash_seed)
 
 
 def _murmur3(value: int) -> int:

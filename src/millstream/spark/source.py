@@ -25,6 +25,7 @@ from millstream.client.reading import open_reader
 from millstream.kernels.decode.archived import ArchivedRecords
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.ingest import Ingest, Lane
+from millstream.kernels.keyhash import Buckets
 from millstream.kernels.plan import SourcePlan
 from millstream.kernels.watermarks import PartitionProgress, SourceTime
 from millstream.spark.archived import LaneReader
@@ -52,7 +53,7 @@ class SourceSpec:
 
     log: Path | str
     sources: tuple[SourcePlan, ...]
-    bucket_labels: tuple[int, ...]
+    bucket_labels: Buckets
     rows_max: int
     tasks: int
     stop_request: Path

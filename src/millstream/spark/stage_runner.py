@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.kernels.frames import FrameRow
+from millstream.kernels.keyhash import Buckets
 from millstream.kernels.operator import run_names
 from millstream.kernels.plan import StagePlan
 from millstream.kernels.stage import run_stage
@@ -25,7 +26,7 @@ class StageRunner:
     """A stage's plan, and in which folder each machine has copies of its runs."""
 
     stage: StagePlan
-    bucket_labels: tuple[int, ...]
+    bucket_labels: Buckets
     copies: Path
 
     def run(

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark import cloudpickle
 
 from millstream.kernels.frames import PORT_TIME, FrameRow, decode_message
+from millstream.kernels.keyhash import Buckets
 from millstream.kernels.operator import run_names
 from millstream.kernels.plan import JobPlan, StagePlan
 from millstream.kernels.stage import run_stage
@@ -80,7 +81,7 @@ class StageRunner:
     """A stage's plan, where its runs lie, and where large frames do. ``number`` is that of the app's run."""
 
     stage: StagePlan
-    bucket_labels: tuple[int, ...]
+    bucket_labels: Buckets
     folder: Path
     number: int
     frame_files: FrameFiles

@@ -2,10 +2,13 @@
 
 import numpy as np
 import polars as pl
+from cut_hashes import not_when_cut
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.kernels.keyhash import buckets_of, hash_columns
+from millstream.kernels.keyhash import buckets_of, hash_columns, mix
+
+pytestmark = not_when_cut("it says what the hashes are")
 
 
 def hashes(**columns):
@@ -55,6 +58,38 @@ def test_a_slice_hashes_like_a_copy(values):
     frame = pl.DataFrame({"s": ["before", *values, "after"]}, schema={"s": pl.String})
     cut = hash_columns(frame.slice(1, len(values)), ("s",)).tolist()
     assert cut == hash_columns(frame, ("s",)).tolist()[1:-1]
+
+
+def undone_mix(word):
+    """Find what is mixed into a word: the finaliser has no secret."""
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        found = word
+        for _ in range(3):
+            found = word ^ (found >> shift)
+        word = found * pow(factor, -1, 2**64) % 2**64
+    return (word - 0x9E3779B97F4A7C15) % 2**64
+
+
+def bytes_with_the_hash_of_null():
+    head = b"user0001"
+    (middle,) = mix(np.array([16 ^ int.from_bytes(head, "little")], np.uint64)).tolist()
+    null = 0x6E756C6C6E756C6C
+    return head + (middle ^ undone_mix(null)).to_bytes(8, "little")
+
+
+def test_keys_made_to_collide_do_not_under_a_seed_that_is_not_known():
+    frame = pl.DataFrame({"b": [bytes_with_the_hash_of_null(), None]}, schema={"b": pl.Binary})
+    without, *others = (hash_columns(frame, ("b",), seed).tolist() for seed in (0, 1, 2, 2**62))
+    assert without[0] == without[1]
+    assert all(made != null for made, null in others)
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+def test_every_seed_gives_other_hashes_and_the_same_each_time(one, other):
+    frame = pl.DataFrame({"n": [0, 1, None], "s": ["", "a", None]})
+    found = hash_columns(frame, ("n", "s"), one).tolist()
+    assert found == hash_columns(frame, ("n", "s"), one).tolist()
+    assert (found == hash_columns(frame, ("n", "s"), other).tolist()) == (one == other)
 
 
 def test_buckets_are_evenly_filled():

@@ -4,13 +4,14 @@ import os
 import random
 import shutil
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 import millstream as ms
+from millstream.errors import CorruptionError
 from millstream.spark import run_files
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.run_files import file_of
@@ -189,3 +190,13 @@ def all_names(folder):
     with ViewStore(folder / "views.db", readonly=True) as store:
         state = store.state("counts", "main")
         return {name for manifest in state.values() for name in _names(manifest)}
+
+
+def test_state_that_was_divided_by_another_seed_is_refused(plan, batches, tmp_path):
+    stages = Stages(plan, tmp_path, 1, FrameFiles(None), 2, None, {})
+    stages.run(batches[0])
+    stages.committed()
+    other = replace(plan, bucket_labels=replace(plan.bucket_labels, seed=9))
+    again = Stages(other, tmp_path, 2, FrameFiles(None), 2, None, stages.manifests)
+    with pytest.raises(CorruptionError, match="was divided by another hash seed"):
+        again.run(batches[1])

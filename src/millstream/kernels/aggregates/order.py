@@ -40,7 +40,7 @@ from millstream.kernels.aggregates.protocol import (
     is_plain,
 )
 from millstream.kernels.frames import ORDER, TIME, visible
-from millstream.kernels.keyhash import hash_columns
+from millstream.kernels.keyhash import digest_columns
 
 Word = Literal["first", "last", "min_by", "max_by"]
 _AT = ("time", "order")
@@ -54,7 +54,7 @@ def with_order(rows: pl.DataFrame) -> pl.DataFrame:
     if ORDER in rows.columns:
         return rows
     told = [name for name in visible(rows.columns) if not rows.schema[name].is_nested()]
-    places = (hash_columns(rows, tuple(told)) >> np.uint64(1)).astype(np.int64)
+    places = (digest_columns(rows, tuple(told)) >> np.uint64(1)).astype(np.int64)
     return rows.hstack([pl.Series(ORDER, places)])
 
 
