@@ -483,7 +483,7 @@ def test(arguments: Sequence[str]) -> int:
     env = prepare(TEST)
     if arguments:
         return pytest(arguments, env)
-    env = {**ONE_THREAD_EACH, "MILLSTREAM_TEST_EXAMPLES_PERCENT": "20", **env}
+    env = {**ONE_THREAD_EACH, **FEW_EXAMPLES, **env}
     TESTED.unlink(missing_ok=True)
     tree = tree_key()
     known = CHECKED.is_file() and CHECKED.read_text() == tree
@@ -557,6 +557,8 @@ def test_all(arguments: Sequence[str]) -> int:
         code = the_rest(env)
     else:
         code = worst(pytest([*given, "tests"], env), smoke_on_oldest_spark())
+    if not given:
+        code = worst(code, in_lanes(LANES_IN_PART, {**env, **FEW_EXAMPLES}))
     if without_postgres:
         say(f"skipped: the tests on PostgreSQL: {without_postgres}")
     if without_chromium:
@@ -591,13 +593,16 @@ def the_rest(env: Mapping[str, str]) -> int:
 
 def test_long(arguments: Sequence[str]) -> int:
     """Run the tests that need no service in every lane: what is rare in the code is made common."""
-    env = {**ONE_THREAD_EACH, **prepare(TEST)}
-    lanes = sorted(path.stem for path in (ROOT / "tests" / "lanes").glob("*.py"))
-    tests = [*(arguments or there(*QUICK_TESTS)), "--ignore", HOUSE_RULES, *SIDE_BY_SIDE]
+    tests = arguments or [*there(*QUICK_TESTS), "--ignore", HOUSE_RULES]
+    return in_lanes(tests, prepare(TEST))
+
+
+def in_lanes(tests: Sequence[str], env: Mapping[str, str]) -> int:
+    """Run tests once in each lane of `tests/lanes`."""
     codes = []
-    for lane in lanes:
+    for lane in sorted(path.stem for path in (ROOT / "tests" / "lanes").glob("*.py")):
         say(f"the tests in the lane of {lane}")
-        codes.append(pytest([*tests, "--lane", lane], env))
+        codes.append(pytest([*tests, "--lane", lane, *SIDE_BY_SIDE], {**ONE_THREAD_EACH, **env}))
     return worst(*codes)
 
 
@@ -713,6 +718,7 @@ def usage(arguments: Sequence[str]) -> int:
 SIDE_BY_SIDE = ("-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "worksteal")
 # The processes take all cores: threads of polars would only wait for each other (a quarter of the CPU).
 ONE_THREAD_EACH = {"POLARS_MAX_THREADS": "1"}
+FEW_EXAMPLES = {"MILLSTREAM_TEST_EXAMPLES_PERCENT": "20"}
 THOROUGH_SIDE_BY_SIDE = ("-n", "1")  # beside the files below
 # Each may have two JVMs and a cluster at a time: three, and the thorough tests, took 8 GiB.
 FILES_PROCESSES = 3 if memory_gib() > 12 else 2
@@ -731,6 +737,14 @@ LONG_FILES = (
     "tests/spark/test_demo_document.py",
     "tests/spark/test_readme.py",
     "tests/spark/test_cluster.py",
+)
+# What `make test-all` runs in each lane; `make test-long` runs all.
+LANES_IN_PART = (
+    "tests/cases",
+    "tests/unit/kernels/test_keyed_rows.py",
+    "tests/unit/kernels/test_pane_folds.py",
+    "tests/unit/kernels/test_session_model.py",
+    "tests/unit/kernels/test_sorted_runs.py",
 )
 HOUSE_RULES = "tests/unit/test_frame.py"
 QUICK_TESTS = (

@@ -265,8 +265,11 @@ def test_every_lane_has_a_run_of_its_own(dev: ModuleType, tried: list[str]) -> N
     for name in ("thresholds", "hashes"):
         (dev.ROOT / "tests" / "lanes" / f"{name}.py").touch()
     assert dev.test_long([]) == 0
-    assert [run.split("--lane ")[1] for run in tried] == ["hashes", "thresholds"]
+    assert [run.split("--lane ")[1].split()[0] for run in tried] == ["hashes", "thresholds"]
     assert all(run.startswith("tests/unit ") for run in tried)
+    tried.clear()
+    dev.test_all([])
+    assert [run.startswith(dev.LANES_IN_PART[0]) for run in tried] == [False, True, True]
 
 
 def test_long_files_come_first_and_are_there(dev: ModuleType, tried: list[str]) -> None:
