@@ -486,7 +486,7 @@ def test(arguments: Sequence[str]) -> int:
     env = prepare(TEST)
     if arguments:
         return pytest(arguments, env)
-    env = {**ONE_THREAD_EACH, "MILLSTREAM_TEST_EXAMPLES_PERCENT": "20", **env}
+    env = {**ONE_THREAD_EACH, **FEW_EXAMPLES, **env}
     TESTED.unlink(missing_ok=True)
     tree = tree_key()
     known = CHECKED.is_file() and CHECKED.read_text() == tree
@@ -560,10 +560,9 @@ def test_all(arguments: Sequence[str]) -> int:
         code = the_rest(env)
     else:
         code = worst(pytest([*given, "tests"], env), smoke_on_oldest_spark(), smoke_at_both_ends())
-    if not given and (names := [name for name in TESTS_OF_KEYS if (ROOT / name).is_file()]):
-        say("what tells keys apart, with hashes of one bit")
-        lane = [*names, "--lane", "one_bit_hashes", *SIDE_BY_SIDE]
-        code = worst(code, pytest(lane, {**ONE_THREAD_EACH, **env}))
+    if not given:
+        parts = [in_lane(lane, tests, {**env, **FEW_EXAMPLES}) for lane, tests in LANES_IN_PART]
+        code = worst(code, *parts)
     if without_postgres:
         say(f"skipped: the tests on PostgreSQL: {without_postgres}")
     if without_chromium:
@@ -600,14 +599,19 @@ def the_rest(env: Mapping[str, str]) -> int:
 
 def test_long(arguments: Sequence[str]) -> int:
     """Run the tests that need no service in every lane: what is rare in the code is made common."""
-    env = {**ONE_THREAD_EACH, **prepare(TEST)}
+    tests = arguments or [*there(*QUICK_TESTS), "--ignore", HOUSE_RULES]
     lanes = sorted(path.stem for path in (ROOT / "tests" / "lanes").glob("*.py"))
-    tests = [*(arguments or there(*QUICK_TESTS)), "--ignore", HOUSE_RULES, *SIDE_BY_SIDE]
-    codes = []
-    for lane in lanes:
-        say(f"the tests in the lane of {lane}")
-        codes.append(pytest([*tests, "--lane", lane], env))
-    return worst(*codes)
+    env = prepare(TEST)
+    return worst(*(in_lane(lane, tests, env) for lane in lanes))
+
+
+def in_lane(lane: str, tests: Sequence[str], env: Mapping[str, str]) -> int:
+    """Run tests in one lane of `tests/lanes`."""
+    found = there(*tests)
+    if not found:
+        return 0
+    say(f"the tests in the lane of {lane}")
+    return pytest([*found, "--lane", lane, *SIDE_BY_SIDE], {**ONE_THREAD_EACH, **env})
 
 
 def postgres_is_there() -> bool:
@@ -758,23 +762,13 @@ def usage(arguments: Sequence[str]) -> int:
 SIDE_BY_SIDE = ("-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "worksteal")
 # The processes take all cores: threads of polars would only wait for each other (a quarter of the CPU).
 ONE_THREAD_EACH = {"POLARS_MAX_THREADS": "1"}
+FEW_EXAMPLES = {"MILLSTREAM_TEST_EXAMPLES_PERCENT": "20"}
 THOROUGH_SIDE_BY_SIDE = ("-n", "1")  # beside the files below
 # Each may have two JVMs and a cluster at a time: three, and the thorough tests, took 8 GiB.
 FILES_PROCESSES = 3 if memory_gib() > 12 else 2
 # A session of Spark belongs to a file. Files are taken in the order given: those that take minutes come
 # first, so that at the end no process waits for the others.
 FILES_SIDE_BY_SIDE = ("-n", str(FILES_PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
-# What keys are told apart by: run again by `make test-all` where nearly all keys share a hash.
-TESTS_OF_KEYS = (
-    "tests/unit/kernels/test_budget.py",
-    "tests/unit/kernels/test_count_windows.py",
-    "tests/unit/kernels/test_dedup.py",
-    "tests/unit/kernels/test_panes.py",
-    "tests/unit/kernels/test_repeated_batches.py",
-    "tests/unit/kernels/test_sessions.py",
-    "tests/unit/kernels/test_sliding.py",
-    "tests/unit/kernels/test_windowing.py",
-)
 LONG_FILES = (
     "tests/spark/test_kill_matrix.py",
     "tests/spark/test_demo_ads.py",
@@ -787,6 +781,33 @@ LONG_FILES = (
     "tests/spark/test_demo_document.py",
     "tests/spark/test_readme.py",
     "tests/spark/test_cluster.py",
+)
+# What `make test-all` runs in each lane; `make test-long` runs all.
+LANES_IN_PART = (
+    (
+        "one_bit_hashes",
+        (
+            "tests/unit/kernels/test_budget.py",
+            "tests/unit/kernels/test_count_windows.py",
+            "tests/unit/kernels/test_dedup.py",
+            "tests/unit/kernels/test_panes.py",
+            "tests/unit/kernels/test_repeated_batches.py",
+            "tests/unit/kernels/test_sessions.py",
+            "tests/unit/kernels/test_sliding.py",
+            "tests/unit/kernels/test_windowing.py",
+        ),
+    ),
+    (
+        "thresholds",
+        (
+            "tests/cases",
+            "tests/unit/kernels/test_keyed_rows.py",
+            "tests/unit/kernels/test_pane_folds.py",
+            "tests/unit/kernels/test_session_model.py",
+            "tests/unit/kernels/test_sorted_runs.py",
+        ),
+    ),
+    ("types", ("tests/unit/pipeline/test_column_types.py",)),
 )
 HOUSE_RULES = "tests/unit/test_frame.py"
 QUICK_TESTS = (
@@ -817,8 +838,8 @@ def pytest(arguments: Sequence[str], env: Mapping[str, str], to: IO[str] | None 
 
 
 def there(*folders: str) -> list[str]:
-    """Return those of `folders` that exist."""
-    return [folder for folder in folders if (ROOT / folder).is_dir()]
+    """Return those folders and files that exist."""
+    return [name for name in folders if (ROOT / name).exists()]
 
 
 def worst(*codes: int) -> int:

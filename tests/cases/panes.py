@@ -116,13 +116,19 @@ BOOK = [
     ),
     book(
         "E5",
-        "sessions accumulate",
+        "sessions accumulate, and what was merged away is taken back",
         SESSIONS,
         panes(0, "update", window=ONE, panes=True, **EARLY),
-        *((5, "early"), (5, "on_time"), (7, "early"), (22, "early"), (22, "on_time")),
+        *(
+            (1, 5, "early"),
+            (1, 5, "on_time"),
+            (1, 7, "early"),
+            (1, 22, "early"),
+            (1, 22, "on_time"),
+        ),
         # At 08:19 an early pane is due, and the 9 comes: what was due is told first.
-        *((3, "early"), (36, "late"), (12, "on_time")),
-        columns="total pane_kind",
+        *((1, 3, "early"), (-1, 22, "on_time"), (1, 36, "late"), (1, 12, "on_time")),
+        columns="_diff total pane_kind",
     ),
     book(
         "E6",

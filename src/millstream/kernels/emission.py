@@ -62,7 +62,8 @@ class Emission:
 
     ``final``    one row per window and key, when it expires (W ≥ e + L). With ``late`` policy
                  ``correct``: the on-time pane, then a row for each late pane that replaces it.
-    ``update``   every pane gives the value so far; a later one replaces an earlier one.
+    ``update``   every pane gives the value so far; a later one replaces an earlier one. What no later
+                 one replaces (a session that became part of another) is taken back.
     ``discard``  every pane gives only what came since the pane before.
     ``retract``  as ``update``, and each pane but the first comes after a row with ``__diff`` -1,
                  equal to the one that it replaces.

@@ -21,6 +21,8 @@ from millstream.kernels.session_spans import BELOW, TILL
 from millstream.kernels.sorted_runs import SortedRuns
 from millstream.kernels.watermarks import UNSEEN
 
+_FOUND = "__found"
+
 
 @dataclass(frozen=True)
 class ClosedSessions:
@@ -45,18 +47,16 @@ class ClosedSessions:
             self.runs.drop_slot(slot)
 
     def looked_up(self, spans: pl.DataFrame) -> pl.DataFrame:
-        """Fill in ``__below`` of spans that have none yet."""
+        """Give spans, in any order, with ``__below`` filled in where there was none yet."""
         unknown = spans[BELOW].is_null()
         if not unknown.any():
             return spans
         keys = [HASH, *self.by]
         hashes = distinct(spans[HASH].filter(unknown).to_numpy())
         found = [rows for slot in self.runs.slots for rows in self.runs.look_up(slot, hashes)]
-        if found:
-            latest = pl.concat(found).group_by(keys).agg(pl.col(TILL).max().alias(_FOUND))
-            spans = spans.join(latest, on=keys, how="left", nulls_equal=True, maintain_order="left")
-            spans = spans.with_columns(pl.coalesce(BELOW, _FOUND).alias(BELOW)).drop(_FOUND)
-        return spans.with_columns(pl.col(BELOW).fill_null(UNSEEN))
-
-
-_FOUND = "__found"
+        if not found:
+            return spans.with_columns(pl.col(BELOW).fill_null(UNSEEN))
+        latest = pl.concat(found).group_by(keys).agg(pl.col(TILL).max().alias(_FOUND))
+        asked = spans.filter(unknown).join(latest, on=keys, how="left", nulls_equal=True)
+        told = asked.with_columns(pl.col(_FOUND).fill_null(UNSEEN).alias(BELOW)).drop(_FOUND)
+        return pl.concat([spans.filter(~unknown), told])

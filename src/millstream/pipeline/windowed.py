@@ -54,7 +54,7 @@ class Windowed:
             mode: ``"final"``: one row per key once the window can get no more events (with the
                 stream's ``late="correct"``: when the watermark reaches its end, and again for what
                 comes late). ``"update"``: early, on time and late; a later row replaces an earlier
-                one. ``"discard"``: each row tells only what came since the one before.
+                one, and of sessions the rows that none replaces are taken back (``_diff`` -1). ``"discard"``: each row tells only what came since the one before.
                 ``"retract"``: as update, and a row that is replaced is taken back first.
             early: When rows come out before the watermark reaches the window's end: with every
                 ``"batch"`` (so by default, but for final), with ``"each"`` event, a duration of

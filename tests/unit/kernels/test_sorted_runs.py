@@ -7,6 +7,7 @@ from zlib import crc32
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,6 +81,7 @@ def test_a_look_up_gives_every_row_of_the_wanted_hashes_and_no_other(added, want
     assert sorted(looked) == sorted(held)
 
 
+@pytest.mark.not_in_lane("thresholds", "it counts runs, which have many parts there")
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40))
 def test_a_slot_keeps_few_runs_and_the_store_keeps_only_those(sizes):
     store = MemoryRunStore()
