@@ -1337,7 +1337,7 @@ def test_case_13_a_transaction_times_out_by_running_time_whatever_the_clock_show
 ) -> None:
     """case 13: the wall clock jumps before or during a transaction of ten minutes at most."""
     clock = Clock(100 * DAY_MS)
-    with opened(tmp_path, clock_ms=clock) as writer:
+    with opened(tmp_path, clock_ms=clock, running_ms=lambda: clock.running_ms) as writer:
         writer.create_topic("t")
         keep_house(writer, clock)
         identity = writer.transactions.register("p", timeout_ms=600_000)
