@@ -41,7 +41,8 @@ from millstream.errors import (
 )
 from millstream.log.batch import SEQUENCE_MAX, EncodedBatch, ProducerStamp, stamp
 from millstream.log.groups import Offsets, check_offsets
-from millstream.log.transactions import PRODUCER_EPOCH_MAX, ProducerIdentity
+from millstream.log.transaction_log import ProducerIdentity
+from millstream.log.transactions import PRODUCER_EPOCH_MAX
 from millstream.record import TopicPartition
 
 _log = logging.getLogger(__name__)

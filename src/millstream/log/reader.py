@@ -42,7 +42,7 @@ from millstream.log.segment import (
 from millstream.log.segment_reader import Place, SegmentReader
 from millstream.log.signal import signal_of
 from millstream.log.state_file import STATE_NAME, PartitionState, StateFile, check_same_folder
-from millstream.log.topics import Topic, catalog_of, partition_folder, unknown_topic
+from millstream.log.topics import Topic, catalog_of, no_partition, partition_folder, unknown_topic
 from millstream.record import TopicInfo, TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -427,10 +427,7 @@ class LogReader:
 
     def _partition_state(self, topic: Topic, partition: int) -> PartitionState:
         if not 0 <= partition < len(topic.slots):
-            raise ConfigError(
-                f"topic {topic.name!r} has no partition {partition}; "
-                f"choose one of 0 to {len(topic.slots) - 1}"
-            )
+            raise no_partition(topic.name, partition, len(topic.slots))
         assert self._state is not None
         slot = topic.slots[partition]
         state = self._state.partition(slot, topic.topic_id, partition)

@@ -79,6 +79,13 @@ def unknown_topic(name: str, known: Mapping[str, object]) -> UnknownTopicError:
     )
 
 
+def no_partition(topic: str, partition: int, count: int) -> ConfigError:
+    """Return the error for a partition that a topic of ``count`` has not."""
+    return ConfigError(
+        f"topic {topic!r} has no partition {partition}; choose one of 0 to {count - 1}"
+    )
+
+
 class Catalog:
     """Topics and the leader epoch. Safe to use from many threads."""
 

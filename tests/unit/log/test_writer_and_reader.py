@@ -26,7 +26,8 @@ from millstream.log.batch import EncodedBatch, ProducerStamp, stamp
 from millstream.log.control import ControlDb
 from millstream.log.encoding import Row, encode_rows
 from millstream.log.reader import LogReader
-from millstream.log.writer import NEEDS_VERIFY, LogWriter
+from millstream.log.takeover import NEEDS_VERIFY
+from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 from millstream.testing.disk import SimulatedDisk
 
