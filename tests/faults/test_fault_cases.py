@@ -41,7 +41,8 @@ from millstream.log.inspection import inspect
 from millstream.log.reader import LogReader
 from millstream.log.repair import repair
 from millstream.log.segment import segment_offsets
-from millstream.log.writer import NEEDS_VERIFY, LogWriter
+from millstream.log.takeover import NEEDS_VERIFY
+from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 from millstream.testing.disk import SimulatedCrash, SimulatedDisk
 
@@ -1337,7 +1338,7 @@ def test_case_13_a_transaction_times_out_by_running_time_whatever_the_clock_show
 ) -> None:
     """case 13: the wall clock jumps before or during a transaction of ten minutes at most."""
     clock = Clock(100 * DAY_MS)
-    with opened(tmp_path, clock_ms=clock) as writer:
+    with opened(tmp_path, clock_ms=clock, running_ms=lambda: clock.running_ms) as writer:
         writer.create_topic("t")
         keep_house(writer, clock)
         identity = writer.transactions.register("p", timeout_ms=600_000)

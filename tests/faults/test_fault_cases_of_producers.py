@@ -42,7 +42,7 @@ from millstream.log.inspection import inspect
 from millstream.log.producers import PRODUCER_EXPIRES_MS
 from millstream.log.reader import LogReader
 from millstream.log.statistics import measure
-from millstream.log.transactions import ProducerIdentity
+from millstream.log.transaction_log import ProducerIdentity
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 from millstream.testing.disk import SimulatedCrash, SimulatedDisk

@@ -26,11 +26,12 @@ from millstream.broker.watch import Watch
 from millstream.broker.wire import Message
 from millstream.errors import MillstreamError, SyncFailedError
 from millstream.log.batches import BatchReader
+from millstream.log.clocks import wall_clock_ms
 from millstream.log.files import DISK
 from millstream.log.owner import read_format
 from millstream.log.shares import ShareMember, forget_members, put_members
 from millstream.log.signal import signal_of
-from millstream.log.writer import LogWriter, wall_clock_ms
+from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from functools import partial
 from typing import TypeAlias
 
 from millstream.errors import MillstreamError
+from millstream.log.clocks import wall_clock_ms
 from millstream.log.groups import Offsets, put_offsets
-from millstream.log.writer import LogWriter, wall_clock_ms
+from millstream.log.writer import LogWriter
 
 Change: TypeAlias = Callable[[Callable[[], None]], Awaitable[None]]
 

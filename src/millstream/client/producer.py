@@ -38,6 +38,7 @@ from millstream.client.values import GivenHeaders, encode_headers, encode_key, e
 from millstream.client.writing import Writer
 from millstream.errors import ConfigError, FencedError, MillstreamError, OverloadError
 from millstream.log.batch import RECORD_BYTES_MAX
+from millstream.log.clocks import wall_clock_ms
 from millstream.log.compression import COMPRESSIONS, CompressionName
 from millstream.log.encoding import Row, check_record_size, split_columns
 from millstream.log.files import DISK, Files
@@ -45,7 +46,6 @@ from millstream.log.group_commit import DURABILITIES, Durability
 from millstream.log.owner import read_format
 from millstream.log.topics import check_topic_name
 from millstream.log.transactions import TIMEOUT_MS
-from millstream.log.writer import wall_clock_ms
 from millstream.record import Place, TopicPartition
 
 __all__ = ["BLOCK_TIMEOUT_S", "BUFFER_BYTES_MAX", "LINGER_MS", "Overload", "Producer"]

@@ -41,7 +41,7 @@ from millstream.joining.frames import (
 )
 from millstream.joining.requests import Asked, answer
 from millstream.log.owner import GATE_NAME
-from millstream.log.transactions import ProducerIdentity
+from millstream.log.transaction_log import ProducerIdentity
 from millstream.log.writer import LogWriter
 
 PATH_BYTES_MAX = 107

@@ -178,7 +178,7 @@ class Housekeeper:
         assert self._every_s is not None
         while not self._stopped.wait(self._every_s):
             try:
-                self._note(self.keep_house(self._writer.now_ms()).put_off)
+                self._note(self._writer.keep_house().put_off)
             except RetriableError as error:
                 _log.warning("housekeeping is tried again later: %s", error)
                 self._note([str(error)])

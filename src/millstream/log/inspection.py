@@ -26,9 +26,8 @@ from millstream.log.owner import FORMAT_VERSION, read_format
 from millstream.log.partition_check import AT_OPENING, Circumstances, PartitionCheck, Place
 from millstream.log.segment import segment_name, segment_offsets
 from millstream.log.state_file import CLEAN, STATE_BYTES, STATE_NAME, PartitionState, StateFile
-from millstream.log.takeover import holds_bytes
+from millstream.log.takeover import NEEDS_VERIFY, holds_bytes
 from millstream.log.topics import Topic, catalog_of, partition_folder
-from millstream.log.writer import NEEDS_VERIFY
 
 QUARANTINE = "quarantine"
 Progress = Callable[[int, int], None]

@@ -13,7 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.errors import ConfigError, DiskFullError, RecordTooLargeError, SyncFailedError
+from millstream.errors import (
+    ConfigError,
+    DiskFullError,
+    OffsetOutOfRangeError,
+    RecordTooLargeError,
+    SyncFailedError,
+)
 from millstream.log.batch import CONTROL, EncodedBatch, read_header
 from millstream.log.config import TopicConfig
 from millstream.log.files import Files
@@ -192,6 +198,20 @@ class Partition:
             offset += batch.count
         if ranges:
             self._active.note_aborted(ranges)
+
+    def check_holds(self, before_offset: int) -> None:
+        """Refuse to delete what is not there.
+
+        Raises:
+            OffsetOutOfRangeError: ``before_offset`` is above the log end offset.
+        """
+        if before_offset > self.log_end_offset:
+            raise OffsetOutOfRangeError(
+                f"records of {self.name.topic}/{self.name.partition} below {before_offset} were to "
+                f"be deleted, but it ends at {self.log_end_offset}; give an offset up to that",
+                start=self.log_start,
+                end=self.log_end_offset,
+            )
 
     # -- segments -----------------------------------------------------------------------------
 

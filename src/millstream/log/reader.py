@@ -47,6 +47,7 @@ from millstream.log.topics import (
     Topic,
     catalog_of,
     check_topic_id,
+    no_partition,
     partition_folder,
     unknown_topic,
 )
@@ -458,10 +459,7 @@ class LogReader:
 
     def _partition_state(self, topic: Topic, partition: int) -> PartitionState:
         if not 0 <= partition < len(topic.slots):
-            raise ConfigError(
-                f"topic {topic.name!r} has no partition {partition}; "
-                f"choose one of 0 to {len(topic.slots) - 1}"
-            )
+            raise no_partition(topic.name, partition, len(topic.slots))
         assert self._state is not None
         slot = topic.slots[partition]
         state = self._state.partition(slot, topic.topic_id, partition)

@@ -33,6 +33,7 @@ import google_crc32c
 from millstream.errors import ConfigError, CorruptionError, DiskFullError
 from millstream.log import aborted, archive, seal
 from millstream.log.batch import EncodedBatch, ProducerStamp
+from millstream.log.clocks import wall_clock_ms
 from millstream.log.compaction_swap import replace_segments
 from millstream.log.control import ControlDb
 from millstream.log.decoding import Block
@@ -57,7 +58,7 @@ from millstream.log.segment import (
     segment_name,
     segment_offsets,
 )
-from millstream.log.writer import LogWriter, wall_clock_ms
+from millstream.log.writer import LogWriter
 
 _COPY_BYTES = 4 * 1024 * 1024
 _BLOCKING = ("control", "format")

@@ -7,25 +7,44 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from millstream.errors import ConfigError, CorruptionError, DiskFullError
-from millstream.log.files import Files, size_of, sync_names
+from millstream.errors import (
+    ConfigError,
+    CorruptionError,
+    DiskFullError,
+    MillstreamError,
+    SyncFailedError,
+)
+from millstream.log.files import Files, replace_file, size_of, sync_names
 from millstream.log.recovery import DurableEnd
 from millstream.log.segment import Segment, segment_offsets
 from millstream.log.state_file import StateFile
 from millstream.log.topics import Catalog, Topic, partition_folder
 
+NEEDS_VERIFY = "NEEDS_VERIFY"
 SPARE_FILES = 100  # open besides those of partitions and connections
 
 
+def mark_needs_verify(files: Files, folder: Path, error: MillstreamError) -> None:
+    """Leave word that the disk failed: the next opening believes nothing that it has not read."""
+    try:
+        replace_file(files, folder / NEEDS_VERIFY, f"{error}\n".encode())
+    except (OSError, SyncFailedError) as second:
+        error.add_note(f"and {NEEDS_VERIFY} could not be written: {second}")
+
+
 @contextmanager
-def opening(folder: Path) -> Iterator[None]:
+def opening(folder: Path, files: Files) -> Iterator[None]:
     """Turn what the system refuses while a folder is opened into one clear error.
 
     Raises:
         ConfigError: check the folder's rights and the disk.
+        SyncFailedError: the disk failed; word of it is left for the next opening.
     """
     try:
         yield
+    except SyncFailedError as error:
+        mark_needs_verify(files, folder, error)
+        raise
     except OSError as error:
         raise ConfigError(
             f"the log {folder} cannot be opened for writing: {error}; check the folder's rights "

@@ -99,6 +99,13 @@ def check_topic_id(name: str, expected: str | None, found: str) -> None:
         )
 
 
+def no_partition(topic: str, partition: int, count: int) -> ConfigError:
+    """Return the error for a partition that a topic of ``count`` has not."""
+    return ConfigError(
+        f"topic {topic!r} has no partition {partition}; choose one of 0 to {count - 1}"
+    )
+
+
 class Catalog:
     """Topics and the leader epoch. Safe to use from many threads."""
 

@@ -39,7 +39,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from millstream.errors import (
     ConfigError,
@@ -60,7 +60,12 @@ from millstream.log.remote import (
     remote_transactions,
     settle,
 )
-from millstream.log.transaction_log import OpenPartition, TransactionLog
+from millstream.log.transaction_log import (
+    NamedProducer,
+    OpenPartition,
+    ProducerIdentity,
+    TransactionLog,
+)
 from millstream.record import TopicPartition
 
 PRODUCER_EPOCH_MAX = (1 << 15) - 1
@@ -69,23 +74,7 @@ TIMEOUT_MS_MAX = 15 * 60_000
 _log = logging.getLogger(__name__)
 
 
-class ProducerIdentity(NamedTuple):
-    """What a producer stamps into its batches."""
-
-    producer_id: int
-    producer_epoch: int
-
-
 _NOBODY = ProducerIdentity(-1, -1)
-
-
-class NamedProducer(NamedTuple):
-    """A producer with a transactional id; ``open_since_ms`` is None while no transaction is open."""
-
-    transactional_id: str
-    identity: ProducerIdentity
-    timeout_ms: int
-    open_since_ms: int | None
 
 
 @dataclass(slots=True)

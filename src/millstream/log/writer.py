@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -23,14 +23,13 @@ from millstream.errors import (
     DiskFullError,
     FencedError,
     MillstreamError,
-    OffsetOutOfRangeError,
-    SyncFailedError,
     TopicExistsError,
 )
 from millstream.log.batch import EncodedBatch
+from millstream.log.clocks import running_time_ms, wall_clock_ms
 from millstream.log.config import TopicConfig
 from millstream.log.control import ControlDb
-from millstream.log.files import DISK, Files, replace_file, sync_names
+from millstream.log.files import DISK, Files, sync_names
 from millstream.log.group_commit import Durability, GroupCommit, PendingAppend
 from millstream.log.groups import Offsets, check_offsets, put_offsets
 from millstream.log.housekeeping import Housekeeper, KeepingReport
@@ -47,8 +46,10 @@ from millstream.log.state_file import (
     check_same_folder,
 )
 from millstream.log.takeover import (
+    NEEDS_VERIFY,
     check_files_open,
     durable_end,
+    mark_needs_verify,
     opening,
     partition_folders,
     remove_leftovers,
@@ -58,6 +59,7 @@ from millstream.log.topics import (
     Catalog,
     Topic,
     check_topic_name,
+    no_partition,
     partition_folder,
     unknown_topic,
 )
@@ -65,20 +67,9 @@ from millstream.log.transaction_log import OpenPartition
 from millstream.log.transactions import Transactions
 from millstream.record import TopicInfo, TopicPartition
 
-NEEDS_VERIFY = "NEEDS_VERIFY"
 HOUSEKEEPING_S = 30.0
 _log = logging.getLogger(__name__)
 _open_writers: weakref.WeakSet[LogWriter] = weakref.WeakSet()
-
-
-def wall_clock_ms() -> int:
-    """Return milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
-
-
-def running_time_ms() -> int:
-    """Return milliseconds since some moment; they pass however the clock is set."""
-    return time.monotonic_ns() // 1_000_000
 
 
 class LogWriter:
@@ -120,13 +111,12 @@ class LogWriter:
         self.folder = Path(folder)
         self._files = files
         self._clock_ms = clock_ms
-        passing_ms = running_time_ms if clock_ms is wall_clock_ms else clock_ms
-        self.running_ms = running_ms or passing_ms
+        self.running_ms = running_ms or (running_time_ms if clock_ms is wall_clock_ms else clock_ms)
         self._defaults = {} if segment_bytes is None else {"segment.bytes": str(segment_bytes)}
         TopicConfig.parse(self._defaults)
         self._topics_lock = threading.Lock()
         self._closing = ExitStack()
-        with ExitStack() as undo, opening(self.folder):
+        with ExitStack() as undo, opening(self.folder, files):
             files.make_folder(self.folder)
             lock = FolderLock(self.folder, files)
             undo.callback(lock.release)
@@ -142,11 +132,7 @@ class LogWriter:
             self._catalog = Catalog(self.control)
             self._signal = signal_of(self.folder)
             undo.enter_context(self._signal.owned())
-            try:
-                self._take_over(directory_id, sync_threads, background=background)
-            except SyncFailedError as error:
-                self._mark_needs_verify(error)
-                raise
+            self._take_over(directory_id, sync_threads, background=background)
             self._closing = undo.pop_all()
         _open_writers.add(self)
         self.housekeeper = Housekeeper(self, every_s=HOUSEKEEPING_S if background else None)
@@ -192,7 +178,7 @@ class LogWriter:
             leader_epoch=self.leader_epoch,
             admit=self._admit,
             publish=self._publish,
-            stop=self._mark_needs_verify,
+            stop=partial(mark_needs_verify, self._files, self.folder),
             sync_threads=sync_threads,
             background=background,
         )
@@ -446,11 +432,7 @@ class LogWriter:
         """
         found = self._partitions.get(name)
         if found is None:
-            count = len(self._topic(name.topic).slots)
-            raise ConfigError(
-                f"topic {name.topic!r} has no partition {name.partition}; "
-                f"choose one of 0 to {count - 1}"
-            )
+            raise no_partition(*name, len(self._topic(name.topic).slots))
         return found
 
     def partitions(self) -> list[Partition]:
@@ -546,13 +528,7 @@ class LogWriter:
             SyncFailedError: the disk failed; open the folder again.
         """
         partition = self.partition(name)
-        if before_offset > partition.log_end_offset:
-            raise OffsetOutOfRangeError(
-                f"records of {name.topic}/{name.partition} below {before_offset} were to be "
-                f"deleted, but it ends at {partition.log_end_offset}; give an offset up to that",
-                start=partition.log_start,
-                end=partition.log_end_offset,
-            )
+        partition.check_holds(before_offset)
         self.move_log_start(partition, before_offset)
         return partition.log_start
 
@@ -589,20 +565,10 @@ class LogWriter:
                 published.append(partition.name)
         self._signal.notify(published)
 
-    def _mark_needs_verify(self, error: MillstreamError) -> None:
-        try:
-            replace_file(self._files, self.folder / NEEDS_VERIFY, f"{error}\n".encode())
-        except (OSError, SyncFailedError) as second:
-            error.add_note(f"and {NEEDS_VERIFY} could not be written: {second}")
-
     @property
     def failure(self) -> MillstreamError | None:
         """Why nothing more is accepted; None while all is well."""
         return self._commit.failure
-
-    def now_ms(self) -> int:
-        """Return the time, in milliseconds since 1970."""
-        return self._clock_ms()
 
     def _check_usable(self) -> None:
         if self._commit.failure is not None:

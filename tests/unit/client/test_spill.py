@@ -41,7 +41,7 @@ from millstream.log.files import DISK, DiskFiles, Files
 from millstream.log.owner import read_format
 from millstream.log.producers import BATCHES_KEPT
 from millstream.log.reader import LogReader
-from millstream.log.transactions import ProducerIdentity
+from millstream.log.transaction_log import ProducerIdentity
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 from millstream.testing.disk import SimulatedCrash, SimulatedDisk

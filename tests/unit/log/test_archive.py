@@ -32,7 +32,8 @@ from millstream.log.inspection import inspect
 from millstream.log.reader import LogReader
 from millstream.log.repair import repair
 from millstream.log.segment import segment_name, segment_offsets
-from millstream.log.writer import NEEDS_VERIFY, LogWriter
+from millstream.log.takeover import NEEDS_VERIFY
+from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 from millstream.testing.disk import SimulatedCrash, SimulatedDisk
 

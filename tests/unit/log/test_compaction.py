@@ -48,7 +48,7 @@ from millstream.log.producers import PRODUCER_EXPIRES_MS, ProducerStates
 from millstream.log.reader import LogReader
 from millstream.log.scan import scan_segment
 from millstream.log.segment import segment_name, segment_offsets
-from millstream.log.transactions import ProducerIdentity
+from millstream.log.transaction_log import ProducerIdentity
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 from millstream.testing.disk import SimulatedCrash, SimulatedDisk

@@ -22,7 +22,8 @@ from millstream.log.findings import Finding
 from millstream.log.inspection import inspect
 from millstream.log.segment import segment_name
 from millstream.log.statistics import measure
-from millstream.log.writer import NEEDS_VERIFY, LogWriter
+from millstream.log.takeover import NEEDS_VERIFY
+from millstream.log.writer import LogWriter
 
 RECORDS = 20
 SEGMENT_BYTES = 500

@@ -22,7 +22,8 @@ from millstream.log.groups import (
 )
 from millstream.log.reader import LogReader
 from millstream.log.remote import RemoteTransaction, pending_partitions, remote_transaction
-from millstream.log.transactions import PRODUCER_EPOCH_MAX, ProducerIdentity
+from millstream.log.transaction_log import ProducerIdentity
+from millstream.log.transactions import PRODUCER_EPOCH_MAX
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 

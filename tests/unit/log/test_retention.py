@@ -10,13 +10,14 @@ import pytest
 from millstream.client import connect
 from millstream.errors import ConfigError, OffsetOutOfRangeError
 from millstream.log import writer as writer_module
+from millstream.log.clocks import wall_clock_ms
 from millstream.log.config import TopicConfig
 from millstream.log.encoding import Row, encode_rows
 from millstream.log.files import DiskFiles
 from millstream.log.reader import LogReader
 from millstream.log.retention import Holding, RunningClock, start_after_pass
 from millstream.log.seal import Seal
-from millstream.log.writer import LogWriter, wall_clock_ms
+from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 
 DAY_MS = 86_400_000

@@ -32,7 +32,8 @@ from millstream.log.files import DiskFiles
 from millstream.log.producers import ProducerStates
 from millstream.log.reader import LogReader
 from millstream.log.state_file import StateFile
-from millstream.log.writer import NEEDS_VERIFY, LogWriter
+from millstream.log.takeover import NEEDS_VERIFY
+from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 from millstream.testing.disk import SimulatedDisk
 
@@ -261,7 +262,7 @@ def test_without_state_damage_before_whole_batches_is_kept(
     data[150] ^= 1
     path.write_bytes(data)
     with LogWriter(tmp_path) as writer:
-        assert "offsets [1, 2) were acknowledged, or may have been" in caplog.text
+        assert "offsets [1, 6) were acknowledged, or may have been" in caplog.text
         assert writer.append("t", 0, [batch_of(b"next")]) == [6]
 
 
@@ -419,7 +420,7 @@ def test_after_any_failed_sync_nothing_is_acknowledged_that_a_power_cut_takes(fa
             found |= dict(zip(part["offset"].to_pylist(), part["value"].to_pylist(), strict=True))
         for offset, value in acknowledged.items():
             assert offset < start or found[offset] == value, f"step {step}, offset {offset}"
-    assert stopped > 2
+    assert stopped >= 2
 
 
 def new_control() -> ControlDb:

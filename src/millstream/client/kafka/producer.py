@@ -41,11 +41,11 @@ from millstream.client.transaction import Transaction
 from millstream.client.values import GivenHeaders, encode_headers, encode_key, encode_value
 from millstream.errors import ConfigError, FencedError, MillstreamError, OverloadError
 from millstream.log.batch import RECORD_BYTES_MAX
+from millstream.log.clocks import wall_clock_ms
 from millstream.log.compression import COMPRESSIONS, CompressionName
 from millstream.log.encoding import Headers, Row, check_record_size
 from millstream.log.group_commit import DURABILITIES, Durability
 from millstream.log.transactions import TIMEOUT_MS
-from millstream.log.writer import wall_clock_ms
 from millstream.record import Place
 
 if TYPE_CHECKING:
