@@ -265,7 +265,7 @@ class Transactions:
             )
         producer.producer_epoch, producer.previous = following, previous
         producer.timeout_ms, producer.in_process = timeout_ms, in_process
-        producer.timed_out_epoch, producer.asked = -1, False
+        producer.asked = False
 
     # -- one transaction ----------------------------------------------------------------------
 
