@@ -41,7 +41,7 @@ from millstream.errors import (
 )
 from millstream.log.batch import SEQUENCE_MAX, EncodedBatch, ProducerStamp, stamp
 from millstream.log.groups import NotedOffset, Offsets, check_offsets
-from millstream.log.transactions import PRODUCER_EPOCH_MAX, ProducerIdentity
+from millstream.log.named_producers import PRODUCER_EPOCH_MAX, ProducerIdentity
 from millstream.record import TopicPartition
 
 _log = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from millstream.log.groups import (
     forget_silent_groups,
     group_names,
 )
+from millstream.log.named_producers import PRODUCER_EPOCH_MAX, ProducerIdentity
 from millstream.log.reader import LogReader
 from millstream.log.remote import RemoteTransaction, pending_partitions, remote_transaction
-from millstream.log.transactions import PRODUCER_EPOCH_MAX, ProducerIdentity
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 

@@ -45,7 +45,7 @@ from millstream.log.batch import RECORD_BYTES_MAX
 from millstream.log.compression import COMPRESSIONS, CompressionName
 from millstream.log.encoding import Headers, Row, check_record_size
 from millstream.log.group_commit import DURABILITIES, Durability
-from millstream.log.transactions import TIMEOUT_MS
+from millstream.log.named_producers import TIMEOUT_MS
 from millstream.log.writer import wall_clock_ms
 from millstream.record import Place
 
