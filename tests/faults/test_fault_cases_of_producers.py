@@ -39,10 +39,10 @@ from millstream.log.control import ControlDb
 from millstream.log.encoding import Row, encode_rows
 from millstream.log.groups import committed_offsets, fence_of
 from millstream.log.inspection import inspect
+from millstream.log.named_producers import ProducerIdentity
 from millstream.log.producers import PRODUCER_EXPIRES_MS
 from millstream.log.reader import LogReader
 from millstream.log.statistics import measure
-from millstream.log.transaction_log import ProducerIdentity
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 from millstream.testing.disk import SimulatedCrash, SimulatedDisk

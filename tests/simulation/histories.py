@@ -47,8 +47,8 @@ from millstream.log.compression import COMPRESSIONS, compress
 from millstream.log.control import ControlDb
 from millstream.log.encoding import Row, encode_rows
 from millstream.log.groups import committed_offsets, fence_of
+from millstream.log.named_producers import ProducerIdentity
 from millstream.log.reader import LogReader
-from millstream.log.transaction_log import ProducerIdentity
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 from millstream.testing.disk import SimulatedCrash, SimulatedDisk

@@ -163,11 +163,7 @@ async def _serving(
             failed.set_result(error)
 
     node = Node(writer, settings, on_failure=fail)
-    memory = RequestMemory(
-        settings.requests_bytes_max,
-        whole_s=settings.stalled_s,
-        contended_s=settings.contended_s,
-    )
+    memory = _request_memory(settings)
     connections: dict[asyncio.Task[None], Connection] = {}
     ending = asyncio.Event()
 
@@ -220,6 +216,14 @@ async def _serving(
             task.cancel()
         await asyncio.gather(*keeping, return_exceptions=True)
         await asyncio.to_thread(node.close)
+
+
+def _request_memory(settings: Settings) -> RequestMemory:
+    return RequestMemory(
+        settings.requests_bytes_max,
+        whole_s=settings.stalled_s,
+        contended_s=settings.contended_s,
+    )
 
 
 async def _end(connections: Mapping[asyncio.Task[None], Connection]) -> None:

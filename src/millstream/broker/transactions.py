@@ -40,9 +40,8 @@ from millstream.errors import (
     ProducerFencedError,
     TransactionAbortedError,
 )
+from millstream.log.named_producers import TIMEOUT_MS_MAX, NamedProducer, ProducerIdentity
 from millstream.log.remote import remote_transaction
-from millstream.log.transaction_log import NamedProducer, ProducerIdentity
-from millstream.log.transactions import TIMEOUT_MS_MAX
 from millstream.record import TopicPartition
 
 _FENCED_FROM = {22: 4, 24: 2, 25: 2, 26: 2}  # by API key: the version that knows PRODUCER_FENCED

@@ -43,9 +43,9 @@ from millstream.log.compression import COMPRESSIONS, CompressionName
 from millstream.log.encoding import Row, check_record_size, split_columns
 from millstream.log.files import DISK, Files
 from millstream.log.group_commit import DURABILITIES, Durability
+from millstream.log.named_producers import TIMEOUT_MS
 from millstream.log.owner import read_format
 from millstream.log.topics import check_topic_name
-from millstream.log.transactions import TIMEOUT_MS
 from millstream.record import Place, TopicPartition
 
 __all__ = ["BLOCK_TIMEOUT_S", "BUFFER_BYTES_MAX", "LINGER_MS", "Overload", "Producer"]

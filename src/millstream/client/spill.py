@@ -56,8 +56,8 @@ from millstream.errors import (
 )
 from millstream.log.batch import EncodedBatch
 from millstream.log.files import Files, replace_file, write_whole
+from millstream.log.named_producers import ProducerIdentity
 from millstream.log.owner import FolderLock
-from millstream.log.transaction_log import ProducerIdentity
 from millstream.record import TopicPartition
 
 SEGMENT_BYTES = 16 << 20

@@ -40,7 +40,7 @@ from millstream.log.batch import (
 )
 from millstream.log.checked import pack_checked, unpack_checked
 from millstream.log.files import Files, numbered, read_whole, replace_file
-from millstream.log.transaction_log import ProducerIdentity
+from millstream.log.named_producers import ProducerIdentity
 from millstream.record import TopicPartition
 
 STATE_NAME = "state.json"

@@ -10,7 +10,7 @@ from millstream.errors import MillstreamError
 from millstream.log.batch import EncodedBatch
 from millstream.log.group_commit import Durability
 from millstream.log.groups import Offsets
-from millstream.log.transaction_log import ProducerIdentity
+from millstream.log.named_producers import ProducerIdentity
 from millstream.record import TopicPartition
 
 

@@ -40,8 +40,8 @@ from millstream.joining.frames import (
     send_frame,
 )
 from millstream.joining.requests import Asked, answer
+from millstream.log.named_producers import ProducerIdentity
 from millstream.log.owner import GATE_NAME
-from millstream.log.transaction_log import ProducerIdentity
 from millstream.log.writer import LogWriter
 
 PATH_BYTES_MAX = 107

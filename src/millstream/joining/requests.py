@@ -47,9 +47,8 @@ from millstream.log.batch import (
 )
 from millstream.log.group_commit import Durability, PendingAppend
 from millstream.log.groups import NotedOffset, Offsets, noted
+from millstream.log.named_producers import PRODUCER_EPOCH_MAX, ProducerIdentity
 from millstream.log.remote import remote_transaction
-from millstream.log.transaction_log import ProducerIdentity
-from millstream.log.transactions import PRODUCER_EPOCH_MAX
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 

@@ -41,9 +41,8 @@ from millstream.log.batch import (
 )
 from millstream.log.group_commit import Durability, PendingAppend
 from millstream.log.groups import Offsets
+from millstream.log.named_producers import TIMEOUT_MS, ProducerIdentity
 from millstream.log.producers import BATCHES_KEPT
-from millstream.log.transaction_log import ProducerIdentity
-from millstream.log.transactions import TIMEOUT_MS
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 

@@ -9,22 +9,6 @@ from millstream.log.batch import EncodedBatch
 from millstream.record import TopicPartition
 
 
-class ProducerIdentity(NamedTuple):
-    """What a producer stamps into its batches."""
-
-    producer_id: int
-    producer_epoch: int
-
-
-class NamedProducer(NamedTuple):
-    """A producer with a transactional id; ``open_since_ms`` is None while no transaction is open."""
-
-    transactional_id: str
-    identity: ProducerIdentity
-    timeout_ms: int
-    open_since_ms: int | None
-
-
 class OpenPartition(NamedTuple):
     """Where a transaction is open: since which offset, by which life of its producer."""
 

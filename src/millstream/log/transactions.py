@@ -38,8 +38,6 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 from millstream.errors import (
     ConfigError,
@@ -52,6 +50,18 @@ from millstream.log.batch import CONTROL, TRANSACTIONAL, EncodedBatch
 from millstream.log.control import ControlDb
 from millstream.log.groups import Offsets, check_offsets, pass_fence, put_offsets
 from millstream.log.markers import encode_marker
+from millstream.log.named_producers import (
+    NOBODY,
+    PRODUCER_EPOCH_MAX,
+    TIMEOUT_MS,
+    NamedProducer,
+    Producer,
+    ProducerIdentity,
+    check_last_life,
+    check_registration,
+    identity_or_none,
+    next_producer_id,
+)
 from millstream.log.remote import (
     forget_producers,
     note_begun,
@@ -60,48 +70,10 @@ from millstream.log.remote import (
     remote_transactions,
     settle,
 )
-from millstream.log.transaction_log import (
-    NamedProducer,
-    OpenPartition,
-    ProducerIdentity,
-    TransactionLog,
-)
+from millstream.log.transaction_log import OpenPartition, TransactionLog
 from millstream.record import TopicPartition
 
-PRODUCER_EPOCH_MAX = (1 << 15) - 1
-TIMEOUT_MS = 60_000
-TIMEOUT_MS_MAX = 15 * 60_000
 _log = logging.getLogger(__name__)
-
-
-_NOBODY = ProducerIdentity(-1, -1)
-
-
-@dataclass(slots=True)
-class _Producer:
-    """A producer as this owner knows it.
-
-    ``previous`` is the life that the present one follows, where nobody else has had the name between
-    them: whoever says that it was this one gets the present one. ``asked`` says that a transaction
-    was to be begun, and could not be.
-    """
-
-    producer_id: int
-    transactional_id: str | None
-    producer_epoch: int
-    timeout_ms: int
-    in_process: bool
-    previous: ProducerIdentity | None = None
-    asked: bool = False
-    state: Literal["idle", "open", "ending"] = "idle"
-    started_ms: int = 0  # by the wall clock, to be shown
-    began_ms: int = 0  # by the running time, which its timeout goes by
-    timed_out_epoch: int = -1
-
-    @property
-    def identity(self) -> ProducerIdentity:
-        """What it stamps into its batches in its present life."""
-        return ProducerIdentity(self.producer_id, self.producer_epoch)
 
 
 class Transactions:
@@ -122,8 +94,8 @@ class Transactions:
         self._lock = threading.RLock()
         self._unmarked: list[tuple[TopicPartition, EncodedBatch]] = []
         self._producers = {
-            row[0]: _Producer(
-                row[0], row[1], row[2], row[3], bool(row[4]), _identity_or_none(row[5], row[6])
+            row[0]: Producer(
+                row[0], row[1], row[2], row[3], bool(row[4]), identity_or_none(row[5], row[6])
             )
             for row in control.rows(
                 "SELECT producer_id, transactional_id, producer_epoch, timeout_ms, in_process, "
@@ -162,19 +134,13 @@ class Transactions:
             DiskFullError: its next life has begun, but what the last left open is not yet aborted in
                 all partitions; ask again with the same ``resumes``.
         """
-        if transactional_id is not None and not transactional_id:
-            raise ConfigError("transactional_id is empty; give a name, or None")
-        if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
-            raise ConfigError(
-                f"a transaction timeout of {timeout_ms} ms is not possible; give 1 to "
-                f"{TIMEOUT_MS_MAX} ms"
-            )
+        check_registration(transactional_id, timeout_ms)
         with self._lock:
             if transactional_id is None and not in_process:
                 return self._number()
             known = self._by_name.get(transactional_id) if transactional_id else None
             if resumes is not None:
-                _check_last_life(known, resumes)
+                check_last_life(known, resumes)
             if known is None or known.producer_epoch >= PRODUCER_EPOCH_MAX - 1:
                 return self._insert(
                     known, transactional_id, timeout_ms, in_process=in_process, previous=resumes
@@ -189,11 +155,11 @@ class Transactions:
     def _number(self) -> ProducerIdentity:
         """Return an identity of which nothing is kept: whoever has it begins no transaction."""
         with self._control.commit() as connection:
-            return ProducerIdentity(_next_producer_id(connection), 0)
+            return ProducerIdentity(next_producer_id(connection), 0)
 
     def _insert(
         self,
-        before: _Producer | None,
+        before: Producer | None,
         transactional_id: str | None,
         timeout_ms: int,
         *,
@@ -212,7 +178,7 @@ class Transactions:
                     "WHERE producer_id = ?",
                     (PRODUCER_EPOCH_MAX, before.producer_id),
                 )
-            producer_id = _next_producer_id(connection)
+            producer_id = next_producer_id(connection)
             connection.execute(
                 "INSERT INTO producers VALUES (?, ?, 0, ?, ?, ?, ?, ?)",
                 (
@@ -221,10 +187,10 @@ class Transactions:
                     timeout_ms,
                     in_process,
                     self._clock_ms(),
-                    *(previous or _NOBODY),
+                    *(previous or NOBODY),
                 ),
             )
-        producer = _Producer(producer_id, transactional_id, 0, timeout_ms, in_process, previous)
+        producer = Producer(producer_id, transactional_id, 0, timeout_ms, in_process, previous)
         self._producers[producer_id] = producer
         if transactional_id is not None:
             self._by_name[transactional_id] = producer
@@ -232,7 +198,7 @@ class Transactions:
 
     def _raise_epoch(
         self,
-        producer: _Producer,
+        producer: Producer,
         *,
         timeout_ms: int,
         in_process: bool,
@@ -255,13 +221,13 @@ class Transactions:
                     timeout_ms,
                     in_process,
                     now_ms,
-                    *(previous or _NOBODY),
+                    *(previous or NOBODY),
                     producer.producer_id,
                 ),
             )
         producer.producer_epoch, producer.previous = following, previous
         producer.timeout_ms, producer.in_process = timeout_ms, in_process
-        producer.timed_out_epoch, producer.asked = -1, False
+        producer.asked = False
 
     # -- one transaction ----------------------------------------------------------------------
 
@@ -404,7 +370,7 @@ class Transactions:
                 )
             return producer.identity
 
-    def _note_open(self, producer: _Producer) -> None:
+    def _note_open(self, producer: Producer) -> None:
         producer.state, producer.asked = "open", False
         producer.started_ms, producer.began_ms = self._clock_ms(), self._running_ms()
 
@@ -436,7 +402,7 @@ class Transactions:
             if producer is not None and here and producer.state == "open":
                 self._take_back(producer)
 
-    def _take_back(self, producer: _Producer) -> None:
+    def _take_back(self, producer: Producer) -> None:
         """Abort a transaction whose time is over; it stays open where that cannot be noted."""
         self._close_door(producer)
         life = producer.identity
@@ -481,15 +447,7 @@ class Transactions:
     def named(self) -> list[NamedProducer]:
         """Return the producers that have names, by name."""
         with self._lock:
-            return [
-                NamedProducer(
-                    name,
-                    one.identity,
-                    one.timeout_ms,
-                    one.started_ms if one.state != "idle" else None,
-                )
-                for name, one in sorted(self._by_name.items())
-            ]
+            return [one.described(name) for name, one in sorted(self._by_name.items())]
 
     def named_count(self) -> int:
         """Return how many producers have names."""
@@ -537,7 +495,7 @@ class Transactions:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _checked(self, identity: ProducerIdentity) -> _Producer:
+    def _checked(self, identity: ProducerIdentity) -> Producer:
         producer = self._producers.get(identity.producer_id)
         if producer is None:
             raise ProducerFencedError(
@@ -557,7 +515,7 @@ class Transactions:
             )
         return producer
 
-    def _close_door(self, producer: _Producer) -> None:
+    def _close_door(self, producer: Producer) -> None:
         def close() -> None:
             producer.state = "ending"
 
@@ -565,7 +523,7 @@ class Transactions:
 
     def _decide(
         self,
-        producer: _Producer,
+        producer: Producer,
         *,
         commit: bool,
         offsets: Mapping[str, Offsets] | None = None,
@@ -608,14 +566,14 @@ class Transactions:
             connection.execute(
                 "UPDATE producers SET producer_epoch = ?, used_ms = ?, previous_id = ?, "
                 "previous_epoch = ? WHERE producer_id = ?",
-                (next_epoch, now_ms, *(previous or _NOBODY), producer.producer_id),
+                (next_epoch, now_ms, *(previous or NOBODY), producer.producer_id),
             )
         for place in places:
             self._mark(producer.producer_id, place, commit=commit)
         producer.producer_epoch, producer.previous = next_epoch, previous
         producer.state = "idle"
 
-    def _abort_open(self, producer: _Producer) -> None:
+    def _abort_open(self, producer: Producer) -> None:
         """Take back what an older life of a producer left open; its number was raised before."""
         self._close_door(producer)
         for place in self._log.open_partitions().get(producer.producer_id, []):
@@ -645,23 +603,3 @@ class Transactions:
         except DiskFullError as error:
             # It is decided, and durable: only its records are not to be seen yet.
             _log.warning("markers of ended transactions wait for room on the disk: %s", error)
-
-
-def _next_producer_id(connection: sqlite3.Connection) -> int:
-    (producer_id,) = connection.execute(
-        "INSERT INTO folder VALUES ('producer_id', 1) "
-        "ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value"
-    ).fetchone()
-    return int(producer_id)
-
-
-def _identity_or_none(producer_id: int, producer_epoch: int) -> ProducerIdentity | None:
-    return None if producer_id < 0 else ProducerIdentity(producer_id, producer_epoch)
-
-
-def _check_last_life(known: _Producer | None, identity: ProducerIdentity) -> None:
-    if known is None or identity not in (known.identity, known.previous):
-        raise ProducerFencedError(
-            f"producer {identity.producer_id} in its life {identity.producer_epoch} has been replaced "
-            "by a newer one; close this one"
-        )

@@ -38,10 +38,10 @@ from millstream.log.compression import compress
 from millstream.log.control import ControlDb
 from millstream.log.encoding import Row, encode_rows
 from millstream.log.files import DISK, DiskFiles, Files
+from millstream.log.named_producers import ProducerIdentity
 from millstream.log.owner import read_format
 from millstream.log.producers import BATCHES_KEPT
 from millstream.log.reader import LogReader
-from millstream.log.transaction_log import ProducerIdentity
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 from millstream.testing.disk import SimulatedCrash, SimulatedDisk

@@ -32,7 +32,7 @@ from millstream.joining.guest import dial
 from millstream.joining.requests import Asked, answer, append_question, arrived
 from millstream.log.batch import ProducerStamp, stamp
 from millstream.log.encoding import Row, encode_rows
-from millstream.log.transaction_log import ProducerIdentity
+from millstream.log.named_producers import ProducerIdentity
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 

@@ -25,8 +25,8 @@ from millstream.log.batches import Batches, BatchReader
 from millstream.log.control import ControlDb
 from millstream.log.decoding import Block, decode
 from millstream.log.encoding import Row, encode_rows
+from millstream.log.named_producers import ProducerIdentity
 from millstream.log.reader import LogReader
-from millstream.log.transaction_log import ProducerIdentity
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 from millstream.testing.disk import SimulatedDisk

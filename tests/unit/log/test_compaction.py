@@ -43,12 +43,12 @@ from millstream.log.control import ControlDb
 from millstream.log.encoding import Row, encode_rows
 from millstream.log.files import read_whole
 from millstream.log.index import SparseIndex
+from millstream.log.named_producers import ProducerIdentity
 from millstream.log.partition import Partition
 from millstream.log.producers import PRODUCER_EXPIRES_MS, ProducerStates
 from millstream.log.reader import LogReader
 from millstream.log.scan import scan_segment
 from millstream.log.segment import segment_name, segment_offsets
-from millstream.log.transaction_log import ProducerIdentity
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 from millstream.testing.disk import SimulatedCrash, SimulatedDisk

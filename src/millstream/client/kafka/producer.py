@@ -45,7 +45,7 @@ from millstream.log.clocks import wall_clock_ms
 from millstream.log.compression import COMPRESSIONS, CompressionName
 from millstream.log.encoding import Headers, Row, check_record_size
 from millstream.log.group_commit import DURABILITIES, Durability
-from millstream.log.transactions import TIMEOUT_MS
+from millstream.log.named_producers import TIMEOUT_MS
 from millstream.record import Place
 
 if TYPE_CHECKING:

@@ -55,7 +55,7 @@ from millstream.errors import (
     TransactionAbortedError,
 )
 from millstream.log.groups import Offsets
-from millstream.log.transactions import TIMEOUT_MS_MAX
+from millstream.log.named_producers import TIMEOUT_MS_MAX
 from millstream.record import TopicPartition
 
 if TYPE_CHECKING:
