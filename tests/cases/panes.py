@@ -64,7 +64,8 @@ def book(case_id, says, watermarks, build, *rows, columns="window_start total", 
 
 
 EARLY = {"early": "1 minute", "late": "each", "suppress_unchanged": False}
-TWO, ONE = 120, ms.session("1 minute")
+# As Beam has it: events exactly a gap apart are in two sessions.
+TWO, ONE = 120, ms.session("1 minute", gap_inclusive=False)
 KINDS = "window_start total pane_kind"
 SIGNED = "window_start _diff total"
 BOOK = [

@@ -296,7 +296,7 @@ class App:
     def job_of(self, stream: Stream) -> Job:
         """Describe a plan of its own whose one output is the stream."""
         columns = dict(stream.columns)
-        if stream.mode == "retract":
+        if stream.mode in ("retract", "update"):
             columns[DIFF_COLUMN] = pl.Int8()
         output = Output("to_spark", stream.node, (), tuple(columns.items()))
         return self._job(lambda labels: compile_plan(self.name, [output], labels, self.on_error))

@@ -564,8 +564,8 @@ class Stream:
     def to_spark(self) -> DataFrame:
         """Give the stream as a streaming Spark DataFrame, to be written with ``writeStream``.
 
-        Its columns have Spark's types. Where results take earlier ones back (``emit("retract")``)
-        a column ``_diff`` says +1 of a row that is given, and -1 of one that is taken back.
+        Its columns have Spark's types. Where results take earlier ones back (``emit("retract")``,
+        and ``"update"`` of sessions) a column ``_diff`` says +1 of a row that is given, and -1 of one that is taken back.
 
         Dead rows are left out, and kept nowhere, as nothing of ours is committed here: declare
         ``on_error="stop"`` where that must not be.

@@ -51,6 +51,8 @@ def rows_of(frames: DataFrame, port: int, schema: pa.Schema, frame_files: FrameF
                 table = decode_frame(frame_files.open(frame.as_py()))
                 if DIFF in table.columns:
                     table = table.rename({DIFF: DIFF_COLUMN})
+                elif DIFF_COLUMN in schema.names and DIFF_COLUMN not in table.columns:
+                    table = table.with_columns(pl.lit(1, pl.Int8).alias(DIFF_COLUMN))
                 plain = table.select(schema.names).to_arrow(compat_level=pl.CompatLevel.oldest())
                 yield from plain.cast(schema).to_batches()
 

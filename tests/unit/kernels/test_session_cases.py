@@ -258,6 +258,10 @@ def test_what_cannot_be_a_session_is_refused_where_it_is_declared():
         ms.session("0 minutes")
     with refused("less than its gap"):
         ms.session("2 hours", max_length="1 hour")
+    with refused("there is no max_gap"):
+        ms.session(pl.duration(seconds="gap_s"))
+    with refused("A longest gap is for gaps that an expression gives"):
+        ms.session("1 hour", max_gap="2 hours")
     with refused("session's gap is 'soon'"):
         ms.session("soon")
     with refused(r"session's gap is of type Int64.*pl.duration\(seconds"):
