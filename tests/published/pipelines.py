@@ -388,7 +388,7 @@ class _Chain:
             slide = r.randrange(1, count + 1)
             partial = mode == "update"
             return (
-                ms.count_window(count, slide=slide),
+                ms.count_window(count, slide=slide, unbounded=True),
                 lambda rows: rules.count_windows(rows, count, slide, by, meant, partial=partial),
             )
         return self._session(by, meant)

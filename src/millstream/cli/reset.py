@@ -21,7 +21,7 @@ from millstream.ops.reset import reset as work
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIRECTORY",
+    metavar="FOLDER",
     help="Folder in which its state lies: App(state=…). By default that of the log.",
 )
 @click.option(

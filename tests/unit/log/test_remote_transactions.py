@@ -64,7 +64,7 @@ def opened(tmp_path: Path, clock: Clock):
     def open_it() -> LogWriter:
         if writers:
             writers[-1].close()
-        writers.append(LogWriter(tmp_path, background=False, clock_ms=clock))
+        writers.append(LogWriter(tmp_path, background=False, clock_ms=clock, running_ms=clock))
         if len(writers) == 1:
             for name in ("a", "in"):
                 writers[0].create_topic(name)
@@ -208,7 +208,7 @@ def test_one_that_was_replaced_does_not_fence_the_newer_by_asking_again(
     if timed_out:
         writer.transactions.begin(zombie, again=True)
         clock.now_ms += 1001
-        writer.transactions.expire(clock.now_ms)
+        writer.transactions.expire()
     else:
         resumed(writer, zombie)
     newer = writer.transactions.register("x", in_process=False)
@@ -227,7 +227,7 @@ def test_one_whose_time_was_over_goes_on_with_the_next_owner(opened, clock) -> N
     identity = first.transactions.register("x", in_process=False, timeout_ms=1000)
     first.transactions.begin(identity, again=True)
     clock.now_ms += 1001
-    first.transactions.expire(clock.now_ms)
+    first.transactions.expire()
     assert resumed(opened(), identity).producer_epoch > identity.producer_epoch
 
 

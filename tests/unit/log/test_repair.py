@@ -552,12 +552,12 @@ class Simulated:
         return repair(FOLDER, files=self.disk, control=self.control, clock_ms=lambda: 1)
 
     def kept(self) -> set[bytes]:
-        """Return the damaged files that are kept in quarantine/."""
+        """Return the damaged files that are kept in quarantine/: whole, or from where they were cut."""
         names = self.disk.names(FOLDER / "quarantine")
-        return {
-            read_whole(self.disk, FOLDER / "quarantine" / name)
-            for name in names
-            if name.endswith(".log")
+        found = {name: read_whole(self.disk, FOLDER / "quarantine" / name) for name in names}
+        cut = [(int(n.split(".")[-2]), b) for n, b in found.items() if n.endswith(".bytes")]
+        return {content for name, content in found.items() if name.endswith(".log")} | {
+            one for one in self.damaged if any(one[at:] == rest for at, rest in cut)
         }
 
     def noted(self) -> set[int]:

@@ -96,7 +96,7 @@ def test_reading_outside_of_what_is_committed_says_what_is_there(tmp_path: Path)
         assert (caught.value.start, caught.value.end) == (0, 2)
         with pytest.raises(ConfigError, match="no partition 1; choose one of 0 to 0"):
             list(reader.read("t", 1, 0, 1))
-        with pytest.raises(ConfigError, match="no column 'colour'"):
+        with pytest.raises(ConfigError, match="a column of a log is 'colour'"):
             list(reader.read("t", 0, 0, 1, columns=("colour",)))
         with pytest.raises(UnknownTopicError, match="topics: t"):
             reader.offsets("u")

@@ -12,6 +12,7 @@ from millstream.kernels.plan import JobPlan
 from millstream.spark.job import _Query, _report, reached_before, run_job
 from millstream.spark.sink import Totals
 from millstream.views.commit import Targets
+from millstream.views.dead_share import DeadShare
 from millstream.views.running import mark_reset
 from millstream.views.schema import Fence
 from millstream.views.store import ViewStore
@@ -23,6 +24,11 @@ def home(tmp_path):
         yield home
 
 
+def read_nothing():
+    """A sink that took no batch."""
+    return SimpleNamespace(totals=Totals(), dead_share=DeadShare(0.5, None))
+
+
 def committed(home, watermark):
     run, batch_id = home.begin_run("app", "main", "c")
     fence = Fence("app", "main", run, batch_id)
@@ -32,7 +38,7 @@ def committed(home, watermark):
 def test_a_run_that_found_nothing_new_tells_the_watermark_that_its_state_holds(home):
     committed(home, "2026-01-31T12:00:00+00:00")
     reached = reached_before(home, "app")
-    report = _report("app", "caught-up", Totals(), reached, 1.0)
+    report = _report("app", "caught-up", read_nothing(), reached, 1.0)
     assert report.watermark == datetime(2026, 1, 31, 12, tzinfo=UTC)
     assert "watermark 2026-01-31T12:00:00+00:00" in str(report)
 
@@ -55,7 +61,8 @@ def test_a_run_that_was_replaced_says_so_and_not_what_else_failed_by_it(
     monkeypatch.setattr(_Query, "_start", lambda _: query)
     monkeypatch.setattr(_Query, "_wait", lambda *_: "caught-up")
     sink = SimpleNamespace(targets=targets, error=None)
-    run = _Query(SimpleNamespace(app="app", folder=tmp_path), None, None, None, sink, None)
+    options = SimpleNamespace(on_phase=lambda _: None)
+    run = _Query(SimpleNamespace(app="app", folder=tmp_path), options, None, None, sink, None)
     if replaced:
         home.begin_run("app", "main", "c")
     with pytest.raises(FencedError if replaced else FileNotFoundError) as raised:
@@ -67,5 +74,5 @@ def test_a_run_that_was_replaced_says_so_and_not_what_else_failed_by_it(
 def test_a_watermark_that_no_batch_has_set_is_not_yet_set(home):
     assert reached_before(home, "app") is None
     committed(home, None)
-    report = _report("app", "caught-up", Totals(), reached_before(home, "app"), 1.0)
+    report = _report("app", "caught-up", read_nothing(), reached_before(home, "app"), 1.0)
     assert "watermark not yet set" in str(report)

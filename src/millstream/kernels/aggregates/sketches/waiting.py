@@ -81,7 +81,7 @@ class WaitingSketch(Sketch):
             return self._or_error(name, lambda: self.put_together(stored, waits))
         for value, count in waits.iter_rows():
             stored += [value] * count
-        return self._or_error(name, lambda: self.put_together(sorted(stored), waits.clear()))
+        return self._or_error(name, lambda: self.merged(sorted(stored)))
 
     def _joined(self, name: str, lists: pl.Series) -> pl.Series:
         images, lengths = flat(lists)
