@@ -49,7 +49,7 @@ def test_headers_are_read_only_if_they_are_asked_for() -> None:
 
 
 def test_an_unknown_column_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match="'topic'. Choose .*or \"headers\""):
+    with pytest.raises(ConfigError, match=r"'topic'\. Choose .*or \"headers\""):
         select_schema(("topic",))
 
 
