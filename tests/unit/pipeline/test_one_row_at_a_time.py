@@ -92,7 +92,9 @@ PLACES = {
     "session": lambda e: (
         stream().window(ms.session(pl.duration(seconds=e)), by="k").agg(n=ms.count())
     ),
-    "count window": lambda e: stream().window(ms.count_window(3), by="k").agg(x=ms.sum(e)),
+    "count window": lambda e: (
+        stream().window(ms.count_window(3, unbounded=True), by="k").agg(x=ms.sum(e))
+    ),
     "sliding": lambda e: stream().window(ms.sliding("1 minute"), by="k").agg(x=ms.sum(e)),
     "cost": lambda e: stream().budget("k", cost=e, limit="x"),
     "limit": lambda e: stream().budget("k", cost="x", limit=e),
