@@ -90,7 +90,9 @@ PLACES = {
     "aggregate": aggregated(lambda e: ms.aggregate(Last(), e)),
     "aggregate of several": aggregated(lambda e: ms.aggregate(Last(), "k", e.alias("x"))),
     "session": lambda e: (
-        stream().window(ms.session(pl.duration(seconds=e)), by="k").agg(n=ms.count())
+        stream()
+        .window(ms.session(pl.duration(seconds=e), max_gap="1 day"), by="k")
+        .agg(n=ms.count())
     ),
     "count window": lambda e: (
         stream().window(ms.count_window(3, unbounded=True), by="k").agg(x=ms.sum(e))
