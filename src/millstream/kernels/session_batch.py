@@ -39,8 +39,10 @@ from millstream.kernels.session_spans import (
     START,
     TILL,
     WAITS,
-    joined_span,
+    furthest_back,
+    in_company,
     pointed,
+    whole_spans,
 )
 from millstream.kernels.timers import Timers
 
@@ -222,12 +224,11 @@ class SessionBatch:
             *(pl.col(name).first() for name in (*self.operator.by, HASH)),
             *made,
             pl.len().cast(pl.Int64).alias(ROWS),
-            *joined_span(),
-            pl.col(REACHED).max(),
             *place,
             *raw,
         )
         reduced = reduced.cast(dict(aggregation.schema)).with_columns(
+            *whole_spans(rows),
             pl.lit(value=False).alias(WAITS),
             pl.lit(None, pl.Int64).alias(TIMER),
             pl.lit(None, pl.Int64).alias(BELOW),
@@ -240,11 +241,15 @@ class SessionBatch:
         if not more.height:
             return opened
         spans = self.operator.session.parted(pl.concat([opened, more]), self.operator.by)
-        spans = spans.with_columns((pl.len().over(PART) > 1).alias(_COVER))
-        alone = spans.filter(~pl.col(_COVER)).select(opened.columns)
-        meeting = spans.filter(_COVER)
+        several = in_company(spans)
+        alone = spans.filter(~several).select(opened.columns)
+        meeting = spans.filter(several)
         if not meeting.height:
             return alone
+        whole = whole_spans(meeting)
+        # One that was below a part may have become part of the whole itself.
+        below = pl.when(pl.col(BELOW) < furthest_back(meeting)).then(BELOW).alias(BELOW)
+        meeting = meeting.with_columns(below)
         firsts = [*self.keys, WAITS, *(name for name in (RAW, ORDER) if name in opened.columns)]
         aggregates = self.operator.aggregation.aggregates
         merged = [e for name, a in aggregates for e in a.merge(name)]
@@ -252,14 +257,11 @@ class SessionBatch:
             *(pl.col(name).first() for name in firsts),
             *merged,
             pl.col(ROWS).sum(),
-            *joined_span(),
-            pl.col(REACHED).max(),
             pl.col(TIMER).min(),
-            # One that was below a part may have become part of the whole itself.
-            pl.col(BELOW).filter(pl.col(BELOW) < pl.col(FROM).min()).max(),
+            pl.col(BELOW).max(),
             *self.operator.panes.joined(),
         )
-        one = one.cast(dict(self.operator.aggregation.schema))
+        one = one.cast(dict(self.operator.aggregation.schema)).with_columns(*whole)
         return pl.concat([alone, one.select(opened.columns)])
 
     # ── late events ─────────────────────────────────────────────────────────────────────────

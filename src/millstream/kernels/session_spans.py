@@ -115,10 +115,27 @@ class Session:
         return spans.with_columns(pl.Series(PART, np.cumsum(apart)).set_sorted())
 
 
-def joined_span() -> list[pl.Expr]:
-    """Expressions over the spans of one connected part that give its span."""
-    least, most = [START, FROM], [END, TILL]
-    return [*(pl.col(name).min() for name in least), *(pl.col(name).max() for name in most)]
+def in_company(spans: pl.DataFrame) -> pl.Series:
+    """Say which spans are not alone in their part; they stand one part after another."""
+    follows = _same(spans, [PART])
+    return pl.Series(follows | np.append(follows[1:], values=[False]))
+
+
+def furthest_back(spans: pl.DataFrame) -> pl.Series:
+    """Give how far each span's part reaches back, as its first does; they stand in parts, by FROM."""
+    numbers = np.arange(spans.height)
+    first = np.maximum.accumulate(np.where(_same(spans, [PART]), 0, numbers))
+    return spans[FROM].gather(first)
+
+
+def whole_spans(spans: pl.DataFrame) -> list[pl.Series]:
+    """Give the span of each part, and what its lanes had reached; they stand one part after another."""
+    begins = np.flatnonzero(~_same(spans, [PART]))
+    least, most = (START, FROM), (END, TILL, REACHED)
+    return [
+        *(pl.Series(name, np.minimum.reduceat(spans[name].to_numpy(), begins)) for name in least),
+        *(pl.Series(name, np.maximum.reduceat(spans[name].to_numpy(), begins)) for name in most),
+    ]
 
 
 def pointed(events: pl.DataFrame) -> pl.DataFrame:

@@ -102,7 +102,7 @@ def test_with_producers_told_apart_the_log_alone_decides(rows, partitions, batch
     spends = stream_of(app)
     spends.dedup("id", within=WITHIN).view("kept", key="n")
     spends.budget("id", cost="cost", limit=pl.lit(LIMIT)).view("decided", key="n")
-    spends.window(ms.count_window(3), by="id").agg(sum=ms.sum("n")).view("threes")
+    spends.window(ms.count_window(3, unbounded=True), by="id").agg(sum=ms.sum("n")).view("threes")
     spends.view("latest", key="id")
     out = testing.run(
         app, {"spends": rows}, partitions=partitions, batches=batches, crash=crash, seed=seed
@@ -171,7 +171,7 @@ def totals_and_rows():
     "verb",
     [
         lambda both: both.dedup("id", within="1 hour"),
-        lambda both: both.window(ms.count_window(3), by="id").agg(n=ms.count()),
+        lambda both: both.window(ms.count_window(3, unbounded=True), by="id").agg(n=ms.count()),
         lambda both: both.window(ms.session("1 minute"), by="id").agg(n=ms.first("n")),
         lambda both: (
             both.window(ms.tumbling("1 hour"), by="id")

@@ -43,7 +43,7 @@ WINDOWS = {
     "hopping": (ms.hopping("40 seconds", "15 seconds"), ["final", "update"]),
     "session": (ms.session("2 seconds"), ["final", "retract"]),
     "sliding": (ms.sliding("5 seconds"), ["final", "retract"]),
-    "count": (ms.count_window(30), ["final", "update"]),
+    "count": (ms.count_window(30, unbounded=True), ["final", "update"]),
 }
 CASES = [(kind, mode) for kind, (_, modes) in WINDOWS.items() for mode in modes]
 
@@ -79,10 +79,13 @@ def batches_of(app, rows, seed, folder):
     (section,) = _sections(items)
     engine._append(section)
     sinks = {sink.port for sink in plan.sinks}
+    before = {}
     for number in range(1, BATCHES + 1):
         ends = [len(log.items) * number // BATCHES for log in engine.logs["events"]]
         given = engine._batch({"events": ends})
-        gather(plan, given).check_balance()
+        outcome = gather(plan, given)
+        outcome.check_balance(plan, before)
+        before = outcome.position
         yield [decode_frame(row.frame) for row in given if row.port in sinks]
 
 

@@ -87,7 +87,7 @@ OPERATORS = {
     "tumbling": windowed(ms.tumbling("1 hour")),
     "tumbling, update": windowed(ms.tumbling("1 hour"), mode="update"),
     "session": windowed(ms.session("1 hour")),
-    "count window": windowed(ms.count_window(2)),
+    "count window": windowed(ms.count_window(2, unbounded=True)),
     "sliding": windowed(ms.sliding("1 hour")),
 }
 

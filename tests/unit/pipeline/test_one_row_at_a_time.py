@@ -90,9 +90,13 @@ PLACES = {
     "aggregate": aggregated(lambda e: ms.aggregate(Last(), e)),
     "aggregate of several": aggregated(lambda e: ms.aggregate(Last(), "k", e.alias("x"))),
     "session": lambda e: (
-        stream().window(ms.session(pl.duration(seconds=e), max_gap="1 day"), by="k").agg(n=ms.count())
+        stream()
+        .window(ms.session(pl.duration(seconds=e), max_gap="1 day"), by="k")
+        .agg(n=ms.count())
     ),
-    "count window": lambda e: stream().window(ms.count_window(3, unbounded=True), by="k").agg(x=ms.sum(e)),
+    "count window": lambda e: (
+        stream().window(ms.count_window(3, unbounded=True), by="k").agg(x=ms.sum(e))
+    ),
     "sliding": lambda e: stream().window(ms.sliding("1 minute"), by="k").agg(x=ms.sum(e)),
     "cost": lambda e: stream().budget("k", cost=e, limit="x"),
     "limit": lambda e: stream().budget("k", cost="x", limit=e),
