@@ -218,7 +218,9 @@ class SessionBatch:
         aggregation = self.operator.aggregation
         made = [e for name, a in aggregation.aggregates for e in a.partial(name)]
         names = [name for name, _ in self.operator.row_schema]
-        raw = [pl.struct(names).first().alias(RAW)] if self.operator.aside else []
+        # Null where nobody needs to know the place, or there is none.
+        placed = pl.col(ORDER) if ORDER in rows.columns else pl.lit(None, pl.Int64).alias(ORDER)
+        raw = [pl.struct(*names, placed).first().alias(RAW)] if self.operator.aside else []
         place = [pl.col(ORDER).first()] if self.operator.panes.counted else []
         reduced = rows.group_by(PART, maintain_order=True).agg(
             *(pl.col(name).first() for name in (*self.operator.by, HASH)),
@@ -367,7 +369,7 @@ class SessionBatch:
 
     def _aside(self, events: pl.DataFrame) -> pl.DataFrame:
         """Say of events that are too late why, by how much, and for which session."""
-        return events.select(
+        aside = events.select(
             pl.col(RAW).struct.unnest(),
             pl.col(START).alias(TIME),
             (pl.col(REACHED) - pl.col(START)).cast(pl.Duration("us")).alias("late_by"),
@@ -375,6 +377,7 @@ class SessionBatch:
             pl.from_epoch(START, "us").dt.replace_time_zone("UTC").alias("window_start"),
             pl.from_epoch(END, "us").dt.replace_time_zone("UTC").alias("window_end"),
         )
+        return aside.drop(ORDER) if aside[ORDER].null_count() else aside
 
     # ── expired neighbours ──────────────────────────────────────────────────────────────────
 

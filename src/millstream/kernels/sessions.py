@@ -91,7 +91,8 @@ class SessionAggregate:
     @property
     def state_schema(self) -> dict[str, pl.DataType]:
         """The columns of state beside the key's own."""
-        aside = {RAW: pl.Struct(dict(self.row_schema))} if self.aside else {}
+        raw = {**dict(self.row_schema), ORDER: pl.Int64()}
+        aside = {RAW: pl.Struct(raw)} if self.aside else {}
         return {
             HASH: pl.UInt64(),
             WAITS: pl.Boolean(),

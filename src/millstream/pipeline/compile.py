@@ -245,14 +245,18 @@ class _Compiler:
     def _needs_order(self, taker: Taker) -> bool:
         if isinstance(taker, OperatorNode):
             kernel = taker.kernel
-            return kernel.ordered or (kernel.transparent and self._ordered_below(taker))
-        # Rows that come by several ways to one output no longer come in their order.
-        return isinstance(taker, Output) and self._ways_to(taker.parent) > 1
+            passed_on: list[Node] = [taker] if kernel.transparent else []
+            passed_on += self._late_nodes(taker)
+            return kernel.ordered or any(map(self._ordered_below, passed_on))
+        return isinstance(taker, Output) and self._comes_divided(taker.parent)
 
-    def _ways_to(self, node: Node) -> int:
-        if isinstance(node, UnionNode):
-            return len(node.inputs)
-        return self._ways_to(node.parent) if isinstance(node, StepNode) else 1
+    def _comes_divided(self, node: Node) -> bool:
+        """Say whether a node's rows come by several ways, or out of several buckets: not in their order."""
+        if isinstance(node, StepNode):
+            return self._comes_divided(node.parent)
+        if isinstance(node, OperatorNode):
+            return node.kernel.transparent
+        return isinstance(node, LateNode) or (isinstance(node, UnionNode) and len(node.inputs) > 1)
 
     def _native(self, node: NativeNode) -> NativePlan:
         return NativePlan(
