@@ -260,8 +260,8 @@ class LogWriter:
         if partitions < 1:
             raise ConfigError(f"a topic of {partitions} partitions is not possible; give 1 or more")
         TopicConfig.parse(settings or {})
-        self._check_usable()
         with self._topics_lock:
+            self._check_usable()
             if name in self._topics:
                 raise TopicExistsError(
                     f"there is a topic {name!r} already; use it, or choose another name"
@@ -293,8 +293,8 @@ class LogWriter:
             UnknownTopicError: there is no such topic.
             ConfigError: a setting is not possible, or there would be fewer partitions.
         """
-        self._check_usable()
         with self._topics_lock:
+            self._check_usable()
             before = self._topic(name)
             count = len(before.slots)
             wanted = count if partitions is None else partitions
@@ -339,9 +339,14 @@ class LogWriter:
             self._made(topic, number, Recovered([], segment, 0, 0, ProducerStates()))
             for number, segment in enumerate(segments, start=first)
         ]
-        self._partitions = {**self._partitions, **{one.name: one for one in fresh}}
-        self._topics = {**self._topics, topic.name: topic}
-        self._publish(fresh)
+
+        def show() -> None:
+            self._partitions = {**self._partitions, **{one.name: one for one in fresh}}
+            self._topics = {**self._topics, topic.name: topic}
+            self._publish(fresh)
+
+        # Some client may try a partition before it is told of it: nothing is written until it is shown.
+        self._commit.exclusively(show)
         self._bump_catalog_version()
 
     def _check_files_open(self, more: int) -> None:
@@ -355,8 +360,8 @@ class LogWriter:
         Raises:
             UnknownTopicError: there is no such topic.
         """
-        self._check_usable()
         with self._topics_lock:
+            self._check_usable()
             topic = self._topic(name)
 
             def unlink() -> None:
@@ -463,8 +468,6 @@ class LogWriter:
         def look() -> None:
             topics = self._topics
             for name, partition in self._partitions.items():
-                if name.topic not in topics:  # it is being made, and nobody has written to it
-                    continue
                 topic_id = topics[name.topic].topic_id
                 for producer_id, (life, first) in partition.producers.open_transactions().items():
                     place = OpenPartition(name, topic_id, life, first)
