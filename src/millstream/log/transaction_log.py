@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from millstream.log.batch import EncodedBatch
 from millstream.record import TopicPartition
+
+if TYPE_CHECKING:
+    from millstream.log.partition import Partition
+    from millstream.log.topics import Topic
 
 
 class OpenPartition(NamedTuple):
@@ -37,3 +41,16 @@ class TransactionLog(Protocol):
 
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
         """Return the ids of topics that exist."""
+
+
+def open_places(
+    partitions: Mapping[TopicPartition, Partition], topics: Mapping[str, Topic]
+) -> dict[int, list[OpenPartition]]:
+    """Return where transactions are open, by producer id; nothing is being appended meanwhile."""
+    found: dict[int, list[OpenPartition]] = {}
+    for name, partition in partitions.items():
+        topic_id = topics[name.topic].topic_id
+        for producer_id, (life, first) in partition.producers.open_transactions().items():
+            place = OpenPartition(name, topic_id, life, first)
+            found.setdefault(producer_id, []).append(place)
+    return found

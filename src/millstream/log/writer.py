@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 import uuid
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
@@ -30,6 +29,7 @@ from millstream.log.clocks import running_time_ms, wall_clock_ms
 from millstream.log.config import TopicConfig
 from millstream.log.control import ControlDb
 from millstream.log.files import DISK, Files, sync_names
+from millstream.log.forking import forbid_in_children, forget
 from millstream.log.group_commit import Durability, GroupCommit, PendingAppend
 from millstream.log.groups import Offsets, check_offsets, put_offsets
 from millstream.log.housekeeping import Housekeeper, KeepingReport
@@ -63,13 +63,12 @@ from millstream.log.topics import (
     partition_folder,
     unknown_topic,
 )
-from millstream.log.transaction_log import OpenPartition
+from millstream.log.transaction_log import OpenPartition, open_places
 from millstream.log.transactions import Transactions
 from millstream.record import TopicInfo, TopicPartition
 
 HOUSEKEEPING_S = 30.0
 _log = logging.getLogger(__name__)
-_open_writers: weakref.WeakSet[LogWriter] = weakref.WeakSet()
 
 
 class LogWriter:
@@ -134,7 +133,7 @@ class LogWriter:
             undo.enter_context(self._signal.owned())
             self._take_over(directory_id, sync_threads, background=background)
             self._closing = undo.pop_all()
-        _open_writers.add(self)
+        forbid_in_children(self)
         self.housekeeper = Housekeeper(self, every_s=HOUSEKEEPING_S if background else None)
 
     # -- opening ------------------------------------------------------------------------------
@@ -463,18 +462,9 @@ class LogWriter:
 
     def open_partitions(self) -> dict[int, list[OpenPartition]]:
         """Return where transactions are open, by producer id."""
-        found: dict[int, list[OpenPartition]] = {}
-
-        def look() -> None:
-            topics = self._topics
-            for name, partition in self._partitions.items():
-                topic_id = topics[name.topic].topic_id
-                for producer_id, (life, first) in partition.producers.open_transactions().items():
-                    place = OpenPartition(name, topic_id, life, first)
-                    found.setdefault(producer_id, []).append(place)
-
-        self._commit.exclusively(look)
-        return found
+        found: list[dict[int, list[OpenPartition]]] = []
+        self._commit.exclusively(lambda: found.append(open_places(self._partitions, self._topics)))
+        return found[0]
 
     def append_markers(self, markers: Sequence[tuple[TopicPartition, EncodedBatch]]) -> None:
         """Append control batches; they are durable and visible when this returns.
@@ -485,12 +475,8 @@ class LogWriter:
             DiskFullError: some were not appended; appending all of them again does no harm.
             SyncFailedError: the disk failed; open the folder again.
         """
-        partitions = self._partitions
-        appends = [
-            PendingAppend(partitions[name], marker)
-            for name, marker in markers
-            if name in partitions
-        ]
+        there = self._partitions
+        appends = [PendingAppend(there[name], one) for name, one in markers if name in there]
         self.commit(appends)
         for append in appends:
             if append.error is not None and not append.partition.closed:
@@ -585,9 +571,8 @@ class LogWriter:
         Raises:
             SyncFailedError: records that were acknowledged when they were written may be lost.
         """
-        if self not in _open_writers:
+        if not forget(self):
             return
-        _open_writers.discard(self)
         self.housekeeper.stop()
         try:
             self._commit.close(FencedError(f"the log {self.folder} was closed; connect again"))
@@ -615,12 +600,3 @@ class LogWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _disable_in_child() -> None:
-    for writer in list(_open_writers):
-        writer.disable_after_fork()
-    _open_writers.clear()
-
-
-os.register_at_fork(after_in_child=_disable_in_child)
