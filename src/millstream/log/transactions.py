@@ -205,8 +205,7 @@ class Transactions:
         previous: ProducerIdentity | None,
     ) -> None:
         """Begin the next life of a producer."""
-        following = producer.following_epoch
-        now_ms = self._clock_ms()
+        following, now_ms = producer.following_epoch, self._clock_ms()
         with self._control.commit() as connection:
             settle(connection, producer.producer_id, commit=False, now_ms=now_ms)
             connection.execute(

@@ -315,9 +315,8 @@ class LogWriter:
             ):
                 self._catalog.update(topic, partitions_before=count)
             self._show(topic, segments, count)
-            config = self.config_of(topic)
             for number in range(count):
-                self._partitions[TopicPartition(name, number)].config = config
+                self._partitions[TopicPartition(name, number)].config = self.config_of(topic)
         return topic.info
 
     def settings(self, name: str) -> dict[str, str]:
@@ -344,8 +343,7 @@ class LogWriter:
             self._topics = {**self._topics, topic.name: topic}
             self._publish(fresh)
 
-        # Some client may try a partition before it is told of it: nothing is written until it is shown.
-        self._commit.exclusively(show)
+        self._commit.exclusively(show)  # a client may try a partition that it was not told of
         self._bump_catalog_version()
 
     def _check_files_open(self, more: int) -> None:
