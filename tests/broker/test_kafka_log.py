@@ -308,7 +308,8 @@ def test_a_commit_that_a_topic_made_again_gets_skips_none_of_its_records(
     broker: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with connect(f"kafka://{broker.address}") as log:
-        old = made(log, 5)
+        old, other = made(log, 5), TopicPartition("other", 0)
+        log.create_topic("other")
         put, place = KafkaGroups._put, TopicPartition("again", 0)
         times = []
 
@@ -320,6 +321,7 @@ def test_a_commit_that_a_topic_made_again_gets_skips_none_of_its_records(
 
         monkeypatch.setattr(KafkaGroups, "_put", made_again)
         with pytest.raises(TopicRecreatedError, match="'again'"):
-            log.commit_offsets("late", {place: 5}, topic_ids={"again": old})
-        assert times == [{place: 5}, {place: 0}]
+            log.commit_offsets("late", {place: 5, other: 3}, topic_ids={"again": old})
+        assert times == [{place: 5, other: 3}, {place: 0}]
         assert log.committed_offsets("late")[place].offset == 0
+        assert log.committed_offsets("late")[other].offset == 3

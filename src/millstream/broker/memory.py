@@ -48,7 +48,8 @@ class RequestMemory:
         room = self._room(size)
         if room is self._large and not room.has(size):
             for timeout, began_s in self._halves.items():
-                timeout.reschedule(began_s + self._contended_s)
+                if not timeout.expired():  # one that is, refuses; it is about to go
+                    timeout.reschedule(began_s + self._contended_s)
         await room.take(size)
 
     def release(self, size: int) -> None:

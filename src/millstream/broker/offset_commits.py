@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +50,11 @@ class OffsetCommits:
             except MillstreamError as error:
                 for commit in commits:
                     commit.error = commit.error or error
+            except Exception as error:
+                for commit in commits:  # whatever it is: they must not wait for ever
+                    if not commit.done.done():
+                        commit.done.set_exception(error)
+                raise
             for commit in commits:
                 if not commit.done.done():
                     commit.done.set_result(commit.error)
@@ -67,7 +71,7 @@ def _write(writer: LogWriter, commits: Sequence[_Commit]) -> None:
                 put_offsets(
                     connection, one.group, one.offsets, topic_ids=topic_ids, now_ms=wall_clock_ms()
                 )
-    except (MillstreamError, sqlite3.IntegrityError):  # some topic has just been deleted, say
+    except MillstreamError:  # some topic has just been deleted, say
         for one in commits:
             try:
                 writer.commit_offsets(one.group, one.offsets)

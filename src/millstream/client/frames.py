@@ -47,7 +47,7 @@ def encode_rows(given: Any, key: str | None) -> tuple[pa.Array, pa.Array | None]
     """
     import polars as pl  # noqa: PLC0415 - not for those who send records
 
-    table = arrow_table(given, "rows")
+    table = _in_microseconds(arrow_table(given, "rows"))
     if len(set(table.column_names)) != table.num_columns or not table.num_columns:
         raise ConfigError(f"rows has the columns {table.column_names}; give each another name")
     try:
@@ -58,7 +58,48 @@ def encode_rows(given: Any, key: str | None) -> tuple[pa.Array, pa.Array | None]
     if all(_is_plain(dtype) for dtype in frame.dtypes):
         values = frame.select(value=pl.struct(pl.all()).struct.json_encode())
         return values["value"].to_arrow().cast(pa.binary()), keys
-    return pa.array([_object(row) for row in frame.iter_rows(named=True)], pa.binary()), keys
+    try:
+        rows = frame.rows(named=True)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"rows has a value that Python has not ({error}); times go from the year 1 to 9999"
+        ) from error
+    return pa.array([_object(row) for row in rows], pa.binary()), keys
+
+
+def _in_microseconds(table: pa.Table) -> pa.Table:
+    """Return a table whose times have microseconds, as Python's have.
+
+    Raises:
+        ConfigError: some have nanoseconds.
+    """
+    schema = pa.schema([field.with_type(_coarser(field.type)) for field in table.schema])
+    if schema.equals(table.schema):
+        return table
+    try:
+        return table.cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ConfigError(
+            f"rows has times with nanoseconds, and events have microseconds ({error}); round them"
+        ) from error
+
+
+def _coarser(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        found = pa.timestamp("us", kind.tz)
+    elif pa.types.is_duration(kind) and kind.unit == "ns":
+        found = pa.duration("us")
+    elif pa.types.is_time64(kind):
+        found = pa.time64("us")
+    elif pa.types.is_large_list(kind):
+        found = pa.large_list(kind.value_field.with_type(_coarser(kind.value_type)))
+    elif pa.types.is_list(kind):
+        found = pa.list_(kind.value_field.with_type(_coarser(kind.value_type)))
+    elif pa.types.is_struct(kind):
+        found = pa.struct([field.with_type(_coarser(field.type)) for field in kind])
+    else:
+        found = kind
+    return found
 
 
 def _is_plain(dtype: pl.DataType) -> bool:

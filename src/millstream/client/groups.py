@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -80,7 +79,7 @@ class GroupOffsets:
         try:
             with self._opened().commit() as connection:
                 put_offsets(connection, group, offsets, topic_ids=topic_ids, now_ms=now_ms)
-        except sqlite3.IntegrityError:
+        except UnknownTopicError:
             for name in offsets:
                 pinned.end_offset(*name)  # deleted since: this says so
             raise

@@ -8,10 +8,11 @@ machine, alone or together with a transaction.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from millstream.errors import ConfigError, FencePassedError
+from millstream.errors import ConfigError, FencePassedError, UnknownTopicError
 from millstream.log.control import ControlDb
 from millstream.record import TopicPartition
 
@@ -80,17 +81,38 @@ def put_offsets(
     topic_ids: Mapping[str, str],
     now_ms: int,
 ) -> None:
-    """Write offsets within a commit of control.db. ``topic_ids`` has every topic named."""
+    """Write offsets within a commit of control.db. ``topic_ids`` has every topic named.
+
+    Raises:
+        UnknownTopicError: one of them was deleted since.
+    """
     rows = []
     for name, given in offsets.items():
         rows.append((group, topic_ids[name.topic], name.partition, *noted(given), now_ms))
-    connection.executemany(
-        "INSERT INTO group_offsets VALUES (?, ?, ?, ?, ?, ?, ?) "
-        "ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET "
-        "committed_offset = excluded.committed_offset, metadata = excluded.metadata, "
-        "leader_epoch = excluded.leader_epoch, committed_ms = excluded.committed_ms",
-        rows,
-    )
+    with of_topics(topic_ids):
+        connection.executemany(
+            "INSERT INTO group_offsets VALUES (?, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET "
+            "committed_offset = excluded.committed_offset, metadata = excluded.metadata, "
+            "leader_epoch = excluded.leader_epoch, committed_ms = excluded.committed_ms",
+            rows,
+        )
+
+
+@contextmanager
+def of_topics(names: Iterable[str]) -> Iterator[None]:
+    """Say what it means that offsets cannot be written: a topic went after its id was looked up.
+
+    Raises:
+        UnknownTopicError: one of ``names`` was deleted.
+    """
+    try:
+        yield
+    except sqlite3.IntegrityError as error:
+        raise UnknownTopicError(
+            f"offsets were to be committed of {', '.join(map(repr, sorted(names)))}, and a topic was "
+            "deleted meanwhile; nothing was noted. Commit for those that are there"
+        ) from error
 
 
 def committed_offsets(control: ControlDb, group: str) -> dict[TopicPartition, CommittedOffset]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from millstream.errors import DiskFullError, RetriableError
+from millstream.errors import CorruptionError, RetriableError, UnknownTopicError
 from millstream.log.compaction import compact_partition
 from millstream.log.groups import offsets_by_partition
 from millstream.log.partition import Partition
@@ -101,13 +101,15 @@ class Housekeeper:
         with self._pass_lock:
             self._clock = self._clock or RunningClock(now_ms, running)
             now_ms = self._clock.read(now_ms, running)
-            report.transactions_aborted = self._writer.transactions.expire()
+            with _putting_off("transactions", report):
+                report.transactions_aborted = self._writer.transactions.expire()
             for partition in self._writer.partitions():
                 if self._stopped.is_set():
                     break
                 self._keep(partition, now_ms, report)
             before_ms = now_ms - PRODUCER_EXPIRES_MS
-            report.producers_forgotten = self._writer.transactions.forget_idle(before_ms)
+            with _putting_off("unused producers", report):
+                report.producers_forgotten = self._writer.transactions.forget_idle(before_ms)
             report.risks = self.risks(now_ms)
             self._tell(report.risks)
         return report
@@ -137,11 +139,12 @@ class Housekeeper:
 
         def look() -> None:
             if not partition.closed:
-                rolled.append(partition.roll_if_old(now_ms))
+                with _putting_off(partition.folder, report):
+                    rolled.append(partition.roll_if_old(now_ms))
                 partition.producers.forget_idle(now_ms - PRODUCER_EXPIRES_MS)
                 start.append(start_after_pass(partition.holding(), now_ms))
 
-        try:
+        with _putting_off(partition.folder, report):
             writer.exclusively(look)
             report.rolled += sum(rolled)
             if start and (start[0] > partition.log_start or partition.has_below_start):
@@ -154,10 +157,6 @@ class Housekeeper:
                 report.segments_compacted += compact_partition(
                     writer, partition, now_ms, stopped=self._stopped.is_set
                 )
-        except (DiskFullError, OSError) as error:
-            # One file that cannot be removed must not keep the others; it is tried again.
-            report.put_off.append(f"{partition.folder}: {error}")
-            _log.warning("housekeeping left %s for later: %s", partition.folder, error)
 
     def _tell(self, found: list[RetentionRisk]) -> None:
         """Tell of each risk once when it begins, and once more when records are lost."""
@@ -196,8 +195,26 @@ class Housekeeper:
         self.health = HousekeepingHealth(self.health.passes_failed + bool(why), tuple(why))
 
 
+@contextmanager
+def _putting_off(what: object, report: KeepingReport) -> Iterator[None]:
+    """Leave what the disk refuses for the next pass; it must not keep what may make room for it."""
+    try:
+        yield
+    except (RetriableError, OSError) as error:
+        report.put_off.append(f"{what}: {error}")
+        _log.warning("housekeeping left %s for later: %s", what, error)
+
+
 def _has_records(reader: LogReader, risk: RetentionRisk) -> bool:
-    """Whether any of the offsets at risk is a record: markers of transactions are not lost to anyone."""
+    """Whether any of the offsets at risk is a record: markers of transactions are not lost to anyone.
+
+    What cannot be read is taken for records, so that the group is told.
+    """
     start = max(risk.committed_offset, risk.log_start)
     end = start + risk.records_at_risk
-    return count_unread(reader, risk.topic, risk.partition, start, end) > 0
+    try:
+        return count_unread(reader, risk.topic, risk.partition, start, end) > 0
+    except UnknownTopicError:  # deleted since: nothing of it is at risk
+        return False
+    except CorruptionError:
+        return True

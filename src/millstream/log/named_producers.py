@@ -58,6 +58,15 @@ class Producer:
         """What it stamps into its batches in its present life."""
         return ProducerIdentity(self.producer_id, self.producer_epoch)
 
+    @property
+    def following_epoch(self) -> int:
+        """The producer epoch of its next life.
+
+        By one, and by one more for the end of a transaction that is taken back with it: so its own
+        end, of which a producer was not told, can be told from one that a newer producer brought.
+        """
+        return self.producer_epoch + (1 if self.state == "idle" else 2)
+
     def described(self, name: str) -> NamedProducer:
         """Return how it stands."""
         since_ms = None if self.state == "idle" else self.started_ms

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from millstream.log.control import ControlDb
-from millstream.log.groups import Offsets, noted
+from millstream.log.groups import Offsets, noted, of_topics
 from millstream.record import TopicPartition
 
 RemoteState = Literal["open", "committed", "aborted"]
@@ -48,14 +48,19 @@ def put_pending(
     *,
     topic_ids: Mapping[str, str],
 ) -> None:
-    """Write down offsets that are committed when the open transaction is."""
+    """Write down offsets that are committed when the open transaction is.
+
+    Raises:
+        UnknownTopicError: a topic was deleted since its id was looked up.
+    """
     rows = []
     for name, given in offsets.items():
         place = (topic_ids[name.topic], name.partition)
         rows.append((producer_id, group, *place, *noted(given)))
-    connection.executemany(
-        "INSERT OR REPLACE INTO pending_offsets VALUES (?, ?, ?, ?, ?, ?, ?)", rows
-    )
+    with of_topics(topic_ids):
+        connection.executemany(
+            "INSERT OR REPLACE INTO pending_offsets VALUES (?, ?, ?, ?, ?, ?, ?)", rows
+        )
 
 
 def settle(connection: sqlite3.Connection, producer_id: int, *, commit: bool, now_ms: int) -> None:

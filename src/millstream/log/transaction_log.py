@@ -49,9 +49,8 @@ def open_places(
     """Return where transactions are open, by producer id; nothing is being appended meanwhile."""
     found: dict[int, list[OpenPartition]] = {}
     for name, partition in partitions.items():
-        if name.topic in topics:  # otherwise it is being made, and nobody has written to it
-            topic_id = topics[name.topic].topic_id
-            for producer_id, (life, first) in partition.producers.open_transactions().items():
-                place = OpenPartition(name, topic_id, life, first)
-                found.setdefault(producer_id, []).append(place)
+        topic_id = topics[name.topic].topic_id
+        for producer_id, (life, first) in partition.producers.open_transactions().items():
+            place = OpenPartition(name, topic_id, life, first)
+            found.setdefault(producer_id, []).append(place)
     return found

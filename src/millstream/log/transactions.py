@@ -141,7 +141,7 @@ class Transactions:
             known = self._by_name.get(transactional_id) if transactional_id else None
             if resumes is not None:
                 check_last_life(known, resumes)
-            if known is None or known.producer_epoch >= PRODUCER_EPOCH_MAX - 1:
+            if known is None or known.following_epoch >= PRODUCER_EPOCH_MAX:
                 return self._insert(
                     known, transactional_id, timeout_ms, in_process=in_process, previous=resumes
                 )
@@ -204,13 +204,8 @@ class Transactions:
         in_process: bool,
         previous: ProducerIdentity | None,
     ) -> None:
-        """Begin the next life of a producer.
-
-        By one, and by one more for the end of a transaction that is taken back with it: so its own
-        end, of which a producer was not told, can be told from one that a newer producer brought.
-        """
-        following = producer.producer_epoch + (1 if producer.state == "idle" else 2)
-        now_ms = self._clock_ms()
+        """Begin the next life of a producer."""
+        following, now_ms = producer.following_epoch, self._clock_ms()
         with self._control.commit() as connection:
             settle(connection, producer.producer_id, commit=False, now_ms=now_ms)
             connection.execute(

@@ -259,8 +259,8 @@ class LogWriter:
         if partitions < 1:
             raise ConfigError(f"a topic of {partitions} partitions is not possible; give 1 or more")
         TopicConfig.parse(settings or {})
-        self._check_usable()
         with self._topics_lock:
+            self._check_usable()
             if name in self._topics:
                 raise TopicExistsError(
                     f"there is a topic {name!r} already; use it, or choose another name"
@@ -292,8 +292,8 @@ class LogWriter:
             UnknownTopicError: there is no such topic.
             ConfigError: a setting is not possible, or there would be fewer partitions.
         """
-        self._check_usable()
         with self._topics_lock:
+            self._check_usable()
             before = self._topic(name)
             count = len(before.slots)
             wanted = count if partitions is None else partitions
@@ -315,9 +315,8 @@ class LogWriter:
             ):
                 self._catalog.update(topic, partitions_before=count)
             self._show(topic, segments, count)
-            config = self.config_of(topic)
             for number in range(count):
-                self._partitions[TopicPartition(name, number)].config = config
+                self._partitions[TopicPartition(name, number)].config = self.config_of(topic)
         return topic.info
 
     def settings(self, name: str) -> dict[str, str]:
@@ -338,9 +337,13 @@ class LogWriter:
             self._made(topic, number, Recovered([], segment, 0, 0, ProducerStates()))
             for number, segment in enumerate(segments, start=first)
         ]
-        self._partitions = {**self._partitions, **{one.name: one for one in fresh}}
-        self._topics = {**self._topics, topic.name: topic}
-        self._publish(fresh)
+
+        def show() -> None:
+            self._partitions = {**self._partitions, **{one.name: one for one in fresh}}
+            self._topics = {**self._topics, topic.name: topic}
+            self._publish(fresh)
+
+        self._commit.exclusively(show)  # a client may try a partition that it was not told of
         self._bump_catalog_version()
 
     def _check_files_open(self, more: int) -> None:
@@ -354,8 +357,8 @@ class LogWriter:
         Raises:
             UnknownTopicError: there is no such topic.
         """
-        self._check_usable()
         with self._topics_lock:
+            self._check_usable()
             topic = self._topic(name)
 
             def unlink() -> None:

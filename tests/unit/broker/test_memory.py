@@ -91,3 +91,30 @@ def test_who_goes_while_it_waits_gives_its_place_to_the_next() -> None:
         assert await settled(second)
 
     asyncio.run(scenario())
+
+
+def test_who_comes_while_a_half_request_is_being_refused_waits_like_others() -> None:
+    async def scenario() -> None:
+        room = memory(contended_s=0.0)
+
+        async def half() -> None:
+            async with room.coming_in():
+                await asyncio.Event().wait()
+
+        async def comes_after(turns: int) -> None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await room.reserve(2 * MIB)
+
+        await room.reserve(3 * MIB)
+        refused = asyncio.create_task(half())
+        assert not await settled(refused)
+        waiting = [asyncio.create_task(comes_after(turns)) for turns in range(5)]
+        with pytest.raises(TimeoutError):
+            await refused
+        room.release(3 * MIB)
+        for task in waiting:
+            await task
+            room.release(2 * MIB)
+
+    asyncio.run(scenario())

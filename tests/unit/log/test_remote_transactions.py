@@ -199,6 +199,26 @@ def test_the_last_life_of_a_number_is_followed_by_one_and_the_same_new_number(op
     assert resumed(writer, identity) == resumed(opened(), identity) == following
 
 
+def test_a_number_whose_lives_are_used_up_with_a_transaction_open_never_lives_again(
+    opened,
+) -> None:
+    writer = opened()
+    identity = writer.transactions.register("x", in_process=False)
+    with writer.control.commit() as connection:
+        connection.execute("UPDATE producers SET producer_epoch = ?", (PRODUCER_EPOCH_MAX - 2,))
+    transactions = opened().transactions
+    lives = [identity._replace(producer_epoch=PRODUCER_EPOCH_MAX - 2)]
+    transactions.begin(lives[0])
+    lives.append(transactions.register("x", in_process=False))
+    for _ in range(3):
+        assert lives[-1].producer_epoch < PRODUCER_EPOCH_MAX
+        transactions.begin(lives[-1])
+        lives.append(transactions.end(lives[-1], commit=True))
+    for old in lives[:-1]:
+        with pytest.raises(ProducerFencedError):
+            transactions.begin(old)
+
+
 @pytest.mark.parametrize("timed_out", [False, True])
 def test_one_that_was_replaced_does_not_fence_the_newer_by_asking_again(
     opened, clock, timed_out
@@ -264,6 +284,34 @@ def test_offsets_are_added_to_an_open_transaction_of_a_known_topic_only(opened) 
     transactions.begin(identity, again=True)
     with pytest.raises(UnknownTopicError):
         transactions.add_offsets(identity, "g", {TopicPartition("nope", 0): 7})
+
+
+def test_a_topic_that_goes_while_its_offsets_are_committed_is_told(opened, monkeypatch) -> None:
+    writer = opened()
+    transactions, gone = writer.transactions, TopicPartition("gone", 0)
+    real = writer.topic_ids
+
+    def late(names) -> dict[str, str]:
+        found = real(names)
+        if "gone" in names:
+            writer.delete_topic("gone")
+        return found
+
+    monkeypatch.setattr(writer, "topic_ids", late)
+    writer.create_topic("gone")
+    with pytest.raises(UnknownTopicError):
+        writer.commit_offsets("g", {IN: 1, gone: 1})
+    identity = transactions.register("x", in_process=False)
+    transactions.begin(identity)
+    writer.create_topic("gone")
+    with pytest.raises(UnknownTopicError):
+        transactions.add_offsets(identity, "g", {IN: 1, gone: 1})
+    writer.create_topic("gone")
+    with pytest.raises(UnknownTopicError):
+        transactions.end(identity, commit=True, offsets={"g": {IN: 1, gone: 1}})
+    assert committed_offsets(writer.control, "g") == {}
+    transactions.end(identity, commit=True, offsets={"g": {IN: 2}})
+    assert committed_offsets(writer.control, "g")[IN].offset == 2
 
 
 def test_named_producers_are_described(opened, clock) -> None:

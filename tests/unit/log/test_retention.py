@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from millstream.client import connect
-from millstream.errors import ConfigError, OffsetOutOfRangeError
+from millstream.errors import ConfigError, DiskFullError, OffsetOutOfRangeError
+from millstream.log import aborted
+from millstream.log import housekeeping as housekeeping_module
 from millstream.log import writer as writer_module
 from millstream.log.clocks import wall_clock_ms
 from millstream.log.config import TopicConfig
@@ -352,3 +354,79 @@ def test_a_group_that_has_only_markers_of_transactions_left_is_not_at_risk(tmp_p
         assert (log.keep_house().risks, log.lag("g")[0].behind) == ([], 0)
         log.commit_offsets("g", {TopicPartition("t", 0): 4})
         assert log.lag("g")[0].behind == 1
+
+
+class FullFiles(DiskFiles):
+    """A disk without room for another file, while it is ``full``."""
+
+    full = False
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
+        if self.full and create and not path.exists():
+            raise OSError(errno.ENOSPC, "no space left on device", str(path))
+        return super().open(path, write=write, create=create)
+
+
+def test_a_full_disk_is_made_room_on_though_nothing_can_be_noted_or_begun(tmp_path: Path) -> None:
+    files, now_ms = FullFiles(), [0]
+
+    def full() -> None:
+        raise DiskFullError("no room in control.db")
+
+    with LogWriter(tmp_path, background=False, files=files, clock_ms=lambda: now_ms[0]) as writer:
+        settings = {"segment.bytes": "600", "retention.bytes": "2000", "segment.ms": "60000"}
+        writer.create_topic("t", settings=settings)
+        slow = writer.transactions.register("slow", in_process=False, timeout_ms=1000)
+        writer.transactions.begin(slow)
+        fill(writer, 50)
+        before = len(segments(tmp_path))
+        now_ms[0] = 61_000
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(files, "full", True)
+            patch.setattr(writer.control, "_before_commit", full)
+            report = writer.keep_house()
+        assert [one.rpartition(": ")[0] for one in report.put_off][0::2] == [
+            "transactions",
+            "unused producers",
+        ]
+        assert report.segments_removed > 5
+        assert len(segments(tmp_path)) == before - report.segments_removed
+        report = writer.keep_house()
+        assert (report.put_off, report.rolled, report.transactions_aborted) == ([], 1, 1)
+
+
+def at_risk(writer: LogWriter, *topics: str) -> None:
+    """Fill topics so that the group g is behind in each, and about to lose records."""
+    for topic in topics:
+        writer.create_topic(topic, settings={"segment.bytes": "600", "retention.bytes": "20000"})
+        for number in range(120):
+            writer.append(topic, 0, [encode_rows([Row(number, b"k", b"v" * 100)])])
+    writer.keep_house()
+    for topic in topics:
+        name = TopicPartition(topic, 0)
+        writer.commit_offsets("g", {name: writer.partition(name).log_start})
+
+
+def test_a_topic_that_goes_while_risks_are_looked_at_keeps_no_other_from_being_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LogWriter(tmp_path, background=False) as writer:
+        at_risk(writer, "gone", "there")
+        assert {one.topic for one in writer.keep_house().risks} == {"gone", "there"}
+        real = housekeeping_module.count_unread
+
+        def late(*args: object) -> int:
+            if "gone" in writer.topics():
+                writer.delete_topic("gone")
+            return real(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(housekeeping_module, "count_unread", late)
+        assert {one.topic for one in writer.keep_house().risks} == {"there"}
+
+
+def test_a_group_is_told_of_a_risk_where_what_it_loses_cannot_be_read(tmp_path: Path) -> None:
+    with LogWriter(tmp_path, background=False) as writer:
+        at_risk(writer, "t", "u")
+        first = segments(tmp_path)[0]
+        first.with_suffix(aborted.SUFFIX).write_bytes(bytes(aborted.ENTRY_BYTES))
+        assert {one.topic for one in writer.keep_house().risks} == {"t", "u"}

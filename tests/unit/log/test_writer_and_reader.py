@@ -29,6 +29,7 @@ from millstream.log.batch import EncodedBatch, ProducerStamp, stamp
 from millstream.log.control import ControlDb
 from millstream.log.encoding import Row, encode_rows
 from millstream.log.files import DiskFiles
+from millstream.log.partition import Partition
 from millstream.log.producers import ProducerStates
 from millstream.log.reader import LogReader
 from millstream.log.state_file import StateFile
@@ -451,40 +452,84 @@ def work(writer: LogWriter, acknowledged: dict[int, bytes]) -> None:
         acknowledged[offset] = value
 
 
-def meanwhile(do: Callable[[], object]) -> None:
-    """Do something in another thread, and wait for it."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            do()
-        except BaseException as error:  # noqa: BLE001 - raised below
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-
-
 def test_a_topic_that_is_made_while_transactions_are_looked_for_disturbs_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with LogWriter(tmp_path, background=False) as writer:
+    with LogWriter(tmp_path, background=False) as writer, ThreadPoolExecutor() as pool:
         writer.create_topic("a", partitions=3)
-        real = ProducerStates.open_transactions
+        real, made = ProducerStates.open_transactions, []
 
         def look(states: ProducerStates) -> dict[int, tuple[int, int]]:
-            with monkeypatch.context() as patch:
-                patch.setattr(ProducerStates, "open_transactions", real)
-                meanwhile(lambda: writer.create_topic(f"b{len(writer.topics())}", partitions=3))
+            # It is shown once nobody goes through the partitions any more.
+            made.append(pool.submit(writer.create_topic, f"b{len(made)}", partitions=3))
             return real(states)
 
         with monkeypatch.context() as patch:
             patch.setattr(ProducerStates, "open_transactions", look)
             assert writer.open_partitions() == {}
+        for one in made:
+            one.result()
         assert len(writer.partitions()) == 12
+
+
+def test_who_writes_into_a_partition_before_being_told_of_it_disturbs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh, early = TopicPartition("t", 1), []
+    written, shown = threading.Event(), threading.Event()
+    write, sync, publish = Partition.write, Partition.sync, Partition.publish
+    with LogWriter(tmp_path, background=False) as writer, ThreadPoolExecutor() as pool:
+
+        def publish_late(partition: Partition, *where: object) -> None:
+            if partition.name == fresh and not early:
+                early.append(pool.submit(writer.append, "t", 1, [batch_of(b"early")]))
+                written.wait(0.05)  # in vain: it waits for us
+            publish(partition, *where)  # type: ignore[arg-type]
+            shown.set()
+
+        def write_and_tell(partition: Partition, *what: object) -> int:
+            first = write(partition, *what)  # type: ignore[arg-type]
+            written.set()
+            return first
+
+        def sync_once_shown(partition: Partition) -> None:
+            shown.wait(30)
+            sync(partition)
+
+        writer.create_topic("t")
+        shown.clear()
+        monkeypatch.setattr(Partition, "publish", publish_late)
+        monkeypatch.setattr(Partition, "write", write_and_tell)
+        monkeypatch.setattr(Partition, "sync", sync_once_shown)
+        try:
+            writer.alter_topic("t", partitions=2)
+        finally:
+            shown.set()
+        assert early[0].result() == [0]
+        assert LogReader(tmp_path).offsets("t") == [(0, 0), (0, 1)]
+
+
+def test_a_topic_is_not_changed_once_the_log_is_closed(tmp_path: Path) -> None:
+    changes: list[Callable[[LogWriter], object]] = [
+        lambda writer: writer.create_topic("new"),
+        lambda writer: writer.alter_topic("t", partitions=2),
+        lambda writer: writer.delete_topic("t"),
+    ]
+    with LogWriter(tmp_path, background=False) as writer:
+        writer.create_topic("t")
+    for change in changes:
+        writer = LogWriter(tmp_path, background=False)
+        with ThreadPoolExecutor() as pool:
+            with writer._topics_lock:
+                waits = pool.submit(change, writer)
+                ends = pool.submit(writer.close)
+                while writer.failure is None:
+                    pass
+            with pytest.raises(FencedError):
+                waits.result()
+            ends.result()
+    assert LogReader(tmp_path).offsets("t") == [(0, 0)]
+    assert list(LogReader(tmp_path).topics()) == ["t"]
 
 
 def open_files() -> int:

@@ -112,8 +112,9 @@ class KafkaGroups:
             _check_topics(reader, topics)
         except TopicRecreatedError:
             # Just now. A commit names its topic, so it may be the new one's: then that is read from its
-            # start, and none of its records is passed over.
-            self._put(group, dict.fromkeys(offsets, 0))
+            # start, and none of its records is passed over. The offsets of other topics stand.
+            moved = {topic for topic in topics if _is_made_anew(reader, topic)}
+            self._put(group, {name: 0 for name in offsets if name.topic in moved})
             raise
 
     def _put(self, group: str, offsets: Offsets) -> None:
@@ -292,6 +293,16 @@ def _check_topics(reader: KafkaReader | None, topics: Iterable[str]) -> None:
     if reader is not None:
         for topic in topics:
             reader.check_topic(topic)
+
+
+def _is_made_anew(reader: KafkaReader | None, topic: str) -> bool:
+    try:
+        _check_topics(reader, [topic])
+    except TopicRecreatedError:
+        return True
+    except UnknownTopicError:  # and gone again: its offsets are gone, too
+        return False
+    return False
 
 
 def places(offsets: Offsets) -> list[KafkaPlace]:
