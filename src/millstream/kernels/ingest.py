@@ -182,7 +182,7 @@ class Ingest:
 
     def _order(self, batch: pa.RecordBatch, good: Positions, partition: int) -> pl.Series:
         offsets = batch.column("offset").to_numpy()[good]
-        return pl.Series(ORDER, offsets + order_of(self.source.number, partition, 0))
+        return pl.Series(ORDER, offsets + order_of(self.source.topic_number, partition, 0))
 
     def _dead_rows(
         self, batch: pa.RecordBatch, lane: Lane, dead: list[tuple[int, str]]

@@ -1,12 +1,16 @@
 """The order of the log: where a record stands among all that a job reads, as one whole number.
 
-Of two records of one partition that with the lower offset goes first; of two partitions, and of two
-sources, the lower number. The place of a row (``__order``) says nothing of when and by whom it was
-read, so whatever takes rows in this order gives the same answer however they were divided among
-batches, tasks and producers. Rows that were made of one record share its place, and stay as they stand.
+Of two records of one partition that with the lower offset goes first; of two partitions the lower
+number; of two topics that whose name sorts first. The place of a row (``__order``) says nothing of when
+and by whom it was read, so whatever takes rows in this order gives the same answer however they were
+divided among batches, tasks and producers; and nothing of how many streams a program declares, so that
+places in state mean the same to the next one. Rows that were made of one record share its place: by one
+stream they stay as they stand, of several streams of a topic the one declared first goes first.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,16 +28,16 @@ _STAY_BITS = 24
 _STAYS = 1 << _STAY_BITS  # so many stays of producers a lane can have; see lane_of
 
 
-def order_of(source: int, partition: int, offset: int) -> int:
-    """Give a record's place: by source, then by partition, and within it by offset."""
-    assert 0 <= source < SOURCES_MAX, source
+def order_of(topic: int, partition: int, offset: int) -> int:
+    """Give a record's place: by topic, then by partition, and within it by offset."""
+    assert 0 <= topic < SOURCES_MAX, topic
     assert 0 <= partition < 1 << _PARTITION_BITS, partition
     assert 0 <= offset < 1 << _OFFSET_BITS, offset
-    return (source << _PARTITION_BITS | partition) << _OFFSET_BITS | offset
+    return (topic << _PARTITION_BITS | partition) << _OFFSET_BITS | offset
 
 
-def source_in(orders: Numbers) -> Numbers:
-    """Give the sources of places."""
+def topic_in(orders: Numbers) -> Numbers:
+    """Give the numbers of places' topics."""
     return orders >> (_PARTITION_BITS + _OFFSET_BITS)
 
 
@@ -67,12 +71,27 @@ def in_log_order(rows: pl.DataFrame) -> pl.DataFrame:
     Rows that only know their lane are sorted by split, in which they stand as they were read; those
     that know neither did not come from a source, and stay as they are.
     """
+    keys = []
+    if LANE in rows.columns:
+        keys.append(_whole(rows[LANE]) >> _STAY_BITS)
     if ORDER in rows.columns:
-        orders = rows[ORDER].to_numpy()
-    elif LANE in rows.columns:
-        orders = rows[LANE].to_numpy() >> _STAY_BITS
-    else:
+        keys.append(_whole(rows[ORDER]))  # the last key is the first to sort by
+    if not keys or _stand_sorted(keys):
         return rows
-    if (orders[1:] >= orders[:-1]).all():  # as they are where one task after another has read them
-        return rows
-    return rows[np.argsort(orders, kind="stable")]
+    return rows[np.lexsort(keys)]
+
+
+def _whole(places: pl.Series) -> Numbers:
+    """Give places as whole numbers: what has none, beside such as have, comes last."""
+    return places.fill_null(np.iinfo(np.int64).max).to_numpy()
+
+
+def _stand_sorted(keys: Sequence[Numbers]) -> bool:
+    """Say whether rows are in order already, as they are where one task after another has read them."""
+    places, *minor = reversed(keys)
+    if not (places[1:] >= places[:-1]).all():
+        return False
+    if not minor:
+        return True
+    lanes = minor[0]
+    return bool(((lanes[1:] >= lanes[:-1]) | (places[1:] > places[:-1])).all())

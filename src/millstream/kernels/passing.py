@@ -79,7 +79,7 @@ class Passing:
 
 
 def together(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Put tables into one, sorted by arrival: by source, partition and offset; without these, by time.
+    """Put tables into one, sorted by arrival: by topic, partition and offset; without these, by time.
 
     Among rows of one time the content decides, so that a batch that is repeated has the same order.
     """

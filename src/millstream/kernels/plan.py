@@ -71,7 +71,8 @@ Way = Edge | Passage
 class SourcePlan:
     """One stream read from a topic. ``fields`` are the value's fields that the plan needs.
 
-    ``number`` is its place among the sources. ``time`` gives the event time (a Datetime) from the
+    ``number`` is its place among the sources, ``topic_number`` that of its topic in the order of the
+    log: the same in every program that reads these topics. ``time`` gives the event time (a Datetime) from the
     fields; None: the record's timestamp. ``time_ports`` are the operators that are to be told of
     this source's time. ``values`` is how the topic's values are written, ``bad`` what becomes of
     those that cannot be decoded.
@@ -87,6 +88,7 @@ class SourcePlan:
     time_ports: tuple[int, ...]
     values: ValueFormat = JSON
     bad: BadPolicy = "dead-letter"
+    topic_number: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class OperatorPlan:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Operators that run behind one shuffle. ``topics`` names the topic of each source by number."""
+    """Operators that run behind one shuffle. ``topics`` names all topics that are read, by number."""
 
     operators: tuple[OperatorPlan, ...]
     topics: tuple[str, ...] = ()

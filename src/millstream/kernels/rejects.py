@@ -20,7 +20,7 @@ from millstream.kernels.dead_records import Details, dead_rows, in_full
 from millstream.kernels.frames import LANE, ORDER
 from millstream.kernels.isolation import Isolated, json_of
 from millstream.kernels.keyhash import digest_columns
-from millstream.kernels.log_order import offset_in, partition_in, source_in
+from millstream.kernels.log_order import offset_in, partition_in, topic_in
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Rejects:
     def of_rows(self, topics: Sequence[str] = ()) -> list[pl.DataFrame]:
         """Give what was put aside as dead letters that hold the rows; begin anew.
 
-        ``topics`` names the topic of each source, by its number.
+        ``topics`` names all topics that are read, by number.
         """
         taken, self.rejected = self.rejected, []
         return [_letter_of_rows(one, topics) for one in taken]
@@ -79,7 +79,7 @@ def _letter_of_rows(one: Rejected, topics: Sequence[str]) -> pl.DataFrame:
         order = one.rows[ORDER].to_numpy()
         return in_full(
             letters.with_columns(
-                topic=pl.Series([topics[source] for source in source_in(order)]),
+                topic=pl.Series([topics[topic] for topic in topic_in(order)]),
                 partition=pl.Series(partition_in(order)),
                 offset=pl.Series(offset_in(order)),
             )

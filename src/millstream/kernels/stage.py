@@ -11,6 +11,7 @@ import polars as pl
 
 from millstream.errors import ConfigError, CorruptionError
 from millstream.kernels.frames import (
+    LANE,
     PORT_DEAD,
     PORT_TIME,
     FrameRow,
@@ -85,6 +86,18 @@ def run_stage(
     yield books.frame_row(bucket)
 
 
+def by_stream(frames: Mapping[int, list[pl.DataFrame]]) -> dict[int, list[pl.DataFrame]]:
+    """Put the frames of streams in the order of these, whichever task was done first.
+
+    Rows that several streams of a topic made of one record share its place, and stay as they stand.
+    """
+
+    def lane(rows: pl.DataFrame) -> int:
+        return int(rows[LANE][0]) if rows.height and LANE in rows.columns else -1
+
+    return {number: sorted(tables, key=lane) for number, tables in frames.items()}
+
+
 def _require_own(manifest: Mapping[str, Any], stage: StagePlan) -> None:
     """Make sure that a manifest is of just the stage's operators: what is not there would begin anew.
 
@@ -128,7 +141,8 @@ class OperatorRun:
                 name: {**clock.told(), "idle": sorted(idle.get(name, ()))}
                 for name, clock in clocks.items()
             }
-        outcome = kernel.process(state, batch.frames, moment)
+        frames_in = by_stream(batch.frames) if kernel.ordered else batch.frames
+        outcome = kernel.process(state, frames_in, moment)
         self.books.count(kernel.name, **outcome.counts)
         if outcome.rows is not None:
             self.books.count(kernel.name, made=outcome.rows.height)

@@ -83,13 +83,12 @@ class _Compiler:
         for node in nodes:
             self._enter(node)
         stages = max(self.depths.values(), default=-1) + 1
-        topics = tuple(n.topic if isinstance(n, SourceNode) else "" for n in self.sources)
         return JobPlan(
             app=self.app,
             sources=tuple(self._source(n) for n in self.sources if isinstance(n, SourceNode)),
             natives=tuple(self._native(n) for n in self.ports if isinstance(n, NativeNode)),
             stages=tuple(
-                StagePlan(tuple(self._operators(depth)), topics) for depth in range(stages)
+                StagePlan(tuple(self._operators(depth)), self._topics) for depth in range(stages)
             ),
             sinks=tuple(
                 SinkPlan(o.name, self.ports[o][0], o.key, o.schema, o.end, o.replaces)
@@ -101,6 +100,11 @@ class _Compiler:
             heartbeat_ms=self._heartbeat_ms(),
             program=self.meanings.program(),
         )
+
+    @property
+    def _topics(self) -> tuple[str, ...]:
+        """All topics that are read, by number: a program that goes on with the state reads the same."""
+        return tuple(sorted({n.topic for n in self.sources if isinstance(n, SourceNode)}))
 
     def _heartbeat_ms(self) -> int | None:
         wanted = [node.kernel.heartbeat_ms for node in self.depths]
@@ -207,6 +211,7 @@ class _Compiler:
             time_ports=self._time_ports(node),
             values=node.values,
             bad=node.bad,
+            topic_number=self._topics.index(node.topic),
         )
 
     def _columns_needed(self, node: Node) -> set[str] | None:

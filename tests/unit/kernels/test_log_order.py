@@ -159,6 +159,36 @@ def test_rows_that_only_know_their_lane_are_sorted_by_split_and_stay_in_their_or
     assert in_log_order(rows.drop(LANE))["n"].to_list() == [0, 1, 2, 3]
 
 
+def test_of_one_record_by_two_streams_of_its_topic_the_row_of_the_first_goes_first():
+    lanes = [lane_of(1, 0, 0), lane_of(1, 0, 0), lane_of(0, 0, 1), lane_of(0, 0, 0)]
+    orders = [order_of(0, 0, n) for n in (3, 4, 4, 3)]
+    rows = pl.DataFrame({"n": range(4), LANE: lanes, ORDER: orders})
+    assert in_log_order(rows)["n"].to_list() == [3, 0, 2, 1]
+
+
+def test_rows_without_a_place_come_last_and_leave_the_places_of_others_exact():
+    places = [order_of(SOURCES_MAX - 1, 7, n) for n in (3, 2, 1)]
+    rows = pl.DataFrame({"n": range(4), ORDER: [*places[:2], None, places[2]]})
+    assert in_log_order(rows)["n"].to_list() == [3, 1, 0, 2]
+
+
+@pytest.mark.parametrize("batches", [1, 3, 6])
+def test_two_streams_of_one_topic_put_together_are_in_the_order_of_the_topic(batches):
+    app = ms.App("halves", log="unused")
+    topic = app.topic("spends", Spend, partitions=1)
+    small, large = (
+        topic.stream(time="at", watermark=ms.watermark("0 seconds", idle=None)).filter(chosen)
+        for chosen in (pl.col("n") < 10, pl.col("n") >= 10)
+    )
+    both = small.union(large)
+    both.view("latest", key="id")
+    both.window(ms.count_window(2, unbounded=True), by="id").agg(all=ms.list("n")).view("pairs")
+    spends = [Spend(n, START, "a", "p", 1) for n in (1, 20, 2, 30, 3, 4)]
+    out = testing.run(app, {"spends": spends}, batches=batches, seed=batches)
+    assert out["latest"]["n"].to_list() == [4]
+    assert sorted(out["pairs"]["all"]) == ["[1,20]", "[2,30]", "[3,4]"]
+
+
 def totals_and_rows():
     """Put rows of a topic together with such as come from behind a window of it."""
     app = ms.App("mixed", log="unused")

@@ -13,7 +13,7 @@ from millstream.kernels.log_order import (
     offset_in,
     order_of,
     partition_in,
-    source_in,
+    topic_in,
 )
 from millstream.kernels.rejects import Rejects
 
@@ -25,7 +25,7 @@ def rejects_of(rows):
 
 
 def lying_at(*places):
-    """Make rows of records at (source, partition, offset)."""
+    """Make rows of records at (topic, partition, offset)."""
     return pl.DataFrame(
         {
             "n": list(range(len(places))),
@@ -41,7 +41,7 @@ def lying_at(*places):
 )
 def test_a_rows_place_can_be_read_off_its_order(place):
     order = lying_at(place)[ORDER].to_numpy()
-    assert (source_in(order)[0], partition_in(order)[0], offset_in(order)[0]) == place
+    assert (topic_in(order)[0], partition_in(order)[0], offset_in(order)[0]) == place
 
 
 def test_of_a_batch_of_records_the_bytes_are_kept():
