@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -228,15 +229,15 @@ def recoded(program, *, versions=None):
 def test_other_codes_of_the_same_versions_are_another_program():
     now = StoredProgram.of(plan(before=lambda s: s.filter(pl.col("a") > 1)), {})
     with pytest.raises(ConfigError, match=r"as before, but its options"):
-        require_same(recoded(now), now, "here", same_expressions=True)
+        require_same(recoded(now), now, Path("here"), same_expressions=True)
 
 
 def test_after_an_upgrade_what_cannot_be_compared_is_asked_for_once():
     now = StoredProgram.of(plan(before=lambda s: s.filter(pl.col("a") > 1)), {})
     older = recoded(now, versions={"polars": "1.0.0"})
     with pytest.raises(ConfigError, match=r"polars was 1.0.0 and is .*same_expressions=True"):
-        require_same(older, now, "here", same_expressions=False)
-    require_same(older, now, "here", same_expressions=True)
+        require_same(older, now, Path("here"), same_expressions=False)
+    require_same(older, now, Path("here"), same_expressions=True)
 
 
 def test_after_an_upgrade_steps_that_read_alike_and_differ_are_refused():
@@ -250,29 +251,29 @@ def test_after_an_upgrade_steps_that_read_alike_and_differ_are_refused():
 
     now = StoredProgram.of(two(), {})
     assert len(now.steps) == 2
-    require_same(now, now, "here", same_expressions=False)
+    require_same(now, now, Path("here"), same_expressions=False)
     older = recoded(now, versions={"polars": "1.0.0"})
     with pytest.raises(ConfigError, match="which state is whose cannot be told"):
-        require_same(older, now, "here", same_expressions=True)
+        require_same(older, now, Path("here"), same_expressions=True)
 
 
 def test_after_an_upgrade_what_is_described_alike_goes_on_unasked():
     now = StoredProgram.of(plan(), {})
     older = replace(now, versions={"polars": "1.0.0", "Python": "3.9"})
-    require_same(older, now, "here", same_expressions=False)
+    require_same(older, now, Path("here"), same_expressions=False)
 
 
 def test_what_reads_differently_is_refused_whatever_is_said_of_expressions():
     older = replace(StoredProgram.of(plan(agg={"n": ms.sum("a")}), {}), versions={})
     now = StoredProgram.of(plan(agg={"n": ms.sum("b")}), {})
     with pytest.raises(ConfigError, match=r"aggregate 'n' was sum"):
-        require_same(older, now, "here", same_expressions=True)
+        require_same(older, now, Path("here"), same_expressions=True)
 
 
 def test_state_of_another_format_is_refused():
     now = StoredProgram.of(plan(), {})
     with pytest.raises(ConfigError, match=r"has format 0, and this version of millstream works on"):
-        require_same(replace(now, format=0), now, "here", same_expressions=False)
+        require_same(replace(now, format=0), now, Path("here"), same_expressions=False)
 
 
 def test_a_store_of_an_earlier_format_is_refused_plainly(tmp_path):
@@ -282,6 +283,6 @@ def test_a_store_of_an_earlier_format_is_refused_plainly(tmp_path):
         home._writer.execute("PRAGMA user_version = 1")
     for readonly in (True, False):
         with pytest.raises(
-            ConfigError, match=r"has format 1, of an earlier version.*delete the app"
+            ConfigError, match=r"has format 1, of an earlier version.*millstream reset"
         ):
             ViewStore(tmp_path / "views.db", readonly=readonly)
