@@ -71,7 +71,6 @@ class Ingest:
 
     def __post_init__(self) -> None:
         self._decoder = RecordDecoder(self.source.values, self.source.fields)
-        self.books.count(self.source.name, read=0)
 
     def run(self, lanes: Iterable[Lane], planned: SourceTime) -> Iterator[FrameRow]:
         """Yield the task's frames, then what it saw of time, then its books.
@@ -82,9 +81,8 @@ class Ingest:
         out = routes(self.source.edges, self.bucket_labels, self.books, rejects)
         times: list[LaneTime] = []
         for lane in lanes:
-            before = self.books.lines[self.source.name]["read"]
-            times.append(self._lane(lane, out, rejects))
-            read = self.books.lines[self.source.name]["read"] - before
+            lane_time, read = self._lane(lane, out, rejects)
+            times.append(lane_time)
             ranges = self.books.ranges.setdefault(self.source.name, {})
             ranges.setdefault(str(lane.partition), []).append(
                 (lane.start_offset, lane.end_offset, read)
@@ -97,8 +95,9 @@ class Ingest:
         yield from self._time_rows(replace(planned, lanes=tuple(times)))
         yield self.books.frame_row(home)
 
-    def _lane(self, lane: Lane, out: Sequence[Route], rejects: Rejects) -> LaneTime:
-        """Send a lane's events down the edges; give what it showed of time."""
+    def _lane(self, lane: Lane, out: Sequence[Route], rejects: Rejects) -> tuple[LaneTime, int]:
+        """Send a lane's events down the edges; give what it showed of time, and its records' number."""
+        read = 0
         clock = lane_clock(self.source.rule, self.source.number, lane.partition, lane.split)
         arrivals = Arrivals(lane.arrived_ms, rising=self.source.rule.settle_us is not None)
         for batch in lane.batches:
@@ -106,6 +105,7 @@ class Ingest:
                 clock.promise(batch.at_us)
                 continue
             records = batch.records if isinstance(batch, ArchivedRecords) else batch
+            read += records.num_rows
             self._note_arrival(records, lane.partition)
             rows = self._rows(records, self._decoder.decode(batch, lane.partition), lane, arrivals)
             events = self._judged(clock, rows) if rows.height else rows
@@ -123,7 +123,7 @@ class Ingest:
                 self.dead += rejects.of_records(
                     records, self.source.topic, lane.partition, lane.details
                 )
-        return clock.told()
+        return clock.told(), read
 
     def _note_arrival(self, batch: pa.RecordBatch, partition: int) -> None:
         if batch.num_rows:

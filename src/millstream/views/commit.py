@@ -114,8 +114,8 @@ class BatchOutcome:
             CorruptionError: the ledger does not balance; the batch must not be committed.
         """
         check_exits(self.books)
-        check_edges(plan, self.books)
-        check_ranges(plan, self.ranges, self.books, before)
+        check_ranges(plan, self.ranges, before)
+        check_edges(plan, self.ranges, self.books)
         # What goes to a native step is taken over by Spark, which has no ledger of ours.
         natives = {str(native.port) for native in plan.natives}
         check_ports({port: n for port, n in self.sent.items() if port not in natives}, self.arrived)
