@@ -76,6 +76,7 @@ def test_hashes_with_different_seeds_have_nothing_to_do_with_one_another():
         assert len(np.unique(plain ^ seeded)) == 1000  # not one the other with a constant mixed in
 
 
+@pytest.mark.not_in_lane("thresholds", "it goes by the width of slots")
 @pytest.mark.parametrize(
     ("within_us", "lateness_us"), [(80 * MINUTE_US, 0), (60 * MINUTE_US, 20 * MINUTE_US)]
 )

@@ -4,6 +4,7 @@ from zlib import crc32
 
 import numpy as np
 import polars as pl
+import pytest
 from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,6 +63,7 @@ def test_the_newest_row_of_each_key_is_its_last(rows):
     assert sorted(found["n"]) == sorted(last.values())
 
 
+@pytest.mark.not_in_lane("thresholds", "it knows how many windows are looked through")
 @settings(max_examples=some(200))
 @given(st.sampled_from([1, 3, 1000]).flatmap(lambda n: st.tuples(tables(n), tables(n))))
 def test_a_key_is_found_in_its_place_or_nowhere(drawn):
@@ -84,6 +86,7 @@ def test_rows_with_the_hash_of_another_key_are_not_taken_for_it():
     assert places_in(table.clear(), table, KEY).tolist() == [-1]
 
 
+@pytest.mark.not_in_lane("thresholds", "it knows how many windows are looked through")
 def test_windows_past_count_are_left_to_a_join():
     table = pl.DataFrame({WINDOW: range(40), "k": "a", "f": 0.5, HASH: 7, "n": 0}, schema=SCHEMA)
     assert places_in(table, table, KEY) is None
