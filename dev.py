@@ -800,7 +800,6 @@ LANES_IN_PART = (
     (
         "thresholds",
         (
-            "tests/cases",
             "tests/unit/kernels/test_keyed_rows.py",
             "tests/unit/kernels/test_pane_folds.py",
             "tests/unit/kernels/test_session_model.py",
