@@ -88,7 +88,7 @@ def decompress(
     path: str = "",
     position: int = 0,
     offset: int = 0,
-    bytes_max: int = DECOMPRESSED_BYTES_MAX,
+    bytes_max: int | None = None,
 ) -> bytes:
     """Return the records of a batch whose attributes name the codec ``code``.
 
@@ -110,9 +110,9 @@ def decompress(
         raise damaged(path, position, offset, fault)
     name = COMPRESSIONS[code]
     try:
-        return _unpack(body, name, bytes_max)
+        return _unpack(body, name, DECOMPRESSED_BYTES_MAX if bytes_max is None else bytes_max)
     except _TooLargeError:
-        if bytes_max < DECOMPRESSED_BYTES_MAX:
+        if bytes_max is not None and bytes_max < DECOMPRESSED_BYTES_MAX:
             raise RecordTooLargeError(
                 f"a batch whose {name} records take more than {bytes_max:,} bytes; send fewer in one"
             ) from None

@@ -27,7 +27,7 @@ from millstream.log.batch import (
     damaged,
 )
 from millstream.log.boundaries import LENGTH_BYTES_MAX, Bodies, find_records
-from millstream.log.compression import DECOMPRESSED_BYTES_MAX, decompress
+from millstream.log.compression import decompress
 from millstream.log.markers import NO_TIMESTAMP_MS
 from millstream.log.varint import Bytes, Int64s, read_varint, read_varints
 
@@ -141,7 +141,7 @@ class RecordFacts(NamedTuple):
     max_timestamp_ms: int
 
 
-def check_records(block: Block, *, plain_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> RecordFacts:
+def check_records(block: Block, *, plain_bytes_max: int | None = None) -> RecordFacts:
     """Hold every record of ``block`` against its batch, whoever encoded it.
 
     What passes gives no error when it is decoded, and its n-th record has the n-th offset.
@@ -165,7 +165,7 @@ def check_records(block: Block, *, plain_bytes_max: int = DECOMPRESSED_BYTES_MAX
     )
 
 
-def _parts(block: Block, plain_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> Iterator[_Part]:
+def _parts(block: Block, plain_bytes_max: int | None = None) -> Iterator[_Part]:
     """Yield the batches that have records for a reader, decompressed."""
     batches = [
         (at, header)
@@ -195,7 +195,7 @@ def _joined(bodies: list[bytes], batches: Sequence[tuple[int, BatchHeader]]) -> 
     return _Part(b"".join(bodies), [0, *stops[:-1]], stops, batches)
 
 
-def _body(block: Block, at: int, header: BatchHeader, plain_bytes_max: int) -> bytes:
+def _body(block: Block, at: int, header: BatchHeader, plain_bytes_max: int | None) -> bytes:
     """Return the records of a batch without compression, at least as many bytes as they must be."""
     position, offset = block.position + at, header.base_offset
     body = decompress(
