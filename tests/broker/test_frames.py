@@ -131,6 +131,8 @@ class Anything:
         if version >= field.null and self.chance.random() < 0.15:
             return None
         count = self.chance.choice([0, 1, 1, 2])
+        if field.kind == "{}":
+            return self.message(field.fields, version)
         if field.kind == "[]":
             return [self.message(field.fields, version) for _ in range(count)]
         if field.kind.startswith("[]"):
