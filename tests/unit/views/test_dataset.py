@@ -14,7 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream.errors import ConfigError, CorruptionError, FencedError, RetriableError, SyncFailedError
+from millstream.errors import (
+    ConfigError,
+    CorruptionError,
+    FencedError,
+    RetriableError,
+    SyncFailedError,
+)
 from millstream.kernels.frames import DIFF
 from millstream.kernels.plan import DatasetEnd, SinkPlan
 from millstream.log.files import DiskFiles
@@ -165,7 +171,7 @@ def test_whatever_a_crash_leaves_is_read_as_before_or_after_and_removed_by_the_n
         job.target._files = files
         try:
             job.commit(frame)
-        except (SimulatedCrash, (RetriableError, SyncFailedError)):
+        except (SimulatedCrash, RetriableError, SyncFailedError):
             assert rows(folder) in (before, sorted([*before, *frame.rows()], key=repr))
         again = Job(folder, columns, ("k",), run=3)
         manifest = read_manifest(folder)
