@@ -72,6 +72,13 @@ class _Maker:
             out.append(Piece("tags", b"\0"))
 
     def _field(self, one: Field, version: int, out: list[Piece], *, flexible: bool) -> None:
+        if one.kind == "{}":
+            there = version < one.null or self._chance.random() < 0.5
+            if version >= one.null:
+                out.append(Piece("int8", b"\1" if there else b"\xff"))
+            if there:
+                self._struct(one.fields, version, out, flexible=flexible)
+            return
         if not one.kind.startswith("[]"):
             self._scalar(one, one.kind, version, out, flexible=flexible)
             return

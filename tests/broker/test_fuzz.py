@@ -122,10 +122,10 @@ def test_a_defect_that_one_batch_brings_to_light_is_its_own_failure(
 
     good = appending.arriving
 
-    def arriving(data: bytes, **options: int) -> object:
+    def arriving(data: bytes, *limits: object) -> object:
         if b"defect" in data:
             raise ZeroDivisionError
-        return good(data, **options)
+        return good(data, *limits)
 
     with Asking(broker.address) as client:
         client.ask("CreateTopics", 4, create(partitions=2))

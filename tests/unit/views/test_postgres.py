@@ -167,7 +167,7 @@ def test_long_keys_are_told_apart_found_changed_and_deleted(database, opened):
 
 def test_a_database_of_another_format_is_refused(database, opened, sql):
     target(opened, database)
-    for stored, advice in ((1, "an empty database"), (9, "Upgrade millstream")):
+    for stored, advice in ((1, "give the views another schema"), (9, "Upgrade millstream")):
         sql("UPDATE _millstream_store SET format = %s", [stored])
         with pytest.raises(ConfigError, match=f"have format {stored}.*{advice}"):
             target(opened, database)

@@ -179,16 +179,10 @@ class Ads:
         self._open.close()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def made_up():
-    """Let batches be committed that are made up here: their ledgers have only what the page shows."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BatchOutcome, "check_balance", lambda *_: None)
-        yield
-
-
 @pytest.fixture
-def ads(tmp_path):
+def ads(tmp_path, monkeypatch):
+    """The app, whose batches are made up: their ledgers have only what the page shows."""
+    monkeypatch.setattr(BatchOutcome, "check_balance", lambda *_: None)
     opened = Ads(tmp_path)
     yield opened
     opened.close()

@@ -22,7 +22,7 @@ DESK = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 740}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium():
     """The system's Chromium, without a screen."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
