@@ -570,6 +570,17 @@ def test_c10_a_consumer_that_waits_is_told_of_a_topic_made_again(log: EventLog) 
             waiting.result(WAIT_S)
 
 
+def test_c10_a_consumer_is_told_of_a_topic_made_again_that_is_still_empty(log: EventLog) -> None:
+    """Where it was to read on there is nothing yet; that is not for want of retention."""
+    log.create_topic("t")
+    send(log, "t", *[b"old"] * 5)
+    consumer = log.consumer("t")
+    assert [record.value for record in islice(consumer, 5)] == [b"old"] * 5
+    make_again(log, "t")
+    with pytest.raises(TopicRecreatedError):
+        next(consumer)
+
+
 def test_c10_offsets_given_with_the_id_of_another_topic_are_refused(log: EventLog) -> None:
     log.create_topic("t")
     send(log, "t", *[b"old"] * 5)
