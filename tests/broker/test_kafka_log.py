@@ -15,18 +15,20 @@ import pytest
 from broker.running import AsProcess, InProcess
 
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Message
 
 from millstream.client import EventLog, connect
 from millstream.client.kafka.failures import as_ours
 from millstream.client.kafka.group_offsets import KafkaGroups
 from millstream.client.kafka.reader import KafkaReader
+from millstream.client.kafka.stream import Stream
 from millstream.demo.ads_run import clear_log
 from millstream.demo.folder import DemoRun, complete, prepare
 from millstream.errors import (
     ConfigError,
     FencePassedError,
     MillstreamError,
+    OffsetOutOfRangeError,
     OverloadError,
     ProducerFencedError,
     TopicRecreatedError,
@@ -302,6 +304,26 @@ def test_records_of_a_topic_made_again_while_they_were_fetched_are_not_given(
         with pytest.raises(TopicRecreatedError, match="'again'"):
             next(reading)
         reader.close()
+
+
+def test_a_consumer_whose_offset_is_beyond_a_topic_made_again_is_told_of_the_topic(
+    broker: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that asks between deleting and sending hears first that its offset is not there."""
+    with connect(f"kafka://{broker.address}") as log:
+        log.create_topic("beyond")
+        log.producer().send("beyond", b"old").result(WAIT_S)
+        consumer = log.consumer("beyond")
+        assert next(consumer).value == b"old"
+        log.delete_topic("beyond")
+        log.create_topic("beyond")
+
+        def refused(stream: Stream, _timeout_s: float) -> list[Message]:
+            raise OffsetOutOfRangeError("the records to be read next are gone", start=0, end=0)
+
+        monkeypatch.setattr(Stream, "take", refused)
+        with pytest.raises(TopicRecreatedError, match="'beyond' was deleted and created again"):
+            next(consumer)
 
 
 def test_a_commit_that_a_topic_made_again_gets_skips_none_of_its_records(
