@@ -18,7 +18,7 @@ from millstream import testing
 from millstream.cli.main import run
 from millstream.client.embedded import FolderLog
 from millstream.errors import ConfigError, UnknownViewError
-from millstream.kernels.dead_records import headers_from_text, headers_text
+from millstream.kernels.dead_records import headers_from_text, headers_text, in_full
 from millstream.kernels.decode.records import columns_read
 from millstream.kernels.ingest import Ingest, Lane
 from millstream.kernels.watermarks import SourceTime
@@ -459,3 +459,35 @@ def test_what_is_not_counted_as_perhaps_late_is_taken_in(rows, lateness_s):
     out = testing.run(app, {"bids": [*good, *mended]}, partitions=1)
     before = testing.run(app, {"bids": good}, partitions=1).late if good else 0
     assert out.late - before <= counted or not good
+
+
+def row_died(offset, topic="clicks"):
+    """Return the dead letter of a row behind a shuffle, as an operator gives it."""
+    letter = {
+        "topic": topic,
+        "partition": 0 if topic else -1,
+        "offset": offset,
+        "step": "with_columns(cost)",
+        "reason": "ValueError: three",
+        "value": b'{"ad":1}',
+    }
+    return in_full(pl.DataFrame(letter))
+
+
+def test_what_died_behind_a_shuffle_is_listed_and_shown_and_left_out_of_a_replay(log, capsys):
+    take_in(log)
+    with ViewStore(store_path(log, "ads")) as store:
+        store.amend("dead_letters", pl.concat([row_died(0), row_died(-1, "")]))
+    for command in (["list", "ads"], ["show", "ads", "clicks/0/0"]):
+        assert run(["dead", *command, "--log", str(log)]) == 0
+        assert "with_columns(cost)" in capsys.readouterr().out
+    ends = len(records(log, "clicks"))
+    with pytest.raises(ConfigError, match=r"1 dead rows .* no record.*millstream reset"):
+        replay(log, "ads", Selection(places=[("clicks", 0, 0)]))
+    assert len(records(log, "clicks")) == ends
+    assert run(["dead", "replay", "ads", "--yes", "--log", str(log)]) == 0
+    said = capsys.readouterr().out
+    assert "3 records appended again" in said
+    assert "2 rows left out" in said
+    assert len(records(log, "clicks")) == ends + 3
+    assert replay(log, "ads", again=True).records == 3
