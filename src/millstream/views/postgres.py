@@ -25,7 +25,7 @@ from millstream.views.position import wait_until
 from millstream.views.postgres_connection import Connection
 from millstream.views.postgres_tables import PostgresTable
 from millstream.views.postgres_values import decoded, parameter
-from millstream.views.rows import Query, QueryReader, Selection
+from millstream.views.rows import Query, QueryReader, Selection, made_by
 from millstream.views.schema import ViewSchema
 from millstream.views.store_reading import encoded_values
 
@@ -93,6 +93,10 @@ class PostgresStore(QueryReader):
             rows = session.execute("SELECT name, seq_next - 1 FROM _millstream_views ORDER BY name")
             return dict(rows.fetchall())
 
+    def made(self, view: str) -> str:
+        with self._connection.transaction() as session:
+            return _made(session, view)
+
     def select(self, view: str, query: Query) -> Selection:
         with self._connection.transaction() as session:
             schema = _schema(session, view, self.address)
@@ -105,8 +109,9 @@ class PostgresStore(QueryReader):
             assert newest is not None, "its schema was there"
             last, position = _reached(session, view)
             fed = _fed(session, view)
+            made = _made(session, view)
         found = decoded(rows, schema, schema.names)
-        return Selection(schema, found, newest[0], last, position, fed)
+        return Selection(schema, found, newest[0], last, position, fed, made)
 
     def fed(self, view: str) -> tuple[Span, ...]:
         with self._connection.transaction() as session:
@@ -190,6 +195,15 @@ def _reached(session: Session, view_or_app: str) -> tuple[int | None, dict[str, 
     if row is None:
         return None, {}
     return row[0], json.loads(row[1] or "{}")
+
+
+def _made(session: Session, view: str) -> str:
+    row = session.execute(
+        "SELECT f.checkpoint_id FROM _millstream_fences AS f JOIN _millstream_views AS v "
+        "ON f.app = v.app AND f.job = v.job WHERE v.name = %s",
+        (view,),
+    ).fetchone()
+    return made_by(None if row is None else row[0])
 
 
 def _fed(session: Session, view: str) -> tuple[Span, ...]:

@@ -17,6 +17,7 @@ from millstream.choices import did_you_mean
 from millstream.client.default_log import default_log
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views.address import HOME
+from millstream.views.changelog import check_made
 from millstream.views.fed import PartialOutputWarning, Span, note_on, warn_of
 from millstream.views.rows import Query, ReadableStore
 from millstream.views.schema import ViewSchema
@@ -42,6 +43,7 @@ class View:
 
     def __init__(self, store: ReadableStore, name: str, app: str) -> None:
         self._store = store
+        self._made: str | None = None  # what the view was when its changes were read last
         self.name = name
         self.app = app
 
@@ -111,9 +113,16 @@ class View:
         At most ``limit`` of them, the oldest.
 
         Raises:
-            OffsetOutOfRangeError: Those changes are gone; scan() and go on from the newest.
+            OffsetOutOfRangeError: Those changes are gone, or the view was made anew after the last call;
+                scan() and go on from the newest.
         """
-        return self._store.changes(self.name, since=since, limit=limit)
+        found = self._store.changes(self.name, since=since, limit=limit)
+        made = self._store.made(self.name)
+        if since:
+            newest = self._store.newest_changes().get(self.name, 0)
+            check_made(self.name, since, self._made, made, newest)
+        self._made = made or self._made
+        return found
 
     def wait_for(
         self,

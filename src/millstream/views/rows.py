@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Protocol, Self
 
 import polars as pl
@@ -79,7 +80,8 @@ class Selection:
     """Rows of a view and what they reflect, all of one commit.
 
     ``change`` is the number of the view's newest change, ``batch_id`` the batch committed last (None
-    before the first), ``position`` what of the log the rows reflect, as far as the view was ``fed``.
+    before the first), ``position`` what of the log the rows reflect, as far as the view was ``fed``. ``made``
+    is what tells the view from one that is made anew under its name.
     """
 
     schema: ViewSchema
@@ -88,6 +90,15 @@ class Selection:
     batch_id: int | None
     position: Mapping[str, Any]
     fed: tuple[Span, ...] = ()
+    made: str = ""
+
+
+def made_by(checkpoint_id: str | None) -> str:
+    """Return what tells a view from one that is made anew: changes of each are numbered from 1.
+
+    An app that begins anew has another checkpoint. Empty before its first run.
+    """
+    return "" if checkpoint_id is None else sha256(checkpoint_id.encode()).hexdigest()[:12]
 
 
 class ReadableStore(Protocol):
@@ -101,6 +112,7 @@ class ReadableStore(Protocol):
     def count(self, view: str) -> int: ...
     def version(self) -> tuple[int, ...]: ...
     def newest_changes(self) -> dict[str, int]: ...
+    def made(self, view: str) -> str: ...
     def select(self, view: str, query: Query) -> Selection: ...
     def scan(
         self, view: str, *, where: Mapping[str, Any] | None = None, limit: int | None = None

@@ -21,7 +21,7 @@ from millstream.views.connections import Readers
 from millstream.views.fed import Feeding, Span, Where, end_of
 from millstream.views.position import wait_until
 from millstream.views.program import StoredProgram
-from millstream.views.rows import Query, QueryReader, Selection
+from millstream.views.rows import Query, QueryReader, Selection, made_by
 from millstream.views.running import how_to_reset
 from millstream.views.schema import ViewSchema
 from millstream.views.store_programs import (
@@ -39,11 +39,14 @@ _WAIT_S = 0.01
 
 
 class StoreReading(QueryReader):
-    """What can be asked of a view store in a SQLite file. Thread-safe."""
+    """What can be asked of a view store in a SQLite file. Thread-safe.
 
-    def __init__(self, path: Path) -> None:
+    With ``follows`` a store that is made anew under its path is read from then on.
+    """
+
+    def __init__(self, path: Path, *, follows: bool) -> None:
         self._path = path
-        self._readers = Readers(path)
+        self._readers = Readers(path, follows=follows)
 
     def close(self) -> None:
         """Close every connection. Closing twice is allowed."""
@@ -128,6 +131,11 @@ class StoreReading(QueryReader):
                 db.execute("SELECT name, seq_next - 1 FROM _views ORDER BY name").fetchall()
             )
 
+    def made(self, view: str) -> str:
+        """Return what tells a view from one that is made anew under its name; "" before a first run."""
+        with self._readers.snapshot() as db:
+            return _made(db, view)
+
     def select(self, view: str, query: Query) -> Selection:
         """Return the rows that a query asks for, typed, and what they reflect.
 
@@ -151,7 +159,8 @@ class StoreReading(QueryReader):
             newest = seq_next(db, view) - 1
             last, position = _reached(db, view)
             fed = fed_spans(db, _job_of(db, view)[0], view)
-        return Selection(schema, columns.decoded(rows, schema), newest, last, position, fed)
+            made = _made(db, view)
+        return Selection(schema, columns.decoded(rows, schema), newest, last, position, fed, made)
 
     def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame:
         """Return every change after the change number ``since``, oldest first; at most ``limit``.
@@ -333,6 +342,15 @@ def _job_of(db: sqlite3.Connection, view_or_app: str) -> tuple[str | None, str |
     """Return the app and job that fill a view; of an app, itself and any job."""
     found = db.execute("SELECT app, job FROM _views WHERE name = ?", (view_or_app,)).fetchone()
     return (found[0], found[1]) if found else (view_or_app, None)
+
+
+def _made(db: sqlite3.Connection, view: str) -> str:
+    """Return what tells a view from one made anew. Whose it is, is noted with its first change."""
+    app, job = _job_of(db, view)
+    if job is not None:
+        return made_by(fence_value(db, "checkpoint_id", app, job))
+    row = db.execute("SELECT checkpoint_id FROM _fences").fetchone()
+    return made_by(None if row is None else row[0])
 
 
 def _reached(db: sqlite3.Connection, view_or_app: str) -> tuple[int | None, dict[str, Any]]:

@@ -46,7 +46,7 @@ from millstream.views.rows import Query
 from millstream.views.server.assets import Assets
 from millstream.views.server.catalogue import Catalogue, Place
 from millstream.views.server.json_rows import csv, objects
-from millstream.views.server.streams import Streams
+from millstream.views.server.streams import Streams, change_id
 from millstream.views.server.watch import Reading, Watch
 from millstream.views.server.words import change_of, position_of, query_of, timeout_of
 
@@ -149,6 +149,7 @@ class Server:
         head = {
             **_named(place),
             "change": found.change,
+            "change_id": change_id(found.change, found.made),
             "batch_id": found.batch_id,
             "position": found.position,
             "fed": to_plain(found.fed),
@@ -190,14 +191,15 @@ class Server:
     async def changes(self, request: Request) -> Response:
         place = await self._place(request)
         resumed = request.headers.get("last-event-id")
+        made = ""
         if resumed is not None:
-            since = change_of(resumed, "Last-Event-ID")
+            since, made = change_of(resumed, "Last-Event-ID")
         elif "since" in request.query_params:
-            since = change_of(request.query_params["since"], "since")
+            since, made = change_of(request.query_params["since"], "since")
         else:
             newest = await self._reading.run(place.store.newest_changes)
             since = newest[place.schema.name]
-        return event_answer(self._streams.changes(place, since))
+        return event_answer(self._streams.changes(place, since, made))
 
     # Apps.
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream.errors import MillstreamError, OffsetOutOfRangeError
+from millstream.views.changelog import check_made
 from millstream.views.panels import from_plain
 from millstream.views.server.catalogue import Catalogue, Place
 from millstream.views.server.json_rows import objects
@@ -32,11 +33,14 @@ _BEGIN = b"retry: 1000\n\n"
 _HEARTBEAT = b": still here\n\n"
 
 
-def event(data: str, *, kind: str | None = None, number: int | None = None) -> bytes:
+def change_id(number: int, made: str) -> str:
+    """Return how a change is called: its number, and what tells the view from one made anew."""
+    return f"{number}-{made}" if made else str(number)
+
+
+def event(data: str, *, kind: str | None = None, name: str | None = None) -> bytes:
     """Return one server-sent event; the data must be on one line."""
-    head = ("" if kind is None else f"event: {kind}\n") + (
-        "" if number is None else f"id: {number}\n"
-    )
+    head = ("" if kind is None else f"event: {kind}\n") + ("" if name is None else f"id: {name}\n")
     return f"{head}data: {data}\n\n".encode()
 
 
@@ -58,18 +62,18 @@ class Streams:
         self._statuses: dict[str, AppStatus] = {}
         self._drawn: dict[Hashable, _Drawn] = {}
 
-    async def changes(self, place: Place, since: int) -> AsyncIterator[bytes]:
+    async def changes(self, place: Place, since: int, made: str = "") -> AsyncIterator[bytes]:
         """Give the changes of a view after ``since``, and go on as they are committed.
 
-        Ends with the event ``gone`` when some of them are no longer kept, and with ``failed`` when
-        the store cannot be read for a while.
+        Ends with the event ``gone`` when some of them are no longer kept, or the view is not the one that
+        it was (``made``, if that is known) and with ``failed`` when the store cannot be read for a while.
         """
         yield _BEGIN
         seen: tuple[int, ...] = ()
         read_at = time.monotonic()
         while not self._watch.closing.is_set():
             try:
-                text, last = await self._chunk(place, since)
+                text, last, made = await self._chunk(place, since, made)
                 read_at = time.monotonic()
             except OffsetOutOfRangeError as error:
                 told = {"message": str(error), "start": error.start, "end": error.end}
@@ -89,19 +93,22 @@ class Streams:
                 yield _HEARTBEAT
             seen = version
 
-    async def _chunk(self, place: Place, since: int) -> tuple[bytes, int]:
-        """Return the next changes as events, and the number of the last of them."""
+    async def _chunk(self, place: Place, since: int, made: str) -> tuple[bytes, int, str]:
+        """Return the next changes as events, the number of the last of them, and what the view is."""
         store = self._catalogue.store(place.store_name)
         version = await self._watch.version(place.store_name)
 
-        def read() -> tuple[bytes, int]:
-            frame = store.changes(place.schema.name, since=since, limit=_CHANGES_AT_ONCE)
+        def read() -> tuple[bytes, int, str]:
+            name = place.schema.name
+            frame = store.changes(name, since=since, limit=_CHANGES_AT_ONCE)
+            found = store.made(name)
+            check_made(name, since, made, found, store.newest_changes().get(name, 0))
             numbers = frame["_seq"].to_list()
             lines = zip(objects(frame, place.schema), numbers, strict=True)
-            events = b"".join(event(text, number=number) for text, number in lines)
-            return events, numbers[-1] if numbers else since
+            events = b"".join(event(text, name=change_id(number, found)) for text, number in lines)
+            return events, numbers[-1] if numbers else since, found or made
 
-        key = ("changes", store, place.schema.name, since, version)
+        key = ("changes", store, place.schema.name, since, made, version)
         return await self._reading.shared(key, read)
 
     async def status(self, app: str, stamp: Hashable = None) -> dict[str, Any]:

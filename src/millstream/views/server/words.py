@@ -138,15 +138,16 @@ def timeout_of(text: str | None) -> float:
     return seconds
 
 
-def change_of(text: str, what: str) -> int:
-    """Return the number of a change.
+def change_of(text: str, what: str) -> tuple[int, str]:
+    """Return the number of a change, and what the view was that it is one of, if that is said.
 
     Raises:
         ConfigError: it is none.
     """
-    if not text.isdecimal():
+    number, _, made = text.partition("-")
+    if not number.isdecimal():
         raise ConfigError(
             f"{what} is {text!r}. Give the number of a change, such as the change of a reply, or 0 "
             "for all that are kept."
         )
-    return int(text)
+    return int(number), made
