@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
@@ -458,6 +458,7 @@ def test_of_a_time_that_an_expression_makes_nothing_is_assumed_either(tmp_path):
     st.lists(st.tuples(st.integers(0, 400), st.booleans()), min_size=1, max_size=12),
     st.integers(0, 200),
 )
+@example([(0, False), (60, True), (1, True)], 0)  # the first of the dead makes the second late
 @settings(max_examples=15, deadline=None)
 def test_what_is_not_counted_as_perhaps_late_is_taken_in(rows, lateness_s):
     """Run the dead again, mended, behind the others: those that were not counted are not late."""
