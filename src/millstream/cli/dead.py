@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,8 @@ def replay_dead(
     They are new records, with the old bytes, headers, timestamps and partitions. Each is appended
     once, however often this is repeated, unless --again is given.
 
+    Of what died behind a shuffle the row is kept, and no record: that is left out, and said.
+
     Time has gone on for the app since: a record whose window is closed is counted as late, and left
     out of it. If some may be late, as of what the app has committed, nothing is appended without
     --late-ok. Records whose event time cannot be told from their bytes count as may be late.
@@ -157,6 +160,11 @@ def replay_dead(
         sentence += f"; {done.may_be_late} of them may come too late for the app"
     if done.already:
         sentence += f"; {done.already} were replayed before (--again appends them once more)"
+    if done.rows_alone:
+        sentence += (
+            f"; {counted(done.rows_alone, 'row')} left out that died behind a shuffle, as no record of them is "
+            "kept (millstream reset takes in all anew)"
+        )
     values = dataclasses.asdict(done)
     tell(sentence, values, as_json=as_json)
 
@@ -183,19 +191,22 @@ def relay_dead(app: str, *, folder: Path, as_json: bool) -> None:
 def _row(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "record": f"{row['topic']}/{row['partition']}/{row['offset']}",
-        "time": row["time"].isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "time": _told(row["time"], "milliseconds"),
         "step": row["step"],
         "reason": row["reason"],
-        "replayed": None
-        if row["replayed_at"] is None
-        else row["replayed_at"].isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "replayed": _told(row["replayed_at"], "seconds"),
     }
+
+
+def _told(at: datetime | None, timespec: str) -> str | None:
+    """Say a time; None where there is none, as of a row of which no record is kept."""
+    return None if at is None else at.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def _contents(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "key": text_or_base64(row["key"]),
-        "headers": json.loads(row["headers"]),
+        "headers": None if row["headers"] is None else json.loads(row["headers"]),
         "value": text_or_base64(row["value"]),
     }
 

@@ -103,6 +103,11 @@ def _stays(found: Found) -> list[str]:
     for topic, records in found.topics.items():
         count = "its records" if records is None else f"up to {counted(records, 'record')}"
         lines.append(f"  topic {topic}: {count}; the next run adds its own")
+    lines += [
+        f"  topic {topic}: {counted(records, 'dead record')} appended again by a replay; the next run reads "
+        "both, and counts twice what does not die any more"
+        for topic, records in found.replayed.items()
+    ]
     lines += [f"  what {name} was called with; it is called again" for name in found.functions]
     return ["Not to be taken back:", *lines] if lines else []
 
@@ -121,5 +126,6 @@ def _values(found: Found) -> dict[str, Any]:
         },
         "fences": found.fences,
         "topics": found.topics,
+        "replayed": found.replayed,
         "functions": list(found.functions),
     }

@@ -182,7 +182,10 @@ class Ingest:
 
     def _order(self, batch: pa.RecordBatch, good: Positions, partition: int) -> pl.Series:
         offsets = batch.column("offset").to_numpy()[good]
-        return pl.Series(ORDER, offsets + order_of(self.source.topic_number, partition, 0))
+        last = int(offsets[-1]) if len(offsets) else 0
+        # Refused, if the last has none; so all before it have one.
+        at_last = order_of(self.source.topic_number, partition, last)
+        return pl.Series(ORDER, offsets + (at_last - last))
 
     def _dead_rows(
         self, batch: pa.RecordBatch, lane: Lane, dead: list[tuple[int, str]]

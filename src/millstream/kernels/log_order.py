@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from millstream.errors import ConfigError
 from millstream.kernels.frames import LANE, ORDER
 
 Numbers = npt.NDArray[np.int64]
@@ -23,17 +24,31 @@ Numbers = npt.NDArray[np.int64]
 SOURCES_MAX = 1 << 7
 _PARTITION_BITS = 16
 _OFFSET_BITS = 40
+PARTITIONS_MAX = 1 << _PARTITION_BITS
+OFFSETS_MAX = 1 << _OFFSET_BITS
 _SPLIT_BITS = 12
 _STAY_BITS = 24
 _STAYS = 1 << _STAY_BITS  # so many stays of producers a lane can have; see lane_of
 
 
 def order_of(topic: int, partition: int, offset: int) -> int:
-    """Give a record's place: by topic, then by partition, and within it by offset."""
+    """Give a record's place: by topic, then by partition, and within it by offset.
+
+    Raises:
+        ConfigError: partition or offset is too large to have one: it would be that of another record.
+    """
     assert 0 <= topic < SOURCES_MAX, topic
-    assert 0 <= partition < 1 << _PARTITION_BITS, partition
-    assert 0 <= offset < 1 << _OFFSET_BITS, offset
+    _require_place(partition, offset)
     return (topic << _PARTITION_BITS | partition) << _OFFSET_BITS | offset
+
+
+def _require_place(partition: int, offset: int) -> None:
+    if not (0 <= partition < PARTITIONS_MAX and 0 <= offset < OFFSETS_MAX):
+        raise ConfigError(
+            f"A record to be read is at offset {offset:,} of partition {partition:,}. Pipelines read "
+            f"offsets below {OFFSETS_MAX:,} of up to {PARTITIONS_MAX:,} partitions of a topic. Have what "
+            "follows written to a topic of its own, and read that."
+        )
 
 
 def topic_in(orders: Numbers) -> Numbers:
@@ -56,10 +71,13 @@ def lane_of(source: int, partition: int, split: int, stay: int = 0) -> int:
 
     Where producers are told apart, each stay of a producer in the split is a lane of its own; so
     lanes follow the log from split to split, and not within one.
+
+    Raises:
+        ConfigError: the partition is too large to have one.
     """
     assert 0 <= source < SOURCES_MAX, source
     assert 0 <= split < 1 << _SPLIT_BITS, split
-    assert 0 <= partition < 1 << _PARTITION_BITS, partition
+    _require_place(partition, 0)
     assert 0 <= stay < _STAYS, stay
     place = ((source << _PARTITION_BITS | partition) << _SPLIT_BITS) | split
     return place << _STAY_BITS | stay

@@ -12,6 +12,9 @@ step                                  after a crash there, the next replay
    transaction with the fence
 3. the rows are marked as replayed    has nothing to finish
 ====================================  ==========================================================
+
+Of what died behind a shuffle the row is kept, and no record: there is nothing to append again. Such rows
+are left out, and counted.
 """
 
 from __future__ import annotations
@@ -73,6 +76,7 @@ class Replayed:
     finished: int
     already: int  # of the selection, those that were replayed before
     may_be_late: int = 0  # of the records, as of what the app had committed before
+    rows_alone: int = 0  # of the selection, those of which no record is kept; left out
 
 
 def dead_letters(log: Path | str, app: str, selection: Selection | None = None) -> pl.DataFrame:
@@ -102,7 +106,7 @@ def replay(
             are then counted as late, and left out of what is closed.
 
     Raises:
-        ConfigError: some may come too late. Nothing of them was appended.
+        ConfigError: some may come too late, or of none a record is kept. Nothing of them was appended.
         UnknownViewError: the folder has no views of such an app.
         UnknownTopicError: the topic of a record is gone; nothing of its transaction was appended.
         FolderOwnedError: the owner of the log's folder cannot be joined. Nothing was appended.
@@ -114,7 +118,15 @@ def replay(
     with connect(log) as opened, ViewStore(path) as store:
         run = _Replay(opened, store, app)
         finished = run.finish()
-        rows = (selection or Selection()).of(store.scan(DEAD_VIEW))
+        found = (selection or Selection()).of(store.scan(DEAD_VIEW))
+        rows = found.filter(pl.col("headers").is_not_null())
+        rows_alone = found.height - rows.height
+        if rows_alone == found.height > 0:
+            raise ConfigError(
+                f"Of the {rows_alone:,} dead rows of {app} that are meant, the row is kept and no record, as "
+                "they died behind a shuffle. Mend the code, and have the app take in all records anew: "
+                "`millstream reset`."
+            )
         fresh = rows if again else rows.filter(pl.col("replayed_at").is_null())
         late = may_be_late(store, app, fresh)
         if late and not late_ok:
@@ -127,7 +139,7 @@ def replay(
             )
         records = sum(run.replay(part) for part in _parts(fresh))
         already = 0 if again else _records(rows) - _records(fresh)
-        return Replayed(records, finished, already, late)
+        return Replayed(records, finished, already, late, rows_alone)
 
 
 class _Replay:

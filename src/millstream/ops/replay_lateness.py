@@ -5,7 +5,8 @@ and what they closed stays closed, as opening it again would replace a result wi
 what may be late is counted beforehand, by what the app committed last.
 
 A record may be late where its time and the operator's lateness together are not above what that
-operator has reached: its watermark, and that of the record's own partition. Whether it is hangs on
+operator has reached: its watermark, and that of the record's own partition, as the records that are
+appended before it will have moved that. Whether it is hangs on
 its windows, which end later than it: what is not counted here is not late as of now. The time is the
 field that the topic's stream is timed by, or the record's timestamp where it is timed by that; where
 the bytes do not show the field, or an expression makes the time, it is not known, and may be late.
@@ -33,13 +34,30 @@ def may_be_late(store: ViewStore, app: str, rows: pl.DataFrame) -> int:
     fields = _time_fields(status)
     limits: dict[tuple[str, int], int] = {}
     count = 0
-    for row in rows.unique(_PLACE, keep="first").iter_rows(named=True):
+    for row in rows.unique(_PLACE, keep="first", maintain_order=True).iter_rows(named=True):
         place = row["topic"], row["partition"]
         if place not in limits:
             limits[place] = _limit_us(status, *place)
         at_us = _time_us(row, fields.get(row["topic"], set()))
         count += limits[place] > UNSEEN and (at_us is None or at_us <= limits[place])
+        behind_us = _behind_us(status, row["topic"])
+        if at_us is not None and behind_us is not None:  # it is appended before those that follow
+            limits[place] = max(limits[place], at_us - behind_us)
     return count
+
+
+def _behind_us(status: Mapping[str, Any], topic: str) -> int | None:
+    """Tell how far behind a record others may come and not be late for it; None: it makes none late."""
+    sources = status.get("sources", {})
+    names = {name for name, one in sources.items() if one["topic"] == topic}
+    delays = [sources[name]["delay_us"] for name in names]
+    reading = [
+        operator.get("lateness_us", 0)
+        for operator in status.get("time", {}).values()
+        if names & operator["clocks"].keys()
+    ]
+    known = [delay_us for delay_us in delays if delay_us is not None]
+    return min(known) + min(reading) if known and reading else None
 
 
 def _time_fields(status: Mapping[str, Any]) -> dict[str, set[str | None]]:

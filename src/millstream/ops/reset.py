@@ -33,6 +33,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from millstream.client import connect
 from millstream.client.kafka.address import is_kafka, shown
 from millstream.client.reading import open_reader
@@ -44,8 +46,10 @@ from millstream.errors import (
     UnknownTopicError,
 )
 from millstream.log.control import CONTROL_NAME
+from millstream.log.files import DISK
+from millstream.views.commit import DEAD_VIEW
 from millstream.views.dataset import dataset_folder, empty_dataset, files_of_dataset
-from millstream.views.dead_letters import dead_topic
+from millstream.views.dead_letters import dead_topic, relay_fences
 from millstream.views.postgres_target import AppInDatabase, app_in_database, forget_app
 from millstream.views.running import mark_reset, reset_begun, runs_alive
 from millstream.views.schema import JOB, check_app_name
@@ -68,7 +72,8 @@ class Found:
 
     ``views`` are rows by view of the app's own store; ``home_problem`` says why that cannot be read, where
     it cannot: then nobody knows what else the app wrote to. ``topics`` says how many offsets, so at most
-    so many records, the topics hold to which it writes; None where that is not known.
+    so many records, the topics hold to which it writes; None where that is not known. ``replayed`` are the
+    dead records, by topic, that were appended again: they stand in it twice.
     """
 
     app: str
@@ -83,6 +88,7 @@ class Found:
     writes_to_log: bool = False
     fences: int = 0
     topics: dict[str, int | None] = field(default_factory=dict)
+    replayed: dict[str, int] = field(default_factory=dict)
     functions: tuple[str, ...] = ()
 
     @property
@@ -98,6 +104,7 @@ class _Home:
     views: dict[str, int] = field(default_factory=dict)
     targets: list[tuple[str, str]] = field(default_factory=list)  # identity, name
     graph: dict[str, Any] = field(default_factory=dict)
+    replayed: dict[str, int] = field(default_factory=dict)
     problem: str | None = None
 
 
@@ -134,6 +141,7 @@ def look(app: str, state: Path, log: Path | str, databases: Sequence[str] = ()) 
         writes_to_log=any(_is_log(identity) for identity, _ in home.targets),
         fences=_fences(app, log),
         topics=_records(log, [*written, dead_topic(app)]),
+        replayed=home.replayed,
         functions=tuple(node["name"] for node in _outputs(home, "function")),
     )
     if found.empty:
@@ -167,6 +175,9 @@ def reset(found: Found) -> None:
     if folder.exists():
         try:
             _empty(folder)  # step 6
+            DISK.sync_folder(
+                folder
+            )  # else the mark might be gone after a loss of power, and not the rest
             reset_begun(folder).unlink()  # step 7
         except OSError as error:
             raise RetriableError(
@@ -188,9 +199,19 @@ def _home(app: str, path: Path) -> _Home:
                 {schema.name: store.count(schema.name) for schema in store.views()},
                 [(identity, name) for identity, name, _ in store.targets(app, JOB)],
                 store.description(app, "graph") or {},
+                _replayed(store),
             )
     except (ConfigError, CorruptionError) as error:
         return _Home(problem=str(error))
+
+
+def _replayed(store: ViewStore) -> dict[str, int]:
+    """Count the dead records that were appended again, by topic."""
+    if DEAD_VIEW not in {schema.name for schema in store.views()}:
+        return {}
+    rows = store.scan(DEAD_VIEW).filter(pl.col("replayed_at").is_not_null())
+    records = rows.unique(["topic", "partition", "offset"])
+    return dict(records.group_by("topic").len().sort("topic").iter_rows())
 
 
 def _require_stopped(app: str, folder: Path, *, mark_back: bool = False) -> None:
@@ -259,11 +280,12 @@ def _fences(app: str, log: Path | str) -> int:
     if not _is_there(log):
         return 0
     with connect(log) as opened:
-        return len(opened.fences(_prefix(app)))
+        return sum(len(opened.fences(prefix)) for prefix in _prefixes(app))
 
 
-def _prefix(app: str) -> str:
-    return f"{app}/{JOB}/"
+def _prefixes(app: str) -> tuple[str, str]:
+    """Give what the fences of an app's topics begin with, and those of its dead records."""
+    return f"{app}/{JOB}/", relay_fences(app)
 
 
 def _records(log: Path | str, topics: Sequence[str]) -> dict[str, int | None]:
@@ -296,7 +318,8 @@ def _forget_fences(found: Found) -> None:
         # Whoever has this name is fenced off, with the transaction that it has open: none of its batches
         # comes after.
         log.producer(transactional_id=f"{found.app}/{JOB}").close()
-        log.forget_fences(_prefix(found.app))
+        for prefix in _prefixes(found.app):
+            log.forget_fences(prefix)
 
 
 def _empty(folder: Path) -> None:

@@ -123,12 +123,14 @@ class Readers:
     """Connections for reading, lent to one call at a time and kept for the next.
 
     Guarantees: thread-safe; a borrowed connection is inside one read transaction, so all that a
-    call reads belongs to one commit.
+    call reads belongs to one commit. With ``follows`` that is of the file which has the name now:
+    one that was deleted and made anew is read as it is, where SQLite would go on with the deleted one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, follows: bool = False) -> None:
         self._path = path
-        self._idle: list[sqlite3.Connection] = []
+        self._follows = follows
+        self._idle: list[tuple[int | None, sqlite3.Connection]] = []  # each with its file's inode
         self._lock = Lock()
         self._closed = False
 
@@ -138,21 +140,41 @@ class Readers:
         with self._lock:
             if self._closed:
                 raise ConfigError(f"The view store {self._path} is closed. Open it again.")
-            connection = self._idle.pop() if self._idle else None
+        # Looked at before a connection is opened: if the file changes in between, the next call sees it.
+        inode = self._inode()
+        connection = self._kept(inode)
         with in_our_words(self._path):
             connection = connection or _open_reader(self._path)
             try:
                 connection.execute("BEGIN")
                 yield connection
             finally:
-                self._give_back(connection)
+                self._give_back(inode, connection)
 
-    def _give_back(self, connection: sqlite3.Connection) -> None:
+    def _inode(self) -> int | None:
+        if not self._follows:
+            return None
+        try:
+            return self._path.stat().st_ino
+        except FileNotFoundError:  # opening it says so
+            return None
+
+    def _kept(self, inode: int | None) -> sqlite3.Connection | None:
+        """Take a connection to this file, and close those to another."""
+        with self._lock:
+            others = [connection for number, connection in self._idle if number != inode]
+            self._idle = [one for one in self._idle if one[0] == inode]
+            found = self._idle.pop()[1] if self._idle else None
+        for connection in others:
+            connection.close()
+        return found
+
+    def _give_back(self, inode: int | None, connection: sqlite3.Connection) -> None:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         with self._lock:
             if not self._closed:
-                self._idle.append(connection)
+                self._idle.append((inode, connection))
                 return
         connection.close()
 
@@ -161,5 +183,5 @@ class Readers:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-        for connection in idle:
+        for _, connection in idle:
             connection.close()

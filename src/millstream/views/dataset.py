@@ -95,6 +95,7 @@ class DatasetTarget:
         self._schema = dict(sink.schema)
         self._files = files
         self._clock_ms = clock_ms
+        self._checkpoint_id = ""
         self._make()
 
     @property
@@ -129,6 +130,7 @@ class DatasetTarget:
         return manifest
 
     def begin_run(self, start: RunStart) -> int | None:
+        self._checkpoint_id = start.checkpoint_id
         with locked(self.folder):
             manifest = self._manifest()
             self._check_declared(manifest)
@@ -224,7 +226,9 @@ class DatasetTarget:
 
     def _admit(self, manifest: Manifest, fence: Fence) -> bool:
         known = manifest.fence
-        if known is None or (known.app, known.job, known.run) != (fence.app, fence.job, fence.run):
+        # The checkpoint, too: an app that was begun anew counts its runs from 1 again.
+        ours = (fence.app, fence.job, fence.run, self._checkpoint_id)
+        if known is None or (known.app, known.job, known.run, known.checkpoint_id) != ours:
             newest = "none" if known is None else f"run {known.run} of the app {known.app!r}"
             raise FencedError(
                 f"Run {fence.run} of the job {fence.job!r} of the app {fence.app!r} was replaced: "

@@ -3,9 +3,10 @@
 The view ``dead_letters`` is the outbox: its rows are committed with the batch that met them. The
 relay forwards what is not yet in the topic ``<app>.dead``, in transactions of the log. Each carries
 a fence named after step, topic (by its id) and partition, which stands at the offset forwarded last; as
-records of a partition die in the order of their offsets, what lies above it is new. (So a pipeline that is
-built again from the log does not forward its dead a second time, and of a topic that was deleted and
-created again it forwards those at the same offsets, too.)
+records of a partition die in the order of their offsets, what lies above it is new. (So a pipeline whose
+folder was deleted, and which is built again from the log, does not forward its dead a second time; and of a
+topic that was deleted and created again it forwards those at the same offsets, too. A reset removes the
+fences: the program that comes then may fail on other records, below those on which the last one did.)
 
 A crash before a transaction's end leaves nothing in the topic; after it, the fence says what is
 there. The file ``relayed`` beside the views only spares reading them from the beginning.
@@ -36,6 +37,11 @@ _SLICE_ROWS = 10_000  # bounds a transaction
 def dead_topic(app: str) -> str:
     """Name the topic that takes an app's dead records."""
     return f"{app}.dead"
+
+
+def relay_fences(app: str) -> str:
+    """Return what the names of an app's fences of this kind begin with."""
+    return f"dead-relay/{app}/"
 
 
 def relay(log: Path | str, app: str, folder: Path | str | None = None) -> int:
@@ -94,7 +100,7 @@ def _forward(
     lines = of_records.partition_by("step", "topic", "partition", as_dict=True)
     with log.producer(transactional_id=f"dead-relay/{app}") as producer:
         for (step, source, partition), line in lines.items():
-            writer = f"dead-relay/{app}/{step}/{topic_ids.get(source, source)}/{partition}"
+            writer = f"{relay_fences(app)}{step}/{topic_ids.get(source, source)}/{partition}"
             forwarded = log.fence(writer)
             fresh = line if forwarded is None else line.filter(pl.col("offset") > forwarded)
             for part in fresh.iter_slices(_SLICE_ROWS):

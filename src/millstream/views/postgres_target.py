@@ -73,6 +73,7 @@ class PostgresTarget:
             sink.name: PostgresTable(view_schema(sink), number) for number, sink in enumerate(sinks)
         }
         self._changes_kept = changes_kept
+        self._checkpoint_id = ""
         self._connection = Connection(self.address, readonly=False)
         with self._connection.closed_on_error(), self._connection.transaction() as session:
             self.identity = _identity(_set_up(session, self.address))
@@ -83,6 +84,7 @@ class PostgresTarget:
     def begin_run(self, start: RunStart) -> int | None:
         # One transaction: a crash before its commit leaves the older run in charge, and no view
         # declared; after it, the older run is refused.
+        self._checkpoint_id = start.checkpoint_id
         with self._connection.transaction() as session:
             for table in self._tables.values():
                 _declare(session, table, start, self.address)
@@ -151,11 +153,12 @@ class PostgresTarget:
     def _admit(self, session: Session, fence: Fence) -> dict[str, Any] | None:
         """Return the position before this batch, or None if the batch is in. Locks the fence."""
         row = session.execute(
-            "SELECT run, batch_id, position FROM _millstream_fences "
+            "SELECT run, batch_id, position, checkpoint_id FROM _millstream_fences "
             "WHERE app = %s AND job = %s FOR UPDATE",
             (fence.app, fence.job),
         ).fetchone()
-        if row is None or row[0] != fence.run:
+        # The checkpoint, too: an app that was begun anew counts its runs from 1 again.
+        if row is None or (row[0], row[3]) != (fence.run, self._checkpoint_id):
             newest = "none" if row is None else row[0]
             raise FencedError(
                 f"Run {fence.run} of the job {fence.job!r} of the app {fence.app!r} was replaced: "

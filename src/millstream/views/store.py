@@ -91,7 +91,8 @@ class ViewStore(StoreReading):
             ConfigError: ``readonly`` and there is no such file, or it was made by a newer version.
             CorruptionError: The file is no view store.
         """
-        super().__init__(Path(path))
+        # Who writes has one file, and is told when another is in its place.
+        super().__init__(Path(path), follows=readonly)
         self._changes_kept = changes_kept
         self._lock = threading.RLock()
         self._writer: sqlite3.Connection | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,14 @@ _WAIT_S = 0.01
 
 
 class StoreReading(QueryReader):
-    """What can be asked of a view store in a SQLite file. Thread-safe."""
+    """What can be asked of a view store in a SQLite file. Thread-safe.
 
-    def __init__(self, path: Path) -> None:
+    With ``follows`` a store that is made anew under its path is read from then on.
+    """
+
+    def __init__(self, path: Path, *, follows: bool) -> None:
         self._path = path
-        self._readers = Readers(path)
+        self._readers = Readers(path, follows=follows)
 
     def close(self) -> None:
         """Close every connection. Closing twice is allowed."""
@@ -300,10 +304,23 @@ def encoded_values(schema: ViewSchema, values: Mapping[str, Any]) -> dict[str, A
                 f"{', '.join(schema.names)}. Choose one of them."
             )
         one = ViewSchema(schema.name, ((name, schema.kinds[name]),), ())
-        frame = columns.normalised(pl.DataFrame({name: [value]}), one, (name,))
+        frame = columns.normalised(_one_value(name, value, schema), one, (name,))
         keyed = ViewSchema(one.name, one.columns, (name,) if name in schema.key else ())
         out[name] = next(columns.encoded(frame, keyed))[0]
     return out
+
+
+def _one_value(name: str, value: Any, schema: ViewSchema) -> pl.DataFrame:
+    """Put a value into a column of its own, for it to be judged as rows are."""
+    try:
+        if isinstance(value, Decimal) and not value.is_finite():
+            raise ValueError("it is not finite")  # noqa: TRY301 - polars would panic
+        return pl.DataFrame({name: [value]})
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ConfigError(
+            f"Column {name!r} of the view {schema.name!r} keeps {schema.kinds[name]}, and the value "
+            f"asked for cannot be one ({error}). Ask for a value that the column can hold."
+        ) from error
 
 
 def fence_value(db: sqlite3.Connection, column: str, app: str | None, job: str | None) -> Any:

@@ -22,8 +22,8 @@ def time_status(
     """Give the part of the status that tells of time, from that of the batch before.
 
     ``time`` is operator → where it stands, ``late`` is step → what came too late in all,
-    ``sources`` is source → its topic, its rule, and the field that is its time (None: the record's
-    own; empty: an expression). Times in microseconds since 1970.
+    ``sources`` is source → its topic, its rule (``delay_us`` None: its events do not move time), and the
+    field that is its time (None: the record's own; empty: an expression). Times in microseconds since 1970.
     """
     return {
         "time": _time(before.get("time", {}), plan, outcome, batch_id, at),
@@ -32,6 +32,7 @@ def time_status(
             source.name: {
                 "topic": source.topic,
                 "idle_ms": source.rule.idle_ms,
+                "delay_us": source.rule.delay_us,
                 "time": _field(source.time),
             }
             for source in plan.sources

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from drawn import some
 from hypothesis import given, settings
@@ -18,7 +19,18 @@ import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError
 from millstream.kernels.frames import LANE, ORDER
-from millstream.kernels.log_order import SOURCES_MAX, in_log_order, lane_of, order_of
+from millstream.kernels.ingest import Ingest, Lane
+from millstream.kernels.log_order import (
+    OFFSETS_MAX,
+    PARTITIONS_MAX,
+    SOURCES_MAX,
+    in_log_order,
+    lane_of,
+    offset_in,
+    order_of,
+    partition_in,
+)
+from millstream.kernels.watermarks import SourceTime
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 WITHIN = timedelta(minutes=3)
@@ -232,3 +244,33 @@ def test_more_streams_than_a_place_can_tell_apart_are_refused():
         stream_of(app, f"t{number}").view(f"v{number}", key="n")
     with pytest.raises(ConfigError, match=f"reads more than {SOURCES_MAX} streams, with 't128'"):
         app.plan()
+
+
+def read_at(partition, offset):
+    """Take in two records, of which the second is at ``offset``."""
+    app = ms.App("far", log="unused")
+    stream_of(app).view("out", key="n")
+    plan = app.plan()
+    value = b'{"n":1,"at":"2026-01-01T00:00:00Z","id":"a","device":"p","cost":1}'
+    batch = pa.record_batch(
+        {
+            "offset": pa.array([offset - 1, offset], pa.int64()),
+            "timestamp": pa.array([0, 0], pa.timestamp("ms", "UTC")),
+            "value": pa.array([value] * 2, pa.binary()),
+        }
+    )
+    lane = Lane(partition, 0, offset - 1, offset + 1, [batch])
+    (source,) = plan.sources
+    return list(Ingest(source, plan.bucket_labels).run([lane], SourceTime((), 1, frozenset())))
+
+
+def test_the_last_offset_and_partition_that_have_a_place_are_found_in_it():
+    place = pl.Series([order_of(SOURCES_MAX - 1, PARTITIONS_MAX - 1, OFFSETS_MAX - 1)]).to_numpy()
+    assert (partition_in(place)[0], offset_in(place)[0]) == (PARTITIONS_MAX - 1, OFFSETS_MAX - 1)
+    assert read_at(PARTITIONS_MAX - 1, OFFSETS_MAX - 1)
+
+
+@pytest.mark.parametrize(("partition", "offset"), [(0, OFFSETS_MAX), (PARTITIONS_MAX, 5)])
+def test_a_record_whose_place_would_be_that_of_another_is_refused(partition, offset):
+    with pytest.raises(ConfigError, match=r"offsets below 1,099,511,627,776 of up to 65,536"):
+        read_at(partition, offset)

@@ -210,6 +210,23 @@ def test_a_run_that_slept_through_a_reset_can_commit_nothing(world, monkeypatch)
     assert world.records() == records
 
 
+def test_a_run_that_slept_until_the_app_was_begun_anew_commits_nothing_beside_the_new_one(world):
+    with world.run("one") as (sleeping, _):
+        for number in range(3):
+            sleeping.commit(number, world.outcome(number), {})
+        reset(world.look())
+        with world.run("two") as (new, first):
+            assert (first, new.run) == (0, sleeping.run)  # runs are counted from 1 again
+            for target in sleeping.others:
+                if target.remembers:
+                    with pytest.raises(FencedError):
+                        target.commit(sleeping._fence(3), world.outcome(3))
+            for number in range(2):
+                assert new.commit(number, world.outcome(number), {})
+    rows = ms.dataset(world.root / "rows").scan().collect()
+    assert sorted(rows.rows()) == [("a", 0), ("a", 1), ("k0", 1), ("k1", 1)]
+
+
 @pytest.mark.parametrize("damage", ["damaged", "empty"])
 def test_a_home_that_cannot_be_read_is_removed_and_that_is_said(world, damage):
     world.batches("one")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from millstream.errors import ConfigError, UnknownViewError
+from millstream.errors import ConfigError, OffsetOutOfRangeError, UnknownViewError
 from millstream.views.reading import store_path, view
 from millstream.views.store import Fence, ViewChange, ViewSchema, ViewStore
 
@@ -48,3 +48,33 @@ def test_an_ambiguous_or_unknown_view_is_explained(tmp_path):
         view("crt", log=tmp_path)
     with pytest.raises(UnknownViewError, match=r"no views of an app 'adz'; .*: ads, ads2"):
         view("ctr", log=tmp_path, app="adz")
+
+
+def test_changes_of_a_view_that_was_made_anew_are_not_gone_on_with(tmp_path):
+    schema = ViewSchema("numbers", (("k", "int"),), ("k",))
+    path = store_path(tmp_path, "app")
+
+    def filled(checkpoint_id, count):
+        with ViewStore(path) as store:
+            store.declare(schema)
+            run, _ = store.begin_run("app", "main", checkpoint_id)
+            rows = pl.DataFrame({"k": range(count)})
+            store.commit(
+                Fence("app", "main", run, 0), [ViewChange("numbers", rows)], position={}, status={}
+            )
+
+    filled("one", 3)
+    with view("numbers", tmp_path) as opened:
+        assert opened.changes(since=1)["_seq"].to_list() == [2, 3]
+        for file in path.parent.iterdir():
+            file.unlink()
+        with pytest.raises(ConfigError, match="cannot be opened"):
+            opened.scan()
+        filled("two", 5)
+        assert opened.scan().height == 5
+        with pytest.raises(
+            OffsetOutOfRangeError, match=r"since 3 .* made anew.*newest change is 5"
+        ):
+            opened.changes(since=3)
+        assert opened.changes(since=0).height == 5
+        assert opened.changes(since=5).height == 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.client.consumer import Consumer
 from millstream.client.kafka.reader import KafkaReader
 from millstream.client.kafka.stream import FOLLOW_WAIT_MS, RANGE_WAIT_MS, Patience, Stream, is_end
+from millstream.errors import ConfigError, OffsetOutOfRangeError
 from millstream.record import Record
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class KafkaConsumer(Consumer):
             self._look_for_more()
         messages, self._waiting = self._waiting, []
         while not messages and self._left and not self._closed:
-            messages = self._stream.take(0 if self._stop is None else _WAIT_S)
+            messages = self._take(0 if self._stop is None else _WAIT_S)
             if self._stop is None:
                 break
             if not messages:
@@ -77,7 +78,14 @@ class KafkaConsumer(Consumer):
         return True
 
     def _wait(self) -> None:
-        self._waiting = self._stream.take(_WAIT_S)
+        self._waiting = self._take(_WAIT_S)
+
+    def _take(self, timeout_s: float) -> list[Message]:
+        try:
+            return self._stream.take(timeout_s)
+        except (OffsetOutOfRangeError, ConfigError):
+            self._reader.topic_id(self._topic)  # where it was made anew, that is what to say
+            raise
 
     def _records(self, messages: Sequence[Message]) -> Iterator[Record]:
         for message in messages:

@@ -242,7 +242,7 @@ def _next_event(answer):
         if name in ("id", "event", "data"):
             found[name] = value
         elif not line.strip() and "data" in found:
-            number = int(found["id"]) if "id" in found else None
+            number = int(found["id"].partition("-")[0]) if "id" in found else None
             return number, found.get("event"), json.loads(found["data"])
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import socket
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection
+from unittest import mock
 from urllib.parse import urlsplit
 
 import polars as pl
@@ -13,12 +15,14 @@ import pytest
 
 from millstream.kernels.frames import DIFF
 from millstream.views.commit import BatchOutcome
+from millstream.views.outputs import open_targets
 from millstream.views.schema import ViewSchema
 from millstream.views.server import streams
 from millstream.views.server.serving import serve
 from millstream.views.store import ViewStore
 
 CHANGES = "/views/ad_ctr/changes"
+NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
 
 
 def commit_one(ads, number):
@@ -163,6 +167,50 @@ def test_a_store_that_was_made_anew_is_told_of(ads, server, tmp_path):
             fresh.declare(schema)
             assert following()[1] == "gone"
     assert server.json("/views/ad_ctr")["change"] == 0
+
+
+def test_a_change_of_a_view_that_was_made_anew_is_no_place_to_go_on_from(ads, server):
+    for number in range(2):
+        commit_one(ads, number)
+    before = server.json("/views/ad_ctr")["change_id"]
+    made_anew(ads, "two", 5)
+    after = server.json("/views/ad_ctr")["change_id"]
+    assert (before.partition("-")[0], after.partition("-")[0]) == ("2", "5")
+    for path, headers in [(f"{CHANGES}?since={before}", {}), (CHANGES, {"Last-Event-ID": before})]:
+        with server.events(path, headers) as following:
+            assert following()[1:] == (
+                "gone",
+                {"message": mock.ANY, "start": 1, "end": 6},
+            )
+    with server.events(f"{CHANGES}?since=3-{after.partition('-')[2]}") as following:
+        assert following()[0] == 4
+
+
+def test_a_subscriber_whose_view_is_made_anew_is_told_though_it_has_as_many_changes(ads, server):
+    commit_one(ads, 0)
+    with server.events(f"{CHANGES}?since=0") as following:
+        assert following()[0] == 1
+        made_anew(ads, "two", 5)
+        assert following()[1] == "gone"
+
+
+def made_anew(ads, checkpoint_id, changes):
+    """Have the app begin anew, with so many changes at once; readers see all of it or nothing."""
+    home = ads.log / "apps" / "ads"
+    fresh = home.parent / "fresh.db"
+    with open_targets(ads.plan, fresh, ads.log) as targets:
+        targets.begin_run("main", checkpoint_id)
+        columns = ads.home.scan("ad_ctr").clear()
+        rows = pl.concat([columns, columns.clear(changes)]).with_columns(
+            ad_id=pl.int_range(changes)
+        )
+        rows = rows.with_columns(
+            window_start=pl.lit(NOON), window_end=pl.lit(NOON), shown=pl.lit(1, pl.Int64)
+        )
+        targets.commit(0, BatchOutcome(rows={"ad_ctr": rows}), {})
+    for path in home.glob("views.db-*"):
+        path.unlink()
+    fresh.rename(home / "views.db")
 
 
 @pytest.mark.parametrize("path", ["/apps/ads/status/changes", "/apps/ads/live"])
