@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from broker.asking import Asking, batch, create, fetch, fetched, produce
 from broker.running import MILLSTREAM, WAIT_S, AsProcess
+from outliving import run_after_the_main_thread
 
 import millstream as ms
 from millstream.errors import FolderOwnedError
@@ -241,3 +242,44 @@ def test_a_transaction_goes_on_with_the_next_broker(folder) -> None:
         assert broker.stop()[0] == 0
     with ms.connect(folder) as log, log.consumer("out", follow=False) as found:
         assert [one.value for one in found] == [b"before", b"after"]
+
+
+def test_one_in_a_program_whose_main_thread_has_ended_answers_and_ends_in_order(folder) -> None:
+    run_after_the_main_thread(
+        """
+        import asyncio
+        import millstream as ms
+        from millstream.broker.authentication import Authenticator
+        from millstream.broker.server import serve
+        from millstream.broker.users import UsersFile
+
+        def send(address):
+            with ms.connect(f"kafka://{address}") as log, log.producer() as producer:
+                log.create_topic("t", partitions=1)
+                assert producer.send("t", b"v").result().offset == 0
+                read = log.consumer("t", start="earliest", follow=False)
+                assert [record.value for record in read] == [b"v"]
+
+        async def let_in():
+            users = UsersFile(sys.argv[2])
+            users.put("ada", "a password")
+            door = Authenticator(users)
+            await door.check("127.0.0.1", "ada", "a password")
+            door.close()
+
+        async def main():
+            await let_in()
+            async with serve(sys.argv[1], listen="127.0.0.1:0") as broker:
+                address = f"{broker.host}:{broker.port}"
+                client = threading.Thread(target=send, args=(address,))
+                client.start()
+                while client.is_alive():
+                    await asyncio.sleep(0.01)
+
+        asyncio.run(main())
+        """,
+        folder,
+        folder.parent / "users",
+    )
+    with ms.connect(folder) as log:  # the folder is free, and was closed cleanly
+        assert log.offsets("t")[0][1] == 1

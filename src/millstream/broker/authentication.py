@@ -27,7 +27,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from millstream.broker.codes import Code, Refused
@@ -38,6 +37,7 @@ from millstream.broker.schema import Api
 from millstream.broker.users import NOBODY, UsersFile, Verifier
 from millstream.broker.wire import Message
 from millstream.errors import ConfigError
+from millstream.threads import Threads
 
 MECHANISM = "PLAIN"
 OPENING_BYTES_MAX = 8 * 1024  # of a request before its sender is known
@@ -109,11 +109,11 @@ class Authenticator:
         self._known: dict[str, _Known] = {}
         # One thread: all of them together take one core at most and the memory of one hash, and a
         # failure counts before the next try is looked at, however many come at the same time.
-        self._hashing = ThreadPoolExecutor(1, "millstream-broker-authenticating")
+        self._hashing = Threads(1, "millstream-broker-authenticating")
 
     def close(self) -> None:
         """End the thread."""
-        self._hashing.shutdown()
+        self._hashing.close()
 
     async def check(self, host: str, name: str, password: str) -> None:
         """Return if this is the password of the user.
@@ -122,8 +122,7 @@ class Authenticator:
             Refused: it is not, or there were too many tries; which of name and password is wrong
                 is not told.
         """
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._hashing, self._check, host, name, password)
+        await asyncio.wrap_future(self._hashing.submit(self._check, host, name, password))
 
     def knows(self, name: str) -> bool:
         """Return whether there was a user of this name when the file was last read."""

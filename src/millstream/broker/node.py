@@ -7,7 +7,6 @@ import base64
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -33,6 +32,7 @@ from millstream.log.shares import ShareMember, forget_members, put_members
 from millstream.log.signal import signal_of
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
+from millstream.threads import Threads
 
 if TYPE_CHECKING:
     from millstream.broker.authentication import Login
@@ -107,13 +107,13 @@ class Node:
         self._readers = threading.local()
         self._closing = ExitStack()
         # What waits for the one lock of control.db must not keep reads waiting.
-        self._reading = ThreadPoolExecutor(READING_THREADS, "millstream-broker-reading")
-        self._changing = ThreadPoolExecutor(CHANGING_THREADS, "millstream-broker-changing")
+        self._reading = Threads(READING_THREADS, "millstream-broker-reading")
+        self._changing = Threads(CHANGING_THREADS, "millstream-broker-changing")
 
     def start(self) -> None:
         """Begin to work."""
-        self._closing.callback(self._reading.shutdown)
-        self._closing.callback(self._changing.shutdown)
+        self._closing.callback(self._reading.close)
+        self._closing.callback(self._changing.close)
         self._closing.enter_context(signal_of(self.writer.folder).listened(self.watch.changed))
         self.appender.start()
         self._closing.callback(self.appender.stop)
@@ -190,12 +190,12 @@ class Node:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Return what ``work`` returns, which reads; it may wait for the disk."""
-        return await self.loop.run_in_executor(self._reading, work)
+        return await asyncio.wrap_future(self._reading.submit(work))
 
     async def change(self, work: Callable[[], T]) -> T:
         """Return what ``work`` returns, which changes something besides records."""
         try:
-            return await self.loop.run_in_executor(self._changing, work)
+            return await asyncio.wrap_future(self._changing.submit(work))
         except SyncFailedError as error:
             self.fail(error)
             raise

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from millstream.broker.authentication import Authenticator, Login
 from millstream.broker.connection import READ_AHEAD_BYTES, Connection
@@ -26,6 +26,10 @@ from millstream.joining.access import claim
 from millstream.joining.gate import Gate
 from millstream.listening import address_of, bound, is_loopback
 from millstream.log.writer import LogWriter
+from millstream.threads import Threads
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LISTEN = "127.0.0.1:9092"
 _BACKLOG = 1024
@@ -93,15 +97,24 @@ async def serve(
         door.check_fit_for_others(listen)
     with closing(door), bound(host, port, "broker") as listener:
         gate = Gate(Path(folder))
-        writer = await asyncio.to_thread(claim, Path(folder), gate)
+        writer = await _in_thread(claim, Path(folder), gate)
         try:
             async with _serving(writer, listener, told, door, settings or Settings()) as failed:
                 gate.open(writer)
                 name, number = listener.getsockname()[:2]
                 yield Serving(name, number, failed, writer, encrypted=door.certificate is not None)
         finally:
-            await asyncio.to_thread(gate.close)
-            await asyncio.to_thread(writer.close)
+            await _in_thread(gate.close)
+            await _in_thread(writer.close)
+
+
+async def _in_thread(call: Callable[P, R], *args: P.args, **named: P.kwargs) -> R:
+    """Return what a call returns that may wait, while connections are served.
+
+    Not by ``asyncio.to_thread``, whose threads are gone when the program's main thread has ended.
+    """
+    with Threads(1, "millstream-broker-serving") as thread:
+        return await asyncio.wrap_future(thread.submit(call, *args, **named))
 
 
 @dataclass(frozen=True)
@@ -215,7 +228,7 @@ async def _serving(
         for task in keeping:
             task.cancel()
         await asyncio.gather(*keeping, return_exceptions=True)
-        await asyncio.to_thread(node.close)
+        await _in_thread(node.close)
 
 
 def _request_memory(settings: Settings) -> RequestMemory:

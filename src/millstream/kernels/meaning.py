@@ -95,9 +95,14 @@ def keys_of(descriptions: list[Description]) -> list[str]:
 
 
 def _named(key: str, value: Any) -> str:
-    if key.endswith("_us") and isinstance(value, int):
-        return f"{key.removesuffix('_us')}={describe_us(value)}"
-    return f"{key}={said(value)}"
+    return f"{key.removesuffix('_us')}={said_under(key, value)}"
+
+
+def said_under(key: str, description: Description) -> str:
+    """Say in words what a description has under a key: what is in microseconds, as a duration."""
+    if key.endswith("_us") and isinstance(description, int):
+        return describe_us(description)
+    return said(description)
 
 
 def said(description: Description) -> str:

@@ -35,7 +35,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -48,6 +48,7 @@ from millstream.errors import (
 )
 from millstream.log.batch import EncodedBatch
 from millstream.log.partition import Partition
+from millstream.threads import Threads
 
 Durability = Literal["synced", "written", "periodic"]
 DURABILITIES: tuple[str, ...] = get_args(Durability)
@@ -111,9 +112,7 @@ class GroupCommit:
         self._commit_lock = threading.Lock()
         self.failure: MillstreamError | None = None  # why nothing more is accepted
         self.healthy = True  # no sync has failed
-        self._pool = (
-            ThreadPoolExecutor(sync_threads, "millstream-sync") if sync_threads > 1 else None
-        )
+        self._pool = Threads(sync_threads, "millstream-sync") if sync_threads > 1 else None
 
     def append(self, appends: Sequence[PendingAppend], durability: Durability = "synced") -> None:
         """Return when every append is as durable as asked, or has failed with its ``error`` set.
@@ -183,7 +182,7 @@ class GroupCommit:
             failed = self.failure if healthy else None
             self.failure = self.failure or reason
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.close()
         if failed is not None:
             raise failed
 
@@ -297,12 +296,19 @@ class GroupCommit:
                 for partition in partitions:
                     partition.sync()
             else:
-                list(self._pool.map(Partition.sync, partitions))
+                _all_of([self._pool.submit(partition.sync) for partition in partitions])
         except OSError as error:
             raise SyncFailedError(
                 f"the disk failed to keep what was written ({error}); nothing more is accepted. "
                 "Check the disk, then open the folder again: it will be verified"
             ) from error
+
+
+def _all_of(syncs: Sequence[Future[None]]) -> None:
+    """Return when all are done, be it with an error: the first one, which is raised."""
+    wait(syncs)
+    for one in syncs:
+        one.result()
 
 
 class _Syncer:

@@ -18,7 +18,7 @@ from typing import Any
 import polars as pl
 
 from millstream.errors import ConfigError
-from millstream.kernels.meaning import exact, said, spoken
+from millstream.kernels.meaning import exact, said, said_under, spoken
 from millstream.kernels.plan import JobPlan
 from millstream.views.running import how_to_reset
 
@@ -255,7 +255,7 @@ def _differences(was: Any, now: Any) -> Iterator[_Difference]:
         elif key in _INSIDE and isinstance(before, Mapping) and isinstance(after, Mapping):
             yield from _differences(before, after)
         else:
-            text = _changed(key.removesuffix("_us"), before, after)
+            text = _changed(key, before, after)
             yield _Difference(text, key in _FOLLOWS)
 
 
@@ -276,8 +276,9 @@ def _named_differ(
         yield _Difference(f"the order of {word}s was {', '.join(was)}, is {', '.join(now)}")
 
 
-def _changed(what: str, was: Any, now: Any, *, absent: str = "none") -> str:
-    before, after = (absent if one is None else said(one) for one in (was, now))
+def _changed(key: str, was: Any, now: Any, *, absent: str = "none") -> str:
+    what = key.removesuffix("_us")
+    before, after = (absent if one is None else said_under(key, one) for one in (was, now))
     if before == after:
         return (
             f"{what} reads {after} as before, but its options or the code of its functions differ"

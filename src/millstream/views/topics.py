@@ -17,7 +17,6 @@ as what the run before it left open has been ended, one way or the other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from millstream.client import connect
@@ -27,6 +26,7 @@ from millstream.client.reading import open_reader
 from millstream.errors import ConfigError, FencePassedError, FolderOwnedError
 from millstream.kernels.frames import LANE, TIME
 from millstream.kernels.plan import SinkPlan, TopicEnd
+from millstream.threads import Threads
 from millstream.views.records import Records, records_of
 from millstream.views.schema import Fence
 from millstream.views.target import BatchPart, RunStart, check_written
@@ -159,7 +159,7 @@ def _end(sink: SinkPlan) -> TopicEnd:
 
 def one_ahead(made: Iterator[Records]) -> Iterator[Records]:
     """Give what is made, in its order; while one is used, another thread makes the next."""
-    with ThreadPoolExecutor(1, "millstream records") as thread:
+    with Threads(1, "millstream records") as thread:
         coming = thread.submit(next, made, None)
         while (here := coming.result()) is not None:
             coming = thread.submit(next, made, None)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from outliving import run_after_the_main_thread
 
 from millstream.errors import SyncFailedError
 from millstream.log.control import ControlDb
@@ -152,3 +153,22 @@ def test_a_close_that_cannot_sync_what_was_acknowledged_says_so(tmp_path: Path) 
     writer.close()
     with LogWriter(tmp_path) as writer:
         assert writer.append("t", 0, [batch(b"y")])
+
+
+def test_records_of_several_partitions_are_kept_when_the_main_thread_has_ended(
+    tmp_path: Path,
+) -> None:
+    run_after_the_main_thread(
+        """
+        import millstream as ms
+        with ms.connect(sys.argv[1]) as log, log.producer() as producer:
+            log.create_topic("t", partitions=4)
+            sent = [producer.send("t", b"v", partition=n % 4) for n in range(40)]
+            producer.flush()
+            assert sorted({one.result().offset for one in sent}) == list(range(10))
+        """,
+        tmp_path,
+    )
+    assert not (tmp_path / "NEEDS_VERIFY").exists()
+    with LogWriter(tmp_path, background=False):
+        assert LogReader(tmp_path).offsets("t") == [(0, 10)] * 4

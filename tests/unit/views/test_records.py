@@ -11,6 +11,7 @@ import pytest
 from drawn import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outliving import run_after_the_main_thread
 
 from millstream.kernels.frames import DIFF, TIME
 from millstream.kernels.plan import TopicEnd
@@ -142,3 +143,12 @@ def test_in_a_compacted_topic_a_key_taken_back_is_a_tombstone():
     assert [key.as_py() for key in kept.keys] == [b"x"]
     assert values(kept) == [b'{"v":2}']
     assert records_of(frame.clear(), end("k", ("v",)), compacted=True) == []
+
+
+def test_records_are_made_one_ahead_when_the_main_thread_has_ended():
+    run_after_the_main_thread(
+        """
+        from millstream.views.topics import one_ahead
+        assert list(one_ahead(iter(["a", "b"]))) == ["a", "b"]
+        """
+    )

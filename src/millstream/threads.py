@@ -1,0 +1,83 @@
+"""Threads that take work for as long as the program runs.
+
+A pool of ``concurrent.futures`` takes none once the program's main thread has come to its end, although
+other threads of the program may go on for hours, and send records. These do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, Self, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Threads:
+    """Up to ``count`` threads that work on what they are given, in its order; started when needed."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._name = count, name
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._changing = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(self, call: Callable[P, R], *args: P.args, **named: P.kwargs) -> Future[R]:
+        """Have a thread make a call; the future has what it returns, or raises."""
+        future: Future[R] = Future()
+        with self._changing:
+            if self._closed:
+                raise RuntimeError(f"{self._name} is closed")
+            if not self._idle.acquire(blocking=False) and len(self._threads) < self._count:
+                self._start()
+            self._work.put((future, lambda: call(*args, **named)))
+        return future
+
+    def close(self) -> None:
+        """Return when all that was given is done, and the threads have ended."""
+        with self._changing:
+            self._closed = True
+            for _ in self._threads:
+                self._work.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self) -> None:
+        number = len(self._threads)
+        thread = threading.Thread(target=self._run, name=f"{self._name}_{number}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _run(self) -> None:
+        while (given := self._next()) is not None:
+            _do(*given)
+            del given  # what it holds may be large, and the wait long
+
+    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+        try:
+            return self._work.get_nowait()
+        except Empty:
+            self._idle.release()
+            return self._work.get()
+
+
+def _do(future: Future[Any], call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - it goes to who waits for the result
+        future.set_exception(error)
+    else:
+        future.set_result(result)
