@@ -36,7 +36,7 @@ class PaneBatch:
     """One batch of one bucket. ``moment`` has a running time that never goes back.
 
     ``pending`` is the ledger of what no pane has yet, ``told`` that of what panes have told, if that
-    is kept.
+    is kept; ``last`` is what is known, by slot, of panes of windows that expire.
     """
 
     step: WindowStep
@@ -45,6 +45,7 @@ class PaneBatch:
     moment: Moment
     pending: HeldEvents = field(init=False)
     told: HeldEvents = field(init=False)
+    last: dict[int, pl.DataFrame] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         runs = tuple(self.state.runs(family, ROWS) for family in ("early", "waiting", "late"))
@@ -302,6 +303,7 @@ class PaneBatch:
             runs.spend(slot, runs.count(part))
         if self.values.accumulates:
             kept = self.step.aggregation.stored(kept)
+        self.last = dict(self._by_slot(where(kept, self._expired(kept))))
         for slot, part in self._by_slot(self._unexpired(kept)):
             runs.add(slot, part, lambda rows: rows, alive=partial(self._newest, slot))
 
@@ -320,6 +322,7 @@ class PaneBatch:
     def drop_expired(self) -> None:
         """Drop the slots of state all of whose windows have expired."""
         for slot in self._slots_over(self._fired):
+            self._fired.settle(slot, self.values.latest, self.last.get(slot))
             self.told.left += self._fired.drop_slot(slot)
         late = self.state.runs("late", ROWS)
         for slot in self._slots_over(late):

@@ -136,7 +136,7 @@ class SortedRuns:
     def scan(self, slot: int) -> Iterator[pl.DataFrame]:
         """Yield all rows of a slot, run by run, oldest first."""
         for run in self.slots.get(slot, ()):
-            yield polars_table(self._whole(run))
+            yield self._whole(run)
 
     def look_up(self, slot: int, hashes: Hashes) -> Iterator[pl.DataFrame]:
         """Yield, run by run, the rows of a slot whose hash is among ``hashes`` (sorted, distinct).
@@ -245,11 +245,11 @@ class SortedRuns:
         """Yield the rows of runs (oldest first) and the new ones, by ranges of hashes, rising."""
         count = -(-size // PART_ROWS)
         if count <= 1:
-            yield [*(polars_table(self._whole(part)) for run in folded for part in run), rows]
+            yield [*(self._whole(part) for run in folded for part in run), rows]
             return
         tables = [[self._whole(part) for part in run] for run in folded]
-        tables.append([_to_arrow(by_hash(rows))])
-        starts = _starts(max(tables, key=lambda run: sum(part.num_rows for part in run)), count)
+        tables.append([by_hash(rows)])
+        starts = _starts(max(tables, key=lambda run: sum(part.height for part in run)), count)
         for low, high in zip((None, *starts), (*starts, None), strict=True):
             within = [_between(part, low, high) for run in tables for part in run]
             pieces = [piece for piece in within if piece is not None]
@@ -267,13 +267,40 @@ class SortedRuns:
             raise _another(run.name, f"{table.num_rows} rows", run.rows)
         return table
 
-    def _whole(self, run: Run) -> pa.Table:
+    def _whole(self, run: Run) -> pl.DataFrame:
         """Give a run's rows, all of which are to be read, so that their events can be counted, too."""
-        table = self.table(run)
-        events = self._events_in(table)
+        rows = polars_table(self.table(run))
+        events = self.count(rows)
         if self.counted and events != run.events:
             raise _another(run.name, f"rows for {events} events", run.events)
-        return table
+        return rows
+
+    def settle(
+        self,
+        slot: int,
+        alive: Callable[[pl.DataFrame], pl.DataFrame],
+        last: pl.DataFrame | None = None,
+    ) -> None:
+        """Look through a slot as a fold of all its runs would, without keeping what that gives.
+
+        Before a slot is dropped this finds what no fold has come to. ``last`` are rows that came too
+        late to be stored. A single run, and nothing after it, is not read.
+
+        Raises:
+            CorruptionError: what ``alive`` leaves out is not what had been given out.
+        """
+        runs = list(self.slots.get(slot, ()))
+        folded: list[list[Run]] = []
+        while runs:
+            folded.insert(0, newest := _newest(runs))
+            del runs[-len(newest) :]
+        gone = 0
+        if len(folded) > 1 or (folded and last is not None):
+            last = self._whole(folded[0][0]).clear() if last is None else last
+            for pieces in self._ranges(folded, last, sum(map(_rows, folded))):
+                rows = pl.concat(pieces)
+                gone += self.count(rows) - self.count(alive(rows))
+        self._forget(slot, gone, exact=True)
 
     def drop_slot(self, slot: int) -> int:
         """Forget a whole slot: its time has passed. Give how many events of it were held."""
@@ -308,20 +335,21 @@ def _hashes(table: pa.Table) -> Hashes:
     return hashes
 
 
-def _starts(run: list[pa.Table], count: int) -> list[np.uint64]:
+def _starts(run: list[pl.DataFrame], count: int) -> list[np.uint64]:
     """Choose the hashes with which ranges begin that divide a run into so many even parts."""
-    stride = max(1, sum(part.num_rows for part in run) // (count * _SAMPLES))
-    sample = np.concatenate([_hashes(part)[::stride] for part in run])
+    stride = max(1, sum(part.height for part in run) // (count * _SAMPLES))
+    sample = np.concatenate([part[HASH].to_numpy()[::stride] for part in run])
     return list(np.unique(sample[len(sample) * np.arange(1, count) // count]))
 
 
-def _between(part: pa.Table, low: np.uint64 | None, high: np.uint64 | None) -> pl.DataFrame | None:
+def _between(
+    part: pl.DataFrame, low: np.uint64 | None, high: np.uint64 | None
+) -> pl.DataFrame | None:
     """Give the rows of a part with hashes in ``[low, high)``, without copying; None if there are none."""
-    hashes = _hashes(part)
+    hashes = part[HASH].to_numpy()
     first = 0 if low is None else int(np.searchsorted(hashes, low))
     end = len(hashes) if high is None else int(np.searchsorted(hashes, high))
-    # Sliced by polars: of a slice of Arrow's it cannot read arrays of a fixed size with nulls.
-    return polars_table(part).slice(first, end - first) if end > first else None
+    return part.slice(first, end - first) if end > first else None
 
 
 def _positions(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from millstream.kernels.aggregation import WEIGHT, rows_in
@@ -22,7 +23,7 @@ from millstream.kernels.held_events import HeldEvents
 from millstream.kernels.operator import Moment, OperatorState, Outcome
 from millstream.kernels.sorted_runs import SortedRuns
 from millstream.kernels.watermarks import UNSEEN
-from millstream.kernels.window_step import PIECE, WindowStep
+from millstream.kernels.window_step import GONE, PIECE, WindowStep
 
 _PARTIALS = "partials"
 
@@ -77,8 +78,9 @@ class WindowAggregate(WindowStep):
         merged = self.aggregation.merge(pl.concat(windows), WINDOW, *self.by, first=[HASH])
         ledger.left += rows_in(merged)
         if not self.window.tiled:  # what was in several windows has left with the last of them
-            ledger.left -= sum(rows_in(rows) for rows in windows)
-            ledger.left += sum(self._leaving(rows, after_us, upto_us) for rows in pieces)
+            for rows in pieces:
+                ledger.left -= self._given(rows, after_us, upto_us)
+                ledger.left += self._leaving(rows, after_us, upto_us)
         return merged.filter(pl.col(WEIGHT) != 0) if self.aggregation.weighted else merged
 
     def _ending(self, pieces: pl.DataFrame, after_us: int, upto_us: int) -> pl.DataFrame:
@@ -94,6 +96,15 @@ class WindowAggregate(WindowStep):
         spread = self.each_window(pieces.filter(pl.Series(ended > before)))
         ends = self.window.ends(spread[WINDOW].to_numpy())
         return spread.filter(pl.Series((ends > after_us) & (ends <= upto_us)))
+
+    def _given(self, pieces: pl.DataFrame, after_us: int, upto_us: int) -> int:
+        """Count the events that are to be given out, once for each window that ends in (after, upto]."""
+        starts, gone = pieces[PIECE].to_numpy(), pieces[GONE].to_numpy()
+        before, now = (
+            np.maximum(self.window.passed(starts, starts * 0 + at_us), gone)
+            for at_us in (after_us, upto_us)
+        )
+        return int((pieces[ROWS].to_numpy() * (now - before)).sum())
 
     def _leaving(self, pieces: pl.DataFrame, after_us: int, upto_us: int) -> int:
         """Count the events whose last window ends in (after, upto]: nothing of them is to be held."""
