@@ -61,18 +61,22 @@ class CountWindow:
         timeout = "" if self.timeout_us is None else f", {describe_us(self.timeout_us)}"
         return f"count_window({self.count}{slide}{timeout})"
 
-    def taken_by(self, events: Times) -> Times:
-        """Say how many places in windows so many events of a key have filled; window n begins with
-        event ``n * slide``, and has ``count``.
+    def filled_by(self, events: Times) -> Times:
+        """Say how many windows so many events of a key have filled; window n begins with event
+        ``n * slide``, and has ``count``.
         """
-        begun = -(-events // self.slide)
-        full = np.clip((events - self.count) // self.slide + 1, 0, None)
+        filled: Times = np.clip((events - self.count) // self.slide + 1, 0, None)
+        return filled
+
+    def taken_by(self, events: Times) -> Times:
+        """Say how many places so many events of a key have taken, in all its windows together."""
+        begun, full = -(-events // self.slide), self.filled_by(events)
         opened = begun - full
         before = (
             self.slide * opened * (full + begun - 1) // 2
         )  # of the events, what came before each
-        filled: Times = full * self.count + opened * events - before
-        return filled
+        taken: Times = full * self.count + opened * events - before
+        return taken
 
 
 @dataclass(frozen=True)
@@ -159,19 +163,21 @@ class CountAggregate(Aggregating):
     def _came(self, known: pl.DataFrame, rows: pl.DataFrame | None, complete: pl.DataFrame) -> int:
         """Count the events that came, once for each window that has them, and what heads grew by.
 
-        That is a number of events, or of windows where they may be timed out. Of each key it follows
-        from how many events there were before, and are now.
+        That is a number of events, or of windows where they may be timed out. Where they may not, how
+        much is in the windows of a key follows from its number of events; so a window that was held, and
+        is not among what is ``known``, is missed.
         """
         if rows is None or self.window.timeout_us is not None:
             return (0 if rows is None else rows.height) + complete.height
         keys = [HASH, *self.by]
         heads = known.filter(_HEAD).select(*keys, _SEEN)
         came = rows.group_by(keys).agg(pl.len().cast(pl.Int64).alias(_PLACE))
-        came = came.join(heads, on=keys, how="left", nulls_equal=True)
+        came = came.join(heads, on=keys, how="full", nulls_equal=True)
         before = came[_SEEN].fill_null(0).to_numpy()
-        after = before + came[_PLACE].to_numpy()
-        in_windows = self.window.taken_by(after) - self.window.taken_by(before)
-        return int(in_windows.sum()) + rows.height
+        after = before + came[_PLACE].fill_null(0).to_numpy()
+        to_fill = self.window.taken_by(after) - self.window.filled_by(before) * self.window.count
+        opened = known.filter(~pl.col(_HEAD))
+        return int(to_fill.sum()) - rows_in(opened) + rows.height
 
     def _timers(self, state: OperatorState) -> Timers | None:
         timeout_us = self.window.timeout_us
