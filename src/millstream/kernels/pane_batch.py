@@ -36,7 +36,7 @@ class PaneBatch:
     """One batch of one bucket. ``moment`` has a running time that never goes back.
 
     ``pending`` is the ledger of what no pane has yet, ``told`` that of what panes have told, if that
-    is kept; ``last`` is what is known, by slot, of panes of windows that expire.
+    is kept; ``last`` is what is known, by slot, of panes that are the last of a slot.
     """
 
     step: WindowStep
@@ -303,21 +303,23 @@ class PaneBatch:
             runs.spend(slot, runs.count(part))
         if self.values.accumulates:
             kept = self.step.aggregation.stored(kept)
-        self.last = dict(self._by_slot(where(kept, self._expired(kept))))
-        for slot, part in self._by_slot(self._unexpired(kept)):
-            runs.add(slot, part, lambda rows: rows, alive=partial(self._newest, slot))
-
-    def _unexpired(self, kept: pl.DataFrame) -> pl.DataFrame:
-        """Leave out, and count, what is known of windows that have expired."""
-        expired = self._expired(kept)
-        self.told.left += self._fired.count(where(kept, expired)) if expired.any() else 0
-        return where(kept, ~expired)
+        for slot, part in self._by_slot(kept):
+            if self._is_over(slot):
+                self.last[slot] = part
+                self.told.left += runs.count(part)
+            else:
+                runs.add(slot, part, lambda rows: rows, alive=partial(self._newest, slot))
 
     def _newest(self, slot: int, rows: pl.DataFrame) -> pl.DataFrame:
-        rows = self.values.latest(rows)
-        kept = self._unexpired(rows)
-        self._fired.spend(slot, self._fired.count(rows) - self._fired.count(kept))
-        return kept
+        """Leave out, in a fold, what has been replaced; and what has expired, if no older run is left."""
+        runs, rows = self._fired, self.values.latest(rows)
+        if runs.slots.get(slot):  # what is older must go on being hidden
+            return rows
+        expired = self._expired(rows)
+        let_go = runs.count(where(rows, expired)) if expired.any() else 0
+        self.told.left += let_go
+        runs.spend(slot, let_go)
+        return where(rows, ~expired)
 
     def drop_expired(self) -> None:
         """Drop the slots of state all of whose windows have expired."""
@@ -329,7 +331,10 @@ class PaneBatch:
             late.drop_slot(slot)
 
     def _slots_over(self, runs: SortedRuns) -> list[int]:
-        return [s for s in runs.slots if self.step.slot_expiry(s) <= self.moment.watermark_us]
+        return [slot for slot in runs.slots if self._is_over(slot)]
+
+    def _is_over(self, slot: int) -> bool:
+        return self.step.slot_expiry(slot) <= self.moment.watermark_us
 
 
 def _by_window(rows: pl.DataFrame) -> Iterator[tuple[int, pl.DataFrame]]:

@@ -300,7 +300,9 @@ class SortedRuns:
             for pieces in self._ranges(folded, last, sum(map(_rows, folded))):
                 rows = pl.concat(pieces)
                 gone += self.count(rows) - self.count(alive(rows))
+        spent = self.spent.get(slot, 0)
         self._forget(slot, gone, exact=True)
+        self.spend(slot, spent)  # the runs have them still
 
     def drop_slot(self, slot: int) -> int:
         """Forget a whole slot: its time has passed. Give how many events of it were held."""

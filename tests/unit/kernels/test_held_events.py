@@ -86,6 +86,7 @@ def deduplicated(**options):
 
 
 TUMBLING, HOPPING = ms.tumbling("10 seconds"), ms.hopping("12 seconds", "5 seconds")
+SHORT = ms.tumbling("2 seconds")  # several of which lie in one slot of state
 SESSION = ms.session("3 seconds")
 BY_COUNT = {"early": ms.after_count(3), "late": ms.after_count(2)}
 BY_TIME = {"early": "6 seconds", "late": "6 seconds"}
@@ -101,6 +102,10 @@ KINDS = {
     "discard by count": windowed(TUMBLING, "discard", panes=True, **BY_COUNT),
     "update by time": windowed(TUMBLING, "update", **BY_TIME),
     "discard by time": windowed(HOPPING, "discard", **BY_TIME),
+    "final of short windows": windowed(SHORT),
+    "update of short windows": windowed(SHORT, "update", early=None),
+    "retract of short windows by count": windowed(SHORT, "retract", **BY_COUNT),
+    "discard of short windows by time": windowed(SHORT, "discard", panes=True, **BY_TIME),
     "sessions": windowed(SESSION),
     "sessions update": windowed(SESSION, "update"),
     "sessions strict": windowed(ms.session("3 seconds", strict=True), "retract", early=None),
@@ -127,7 +132,7 @@ def app_of(kind, buckets=1):
     stream = app.topic("events", Event, key="key").stream(
         time="at",
         watermark=ms.watermark("2 seconds", idle=None),
-        lateness="6 seconds",
+        lateness="40 seconds" if "short" in kind else "6 seconds",
         late="correct" if "corrected" in kind else "drop",
     )
     KINDS[kind](stream).to("out")
