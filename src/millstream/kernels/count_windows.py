@@ -138,7 +138,7 @@ class CountAggregate(Aggregating):
             timers.add(opened[_DUE].to_numpy(), opened[HASH].to_numpy())
         held.put(hashes, self.aggregation.stored(rest), known)
         self._wait(state, known, rest, moment)
-        ledger.came, ledger.left = self._came(known, rows, complete), rows_in(complete)
+        ledger.came, ledger.left = self._came(known, rest, rows, complete), rows_in(complete)
         ledger.close()
         counts = Counter(held=0 if rows is None else rows.height)
         return Outcome(self._emitted(complete, rest, rows), None, counts)
@@ -160,7 +160,13 @@ class CountAggregate(Aggregating):
             )
             Waiting(self.name, state, self._slot_us).move(before, after, moment.watermark_us)
 
-    def _came(self, known: pl.DataFrame, rows: pl.DataFrame | None, complete: pl.DataFrame) -> int:
+    def _came(
+        self,
+        known: pl.DataFrame,
+        rest: pl.DataFrame,
+        rows: pl.DataFrame | None,
+        complete: pl.DataFrame,
+    ) -> int:
         """Count the events that came, once for each window that has them, and what heads grew by.
 
         That is a number of events, or of windows where they may be timed out. Where they may not, how
@@ -169,15 +175,12 @@ class CountAggregate(Aggregating):
         """
         if rows is None or self.window.timeout_us is not None:
             return (0 if rows is None else rows.height) + complete.height
-        keys = [HASH, *self.by]
-        heads = known.filter(_HEAD).select(*keys, _SEEN)
-        came = rows.group_by(keys).agg(pl.len().cast(pl.Int64).alias(_PLACE))
-        came = came.join(heads, on=keys, how="full", nulls_equal=True)
-        before = came[_SEEN].fill_null(0).to_numpy()
-        after = before + came[_PLACE].fill_null(0).to_numpy()
-        to_fill = self.window.taken_by(after) - self.window.filled_by(before) * self.window.count
-        opened = known.filter(~pl.col(_HEAD))
-        return int(to_fill.sum()) - rows_in(opened) + rows.height
+        before, after = (
+            held.filter(_HEAD)[_SEEN].to_numpy().astype(np.int64) for held in (known, rest)
+        )
+        full_before = int(self.window.filled_by(before).sum()) * self.window.count
+        to_fill = int(self.window.taken_by(after).sum()) - full_before
+        return to_fill - rows_in(known.filter(~pl.col(_HEAD))) + rows.height
 
     def _timers(self, state: OperatorState) -> Timers | None:
         timeout_us = self.window.timeout_us
