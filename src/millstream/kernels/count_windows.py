@@ -178,6 +178,8 @@ class CountAggregate(Aggregating):
         before, after = (
             held.filter(_HEAD)[_SEEN].to_numpy().astype(np.int64) for held in (known, rest)
         )
+        # Each event that came is one more that the head of its key has seen.
+        HeldEvents(self.name, (), rows.height, int(after.sum() - before.sum())).close()
         full_before = int(self.window.filled_by(before).sum()) * self.window.count
         to_fill = int(self.window.taken_by(after).sum()) - full_before
         return to_fill - rows_in(known.filter(~pl.col(_HEAD))) + rows.height
