@@ -5,7 +5,7 @@ The engine's source, its sink and consumers ask nothing else of a log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,6 +50,7 @@ class Reader(Protocol):
         *,
         columns: Sequence[str] = COLUMNS,
         bytes_max: int = 16 << 20,
+        tally: Callable[[int], None] | None = None,
     ) -> Iterator[pa.RecordBatch]: ...
 
     def archives(

@@ -20,7 +20,7 @@ full); Shtul et al., "Age-Partitioned Bloom Filters", 2020 (a generation more th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -31,11 +31,10 @@ from millstream.kernels.bloom import BloomShape, Words, together
 from millstream.kernels.frames import HASH
 from millstream.kernels.keyhash import Hashes
 from millstream.kernels.operator import OperatorState
-from millstream.kernels.sorted_runs import Run
+from millstream.kernels.sorted_runs import EACH_ROW, Run, SortedRuns
 
 _RECENT = "recent ids"
 _FILTERS = "filters"
-_COUNTS = "ids in filters"
 _WORDS = "words"
 _MOVES = 16  # in so many goes a filter is filled
 
@@ -68,9 +67,12 @@ class BloomGenerations:
         self._within_us = within_us
         self._lateness_us = lateness_us
         self._shape = rule.shape
-        self._recent = state.runs(_RECENT)
-        self._filters = state.runs(_FILTERS)
-        self._counts: dict[str, list[int]] = state.values.setdefault(_COUNTS, {})
+        self._recent = state.runs(_RECENT, EACH_ROW)
+        self._filters = state.runs(_FILTERS)  # each run says how many ids it was given
+
+    def families(self) -> tuple[tuple[SortedRuns, ...], ...]:
+        """Give the runs that the ids lie in, those together that are counted together."""
+        return ((self._recent, self._filters),)
 
     def spans(self, events: Arrivals) -> Spans:
         """Say which generations each event is in, and asks: those within the horizon, rounded out."""
@@ -100,17 +102,22 @@ class BloomGenerations:
             held |= self._shape.contains(self._words(run), hashes)
         return held
 
-    def hold(self, events: Arrivals, watermark_us: int) -> None:
-        """Add the ids of kept events; drop the generations that no event in time asks any more."""
-        past_us = watermark_us - self._rule.rotate_us - self._within_us - self._lateness_us
+    def hold(self, events: Arrivals, watermark_us: int) -> tuple[int, ...]:
+        """Add the ids of kept events; drop the generations that no event in time asks any more.
+
+        Give how many ids were let go, of these and of those held before.
+        """
+        width_us = self._rule.rotate_us
+        past_us = watermark_us - width_us - self._within_us - self._lateness_us
+        let_go = int((events.times // width_us * width_us <= past_us).sum())
         for runs in (self._recent, self._filters):
             for start in [start for start in runs.slots if start <= past_us]:
-                runs.drop_slot(start)
-                self._counts.pop(str(start), None)
-        for start, part in by_span(events, self._rule.rotate_us):
+                let_go += runs.drop_slot(start)
+        for start, part in by_span(events, width_us):
             if start > past_us:
                 self._recent.add(start, pl.DataFrame({HASH: part.hashes}), _same)
                 self._move_when_many(start)
+        return (let_go,)
 
     def _move_when_many(self, start: int) -> None:
         held = sum(run.rows for run in self._recent.slots[start])
@@ -123,35 +130,32 @@ class BloomGenerations:
     def _fill(self, start: int, hashes: Hashes) -> Hashes:
         """Put as many ids into the generation's newest filter as it takes; give what is left."""
         runs = self._filters.slots.setdefault(start, [])
-        counts = self._counts.setdefault(str(start), [])
-        if not runs or counts[-1] >= self._rule.ids:
-            words, old = self._shape.empty(), None
-            counts.append(0)
+        if not runs or runs[-1].events >= self._rule.ids:
+            words, old, ids = self._shape.empty(), None, 0
         else:
             old = runs.pop()
-            words = self._words(old)
-        room = self._rule.ids - counts[-1]
-        filled = self._shape.adding(words, hashes[:room])
-        runs.append(self._filters.store.save(start, pa.table({_WORDS: filled})))
+            words, ids = self._words(old), old.events
+        more, rest = np.split(hashes, [self._rule.ids - ids])
+        saved = self._filters.store.save(start, pa.table({_WORDS: self._shape.adding(words, more)}))
+        runs.append(replace(saved, events=ids + len(more)))
         if old is not None:
             self._filters.store.drop(old)
-        counts[-1] += len(hashes[:room])
-        return hashes[room:]
+        return rest
 
     def false_positive_rate(self) -> float:
         """Give the probability, as it stands, that an event is taken for a repeat and is none.
 
         It is that of an event which asks every generation there is; recent ids add nothing to it.
         """
-        counts = (count for counts in self._counts.values() for count in counts)
-        return together(self._shape.rate(count) for count in counts)
+        runs = (run for runs in self._filters.slots.values() for run in runs)
+        return together(self._shape.rate(run.events) for run in runs)
 
     def _recent_of(self, start: int) -> Iterator[Hashes]:
         for rows in self._recent.scan(start):
             yield rows[HASH].to_numpy()
 
     def _words(self, run: Run) -> Words:
-        words: Words = self._filters.store.load(run).column(_WORDS).chunk(0).to_numpy()
+        words: Words = self._filters.table(run).column(_WORDS).chunk(0).to_numpy()
         return words
 
 

@@ -36,6 +36,7 @@ import polars as pl
 
 from millstream.kernels.frames import HASH, TIME
 from millstream.kernels.hash_order import distinct
+from millstream.kernels.held_events import HeldEvents
 from millstream.kernels.keyed_rows import KeyedRows
 from millstream.kernels.keyhash import hash_columns
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
@@ -159,13 +160,18 @@ class Budget(Passing):
         }
 
     def _decided(self, state: OperatorState, rows: pl.DataFrame, watermark_us: int) -> pl.DataFrame:
-        held = KeyedRows(state, "accounts")
+        held = KeyedRows(state, "accounts", _CHARGED, signed=True)
+        ledger = HeldEvents(self.name, (held.runs,))
         hashes = distinct(rows[HASH].to_numpy())
         known = held.get(hashes)
         if known is None:
             known = pl.DataFrame(schema=self._account)
         told = self._charged(known.select(self._account.keys()), rows)
-        held.put(hashes, self._kept(told, watermark_us))
+        kept, over = self._kept(told, watermark_us)
+        held.put(hashes, kept, known)
+        ledger.came = int(told.filter(pl.col(_IS_ROW) & pl.col(DECISION))[_COST].sum())
+        ledger.left = int(over[_CHARGED].sum())
+        ledger.close()
         return self._rows(rows, told)
 
     def _charged(self, known: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
@@ -197,13 +203,14 @@ class Budget(Passing):
             pl.Series(_CHARGED, charged), pl.Series(_OUT, out), pl.Series(DECISION, granted)
         )
 
-    def _kept(self, told: pl.DataFrame, watermark_us: int) -> pl.DataFrame:
-        """Give the accounts after the batch: of open days, and of each key's newest."""
+    def _kept(self, told: pl.DataFrame, watermark_us: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Give the accounts after the batch, of open days and of each key's newest, and the others."""
         key = [HASH, *self.by]
         last = told.group_by(*key, _DAY, maintain_order=True).agg(pl.col(_CHARGED, _OUT).last())
         newest = last.select((pl.col(_DAY) == pl.col(_DAY).max().over(key)).alias(_AT))[_AT]
         is_open = pl.Series(self._expiry(last[_DAY]) > watermark_us)
-        return last.filter(newest | is_open).select(self._account.keys())
+        kept = newest | is_open
+        return last.filter(kept).select(self._account.keys()), last.filter(~kept)
 
     def _rows(self, rows: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
         """Give the rows that came, in their order, with what was decided."""

@@ -25,12 +25,14 @@ import polars as pl
 from millstream.durations import describe_us
 from millstream.kernels.aggregates.order import with_order
 from millstream.kernels.aggregating import Aggregating
+from millstream.kernels.aggregation import rows_in
 from millstream.kernels.frames import HASH, LANE, ORDER, REACHED, ROWS, TIME, UNPLACED
 from millstream.kernels.hash_order import distinct
+from millstream.kernels.held_events import HeldEvents
 from millstream.kernels.keyed_rows import KeyedRows
 from millstream.kernels.keyhash import hash_columns
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
-from millstream.kernels.timers import Timers
+from millstream.kernels.timers import Timers, Times, Waiting
 from millstream.kernels.watermarks import UNSEEN
 
 NUMBER = "window_number"
@@ -58,6 +60,23 @@ class CountWindow:
         slide = "" if self.slide == self.count else f", slide {self.slide}"
         timeout = "" if self.timeout_us is None else f", {describe_us(self.timeout_us)}"
         return f"count_window({self.count}{slide}{timeout})"
+
+    def filled_by(self, events: Times) -> Times:
+        """Say how many windows so many events of a key have filled; window n begins with event
+        ``n * slide``, and has ``count``.
+        """
+        filled: Times = np.clip((events - self.count) // self.slide + 1, 0, None)
+        return filled
+
+    def taken_by(self, events: Times) -> Times:
+        """Say how many places so many events of a key have taken, in all its windows together."""
+        begun, full = -(-events // self.slide), self.filled_by(events)
+        opened = begun - full
+        before = (
+            self.slide * opened * (full + begun - 1) // 2
+        )  # of the events, what came before each
+        taken: Times = full * self.count + opened * events - before
+        return taken
 
 
 @dataclass(frozen=True)
@@ -102,28 +121,79 @@ class CountAggregate(Aggregating):
         if rows is not None:
             touched.append(rows[HASH].to_numpy())
         hashes = distinct(np.concatenate(touched)) if touched else np.empty(0, np.uint64)
-        held = KeyedRows(state, "windows")
+        held = KeyedRows(state, "windows", ROWS)
         known = held.get(hashes) if len(hashes) else None
         if known is None:
             if rows is None:
+                self._wait(state, None, None, moment)
                 return Outcome()
             keys = {name: rows.schema[name] for name in self.by}
             known = pl.DataFrame(schema={**keys, **self.state_schema})
+        ledger = HeldEvents(self.name, (held.runs,))
         complete, rest = self._advanced(known, rows)
         if timers is not None:
             over, rest = self._over(rest, moment.watermark_us)
             complete = pl.concat([complete, over])
             opened = rest.filter(~pl.col(_HEAD))
             timers.add(opened[_DUE].to_numpy(), opened[HASH].to_numpy())
-        held.put(hashes, self.aggregation.stored(rest))
+        held.put(hashes, self.aggregation.stored(rest), known)
+        self._wait(state, known, rest, moment)
+        ledger.came, ledger.left = self._came(known, rest, rows, complete), rows_in(complete)
+        ledger.close()
         counts = Counter(held=0 if rows is None else rows.height)
         return Outcome(self._emitted(complete, rest, rows), None, counts)
+
+    def _wait(
+        self,
+        state: OperatorState,
+        known: pl.DataFrame | None,
+        rest: pl.DataFrame | None,
+        moment: Moment,
+    ) -> None:
+        """Take note of the timeouts that open windows wait for."""
+        if self.window.timeout_us is not None:
+            before, after = (
+                np.empty(0, np.int64)
+                if rows is None
+                else rows.filter(~pl.col(_HEAD))[_DUE].to_numpy()
+                for rows in (known, rest)
+            )
+            Waiting(self.name, state, self._slot_us).move(before, after, moment.watermark_us)
+
+    def _came(
+        self,
+        known: pl.DataFrame,
+        rest: pl.DataFrame,
+        rows: pl.DataFrame | None,
+        complete: pl.DataFrame,
+    ) -> int:
+        """Count the events that came, once for each window that has them, and what heads grew by.
+
+        That is a number of events, or of windows where they may be timed out. Where they may not, how
+        much is in the windows of a key follows from its number of events; so a window that was held, and
+        is not among what is ``known``, is missed.
+        """
+        if rows is None or self.window.timeout_us is not None:
+            return (0 if rows is None else rows.height) + complete.height
+        before, after = (
+            held.filter(_HEAD)[_SEEN].to_numpy().astype(np.int64) for held in (known, rest)
+        )
+        # Each event that came is one more that the head of its key has seen.
+        HeldEvents(self.name, (), rows.height, int(after.sum() - before.sum())).close()
+        full_before = int(self.window.filled_by(before).sum()) * self.window.count
+        to_fill = int(self.window.taken_by(after).sum()) - full_before
+        return to_fill - rows_in(known.filter(~pl.col(_HEAD))) + rows.height
 
     def _timers(self, state: OperatorState) -> Timers | None:
         timeout_us = self.window.timeout_us
         if timeout_us is None:
             return None
-        return Timers(state, "timers", max(1, timeout_us // _SLOTS_PER_TIMEOUT))
+        return Timers(state, "timers", self._slot_us)
+
+    @property
+    def _slot_us(self) -> int:
+        """The width of the slots of time that timeouts are divided into."""
+        return max(1, (self.window.timeout_us or 0) // _SLOTS_PER_TIMEOUT)
 
     def _in_order(self, tables: Sequence[pl.DataFrame], moment: Moment) -> pl.DataFrame | None:
         """Give the rows in the order of their arrival; those without a place follow, by their time."""
@@ -195,7 +265,8 @@ class CountAggregate(Aggregating):
         """Note how many events there were of each key (or windows, where they may be timed out)."""
         keys = [HASH, *self.by]
         others = heads.join(totals, on=keys, how="anti", nulls_equal=True)
-        made = totals.with_columns(pl.lit(value=True).alias(_HEAD))
+        # A head counts for as much as it has seen, so that one that is lost is missed.
+        made = totals.with_columns(pl.lit(value=True).alias(_HEAD), pl.col(_SEEN).alias(ROWS))
         return pl.concat([others, made], how="diagonal").select(heads.columns)
 
     def _one_window_each(

@@ -30,9 +30,11 @@ import polars as pl
 from millstream.kernels.arriving_ids import Arrivals, Mask, Spans, first_of_each
 from millstream.kernels.bloom_generations import BloomGenerations, BloomRule
 from millstream.kernels.frames import REACHED, TIME
+from millstream.kernels.held_events import HeldEvents
 from millstream.kernels.kept_ids import KeptIds
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
 from millstream.kernels.passing import Passing, together
+from millstream.kernels.sorted_runs import EACH_ROW, SortedRuns
 
 BELOW_WATERMARK = "below_watermark"
 FALSE_POSITIVE_RATE = "false_positive_rate"
@@ -44,7 +46,8 @@ class Memory(Protocol):
 
     def spans(self, events: Arrivals) -> Spans: ...
     def repeats(self, events: Arrivals) -> Mask: ...
-    def hold(self, events: Arrivals, watermark_us: int) -> None: ...
+    def families(self) -> tuple[tuple[SortedRuns, ...], ...]: ...
+    def hold(self, events: Arrivals, watermark_us: int) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,12 @@ class CheckedIds:
         found[found] = self.kept.repeats(events.take(found))
         return found
 
-    def hold(self, events: Arrivals, watermark_us: int) -> None:
-        self.filters.hold(events, watermark_us)
-        self.kept.hold(events, watermark_us)
+    def families(self) -> tuple[tuple[SortedRuns, ...], ...]:
+        return *self.filters.families(), *self.kept.families()
+
+    def hold(self, events: Arrivals, watermark_us: int) -> tuple[int, ...]:
+        in_filters = self.filters.hold(events, watermark_us)
+        return *in_filters, *self.kept.hold(events, watermark_us)
 
 
 @dataclass(frozen=True)
@@ -100,29 +106,41 @@ class Dedup(Passing):
         """Emit the rows that are no repeats, and hold their ids; let go of what is past."""
         outcome = Outcome(counts=Counter())
         memory = self._memory(state)
+        ledgers = [HeldEvents(self.name, runs) for runs in memory.families()]
         if tables := arrived.get(0, ()):
             arrivals = together(tables)
             missed_us = moment.reached(arrivals) - self.lateness_us - arrivals[TIME].to_numpy()
             rows = self.in_time(arrivals, missed_us > 0, missed_us, BELOW_WATERMARK, outcome)
-            keep = self._keep(memory, rows, moment)
+            keep, let_go = self._keep(memory, rows, moment)
             outcome.rows = rows.filter(pl.Series(keep))
             emitted = outcome.rows.height
             outcome.counts.update(emitted=emitted, duplicate=rows.height - emitted)
         else:
-            memory.hold(Arrivals.none(), moment.watermark_us)
+            let_go = memory.hold(Arrivals.none(), moment.watermark_us)
+        for ledger, left in zip(ledgers, let_go, strict=True):
+            ledger.came, ledger.left = self._with_id(outcome.rows), left
+            ledger.close()
         if isinstance(memory, BloomGenerations):
             outcome.facts[FALSE_POSITIVE_RATE] = memory.false_positive_rate()
         return outcome
 
     def _memory(self, state: OperatorState) -> Memory:
-        kept = KeptIds(state.runs(_KEPT), self.within_us, self.lateness_us)
+        kept = KeptIds(state.runs(_KEPT, EACH_ROW), self.within_us, self.lateness_us)
         if self.bloom is None:
             return kept
         generations = BloomGenerations(self.bloom, state, self.within_us, self.lateness_us)
         return CheckedIds(generations, kept) if self.bloom.exact_check else generations
 
-    def _keep(self, memory: Memory, rows: pl.DataFrame, moment: Moment) -> Mask:
-        """Say which rows, being in the order of arrival, are kept; hold their ids."""
+    def _with_id(self, rows: pl.DataFrame | None) -> int:
+        """Count the rows of which no part of the id is null."""
+        if rows is None:
+            return 0
+        return int(rows.select(pl.all_horizontal(pl.col(self.by).is_not_null()).sum()).item())
+
+    def _keep(
+        self, memory: Memory, rows: pl.DataFrame, moment: Moment
+    ) -> tuple[Mask, tuple[int, ...]]:
+        """Say which rows, being in the order of arrival, are kept; hold their ids, let others go."""
         keep: Mask = (
             rows.select(pl.any_horizontal(pl.col(self.by).is_null())).to_series().to_numpy()
         )
@@ -131,6 +149,5 @@ class Dedup(Passing):
         events = events.take(~keep[events.rows])
         new = events.take(~memory.repeats(events))
         kept = new.take(first_of_each(new.begins(), memory.spans(new)))
-        memory.hold(kept, moment.watermark_us)
         keep[kept.rows] = True
-        return keep
+        return keep, memory.hold(kept, moment.watermark_us)

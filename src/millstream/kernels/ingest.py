@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from millstream.errors import UserCodeError
+from millstream.errors import CorruptionError, UserCodeError
 from millstream.kernels.arrivals import Arrivals, Microseconds, epoch_us, unbelievable
 from millstream.kernels.dead_records import Details, dead_rows
 from millstream.kernels.decode import Decoded
@@ -40,6 +40,16 @@ from millstream.kernels.watermarks import LaneTime, SourceTime
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
+@dataclass
+class Tally:
+    """Adds up how many records a lane has by the log; it is called with some at a time."""
+
+    records: int = 0
+
+    def __call__(self, records: int) -> None:
+        self.records += records
+
+
 @dataclass(frozen=True)
 class Lane:
     """One split of one partition's records in a batch.
@@ -48,7 +58,7 @@ class Lane:
     offset order, and key or headers if the source wants them; between them there may be promises, and
     records that were decoded earlier. ``arrived_ms`` is the largest timestamp before the lane, where
     the event time is the time of arrival. ``details`` reads what the batches lack of records that
-    turn out to be dead.
+    turn out to be dead. ``tally`` has, once they have been read, how many records there are by the log.
     """
 
     partition: int
@@ -58,6 +68,21 @@ class Lane:
     batches: Iterable[pa.RecordBatch | ArchivedRecords | Promise]
     arrived_ms: int = 0
     details: Details | None = None
+    tally: Tally | None = None
+
+    def check(self, read: int) -> None:
+        """Make sure that as many records were read as there are.
+
+        Raises:
+            CorruptionError: more or fewer were; the batch must not be committed.
+        """
+        if self.tally is not None and self.tally.records != read:
+            raise CorruptionError(
+                f"The ledger does not balance: by the log there are {self.tally.records} records at "
+                f"offsets [{self.start_offset}, {self.end_offset}) of partition {self.partition}, and "
+                f"{read} were read. Nothing of this batch was committed. Please report this; the log "
+                "still holds every event."
+            )
 
 
 @dataclass
@@ -82,6 +107,7 @@ class Ingest:
         times: list[LaneTime] = []
         for lane in lanes:
             lane_time, read = self._lane(lane, out, rejects)
+            lane.check(read)
             times.append(lane_time)
             ranges = self.books.ranges.setdefault(self.source.name, {})
             ranges.setdefault(str(lane.partition), []).append(

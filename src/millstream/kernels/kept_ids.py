@@ -68,14 +68,23 @@ class KeptIds:
         repeats: Ints = event[same & (apart_us <= self.within_us)]
         return repeats
 
-    def hold(self, events: Arrivals, watermark_us: int) -> None:
-        """Keep these events, but for those that no event can repeat any more; drop what is past."""
+    def families(self) -> tuple[tuple[SortedRuns, ...], ...]:
+        """Give the runs that the ids lie in, those together that are counted together."""
+        return ((self.runs,),)
+
+    def hold(self, events: Arrivals, watermark_us: int) -> tuple[int, ...]:
+        """Keep these events, but for those that no event can repeat any more; drop what is past.
+
+        Give how many were let go, of these and of those held before.
+        """
         past_us = watermark_us - self.slot_us - self.within_us - self.lateness_us
+        let_go = int((events.times // self.slot_us * self.slot_us <= past_us).sum())
         for slot in [start for start in self.runs.slots if start <= past_us]:
-            self.runs.drop_slot(slot)
+            let_go += self.runs.drop_slot(slot)
         for slot, part in by_span(events, self.slot_us):
             if slot > past_us:
-                self.runs.add(slot, _table(part), lambda rows: rows, conserved=True)
+                self.runs.add(slot, _table(part), lambda rows: rows)
+        return (let_go,)
 
 
 def _table(events: Arrivals) -> pl.DataFrame:

@@ -4,6 +4,9 @@ Keys are told apart by their hash alone: the rows of all keys with one hash are 
 together. Whoever uses this takes what it read, changes the rows of the keys that it means, and puts
 everything back; keys that share a hash then travel along unharmed, however unlikely they are.
 
+Where rows are counted, whoever puts says what it has read of the hashes: then the events of that are
+spent, and a fold finds rows that were replaced without having been read.
+
 A put is one more sorted run (:mod:`millstream.kernels.sorted_runs`), so it costs what it touches;
 reading a key costs a binary search per run. A hash without rows is a mark that older runs do not
 count; marks go when they are folded into the oldest run.
@@ -29,14 +32,19 @@ _SLOT = 0
 
 @dataclass
 class KeyedRows:
-    """The rows of keys in one family of an operator's state, with ``__hash`` and fixed columns."""
+    """The rows of keys in one family of an operator's state, with ``__hash`` and fixed columns.
+
+    ``counted`` and ``signed`` are as in :class:`SortedRuns`.
+    """
 
     state: OperatorState
     family: str
+    counted: str | None = None
+    signed: bool = False
 
     @property
     def runs(self) -> SortedRuns:
-        return self.state.runs(self.family)
+        return self.state.runs(self.family, self.counted, signed=self.signed)
 
     def get(self, hashes: Hashes) -> pl.DataFrame | None:
         """Give the rows of these hashes (sorted, distinct); None if there are none."""
@@ -46,10 +54,15 @@ class KeyedRows:
         newest = found[0] if len(found) == 1 else _newest(pl.concat(found))
         return _without_marks(newest)
 
-    def put(self, hashes: Hashes, rows: pl.DataFrame) -> None:
-        """Let ``rows`` be all that is held of these hashes (sorted, distinct)."""
+    def put(self, hashes: Hashes, rows: pl.DataFrame, known: pl.DataFrame | None = None) -> None:
+        """Let ``rows`` be all that is held of these hashes (sorted, distinct).
+
+        ``known`` is what :meth:`get` gave of them.
+        """
         if not len(hashes):
             return
+        if known is not None:
+            self.runs.spend(_SLOT, self.runs.count(known))
         version = self._next_version()
         versioned = rows.with_columns(
             pl.lit(version, pl.Int64).alias(_VERSION), pl.lit(value=False).alias(_GONE)
@@ -61,13 +74,13 @@ class KeyedRows:
             )
             versioned = pl.concat([versioned, marks], how="diagonal").select(versioned.columns)
         if versioned.height:
-            self.runs.add(_SLOT, versioned, self._folded)
+            self.runs.add(_SLOT, versioned, lambda rows: rows, alive=self._alive)
 
     def remove(self, hashes: Hashes) -> None:
         """Forget all rows of these hashes."""
         found = self.get(hashes)
         if found is not None:
-            self.put(distinct(found[HASH].to_numpy()), found.clear())
+            self.put(distinct(found[HASH].to_numpy()), found.clear(), found)
 
     def scan(self) -> pl.DataFrame | None:
         """Give all rows. It costs all that is held: for tests and for looking at state."""
@@ -80,7 +93,7 @@ class KeyedRows:
         self.state.values[name] = version
         return version
 
-    def _folded(self, rows: pl.DataFrame) -> pl.DataFrame:
+    def _alive(self, rows: pl.DataFrame) -> pl.DataFrame:
         newest = _newest(rows)
         if self.runs.slots.get(_SLOT):  # an older run is left, which marks must go on hiding
             return newest

@@ -99,9 +99,15 @@ class OperatorState:
     families: dict[str, SortedRuns] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
-    def runs(self, family: str) -> SortedRuns:
-        """Give the runs of a family; the operator names its families as it likes."""
-        return self.families.setdefault(family, SortedRuns(self.store))
+    def runs(self, family: str, counted: str | None = None, *, signed: bool = False) -> SortedRuns:
+        """Give the runs of a family; the operator names its families as it likes.
+
+        ``counted`` and ``signed`` are as in :class:`SortedRuns`, and the same whenever the family is
+        asked for.
+        """
+        runs = self.families.setdefault(family, SortedRuns(self.store))
+        runs.counted, runs.signed = counted, signed
+        return runs
 
     @property
     def size_bytes(self) -> int:
@@ -110,8 +116,13 @@ class OperatorState:
     def to_message(self) -> dict[str, Any]:
         """Give what the manifest keeps."""
         runs = {name: found.to_message() for name, found in sorted(self.families.items())}
+        spent = {
+            name: {str(slot): events for slot, events in sorted(found.spent.items())}
+            for name, found in sorted(self.families.items())
+        }
         return {
             "runs": {name: found for name, found in runs.items() if found},
+            "spent": {name: slots for name, slots in spent.items() if slots},
             "values": self.values,
         }
 
@@ -120,7 +131,8 @@ class OperatorState:
         if message is None:
             return cls(store)
         families = {
-            name: SortedRuns.from_message(found, store) for name, found in message["runs"].items()
+            name: SortedRuns.from_message(found, store, message["spent"].get(name, {}))
+            for name, found in message["runs"].items()
         }
         return cls(store, families, message["values"])
 

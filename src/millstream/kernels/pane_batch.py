@@ -7,16 +7,19 @@ panes, and the last one of a window that expires; panes by count also by their n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from millstream.kernels.aggregation import rows_in
 from millstream.kernels.emission import AfterCount, EachBatch
 from millstream.kernels.frames import HASH, ROWS, WINDOW
 from millstream.kernels.hash_order import distinct
+from millstream.kernels.held_events import HeldEvents
 from millstream.kernels.operator import Moment, OperatorState
 from millstream.kernels.pane_values import KIND, LAST, RANK, PaneValues
 from millstream.kernels.pending import STEP, Pending
@@ -28,14 +31,30 @@ _STAGE_BITS = 48
 _TIMED, _EARLY, _ON_TIME, _LATE, _CLOSING = (n << _STAGE_BITS for n in range(5))
 
 
-@dataclass(frozen=True)
+@dataclass
 class PaneBatch:
-    """One batch of one bucket. ``moment`` has a running time that never goes back."""
+    """One batch of one bucket. ``moment`` has a running time that never goes back.
+
+    ``pending`` is the ledger of what no pane has yet, ``told`` that of what panes have told, if that
+    is kept; ``last`` is what is known, by slot, of panes that are the last of a slot.
+    """
 
     step: WindowStep
     values: PaneValues
     state: OperatorState
     moment: Moment
+    pending: HeldEvents = field(init=False)
+    told: HeldEvents = field(init=False)
+    last: dict[int, pl.DataFrame] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        runs = tuple(self.state.runs(family, ROWS) for family in ("early", "waiting", "late"))
+        self.pending = HeldEvents(self.step.name, runs)
+        self.told = HeldEvents(self.step.name, (self._fired,))
+
+    @property
+    def _fired(self) -> SortedRuns:
+        return self.state.runs("fired", self.values.counted)
 
     # ── which windows ───────────────────────────────────────────────────────────────────────
 
@@ -63,7 +82,7 @@ class PaneBatch:
         return Pending(
             self.step.aggregation,
             emission.early if family == "early" else emission.late,
-            self.state.runs(family),
+            self.state.runs(family, ROWS),
             self.state.runs(f"{family} due"),
             self._by_slot if family == "late" else _by_window,
             self.moment.clock_ms,
@@ -116,7 +135,9 @@ class PaneBatch:
         if due is None:
             return []
         over = self._ended(due, self.moment.before_us - over_us)
-        return [_firing(where(due, ~over), _TIMED, kind)]
+        fired = where(due, ~over)
+        pending.spend(fired)
+        return [_firing(fired, _TIMED, kind)]
 
     def _early_panes(
         self, early: Pending, rows: pl.DataFrame | None
@@ -126,7 +147,7 @@ class PaneBatch:
             return [], []
         taken = early.take(self._partials(rows, early))
         closed = self._closed(taken.pending)
-        early.hold(where(taken.pending, ~closed))
+        early.hold(where(taken.pending, ~closed), taken.complete)
         ending = [where(taken.pending, closed)]
         closed = self._closed(taken.complete)
         if not isinstance(early.firing, EachBatch):
@@ -170,7 +191,7 @@ class PaneBatch:
         )
 
     def _fired_of_ending_windows(self) -> Iterator[pl.DataFrame]:
-        step, runs = self.step, self.state.runs("fired")
+        step, runs = self.step, self._fired
         before_us, now_us = self.moment.before_us, self.moment.watermark_us
         for slot in runs.slots:
             last_us = step.slot_expiry(slot) - step.expires_after_us
@@ -181,20 +202,23 @@ class PaneBatch:
 
     # ── late ────────────────────────────────────────────────────────────────────────────────
 
-    def _after_end(self, late: Pending, rows: pl.DataFrame | None) -> Iterator[pl.DataFrame]:
+    def _after_end(self, late: Pending, came: pl.DataFrame | None) -> Iterator[pl.DataFrame]:
         """Fire late panes, and the last ones of windows that expire."""
         pending: list[pl.DataFrame] = []
-        for complete, left in self._late_panes(late, rows):
+        for complete, left in self._late_panes(late, came):
             last = self._expired(complete) if isinstance(late.firing, EachBatch) else False
             yield _firing(complete, _LATE, "late", last=last, by_step=True)
             expired = self._expired(left)
             pending.append(where(left, expired))
-            late.hold(where(left, ~expired))
+            late.hold(where(left, ~expired), complete)
+        stored: list[pl.DataFrame] = []
         if self._passes_ends(self.step.expires_after_us):
-            pending += self._expiring(late.runs, late)
-        pending = [part for part in pending if part.height]
+            stored += self._expiring(late.runs, late)
+        pending = [part for part in (*pending, *stored) if part.height]
         if pending:
             left = late.alive(late.merged(pl.concat(pending)))
+            for rows in stored:
+                late.spend(late.among(rows, left))
             yield _firing(left, _CLOSING, "late", last=True)
 
     def _late_panes(
@@ -245,7 +269,9 @@ class PaneBatch:
     def rows(self, firings: list[pl.DataFrame]) -> pl.DataFrame:
         """Give the rows that come out, and keep what is to be known of their panes."""
         values = self.values
-        panes = values.panes(firings, self._known(firings) if values.remembers else None)
+        self.pending.left += sum(rows_in(firing) for firing in firings)
+        known = self._known(firings) if values.remembers else None
+        panes, before = values.panes(firings, known)
         if values.accumulates:
             results = self.step.read_off(panes)
             panes = values.judged(panes, results)
@@ -253,12 +279,13 @@ class PaneBatch:
             panes = values.parted(panes)
             results = self.step.read_off(panes)
         if values.remembers:
-            self._keep(values.to_keep(panes))
+            self.told.came = values.told_by(panes, self.pending.left)
+            self._keep(values.to_keep(panes), before)
         return values.rows(panes, results.hstack(values.pane_columns(panes)))
 
     def _known(self, firings: list[pl.DataFrame]) -> pl.DataFrame | None:
         """Look up what is known of the keys that fire; others with the same hash come along."""
-        runs = self.state.runs("fired")
+        runs = self._fired
         if not runs.slots:
             return None
         keys = pl.concat([firing.select(WINDOW, HASH) for firing in firings])
@@ -269,26 +296,45 @@ class PaneBatch:
         ]
         return pl.concat(found) if found else None
 
-    def _keep(self, kept: pl.DataFrame) -> None:
-        runs = self.state.runs("fired")
+    def _keep(self, kept: pl.DataFrame, before: pl.DataFrame | None) -> None:
+        """Keep what is known of panes now, instead of what was known ``before``."""
+        runs = self._fired
+        for slot, part in () if before is None else self._by_slot(before):
+            runs.spend(slot, runs.count(part))
         if self.values.accumulates:
             kept = self.step.aggregation.stored(kept)
-        for slot, part in self._by_slot(where(kept, ~self._expired(kept))):
-            runs.add(slot, part, self._newest)
+        for slot, part in self._by_slot(kept):
+            if self._is_over(slot):
+                self.last[slot] = part
+                self.told.left += runs.count(part)
+            else:
+                runs.add(slot, part, lambda rows: rows, alive=partial(self._newest, slot))
 
-    def _newest(self, rows: pl.DataFrame) -> pl.DataFrame:
-        rows = self.values.latest(rows)
-        return where(rows, ~self._expired(rows))
+    def _newest(self, slot: int, rows: pl.DataFrame) -> pl.DataFrame:
+        """Leave out, in a fold, what has been replaced; and what has expired, if no older run is left."""
+        runs, rows = self._fired, self.values.latest(rows)
+        if runs.slots.get(slot):  # what is older must go on being hidden
+            return rows
+        expired = self._expired(rows)
+        let_go = runs.count(where(rows, expired)) if expired.any() else 0
+        self.told.left += let_go
+        runs.spend(slot, let_go)
+        return where(rows, ~expired)
 
     def drop_expired(self) -> None:
         """Drop the slots of state all of whose windows have expired."""
-        for family in ("fired", "late"):
-            runs = self.state.runs(family)
-            expired = [
-                s for s in runs.slots if self.step.slot_expiry(s) <= self.moment.watermark_us
-            ]
-            for slot in expired:
-                runs.drop_slot(slot)
+        for slot in self._slots_over(self._fired):
+            self._fired.settle(slot, self.values.latest, self.last.get(slot))
+            self.told.left += self._fired.drop_slot(slot)
+        late = self.state.runs("late", ROWS)
+        for slot in self._slots_over(late):
+            late.drop_slot(slot)
+
+    def _slots_over(self, runs: SortedRuns) -> list[int]:
+        return [slot for slot in runs.slots if self._is_over(slot)]
+
+    def _is_over(self, slot: int) -> bool:
+        return self.step.slot_expiry(slot) <= self.moment.watermark_us
 
 
 def _by_window(rows: pl.DataFrame) -> Iterator[tuple[int, pl.DataFrame]]:

@@ -54,6 +54,13 @@ class PaneValues:
         return self.accumulates or self.emission.panes or not self.emission.suppress_unchanged
 
     @property
+    def counted(self) -> str | None:
+        """The column by which what is kept is counted: events, or panes where only these are known."""
+        if self.accumulates:
+            return ROWS
+        return EMITTED if self.emission.panes else None
+
+    @property
     def compares(self) -> bool:
         """Whether a pane is looked at beside the one before; not if any event makes it another."""
         counted = any(
@@ -73,11 +80,13 @@ class PaneValues:
         """Give the newest of what was kept, oldest first, of each window and key."""
         return newest(kept, self.key)
 
-    def panes(self, firings: Sequence[pl.DataFrame], known: pl.DataFrame | None) -> pl.DataFrame:
+    def panes(
+        self, firings: Sequence[pl.DataFrame], known: pl.DataFrame | None
+    ) -> tuple[pl.DataFrame, pl.DataFrame | None]:
         """Give the panes in the order of windows, keys and firings, after what was known of each key.
 
         ``known`` is what was kept, oldest first, and may have other keys. The rows that stand for it
-        have a null rank.
+        have a null rank. Give also, by itself, what was known of the keys that fire.
         """
         fired = pl.concat(firings)
         fired = self._placed(fired, alone=fired[RANK].n_unique() == 1)
@@ -88,8 +97,8 @@ class PaneValues:
         panes = fired[own].hstack(values[partials])
         if before is None or not self.compares:
             emitted = pl.repeat(None, panes.height, dtype=pl.Int64, eager=True)
-            return panes.hstack([emitted.alias(EMITTED)])
-        return pl.concat([before, panes], how="diagonal").sort(_AT, _PLACE)
+            return panes.hstack([emitted.alias(EMITTED)]), before
+        return pl.concat([before, panes], how="diagonal").sort(_AT, _PLACE), before
 
     def _placed(self, fired: pl.DataFrame, *, alone: bool) -> pl.DataFrame:
         """Order firings by window and key, number the keys, and the firings of each from 1."""
@@ -224,6 +233,12 @@ class PaneValues:
         old = numbered.with_columns(pl.all().exclude(_PLACE).shift(1)).filter(panes[_BACK])
         old = old.with_columns(pl.lit(-1, pl.Int8).alias(DIFF))
         return pl.concat([old, new]).sort(_PLACE, DIFF).drop(_PLACE)
+
+    def told_by(self, panes: pl.DataFrame, events: int) -> int:
+        """Count what panes add to what is kept, given how many events they tell for the first time."""
+        if self.accumulates:
+            return events
+        return int(panes[_SAYS].sum()) if self.emission.panes else 0
 
     def to_keep(self, panes: pl.DataFrame) -> pl.DataFrame:
         """Give what is to be kept of each window and key."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from millstream.kernels.aggregation import Aggregation
+from millstream.kernels.aggregation import Aggregation, rows_in
 from millstream.kernels.emission import AfterCount, AfterTime, EachBatch, Firing
 from millstream.kernels.frames import HASH, ROWS, WINDOW
 from millstream.kernels.hash_order import distinct
@@ -117,6 +117,7 @@ class Pending:
             pl.concat([known.join(cut, on=[*self.key, STEP], how="semi", nulls_equal=True), cut])
         )
         complete = whole.filter(pl.col(ROWS) == count)
+        self.spend(self.among(known, complete))
         latest_step = pl.col(STEP).max().over(self.key)
         return Taken(cut.filter(pl.col(STEP) == latest_step), complete)
 
@@ -173,22 +174,33 @@ class Pending:
 
     # ── storing ─────────────────────────────────────────────────────────────────────────────
 
-    def hold(self, rows: pl.DataFrame) -> None:
-        """Store what is pending."""
+    def hold(self, rows: pl.DataFrame, complete: pl.DataFrame | None = None) -> None:
+        """Store what is pending, and what tells the number of the next pane, though it is complete."""
+        if complete is not None and isinstance(self.firing, AfterCount):
+            self.spend(self.among(rows, complete))
         for slot, part in self.slots(self._to_store(rows)):
-            self.runs.add(slot, part, self._folded)
+            self.runs.add(slot, part, self.merged, alive=self._wanted, all_spent_goes=False)
+
+    def spend(self, rows: pl.DataFrame) -> None:
+        """Note that stored rows have been in a pane now."""
+        for slot, part in self.slots(rows):
+            self.runs.spend(slot, rows_in(part))
+
+    def among(self, rows: pl.DataFrame, fired: pl.DataFrame) -> pl.DataFrame:
+        """Give the rows that are of one of the panes of ``fired``."""
+        return rows.join(fired, on=[*self.key, STEP], how="semi", nulls_equal=True)
 
     def _to_store(self, rows: pl.DataFrame) -> pl.DataFrame:
         # What is stored of a batch must not hang on how many rows it came in.
         return self.aggregation.stored(self.merged(rows)) if self.aggregation.waits else rows
 
-    def _folded(self, rows: pl.DataFrame) -> pl.DataFrame:
-        merged = self.merged(rows)
+    def _wanted(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Leave out, when runs are folded, what has been in a pane and tells nothing more."""
         if isinstance(self.firing, AfterTime) and not self.waits:
-            return self.alive(merged)
+            return self.alive(rows)
         if isinstance(self.firing, AfterCount) and not self.waits:
-            return merged.filter(pl.col(STEP) == pl.col(STEP).max().over(self.key))
-        return merged
+            return rows.filter(pl.col(STEP) == pl.col(STEP).max().over(self.key))
+        return rows
 
     def scan(self, slots: Iterable[int]) -> Iterator[pl.DataFrame]:
         """Yield what is stored in some slots."""

@@ -25,10 +25,12 @@ from millstream.kernels.aggregation import rows_in
 from millstream.kernels.emission import AfterTime
 from millstream.kernels.frames import HASH, ORDER, REACHED, ROWS, TIME
 from millstream.kernels.hash_order import distinct
+from millstream.kernels.held_events import HeldEvents
 from millstream.kernels.keyed_rows import KeyedRows
+from millstream.kernels.keyhash import Hashes
 from millstream.kernels.operator import Moment, OperatorState, Outcome
 from millstream.kernels.session_closed import ClosedSessions
-from millstream.kernels.session_panes import DONE, DUE, FRESH
+from millstream.kernels.session_panes import DONE, DUE, FRESH, Said
 from millstream.kernels.session_rounds import Rounds
 from millstream.kernels.session_spans import (
     BELOW,
@@ -44,7 +46,8 @@ from millstream.kernels.session_spans import (
     pointed,
     whole_spans,
 )
-from millstream.kernels.timers import Timers
+from millstream.kernels.sorted_runs import EACH_ROW
+from millstream.kernels.timers import Timers, Waiting
 
 if TYPE_CHECKING:
     from millstream.kernels.sessions import SessionAggregate
@@ -56,6 +59,7 @@ _AT = "__at"
 _ROUND = "__round"
 _COVER = "__cover"
 _SLOT_CLOCK_MS = 60_000
+_NO_TIMES = np.empty(0, np.int64)
 
 
 @dataclass
@@ -65,13 +69,23 @@ class SessionBatch:
     operator: SessionAggregate
     state: OperatorState
     moment: Moment
-    out: list[pl.DataFrame] = field(default_factory=list)
+    out: Said = field(default_factory=Said)
     late: list[pl.DataFrame] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    closed_events: int = 0  # of sessions that have expired, those that had been told
 
     def run(self, tables: Sequence[pl.DataFrame]) -> None:
         """Take the batch's events in, and everything that is due."""
         rows = pl.concat(tables) if tables else None
+        ledger = HeldEvents(self.operator.name, (self._held.runs,))
+        self._take(rows)
+        ledger.came = 0 if rows is None else rows.height
+        ledger.left = self.counts["late"] + self.closed_events
+        if self.operator.panes.emission.mode == "discard":  # what was told is not held any more
+            ledger.left += self.out.events
+        ledger.close()
+
+    def _take(self, rows: pl.DataFrame | None) -> None:
         touched = [self._timers.due(self.moment.watermark_us)]
         if self._clock_timers is not None:
             touched.append(self._clock_timers.due(self.moment.clock_ms))
@@ -79,17 +93,16 @@ class SessionBatch:
             self.counts["held"] += rows.height
             touched.append(rows[HASH].to_numpy())
         hashes = distinct(np.concatenate(touched))
-        if not len(hashes):
-            return
-        held = self._held.get(hashes)
-        if held is None and rows is None:  # timers that no longer mean anything
+        held = self._held.get(hashes) if len(hashes) else None
+        if held is None and (rows is None or not rows.height):  # at most timers without a meaning
+            self._waiting.move(_NO_TIMES, _NO_TIMES, self.moment.watermark_us)
             return
         rest = self._advance(held, rows)
-        self._keep(hashes, rest)
+        self._keep(hashes, held, rest)
 
     def outcome(self) -> Outcome:
         """Give what comes out."""
-        rows = pl.concat(self.out) if self.out else None
+        rows = pl.concat(self.out.rows) if self.out.rows else None
         late = self._aside(pl.concat(self.late)) if self.late else None
         return Outcome(rows, late, self.counts)
 
@@ -97,16 +110,20 @@ class SessionBatch:
 
     @property
     def _held(self) -> KeyedRows:
-        return KeyedRows(self.state, "sessions")
+        return KeyedRows(self.state, "sessions", ROWS)
 
     @property
     def _timers(self) -> Timers:
         return Timers(self.state, "timers", self.operator.slot_us)
 
     @property
+    def _waiting(self) -> Waiting:
+        return Waiting(self.operator.name, self.state, self.operator.slot_us)
+
+    @property
     def _closed(self) -> ClosedSessions:
         operator = self.operator
-        runs = self.state.runs("closed")
+        runs = self.state.runs("closed", EACH_ROW)
         return ClosedSessions(runs, operator.by, operator.slot_us, operator.session.gap_us)
 
     @property
@@ -182,7 +199,9 @@ class SessionBatch:
         if not closing.height:
             return opened
         if panes.only_final:
-            self.out.append(panes.read_off(closing.sort(START, END, HASH), now))
+            self.out.rows.append(panes.read_off(closing.sort(START, END, HASH), now))
+        untold = 0 if panes.only_final else int(closing[FRESH].sum())
+        self.closed_events += rows_in(closing) - untold
         self._closed.add(closing, self._passed_us)
         return opened.filter(~expired)
 
@@ -403,9 +422,7 @@ class SessionBatch:
 
     # ── state ───────────────────────────────────────────────────────────────────────────────
 
-    def _keep(
-        self, hashes: np.ndarray[tuple[int], np.dtype[np.uint64]], rest: pl.DataFrame
-    ) -> None:
+    def _keep(self, hashes: Hashes, held: pl.DataFrame | None, rest: pl.DataFrame) -> None:
         """Put what is still held back, with timers for when it is to be looked at."""
         complete = pl.col(TILL) + 1
         due = complete + self.operator.lateness_us
@@ -428,7 +445,9 @@ class SessionBatch:
         timer = pl.when(_COVER).then(_NOW).otherwise(TIMER).alias(TIMER)
         self._set_clock_timers(rest)
         rest = rest.with_columns(timer).drop(_NOW, _COVER)
-        self._held.put(hashes, self.operator.aggregation.stored(rest))
+        self._held.put(hashes, self.operator.aggregation.stored(rest), held)
+        waited = _NO_TIMES if held is None else held[TIMER].to_numpy()
+        self._waiting.move(waited, rest[TIMER].to_numpy(), self.moment.watermark_us)
         self._closed.drop(self._passed_us)
 
     def _set_clock_timers(self, rest: pl.DataFrame) -> None:

@@ -40,6 +40,14 @@ _AT = "__at"
 _RANK = "__rank"
 
 
+@dataclass
+class Said:
+    """What the panes of a batch say, in its order, and how many events they were the first to tell."""
+
+    rows: list[pl.DataFrame] = field(default_factory=list)
+    events: int = 0
+
+
 @dataclass(frozen=True)
 class SessionPanes:
     """How sessions emit. ``empty`` is the partial of no events, ``result_schema`` what comes out.
@@ -125,9 +133,7 @@ class SessionPanes:
 
     # ── firing ──────────────────────────────────────────────────────────────────────────────
 
-    def fire_on_time(
-        self, sessions: pl.DataFrame, now: pl.Expr, out: list[pl.DataFrame]
-    ) -> pl.DataFrame:
+    def fire_on_time(self, sessions: pl.DataFrame, now: pl.Expr, out: Said) -> pl.DataFrame:
         """Fire the on-time panes of sessions that are complete; put what comes out on ``out``."""
         complete = pl.col(TILL) < now
         sessions = sessions.with_columns(pl.col(DONE) & complete)
@@ -140,7 +146,7 @@ class SessionPanes:
         sessions: pl.DataFrame,
         now: pl.Expr,
         clock_ms: int,
-        out: list[pl.DataFrame],
+        out: Said,
         *,
         at_end: bool,
     ) -> pl.DataFrame:
@@ -161,7 +167,7 @@ class SessionPanes:
         return self._fire(sessions, fires, now, out)
 
     def fire_owed(
-        self, sessions: pl.DataFrame, now: pl.Expr, out: list[pl.DataFrame], *, complete: bool
+        self, sessions: pl.DataFrame, now: pl.Expr, out: Said, *, complete: bool
     ) -> pl.DataFrame:
         """Fire where what was told must be taken back by ``now``, as if that had come in time for it.
 
@@ -196,7 +202,7 @@ class SessionPanes:
         return pl.lit(at_end and isinstance(firing, EachBatch))
 
     def _fire(
-        self, sessions: pl.DataFrame, fires: pl.Expr, now: pl.Expr, out: list[pl.DataFrame]
+        self, sessions: pl.DataFrame, fires: pl.Expr, now: pl.Expr, out: Said
     ) -> pl.DataFrame:
         split = sessions.with_columns(fires.alias(_AT))
         firing = split.filter(_AT).drop(_AT)
@@ -205,7 +211,8 @@ class SessionPanes:
         firing = firing.sort(START, END, HASH)
         said = self.read_off(firing, now)
         unchanged = self._unchanged(firing, said)
-        out.append(self._emitted(firing.filter(~unchanged), said.filter(~unchanged)))
+        out.events += int(firing[FRESH].sum())
+        out.rows.append(self._emitted(firing.filter(~unchanged), said.filter(~unchanged)))
         fired = firing.with_columns(
             pl.lit(0, pl.Int64).alias(FRESH),
             pl.lit(None, pl.Int64).alias(DUE),

@@ -33,9 +33,10 @@ from millstream.kernels.aggregates.order import with_order
 from millstream.kernels.aggregating import Aggregating
 from millstream.kernels.frames import DIFF, HASH, LANE, ORDER, REACHED, TIME
 from millstream.kernels.hash_order import distinct
+from millstream.kernels.held_events import HeldEvents
 from millstream.kernels.keyhash import Hashes, hash_columns
 from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
-from millstream.kernels.sorted_runs import SortedRuns
+from millstream.kernels.sorted_runs import EACH_ROW, SortedRuns
 from millstream.kernels.watermarks import held_back
 
 _SLOTS_PER_SIZE = 4
@@ -70,6 +71,11 @@ class SlidingAggregate(Aggregating):
     def settles(self) -> bool:
         """Whether an event has no row before the watermark has passed it."""
         return self.emission.mode == "final"
+
+    @property
+    def settles_once(self) -> bool:
+        """Whether an event has one row: then it leaves the ledger with that."""
+        return self.settles and self.emission.late_policy != "correct"
 
     @property
     def waits_us(self) -> int:
@@ -122,15 +128,18 @@ class SlidingAggregate(Aggregating):
         """Take the batch's events in; give the rows to emit."""
         outcome = Outcome(counts=Counter())
         events = self._in_time(arrived.get(0, ()), moment, outcome)
-        runs = state.runs("events")
+        runs = state.runs("events", EACH_ROW)
+        ledger = HeldEvents(self.name, (runs,), outcome.counts["held"])
         if self.settles:
-            outcome.rows = self._settled(runs, events, moment)
+            outcome.rows = self._settled(runs, events, moment, ledger)
         elif events is not None:
             outcome.rows = self._changed(runs, events)
-        self._hold(runs, events)
+        self._hold(runs, events, moment)
         kept_from = moment.watermark_us - self.lateness_us - self.window.size_us
         for slot in [slot for slot in runs.slots if (slot + 1) * self.slot_us <= kept_from]:
-            runs.drop_slot(slot)
+            let_go = runs.drop_slot(slot)
+            ledger.left += 0 if self.settles_once else let_go
+        ledger.close()
         return outcome
 
     def _in_time(
@@ -165,32 +174,47 @@ class SlidingAggregate(Aggregating):
             .drop(REACHED, LANE, strict=False)
         )
 
-    def _hold(self, runs: SortedRuns, events: pl.DataFrame | None) -> None:
+    def _hold(self, runs: SortedRuns, events: pl.DataFrame | None, moment: Moment) -> None:
+        until = moment.watermark_us - self.waits_us
         if events is not None:
             slots = events.with_columns((pl.col(TIME) // self.slot_us).alias(_SLOT))
             parts = slots.partition_by(_SLOT, as_dict=True, include_key=False)
             for (slot,), part in sorted(parts.items()):
-                runs.add(int(slot), part, lambda pieces: pieces, conserved=True)
+                if self.settles_once:
+                    runs.spend(int(slot), int((part[TIME] < until).sum()))
+                runs.add(int(slot), part, lambda pieces: pieces, all_spent_goes=False)
 
     # ── rows ────────────────────────────────────────────────────────────────────────────────
 
     def _settled(
-        self, runs: SortedRuns, events: pl.DataFrame | None, moment: Moment
+        self,
+        runs: SortedRuns,
+        events: pl.DataFrame | None,
+        moment: Moment,
+        ledger: HeldEvents,
     ) -> pl.DataFrame | None:
         """Give the rows of the events that the watermark has passed now, and of those corrected."""
         since, until = (at - self.waits_us for at in (moment.before_us, moment.watermark_us))
-        known = [
-            rows
-            for slot in runs.slots
-            if slot * self.slot_us < until and (slot + 1) * self.slot_us > since
-            for rows in runs.scan(slot)
-        ]
-        came = [] if events is None else [events]
         passed = pl.col(TIME).is_between(since, until, closed="left")
-        # Of the rows that were given already, those that count what came late.
-        due = [rows.filter(passed) for rows in known]
-        due += [rows.filter(pl.col(TIME) < until) for rows in came]
-        return self._given(runs, pl.concat(due), events, since, until) if due else None
+        due: list[pl.DataFrame] = []
+        for slot in list(runs.slots):
+            if slot * self.slot_us < until and (slot + 1) * self.slot_us > since:
+                found = [rows.filter(passed) for rows in runs.scan(slot)]
+                due += found
+                if self.settles_once:
+                    runs.spend(slot, sum(rows.height for rows in found))
+        if (
+            events is not None
+        ):  # of the rows that were given already, those that count what came late
+            due.append(events.filter(pl.col(TIME) < until))
+        if not due:
+            return None
+        settled = pl.concat(due)
+        given = self._given(runs, settled, events, since, until)
+        if self.settles_once:  # each with its row, unless it came too late to have one
+            ledger.left += 0 if given is None else given.height
+            ledger.left += settled.filter(~_HAS_ROW).height
+        return given
 
     def _given(
         self,

@@ -9,6 +9,12 @@ most half as large again as what is in hand, so that a slot holds a few runs and
 A fold of many rows goes by ranges of hashes, and makes one part of a run for each, so that it takes no
 more memory than a few parts do. The parts of a run stand one behind the other.
 
+A family of runs may be *counted*: then the manifest says how many events each run stands for, summed from
+the table that was stored, and how many of a slot have been given out but lie in its runs still. A fold
+merges what is alive, and that keeps its events; what it leaves out must have been given out before. So a
+row that a look-up misses or a fold loses leaves a number that does not fit
+(:mod:`millstream.kernels.held_events`).
+
 The manifest is all that changes. It is committed together with the runs that it names; a run's
 name is unique to the attempt that wrote it, so that a copy left behind by an attempt that failed
 can never be mistaken for another's.
@@ -16,13 +22,14 @@ can never be mistaken for another's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millstream.errors import CorruptionError
 from millstream.kernels.frames import HASH, polars_table
@@ -34,7 +41,12 @@ from millstream.kernels.keyhash import Hashes
 # of two tasks waits for the other in turn.
 FOLD_RATIO = 1.5
 PART_ROWS = 1_000_000  # about; some 60 MB, of which a fold has a handful in hand at a time
+EACH_ROW = "each row"  # instead of a column that says how many events a row stands for
 _SAMPLES = 64  # hashes looked at, per part to be made, to find where parts may begin
+_NONE: Mapping[str, int] = {}
+_REFUSED = (
+    "Nothing of this batch was committed. Please report this; the log still holds every event."
+)
 
 
 @dataclass(frozen=True)
@@ -42,16 +54,18 @@ class Run:
     """One run, or a part of one, as the manifest names it.
 
     A part with a number above 0 goes on with higher hashes where the one before it ends.
+    ``events`` is how many events its rows stand for, where its family is counted.
     """
 
     name: str
     slot: int
     rows: int
     size_bytes: int
+    events: int = 0
     part: int = 0
 
     def to_message(self) -> list[Any]:
-        whole = [self.name, self.slot, self.rows, self.size_bytes]
+        whole = [self.name, self.slot, self.rows, self.size_bytes, self.events]
         return [*whole, self.part] if self.part else whole
 
 
@@ -73,14 +87,24 @@ class RunStore(Protocol):
 
 @dataclass
 class SortedRuns:
-    """The runs of one operator in one bucket while a batch is worked on."""
+    """The runs of one operator in one bucket while a batch is worked on.
+
+    ``counted`` is the column that says how many events a row stands for, or ``EACH_ROW``; None: they
+    are not counted. ``spent`` says how many of a slot have been given out, and lie in its runs still.
+    ``signed``: a row may count for less than nothing, and sums go round at 2⁶⁴.
+    """
 
     store: RunStore
     slots: dict[int, list[Run]] = field(default_factory=dict)
+    spent: dict[int, int] = field(default_factory=dict)
+    counted: str | None = None
+    signed: bool = False
 
     @classmethod
-    def from_message(cls, message: Iterable[list[Any]], store: RunStore) -> SortedRuns:
-        runs = cls(store)
+    def from_message(
+        cls, message: Iterable[list[Any]], store: RunStore, spent: Mapping[str, int] = _NONE
+    ) -> SortedRuns:
+        runs = cls(store, spent={int(slot): events for slot, events in spent.items()})
         for entry in message:
             run = Run(*entry)
             runs.slots.setdefault(run.slot, []).append(run)
@@ -98,10 +122,21 @@ class SortedRuns:
     def size_bytes(self) -> int:
         return sum(run.size_bytes for runs in self.slots.values() for run in runs)
 
+    @property
+    def events(self) -> int:
+        """Events held: those that the runs stand for, less those that have been given out."""
+        stored = sum(run.events for runs in self.slots.values() for run in runs)
+        return stored - sum(self.spent.values())
+
+    def spend(self, slot: int, events: int) -> None:
+        """Note that events of a slot have been given out, though the runs have them still."""
+        if events:
+            self.spent[slot] = self.spent.get(slot, 0) + events
+
     def scan(self, slot: int) -> Iterator[pl.DataFrame]:
         """Yield all rows of a slot, run by run, oldest first."""
         for run in self.slots.get(slot, ()):
-            yield polars_table(self._load(run))
+            yield self._whole(run)
 
     def look_up(self, slot: int, hashes: Hashes) -> Iterator[pl.DataFrame]:
         """Yield, run by run, the rows of a slot whose hash is among ``hashes`` (sorted, distinct).
@@ -110,7 +145,7 @@ class SortedRuns:
         Cost: a binary search per hash and run; only the rows found are read.
         """
         for run in self.slots.get(slot, ()):
-            table = self._load(run)
+            table = self.table(run)
             found = _positions(_hashes(table), hashes)
             if len(found):
                 yield polars_table(table.take(pa.array(found)))
@@ -121,21 +156,23 @@ class SortedRuns:
         rows: pl.DataFrame,
         merge: Callable[[pl.DataFrame], pl.DataFrame],
         *,
-        conserved: bool = False,
+        alive: Callable[[pl.DataFrame], pl.DataFrame] | None = None,
+        all_spent_goes: bool = True,
     ) -> None:
         """Add rows (with ``__hash``) to a slot as its newest run, folding small runs into it.
 
-        ``merge`` sees the rows oldest first, all of a hash together, and meanwhile the slot holds
-        only the runs that are older than all of them. What it gives may be no rows at all.
+        ``alive`` and then ``merge`` see the rows oldest first, all of a hash together, and meanwhile the
+        slot holds only the runs that are older than all of them. What they give may be no rows at all.
 
         Args:
             slot: Which slot.
             rows: What is added.
-            merge: Makes the rows of a fold into fewer.
-            conserved: Whether the number of rows must stay, in a fold, what it was.
+            merge: Makes the rows of a fold into fewer that stand for the same events.
+            alive: Leaves out, before that, rows whose events have been given out.
+            all_spent_goes: Whether it leaves out all such rows that it sees.
 
         Raises:
-            CorruptionError: a fold lost some, or made more of them; nothing was committed.
+            CorruptionError: a fold lost events, or made more of them; nothing was committed.
         """
         runs = self.slots.setdefault(slot, [])
         folded: list[list[Run]] = []
@@ -145,16 +182,62 @@ class SortedRuns:
             folded.insert(0, newest)
             size += _rows(newest)
         made: list[Run] = []
+        gone = 0
         for pieces in self._ranges(folded, rows, size):
-            merged = merge(pl.concat(pieces)) if folded else pieces[0]
-            if conserved:
-                _check_conserved(pieces, merged)
+            merged = pieces[0]
+            if folded:
+                merged, left_out = self._folded(pl.concat(pieces), merge, alive)
+                gone += left_out
             if merged.height:
-                run = self.store.save(slot, _to_arrow(by_hash(merged)))
-                made.append(replace(run, part=len(made)))
+                made.append(replace(self._saved(slot, merged), part=len(made)))
+        self._forget(slot, gone, exact=bool(folded) and not runs and all_spent_goes)
         runs += made
         for part in (part for run in folded for part in run):
             self.store.drop(part)
+
+    def _saved(self, slot: int, rows: pl.DataFrame) -> Run:
+        table = _to_arrow(by_hash(rows))
+        return replace(self.store.save(slot, table), events=self._events_in(table))
+
+    def _events_in(self, table: pa.Table) -> int:
+        if self.counted is None or self.counted == EACH_ROW:
+            return table.num_rows if self.counted else 0
+        return int(pc.sum(table.column(self.counted)).as_py() or 0)
+
+    def count(self, rows: pl.DataFrame) -> int:
+        """Count the events that rows stand for."""
+        if self.counted is None or self.counted == EACH_ROW:
+            return rows.height if self.counted else 0
+        return int(rows[self.counted].sum())
+
+    def _folded(
+        self,
+        rows: pl.DataFrame,
+        merge: Callable[[pl.DataFrame], pl.DataFrame],
+        alive: Callable[[pl.DataFrame], pl.DataFrame] | None,
+    ) -> tuple[pl.DataFrame, int]:
+        """Give the rows of a fold, and how many events were left out."""
+        kept = rows if alive is None else alive(rows)
+        merged = merge(kept)
+        before, after = self.count(kept), self.count(merged)
+        if before != after:
+            raise CorruptionError(
+                f"The ledger of the state does not balance: {before} events were folded into "
+                f"{after}. {_REFUSED}"
+            )
+        return merged, 0 if alive is None else self.count(rows) - before
+
+    def _forget(self, slot: int, gone: int, *, exact: bool) -> None:
+        """Take note that events went with a fold; ``exact``: all that were spent have gone now."""
+        if self.counted is None:
+            return
+        spent = self.spent.pop(slot, 0) - gone
+        if (spent < 0 and not self.signed) or (exact and spent % 2**64):
+            raise CorruptionError(
+                f"The ledger of the state does not balance: a fold left out {gone} events, and "
+                f"{spent + gone} had been given out. {_REFUSED}"
+            )
+        self.spend(slot, 0 if exact else spent)
 
     def _ranges(
         self, folded: list[list[Run]], rows: pl.DataFrame, size: int
@@ -162,41 +245,79 @@ class SortedRuns:
         """Yield the rows of runs (oldest first) and the new ones, by ranges of hashes, rising."""
         count = -(-size // PART_ROWS)
         if count <= 1:
-            yield [*(polars_table(self._load(part)) for run in folded for part in run), rows]
+            yield [*(self._whole(part) for run in folded for part in run), rows]
             return
-        tables = [[self._load(part) for part in run] for run in folded]
-        tables.append([_to_arrow(by_hash(rows))])
-        starts = _starts(max(tables, key=lambda run: sum(part.num_rows for part in run)), count)
+        tables = [[self._whole(part) for part in run] for run in folded]
+        tables.append([by_hash(rows)])
+        starts = _starts(max(tables, key=lambda run: sum(part.height for part in run)), count)
         for low, high in zip((None, *starts), (*starts, None), strict=True):
             within = [_between(part, low, high) for run in tables for part in run]
             pieces = [piece for piece in within if piece is not None]
             if pieces:
                 yield pieces
 
-    def _load(self, run: Run) -> pa.Table:
+    def table(self, run: Run) -> pa.Table:
+        """Give a run's rows, sorted by ``__hash``.
+
+        Raises:
+            CorruptionError: they are not as many as the manifest says.
+        """
         table = self.store.load(run)
         if table.num_rows != run.rows:
-            raise CorruptionError(
-                f"The run {run.name!r} of the state has {table.num_rows} rows, and its manifest says "
-                f"{run.rows}: it is another one. Restore the app's whole folder from where you keep "
-                "copies of it, or reset the app to build it anew from the log."
-            )
+            raise _another(run.name, f"{table.num_rows} rows", run.rows)
         return table
 
-    def drop_slot(self, slot: int) -> None:
-        """Forget a whole slot: its time has passed."""
-        for run in self.slots.pop(slot, ()):
+    def _whole(self, run: Run) -> pl.DataFrame:
+        """Give a run's rows, all of which are to be read, so that their events can be counted, too."""
+        rows = polars_table(self.table(run))
+        events = self.count(rows)
+        if self.counted and events != run.events:
+            raise _another(run.name, f"rows for {events} events", run.events)
+        return rows
+
+    def settle(
+        self,
+        slot: int,
+        alive: Callable[[pl.DataFrame], pl.DataFrame],
+        last: pl.DataFrame | None = None,
+    ) -> None:
+        """Look through a slot as a fold of all its runs would, without keeping what that gives.
+
+        Before a slot is dropped this finds what no fold has come to. ``last`` are rows that came too
+        late to be stored. A single run, and nothing after it, is not read.
+
+        Raises:
+            CorruptionError: what ``alive`` leaves out is not what had been given out.
+        """
+        runs = list(self.slots.get(slot, ()))
+        folded: list[list[Run]] = []
+        while runs:
+            folded.insert(0, newest := _newest(runs))
+            del runs[-len(newest) :]
+        gone = 0
+        if len(folded) > 1 or (folded and last is not None):
+            last = self._whole(folded[0][0]).clear() if last is None else last
+            for pieces in self._ranges(folded, last, sum(map(_rows, folded))):
+                rows = pl.concat(pieces)
+                gone += self.count(rows) - self.count(alive(rows))
+        spent = self.spent.get(slot, 0)
+        self._forget(slot, gone, exact=True)
+        self.spend(slot, spent)  # the runs have them still
+
+    def drop_slot(self, slot: int) -> int:
+        """Forget a whole slot: its time has passed. Give how many events of it were held."""
+        dropped = self.slots.pop(slot, [])
+        for run in dropped:
             self.store.drop(run)
+        return sum(run.events for run in dropped) - self.spent.pop(slot, 0)
 
 
-def _check_conserved(pieces: list[pl.DataFrame], folded: pl.DataFrame) -> None:
-    before = sum(piece.height for piece in pieces)
-    if before != folded.height:
-        raise CorruptionError(
-            f"The ledger of the state does not balance: {before} rows were folded into "
-            f"{folded.height}. Nothing of this batch was committed. Please report this; the log "
-            "still holds every event."
-        )
+def _another(name: str, found: str, told: int) -> CorruptionError:
+    return CorruptionError(
+        f"The run {name!r} of the state has {found}, and its manifest says {told}: it is another "
+        "one. Restore the app's whole folder from where you keep copies of it, or reset the app to "
+        "build it anew from the log."
+    )
 
 
 def _newest(runs: list[Run]) -> list[Run]:
@@ -216,20 +337,21 @@ def _hashes(table: pa.Table) -> Hashes:
     return hashes
 
 
-def _starts(run: list[pa.Table], count: int) -> list[np.uint64]:
+def _starts(run: list[pl.DataFrame], count: int) -> list[np.uint64]:
     """Choose the hashes with which ranges begin that divide a run into so many even parts."""
-    stride = max(1, sum(part.num_rows for part in run) // (count * _SAMPLES))
-    sample = np.concatenate([_hashes(part)[::stride] for part in run])
+    stride = max(1, sum(part.height for part in run) // (count * _SAMPLES))
+    sample = np.concatenate([part[HASH].to_numpy()[::stride] for part in run])
     return list(np.unique(sample[len(sample) * np.arange(1, count) // count]))
 
 
-def _between(part: pa.Table, low: np.uint64 | None, high: np.uint64 | None) -> pl.DataFrame | None:
+def _between(
+    part: pl.DataFrame, low: np.uint64 | None, high: np.uint64 | None
+) -> pl.DataFrame | None:
     """Give the rows of a part with hashes in ``[low, high)``, without copying; None if there are none."""
-    hashes = _hashes(part)
+    hashes = part[HASH].to_numpy()
     first = 0 if low is None else int(np.searchsorted(hashes, low))
     end = len(hashes) if high is None else int(np.searchsorted(hashes, high))
-    # Sliced by polars: of a slice of Arrow's it cannot read arrays of a fixed size with nulls.
-    return polars_table(part).slice(first, end - first) if end > first else None
+    return part.slice(first, end - first) if end > first else None
 
 
 def _positions(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int64]]:

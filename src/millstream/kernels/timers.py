@@ -3,7 +3,8 @@
 A timer is a time and the hash of a key. Timers lie in sorted runs by their time, in slots of time:
 what is due is a range of a few runs, found by binary search, and a slot whose time has passed is
 dropped whole. A timer only says *look*: what is to be done, the key's state decides. So a timer
-that no longer means anything is harmless, and none is ever taken back.
+that no longer means anything is harmless, and none is ever taken back. But a timer that is lost
+would leave its key waiting for ever, so rows that wait are counted by the slots of their times.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from millstream.errors import CorruptionError
 from millstream.kernels.frames import HASH
 from millstream.kernels.hash_order import distinct
 from millstream.kernels.keyhash import Hashes
@@ -24,6 +26,7 @@ from millstream.kernels.watermarks import UNSEEN
 Times = npt.NDArray[np.int64]
 
 _KEY = "__key"
+_WAITING = "waiting"
 _SIGN = np.uint64(1 << 63)  # turns the order of signed times into that of unsigned ones
 
 
@@ -80,7 +83,7 @@ class Timers:
 
     def _between(self, run: Run, after: int, until: int) -> Hashes:
         """Give the keys of a run's timers in ``(after, until]``."""
-        table = self.runs.store.load(run)
+        table = self.runs.table(run)
         times = table.column(HASH).chunk(0).to_numpy()
         first, end = np.searchsorted(times, _unsigned(after, until), side="right")
         keys: Hashes = table.column(_KEY).chunk(0).slice(first, end - first).to_numpy()
@@ -90,6 +93,40 @@ class Timers:
         """Leave out, when runs are folded, what has come already, and what is there twice."""
         done = _unsigned(self._done)[0]
         return timers.filter(pl.Series(timers[HASH].to_numpy() > done)).unique()
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How many rows of an operator's state wait for a time in each slot of it, ``slot`` wide."""
+
+    step: str
+    state: OperatorState
+    slot: int
+
+    def move(self, before: Times, after: Times, now: int) -> None:
+        """Take note of what the rows waited for that a batch touched, and what they wait for after it.
+
+        Raises:
+            CorruptionError: rows have waited for a time up to ``now``, and nobody looked at them.
+        """
+        counts = {int(slot): rows for slot, rows in self.state.values.get(_WAITING, {}).items()}
+        for times, sign in ((before, -1), (after, 1)):
+            slots, rows = np.unique(times // self.slot, return_counts=True)
+            for slot, count in zip(slots.tolist(), rows.tolist(), strict=True):
+                counts[slot] = counts.get(slot, 0) + sign * count
+        wrong = {
+            slot: rows
+            for slot, rows in counts.items()
+            if rows < 0 or (rows and (slot + 1) * self.slot <= now + 1)
+        }
+        if wrong:
+            raise CorruptionError(
+                f"The ledger of step {self.step!r} does not balance: of what waits in its state, "
+                f"{sum(wrong.values())} more than were found should have been looked at by now. "
+                "Nothing of this batch was committed. Please report this; the log still holds every "
+                "event."
+            )
+        self.state.values[_WAITING] = {str(slot): rows for slot, rows in counts.items() if rows}
 
 
 def _unsigned(*times: int) -> Hashes:

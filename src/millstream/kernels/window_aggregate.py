@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from millstream.kernels.aggregation import WEIGHT, rows_in
@@ -22,7 +23,7 @@ from millstream.kernels.held_events import HeldEvents
 from millstream.kernels.operator import Moment, OperatorState, Outcome
 from millstream.kernels.sorted_runs import SortedRuns
 from millstream.kernels.watermarks import UNSEEN
-from millstream.kernels.window_step import PIECE, WindowStep
+from millstream.kernels.window_step import GONE, PIECE, WindowStep
 
 _PARTIALS = "partials"
 
@@ -37,17 +38,15 @@ class WindowAggregate(WindowStep):
         """Take the batch's partials into state; give the rows of the windows that it expires."""
         outcome = Outcome()
         partials = self.arrivals(arrived, moment, outcome)
-        runs = state.runs(_PARTIALS)
-        ledger = HeldEvents.of(self.name, state)
+        runs = state.runs(_PARTIALS, ROWS)
+        ledger = HeldEvents(self.name, (runs,), outcome.counts["held"])
         if partials is not None:
-            for slot, rows in self.by_slot(partials, PIECE):
-                ledger.came(slot, rows_in(rows))
             partials = self.hashed(self._merge(partials), moment.seed)
         expired = self._expired(runs, partials, moment, ledger)
         if expired is not None:
             outcome.rows = self.read_off(by_window_and_hash(expired))
         self._hold(runs, partials, moment.watermark_us)
-        ledger.close(slot for slot in ledger.slots if self.slot_expiry(slot) <= moment.watermark_us)
+        ledger.close()
         return outcome
 
     def _merge(self, partials: pl.DataFrame) -> pl.DataFrame:
@@ -66,17 +65,22 @@ class WindowAggregate(WindowStep):
         after_us, upto_us = moment.before_us - lateness_us, moment.watermark_us - lateness_us
         if moment.watermark_us <= UNSEEN or self.window.ended(upto_us) <= after_us:
             return None
-        pieces = [] if partials is None else [*self.by_slot(partials, PIECE)]
+        pieces = [] if partials is None else [partials]
         for slot in runs.slots:
             if self.first_end(slot) <= upto_us:
-                pieces += ((slot, rows) for rows in runs.scan(slot))
-        for slot, rows in pieces:
-            ledger.left(slot, self._leaving(rows, after_us, upto_us))
-        windows = [self._ending(rows, after_us, upto_us) for _, rows in pieces]
+                for rows in runs.scan(slot):
+                    runs.spend(slot, self._leaving(rows, after_us, upto_us))
+                    pieces.append(rows)
+        windows = [self._ending(rows, after_us, upto_us) for rows in pieces]
         windows = [rows for rows in windows if rows.height]
         if not windows:
             return None
         merged = self.aggregation.merge(pl.concat(windows), WINDOW, *self.by, first=[HASH])
+        ledger.left += rows_in(merged)
+        if not self.window.tiled:  # what was in several windows has left with the last of them
+            for rows in pieces:
+                ledger.left -= self._given(rows, after_us, upto_us)
+                ledger.left += self._leaving(rows, after_us, upto_us)
         return merged.filter(pl.col(WEIGHT) != 0) if self.aggregation.weighted else merged
 
     def _ending(self, pieces: pl.DataFrame, after_us: int, upto_us: int) -> pl.DataFrame:
@@ -93,6 +97,15 @@ class WindowAggregate(WindowStep):
         ends = self.window.ends(spread[WINDOW].to_numpy())
         return spread.filter(pl.Series((ends > after_us) & (ends <= upto_us)))
 
+    def _given(self, pieces: pl.DataFrame, after_us: int, upto_us: int) -> int:
+        """Count the events that are to be given out, once for each window that ends in (after, upto]."""
+        starts, gone = pieces[PIECE].to_numpy(), pieces[GONE].to_numpy()
+        before, now = (
+            np.maximum(self.window.passed(starts, starts * 0 + at_us), gone)
+            for at_us in (after_us, upto_us)
+        )
+        return int((pieces[ROWS].to_numpy() * (now - before)).sum())
+
     def _leaving(self, pieces: pl.DataFrame, after_us: int, upto_us: int) -> int:
         """Count the events whose last window ends in (after, upto]: nothing of them is to be held."""
         starts = pieces[PIECE].to_numpy()
@@ -108,7 +121,7 @@ class WindowAggregate(WindowStep):
             return
         stored = self.aggregation.stored(self._open(partials, watermark_us))
         for slot, rows in self.by_slot(stored, PIECE):
-            runs.add(slot, rows, lambda pieces: self._merge(self._open(pieces, watermark_us)))
+            runs.add(slot, rows, self._merge, alive=lambda held: self._open(held, watermark_us))
 
     def _open(self, partials: pl.DataFrame, watermark_us: int) -> pl.DataFrame:
         """Leave out what is in no window that is still open."""

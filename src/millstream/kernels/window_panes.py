@@ -62,10 +62,13 @@ class WindowPanes(WindowStep):
         state.values["clock_ms"] = clock_ms
         fresh = self.arrivals(arrived, moment, outcome)
         batch = PaneBatch(self, self.values, state, replace(moment, clock_ms=clock_ms))
+        batch.pending.came = 0 if fresh is None else self.events_by_window(fresh)
         firings = [f for f in batch.firings(self._by_window(fresh, moment)) if f.height]
         if firings:
             outcome.rows = batch.rows(firings)
         batch.drop_expired()
+        batch.pending.close()
+        batch.told.close()
         return outcome
 
     @property

@@ -258,6 +258,16 @@ class WindowStep(Aggregating):
             spread = spread.with_columns(pl.col(LATE) > pl.Series(number))
         return spread
 
+    def events_by_window(self, pieces: pl.DataFrame) -> int:
+        """Count the events of pieces, once for each window that holds them and is not gone for them."""
+        events = (
+            pieces[ROWS].to_numpy() if ROWS in pieces.columns else np.ones(pieces.height, np.int64)
+        )
+        if self.window.tiled:
+            return int(events.sum())
+        windows = self.window.counts(pieces[PIECE].to_numpy()) - pieces[GONE].to_numpy()
+        return int((events * windows).sum())
+
     def read_off(self, merged: pl.DataFrame, *columns: pl.Expr) -> pl.DataFrame:
         """Turn merged partials into result rows, whose time is their window's last microsecond."""
         ends = self.window.ends(merged[WINDOW].to_numpy())

@@ -134,6 +134,25 @@ def decode_parts(
         yield batch
 
 
+def records_said(block: Block, start: int, end: int) -> int | None:
+    """Return how many records with offsets in [start, end) the headers of the batches say there are.
+
+    None where they do not say: a batch reaches out of the range, and has had records taken out.
+    """
+    said = 0
+    for _, header in block.batches:
+        if header.attributes & CONTROL or not header.record_count:
+            continue
+        low, high = header.base_offset, header.next_offset
+        if start <= low and high <= end:
+            said += header.record_count
+        elif header.record_count == high - low:
+            said += max(0, min(high, end) - max(low, start))
+        else:
+            return None
+    return said
+
+
 class RecordFacts(NamedTuple):
     """What is known of records that were looked at one and all."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -30,7 +30,14 @@ from millstream.log.batch import (
     OFFSET_MAX,
 )
 from millstream.log.control import ControlDb
-from millstream.log.decoding import COLUMNS, Block, decode, decode_parts, select_schema
+from millstream.log.decoding import (
+    COLUMNS,
+    Block,
+    decode,
+    decode_parts,
+    records_said,
+    select_schema,
+)
 from millstream.log.files import DISK, Files, numbered, size_of
 from millstream.log.owner import read_format
 from millstream.log.producers import AbortedRange
@@ -283,6 +290,7 @@ class LogReader:
         *,
         columns: Sequence[str] = COLUMNS,
         bytes_max: int = 16 << 20,
+        tally: Callable[[int], None] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records with offsets in [start, end), in offset order.
 
@@ -292,6 +300,8 @@ class LogReader:
         Args:
             bytes_max: Soft limit in log bytes for one Arrow record batch; small record batches of
                 the log are put together up to it.
+            tally: Told, block by block, how many records there are by the headers of the log's
+                batches; once all has been read, the sum is what must have been yielded.
 
         Raises:
             OffsetOutOfRangeError: some of [start, end) is gone or not committed; seek to the range
@@ -307,9 +317,14 @@ class LogReader:
             return
         check_range(f"{topic}/{partition}", self._bounds(state), start, end)
         for block in self._blocks(found, partition, start, end, bytes_max):
+            given = 0
             for batch in decode_parts(block, start, end, columns):
                 if batch.num_rows:
+                    given += batch.num_rows
                     yield batch
+            if tally is not None:
+                said = records_said(block, start, end)
+                tally(given if said is None else said)
 
     def archives(self, topic: str, partition: int, start: int, end: int) -> Iterator[ArchiveFile]:
         """Yield the archives of closed segments with offsets in [start, end), in their order.

@@ -8,7 +8,7 @@ out to be damaged.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,6 +31,7 @@ from millstream.log.archive import RECORD_SCHEMA, UNREADABLE, ArchiveFile
 CHUNK_BYTES = 16 << 20
 _MARKS = ("tombstone", "undecodable")
 _log = logging.getLogger(__name__)
+Tally = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,11 @@ class LaneReader:
     source: SourcePlan
 
     def read(
-        self, partition: int, start: int, end: int
+        self, partition: int, start: int, end: int, tally: Tally | None = None
     ) -> Iterator[pa.RecordBatch | ArchivedRecords]:
         """Yield the committed records with offsets in [start, end), in offset order.
+
+        ``tally`` is told how many there are: by the log, or as many as an archive gives.
 
         Raises:
             OffsetOutOfRangeError, CorruptBatchError, UnknownTopicError: see ``LogReader.read``.
@@ -51,10 +54,12 @@ class LaneReader:
         offset = start
         for archive in self._archives(partition, start, end):
             stop = min(end, archive.note.next_offset)
-            yield from self._of_segments(partition, offset, archive.note.base_offset)
+            yield from self._of_segments(partition, offset, archive.note.base_offset, tally)
             offset = max(offset, archive.note.base_offset)
             try:
                 for records in self._of_archive(archive, partition, offset, stop):
+                    if tally is not None:
+                        tally(records.records.num_rows)
                     yield records
                     offset = records.records.column("offset")[-1].as_py() + 1
                 offset = max(offset, stop)
@@ -66,9 +71,11 @@ class LaneReader:
                     offset,
                     error,
                 )
-        yield from self._of_segments(partition, offset, end)
+        yield from self._of_segments(partition, offset, end, tally)
 
-    def _of_segments(self, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+    def _of_segments(
+        self, partition: int, start: int, end: int, tally: Tally | None
+    ) -> Iterator[pa.RecordBatch]:
         if start < end:
             yield from self.reader.read(
                 self.source.topic,
@@ -77,6 +84,7 @@ class LaneReader:
                 end,
                 columns=columns_read(self.source.fields),
                 bytes_max=CHUNK_BYTES,
+                tally=tally,
             )
 
     # -- archives -----------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import InputPartition
 from millstream.client.reading import open_reader
 from millstream.kernels.decode.archived import ArchivedRecords
 from millstream.kernels.frames import FrameRow
-from millstream.kernels.ingest import Ingest, Lane
+from millstream.kernels.ingest import Ingest, Lane, Tally
 from millstream.kernels.keyhash import Buckets
 from millstream.kernels.plan import SourcePlan
 from millstream.kernels.watermarks import PartitionProgress, SourceTime
@@ -236,21 +236,23 @@ def _run_task(spec: SourceSpec, task: Task, bytes_max: int | None = None) -> Ite
     within = _Within(bytes_max)
     for index, source in enumerate(spec.sources):
         records = LaneReader(reader, source)
-        lanes = (
-            Lane(
-                split.partition,
-                split.number,
-                split.start,
-                split.end,
-                within(records.read(split.partition, split.start, split.end)),
-                split.arrived_ms,
-                partial(reader.read, source.topic, split.partition, columns=_DETAILS),
-            )
-            for split in task.splits
-            if split.source == index
-        )
+        lanes = (_lane(records, split, within) for split in task.splits if split.source == index)
         ingest = Ingest(source, spec.bucket_labels)
         yield from map(spec.frame_files.put, ingest.run(lanes, task.planned[index]))
+
+
+def _lane(records: LaneReader, split: Split, within: _Within) -> Lane:
+    tally = Tally()
+    return Lane(
+        split.partition,
+        split.number,
+        split.start,
+        split.end,
+        within(records.read(split.partition, split.start, split.end, tally)),
+        split.arrived_ms,
+        partial(records.reader.read, records.source.topic, split.partition, columns=_DETAILS),
+        tally,
+    )
 
 
 @dataclass

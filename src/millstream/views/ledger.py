@@ -10,8 +10,10 @@ Each equation closes a way in which rows could be lost while the others still he
 | of a partition: the batch begins where the last one ended, and its ranges meet | records skipped, or read again |
 | of an output: rows given = rows written (:func:`millstream.views.target.check_written`) | rows that a database, a topic or a file did not take |
 | of a source: records read = the sum over its ranges, none with more than it has offsets | records lost between reading and counting |
+| of a range: records read = those that the headers of the log's batches tell of (:meth:`millstream.kernels.ingest.Lane.check`) | records lost in decoding, or on the way to the source |
 
-Operators hold a further one over their state: see :mod:`millstream.kernels.held_events`.
+Operators hold a further one over their state, held before + came in = went out + held after: see
+:mod:`millstream.kernels.held_events` for what it counts, kind by kind.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ def check_ranges(plan: JobPlan, ranges: Ranges, before: Position) -> None:
     """Make sure that each source read on where the last batch ended, and all up to where this ends.
 
     Offsets without a record, such as markers of transactions, are the reader's to account for: it
-    refuses a range in which it misses some.
+    refuses a range in which it misses some, and a lane is held against the headers of the batches.
 
     Raises:
         CorruptionError: records were skipped or read again; the batch must not be committed.

@@ -22,7 +22,7 @@ from millstream.kernels.meaning import exact, said, said_under, spoken
 from millstream.kernels.plan import JobPlan
 from millstream.views.running import how_to_reset
 
-STATE_FORMAT = 2
+STATE_FORMAT = 3
 """The version of all that manifests and runs hold. State of another version is refused."""
 
 _OF_ONE = {"aggregates": "aggregate", "fields": "field", "keys": "key", "columns": "column"}

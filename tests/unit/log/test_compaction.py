@@ -257,9 +257,11 @@ class World:
         rng = random.Random(end)
         for _ in range(3):
             low = rng.randint(0, end)
-            part = list(reader.read("t", 0, low, end, columns=("offset",)))
+            high, told = rng.randint(low, end), []
+            part = list(reader.read("t", 0, low, high, columns=("offset",), tally=told.append))
             seen = [offset for batch in part for offset in batch["offset"].to_pylist()]
-            assert seen == [offset for offset in offsets if offset >= low]
+            assert seen == [offset for offset in offsets if low <= offset < high]
+            assert sum(told) == len(seen)
             if offsets and False not in self.committed.values():
                 timestamp_ms = self.sent[rng.choice(offsets)].timestamp_ms + rng.choice([0, 1])
                 first = (one for one in offsets if self.sent[one].timestamp_ms >= timestamp_ms)

@@ -27,9 +27,13 @@ from pydantic import BaseModel, field_validator
 
 import millstream as ms
 from millstream import testing
-from millstream.errors import OffsetOutOfRangeError
+from millstream.errors import CorruptionError, OffsetOutOfRangeError
 from millstream.kernels.decode.archived import ArchiveColumns, ArchivedRecords
 from millstream.kernels.decode.records import RecordDecoder
+from millstream.kernels.ingest import Ingest
+from millstream.kernels.keyhash import Buckets
+from millstream.kernels.watermarks import SourceTime
+from millstream.log import reader as reader_of_log
 from millstream.log.archive import RECORD_SCHEMA
 from millstream.log.archiving import archive_partitions
 from millstream.log.batch import ProducerStamp, stamp
@@ -41,6 +45,9 @@ from millstream.log.reader import LogReader
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 from millstream.spark.archived import LaneReader
+from millstream.spark.source import _lane as lane_of
+from millstream.spark.source import _Within
+from millstream.spark.source_offsets import Split
 from millstream.testing.disk import SimulatedDisk
 from millstream.testing.inputs import Record
 from millstream.testing.kernel_engine import KernelEngine
@@ -378,6 +385,41 @@ def test_a_damaged_archive_is_told_of_and_the_records_come_from_the_segment(tmp_
         assert taken(source, LaneReader(reader, source).read(0, low, high))[0].equals(expected[0])
         told += "archive again" in caplog.text
     assert told > 20
+
+
+CHANGES = {
+    "lost": lambda batches: [*batches][1:],
+    "doubled": lambda batches: [*batches][:1] * 2 + [*batches][1:],
+    "cut": lambda batches: [batch[1:] for batch in batches],
+}
+
+
+@pytest.mark.parametrize("archived", [False, True])
+@pytest.mark.parametrize("how", [None, *CHANGES])
+def test_records_lost_or_doubled_between_the_log_and_the_ledger_are_found(
+    tmp_path, monkeypatch, how, archived
+):
+    stored = filled(tmp_path)
+    topic = ms.App("a", log=tmp_path).topic(T, Event)
+    if archived:
+        topic.archive(roll=True)
+    source = source_of(topic, ["n"])
+    low, high = stored.bounds()
+    lane = lane_of(
+        LaneReader(LogReader(tmp_path), source), Split(0, 0, 0, low, high), _Within(None)
+    )
+    if how is not None and archived:
+        lane = dataclasses.replace(lane, batches=[*lane.batches][1:])
+    elif how is not None:
+        decode = reader_of_log.decode_parts
+        cut = lambda *given: CHANGES[how](decode(*given))  # noqa: E731
+        monkeypatch.setattr(reader_of_log, "decode_parts", cut)
+    run = Ingest(source, Buckets((0,))).run([lane], SourceTime((), 1, frozenset()))
+    if how is None:
+        assert list(run)
+        return
+    with pytest.raises(CorruptionError, match="by the log there are"):
+        list(run)
 
 
 def test_ranges_that_are_gone_are_refused_as_ever(tmp_path):

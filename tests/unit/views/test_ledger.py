@@ -12,7 +12,7 @@ from millstream import testing
 from millstream.errors import CorruptionError
 from millstream.kernels import routing, stage
 from millstream.kernels.frames import FrameRow, decode_frame, encode_frame
-from millstream.kernels.sorted_runs import MemoryRunStore, SortedRuns
+from millstream.kernels.sorted_runs import EACH_ROW, MemoryRunStore, SortedRuns
 from millstream.testing.kernel_engine import KernelEngine
 from millstream.views import commit
 from millstream.views.graph import graph_of
@@ -207,12 +207,12 @@ def windows_of_a_minute(stream):
 
 @pytest.mark.parametrize("change", [lambda rows: rows[1:], lambda rows: pl.concat([rows, rows])])
 @pytest.mark.parametrize("build", [windows_of_a_minute, two_windows])
-def test_events_that_state_loses_or_doubles_are_found_when_their_windows_are_over(
+def test_events_that_state_loses_or_doubles_are_found_when_they_are_read(
     monkeypatch, change, build
 ):
     scanned = SortedRuns.scan
     monkeypatch.setattr(SortedRuns, "scan", lambda *given: map(change, scanned(*given)))
-    with pytest.raises(CorruptionError, match="events came into its state"):
+    with pytest.raises(CorruptionError, match="its state held"):
         testing.run(app_with(build), {"t": [*ROWS, testing.Tick(after="1 second"), END]})
 
 
@@ -227,11 +227,22 @@ def test_a_run_with_another_number_of_rows_than_its_manifest_says_is_found(monke
 
 @pytest.mark.not_in_lane("thresholds", "it counts the rows of a fold, which is done in parts there")
 def test_rows_that_a_fold_loses_are_found():
-    runs = SortedRuns(MemoryRunStore())
+    runs = SortedRuns(MemoryRunStore(), counted=EACH_ROW)
     rows = pl.DataFrame({"__hash": pl.Series([1, 2], dtype=pl.UInt64)})
-    runs.add(0, rows, lambda pieces: pieces, conserved=True)
-    with pytest.raises(CorruptionError, match="4 rows were folded into 3"):
-        runs.add(0, rows, lambda pieces: pieces[1:], conserved=True)
+    runs.add(0, rows, lambda pieces: pieces)
+    with pytest.raises(CorruptionError, match="4 events were folded into 3"):
+        runs.add(0, rows, lambda pieces: pieces[1:])
+
+
+@pytest.mark.not_in_lane("thresholds", "it counts the rows of a fold, which is done in parts there")
+@pytest.mark.parametrize(("given_out", "says"), [(0, "0 had been given out"), (2, "2 had been")])
+def test_rows_that_a_fold_leaves_out_must_have_been_given_out(given_out, says):
+    runs = SortedRuns(MemoryRunStore(), counted=EACH_ROW)
+    rows = pl.DataFrame({"__hash": pl.Series([1, 2], dtype=pl.UInt64)})
+    runs.add(0, rows, lambda pieces: pieces)
+    runs.spend(0, given_out)
+    with pytest.raises(CorruptionError, match=f"left out 1 events, and {says}"):
+        runs.add(0, rows, lambda pieces: pieces, alive=lambda pieces: pieces[1:])
 
 
 def into_a_topic(stream):

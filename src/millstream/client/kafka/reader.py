@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -163,11 +163,14 @@ class KafkaReader:
         *,
         columns: Sequence[str] = COLUMNS,
         bytes_max: int = 16 << 20,
+        tally: Callable[[int], None] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records with offsets in [start, end), in offset order.
 
         Args:
             bytes_max: Soft limit in bytes of keys and values for one Arrow record batch.
+            tally: Told of the records that are given: clients of brokers do not see the headers of
+                batches, so there is no other number to hold them against.
 
         Raises:
             OffsetOutOfRangeError: some of [start, end) is gone or not committed.
@@ -185,6 +188,8 @@ class KafkaReader:
             self.check_topic(topic)
             if batch is None:
                 return
+            if tally is not None:
+                tally(batch.num_rows)
             yield batch
 
     def _read(
