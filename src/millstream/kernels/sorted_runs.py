@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
@@ -167,11 +168,12 @@ class SortedRuns:
         tables = [[self._load(part) for part in run] for run in folded]
         tables.append([_to_arrow(by_hash(rows))])
         starts = _starts(max(tables, key=lambda run: sum(part.num_rows for part in run)), count)
-        for low, high in zip((None, *starts), (*starts, None), strict=True):
-            within = [_between(part, low, high) for run in tables for part in run]
-            pieces = [piece for piece in within if piece is not None]
-            if pieces:
-                yield pieces
+        cuts: list[list[tuple[pa.Table, int, int]]] = [[] for _ in range(len(starts) + 1)]
+        for part in (part for run in tables for part in run):
+            for number, first, end in _cuts(_hashes(part), starts):
+                cuts[number].append((part, first, end))
+        for within in filter(None, cuts):
+            yield [_sliced(*piece) for piece in within]
 
     def _load(self, run: Run) -> pa.Table:
         table = self.store.load(run)
@@ -216,20 +218,33 @@ def _hashes(table: pa.Table) -> Hashes:
     return hashes
 
 
-def _starts(run: list[pa.Table], count: int) -> list[np.uint64]:
+def _starts(run: list[pa.Table], count: int) -> Hashes:
     """Choose the hashes with which ranges begin that divide a run into so many even parts."""
     stride = max(1, sum(part.num_rows for part in run) // (count * _SAMPLES))
     sample = np.concatenate([_hashes(part)[::stride] for part in run])
-    return list(np.unique(sample[len(sample) * np.arange(1, count) // count]))
+    return np.unique(sample[len(sample) * np.arange(1, count) // count])
 
 
-def _between(part: pa.Table, low: np.uint64 | None, high: np.uint64 | None) -> pl.DataFrame | None:
-    """Give the rows of a part with hashes in ``[low, high)``, without copying; None if there are none."""
-    hashes = _hashes(part)
-    first = 0 if low is None else int(np.searchsorted(hashes, low))
-    end = len(hashes) if high is None else int(np.searchsorted(hashes, high))
-    # Sliced by polars: of a slice of Arrow's it cannot read arrays of a fixed size with nulls.
-    return polars_table(part).slice(first, end - first) if end > first else None
+def _cuts(hashes: Hashes, starts: Hashes) -> Iterator[tuple[int, int, int]]:
+    """Say which of a part's rows, [first, end), are in which range of hashes.
+
+    Only the ranges that the part reaches into are looked at, which are few: a part is a range itself.
+    """
+    if not len(hashes):
+        return
+    lowest, highest = np.searchsorted(starts, hashes[[0, -1]], "right").tolist()
+    inner = np.searchsorted(hashes, starts[lowest:highest]).tolist()
+    for number, (first, end) in enumerate(pairwise((0, *inner, len(hashes))), lowest):
+        if end > first:
+            yield number, first, end
+
+
+def _sliced(part: pa.Table, first: int, end: int) -> pl.DataFrame:
+    """Give some rows of a part without copying.
+
+    Polars slices: of a slice of Arrow's it cannot read arrays of a fixed size with nulls.
+    """
+    return polars_table(part).slice(first, end - first)
 
 
 def _positions(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -90,11 +90,11 @@ def generations_of(rule, *, within_hours=4, lateness_hours=0):
 
 
 def test_the_rate_that_is_reported_is_the_rate_that_is_measured():
-    rule = BloomRule(HOUR_US, ids=40_000, rate=2e-3, exact_check=False)
+    rule = BloomRule(HOUR_US, ids=4_000, rate=2e-3, exact_check=False)
     _, held = generations_of(rule)
     for hour in range(5):
-        for start in range(0, 40_000, 5000):
-            ids = np.arange(start, start + 5000) + hour * 40_000
+        for start in range(0, 4_000, 500):
+            ids = np.arange(start, start + 500) + hour * 4_000
             held.hold(events(ids, hour * HOUR_US), UNSEEN)
     stated = held.false_positive_rate()
     assert stated == pytest.approx(5 * 2e-3, rel=0.05)
