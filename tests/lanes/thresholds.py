@@ -73,7 +73,7 @@ LOWERED: dict[str, dict[str, float]] = {
     "log.reader": {"BLOCK_BYTES": 1, "_LOOKED_THROUGH_BYTES": 1},
     "log.repair": {"_COPY_BYTES": 3},
     "log.segment": {"READ_BYTES": 1, "_INDEX_LAG_BYTES": 1, "_ROOM_BYTES_MIN": 61},
-    "log.unread": {"BLOCKS_MAX": 1, "BLOCK_BYTES": 1},
+    "log.unread": {"BLOCKS_MAX": 2, "BLOCK_BYTES": 1},
     "ops.dead_letters": {"_SLICE_ROWS": 2},
     "spark.archived": {"CHUNK_BYTES": 1},
     "spark.frame_files": {"_BYTES_MIN": 1},
