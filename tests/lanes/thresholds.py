@@ -62,7 +62,7 @@ LOWERED: dict[str, dict[str, float]] = {
     "log.batch": {"_COPIED_BYTES_MAX": 1},
     "log.batches": {"_BLOCK_BYTES": 1, "_PLACES_MAX": 1, "_SEARCH_BYTES": 1},
     "log.boundaries": {"_GUESS_BYTES": 3, "_GUESS_RECORDS_MIN": 1, "_RUN_MIN": 1, "_STRAYS_MAX": 1},
-    "log.compaction": {"_OFFSETS_MAX": 3, "_STRETCH_BYTES": 1},
+    "log.compaction": {"_STRETCH_BYTES": 1},
     "log.compaction_map": {"_GATHER_BYTES": 1},
     "log.compaction_rewrite": {"_WRITE_BYTES": 1},
     "log.compression": {"_BLOCK_BYTES": 64, "_READ_BYTES": 3},
@@ -79,7 +79,12 @@ LOWERED: dict[str, dict[str, float]] = {
     "spark.frame_files": {"_BYTES_MIN": 1},
     "spark.run_files": {"OWN_FILE_BYTES_MIN": 1},
     "spark.run_store": {"COPY_BYTES_MIN": 1, "PART_BYTES": 3, "_OPEN_MAX": 1},
-    "spark.source": {"_OWN_BYTES_MAX": 1, "_OWN_ROWS_MAX": 1, "_TASK_ROWS_MIN": 1, "_YIELD_BYTES": 1},
+    "spark.source": {
+        "_OWN_BYTES_MAX": 1,
+        "_OWN_ROWS_MAX": 1,
+        "_TASK_ROWS_MIN": 1,
+        "_YIELD_BYTES": 1,
+    },
     "spark.source_offsets": {"_TRICKLE": 1},
     "spark.stages": {"HERE_BYTES_MAX": 1},
     "views.dataset": {"_BEGINNING_BYTES": 1, "_NAME_BYTES_MAX": 34},
@@ -88,7 +93,6 @@ LOWERED: dict[str, dict[str, float]] = {
     "views.postgres_target": {"_SLICE_ROWS": 2},
     "views.server.streams": {"_CHANGES_AT_ONCE": 1},
     "views.store": {"_SLICE_ROWS": 2},
-    "views.tiers": {"_BITS": 1, "_FILES": 2},
     "views.topics": {"_ROWS_AT_A_TIME": 2},
 }
 # ... and those that somewhere else refuse, or promise something: only in the module that divides by them.

@@ -161,7 +161,9 @@ def test_generations_survive_their_manifest():
 # The whole operator: the case G6, one million ids.
 
 
-@pytest.mark.not_in_lane("thresholds", "so few ids do not reach a filter there, and runs of two make it slow")
+@pytest.mark.not_in_lane(
+    "thresholds", "so few ids do not reach a filter there, and runs of two make it slow"
+)
 def test_g6_a_million_ids_lose_no_more_than_stated_and_let_no_repeat_pass():
     span = 3_700_000_000  # a little more than the horizon of an hour
     filters = bloom(fpr=1e-3, rotate="15 minutes", expect=1_000_000)

@@ -221,7 +221,6 @@ def test_files_that_were_merged_stay_for_readers_for_ten_minutes(tmp_path):
     assert len(parquet(tmp_path / "out")) == len(ms.dataset(tmp_path / "out").files) == 3
 
 
-@pytest.mark.not_in_lane("thresholds", "it knows how many files become one")
 @settings(max_examples=some(60), deadline=None)
 @given(heights=st.lists(st.integers(1, 8**TIERS * 2), max_size=80), parts=st.integers(1, 3))
 def test_merging_ends_keeps_every_row_and_leaves_few_small_files(heights, parts):
