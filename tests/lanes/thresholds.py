@@ -6,13 +6,40 @@ and what paces waiting is no such size. A constant that is no longer there fails
 """
 
 import importlib
+import inspect
 import sys
-from types import ModuleType
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
 
 import pytest
 
 LOWERED: dict[str, dict[str, float]] = {
+    "broker.connection": {
+        "READ_AHEAD_BYTES": 1,
+        "_PIECE_BYTES": 3,
+        "_PRODUCES_MAX": 1,
+        "_REQUESTS_MAX": 1,
+        "_TLS_PIECE_BYTES": 3,
+    },
+    "broker.dead_letters": {"_BATCH_BYTES": 1, "_READ_BYTES": 1},
+    "broker.dispatch": {"_PIECE_BYTES_MIN": 1},
+    "broker.memory": {"RESPONSE_BYTES_MIN": 1, "SMALL_BYTES_MAX": 8},
+    "broker.share_fetching": {"_READ_BYTES": 1},
+    "client.buffer": {"PART_BYTES_MAX": 1},
+    "client.consumer": {"_FETCH_BYTES": 1},
+    "client.kafka.group_offsets": {"_CLIENTS_MAX": 1},
+    "client.kafka.sending_client": {"_KEPT_MAX": 1},
+    "client.kafka.stream": {"_TAKEN_MAX": 1},
+    "client.partitioning": {"_KEYS_KEPT_MAX": 2, "_KEY_BYTES_MAX": 1},
     "client.producer": {"BULK_ROWS": 3},
+    "client.spill": {"SEGMENT_BYTES": 1, "_READ_BYTES": 1},
+    "edge.datagrams": {"_LOOK_EVERY": 1},
+    "edge.routes": {"_IN_LOOP_BYTES": 1},
+    "edge.streams": {"READ_BYTES": 1, "RECORDS_AT_ONCE": 1},
+    "edge.webhooks.delivering": {"_IN_HAND_BYTES": 1, "_OPEN_MAX": 1},
+    "joining.writing": {"QUESTION_BYTES_MAX": 1},
+    "kernels.aggregates.digits": {"_GATHERED": 1, "_LARGE": 1, "_PARTS_MAX": 1},
+    "kernels.aggregates.exact_sum": {"_FITS": 2},
     "kernels.arriving_ids": {"_ROUNDS_MAX": 1},
     "kernels.bloom_generations": {"_MOVES": 1},
     "kernels.count_windows": {"_SLOTS_PER_TIMEOUT": 1},
@@ -23,45 +50,94 @@ LOWERED: dict[str, dict[str, float]] = {
         "_PARTS": 2,
         "_STRETCH_MIN": 1,
     },
-    "kernels.frames": {"_SPARE_BYTES": 1},
+    "kernels.frames": {"_SPARE": 0, "_SPARE_BYTES": 1},
     "kernels.hash_order": {"_WINDOWS_MAX": 1},
     "kernels.kept_ids": {"_SLOTS": 2, "_SLOT_US_MIN": 1},
     "kernels.session_batch": {"_SLOT_CLOCK_MS": 1},
     "kernels.sessions": {"_SLOTS_PER_GAP": 1},
     "kernels.sliding": {"_SLOTS_PER_SIZE": 1},
     "kernels.sorted_runs": {"PART_ROWS": 2, "_SAMPLES": 1},
-    "kernels.window_step": {"SLOTS_OPEN_MAX": 1, "_SAMPLED_MIN": 1},
-    "log.archive": {"ROWS_PER_GROUP": 2},
+    "kernels.window_step": {"SLOTS_OPEN_MAX": 1, "_APART": 0, "_SAMPLED_MIN": 1},
+    "log.archive": {"ROWS_PER_GROUP": 2, "_GROUPS_PER_READ": 1},
     "log.batch": {"_COPIED_BYTES_MAX": 1},
     "log.batches": {"_BLOCK_BYTES": 1, "_PLACES_MAX": 1, "_SEARCH_BYTES": 1},
-    "log.boundaries": {"_GUESS_BYTES": 3, "_GUESS_RECORDS_MIN": 1},
+    "log.boundaries": {"_GUESS_BYTES": 3, "_GUESS_RECORDS_MIN": 1, "_RUN_MIN": 1, "_STRAYS_MAX": 1},
     "log.compaction": {"_STRETCH_BYTES": 1},
     "log.compaction_map": {"_GATHER_BYTES": 1},
     "log.compaction_rewrite": {"_WRITE_BYTES": 1},
-    "log.compression": {"_READ_BYTES": 3},
-    "log.decoding": {"PART_BYTES_MAX": 1},
+    "log.compression": {"_BLOCK_BYTES": 64, "_READ_BYTES": 3},
+    "log.decoding": {"PART_BYTES_MAX": 1, "_FEW_RECORDS": 1},
     "log.encoding": {"ROWS_BY_HAND_MAX": 1},
+    "log.markers": {"FILLER_OFFSETS_MAX": 3},
     "log.murmur2": {"_LONG_KEY_BYTES": 1},
+    "log.reader": {"BLOCK_BYTES": 1, "_LOOKED_THROUGH_BYTES": 1},
     "log.repair": {"_COPY_BYTES": 3},
-    "log.segment": {"_ROOM_BYTES_MIN": 1},
+    "log.segment": {"READ_BYTES": 1, "_INDEX_LAG_BYTES": 1, "_ROOM_BYTES_MIN": 61},
+    "log.unread": {"BLOCKS_MAX": 2, "BLOCK_BYTES": 1},
+    "ops.dead_letters": {"_SLICE_ROWS": 2},
+    "spark.archived": {"CHUNK_BYTES": 1},
+    "spark.frame_files": {"_BYTES_MIN": 1},
+    "spark.run_files": {"OWN_FILE_BYTES_MIN": 1},
+    "spark.run_store": {"COPY_BYTES_MIN": 1, "PART_BYTES": 3, "_OPEN_MAX": 1},
+    "spark.source": {
+        "_OWN_BYTES_MAX": 1,
+        "_OWN_ROWS_MAX": 1,
+        "_TASK_ROWS_MIN": 1,
+        "_YIELD_BYTES": 1,
+    },
+    "spark.source_offsets": {"_TRICKLE": 1},
+    "spark.stages": {"HERE_BYTES_MAX": 1},
+    "views.dataset": {"_BEGINNING_BYTES": 1, "_NAME_BYTES_MAX": 34},
+    "views.dead_letters": {"_SLICE_ROWS": 2},
+    "views.postgres_tables": {"_ENTRY_BYTES_MAX": 200},  # room for the beginnings of four texts
+    "views.postgres_target": {"_SLICE_ROWS": 2},
+    "views.server.streams": {"_CHANGES_AT_ONCE": 1},
     "views.store": {"_SLICE_ROWS": 2},
     "views.topics": {"_ROWS_AT_A_TIME": 2},
+}
+# ... and those that somewhere else refuse, or promise something: only in the module that divides by them.
+LOWERED_HERE: dict[str, dict[str, float]] = {
+    "log.encoding": {"BATCH_BYTES_MAX": 100},
 }
 
 
 def apply(patch: pytest.MonkeyPatch) -> None:
     """Lower every size at which the code takes another way."""
-    for module_name, constants in LOWERED.items():
+    for module_name, name, value in _all(LOWERED):
         module = importlib.import_module(f"millstream.{module_name}")
-        for name, value in constants.items():
-            lower(patch, module, name, value)
+        lower(patch, module, name, value)
+    for module_name, name, value in _all(LOWERED_HERE):
+        module = importlib.import_module(f"millstream.{module_name}")
+        patch.setattr(module, name, lowered(module, name, value))
+
+
+def _all(sizes: dict[str, dict[str, float]]) -> list[tuple[str, str, float]]:
+    return [(module, name, value) for module, of in sizes.items() for name, value in of.items()]
+
+
+def lowered(module: ModuleType, name: str, value: float) -> float:
+    """Return the value that a constant is given; one that it has already lowers nothing."""
+    before = getattr(module, name)
+    assert value < before, f"{module.__name__}.{name} is {before} already"
+    return value
 
 
 def lower(patch: pytest.MonkeyPatch, module: ModuleType, name: str, value: float) -> None:
-    """Lower a constant where it stands, and where it has been imported to."""
+    """Lower a constant where it stands, where it has been imported to, and where it is a default."""
     before = getattr(module, name)
-    assert value < before, f"{module.__name__}.{name} is {before} already"
+    lowered(module, name, value)
+    for function in _functions(module):
+        defaults = function.__kwdefaults__ or {}
+        for parameter in [key for key, given in defaults.items() if given is before]:
+            patch.setitem(defaults, parameter, value)
     holders = [found for key, found in sys.modules.items() if key.startswith("millstream.")]
     for holder in holders:
         if getattr(holder, name, None) is before:
             patch.setattr(holder, name, value)
+
+
+def _functions(module: ModuleType) -> Iterator[FunctionType]:
+    """Yield the functions of a module, and those of its classes."""
+    for scope in (module, *filter(inspect.isclass, vars(module).values())):
+        if getattr(scope, "__module__", module.__name__) == module.__name__:
+            yield from filter(inspect.isfunction, vars(scope).values())

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
@@ -250,11 +251,11 @@ class SortedRuns:
         tables = [[self._whole(part) for part in run] for run in folded]
         tables.append([by_hash(rows)])
         starts = _starts(max(tables, key=lambda run: sum(part.height for part in run)), count)
-        for low, high in zip((None, *starts), (*starts, None), strict=True):
-            within = [_between(part, low, high) for run in tables for part in run]
-            pieces = [piece for piece in within if piece is not None]
-            if pieces:
-                yield pieces
+        cuts: list[list[pl.DataFrame]] = [[] for _ in range(len(starts) + 1)]
+        for part in (part for run in tables for part in run):
+            for number, first, end in _cuts(_hash_column(part), starts):
+                cuts[number].append(part.slice(first, end - first))
+        yield from filter(None, cuts)
 
     def table(self, run: Run) -> pa.Table:
         """Give a run's rows, sorted by ``__hash``.
@@ -337,21 +338,30 @@ def _hashes(table: pa.Table) -> Hashes:
     return hashes
 
 
-def _starts(run: list[pl.DataFrame], count: int) -> list[np.uint64]:
+def _hash_column(part: pl.DataFrame) -> Hashes:
+    hashes: Hashes = part[HASH].to_numpy()
+    return hashes
+
+
+def _starts(run: list[pl.DataFrame], count: int) -> Hashes:
     """Choose the hashes with which ranges begin that divide a run into so many even parts."""
     stride = max(1, sum(part.height for part in run) // (count * _SAMPLES))
-    sample = np.concatenate([part[HASH].to_numpy()[::stride] for part in run])
-    return list(np.unique(sample[len(sample) * np.arange(1, count) // count]))
+    sample = np.concatenate([_hash_column(part)[::stride] for part in run])
+    return np.unique(sample[len(sample) * np.arange(1, count) // count])
 
 
-def _between(
-    part: pl.DataFrame, low: np.uint64 | None, high: np.uint64 | None
-) -> pl.DataFrame | None:
-    """Give the rows of a part with hashes in ``[low, high)``, without copying; None if there are none."""
-    hashes = part[HASH].to_numpy()
-    first = 0 if low is None else int(np.searchsorted(hashes, low))
-    end = len(hashes) if high is None else int(np.searchsorted(hashes, high))
-    return part.slice(first, end - first) if end > first else None
+def _cuts(hashes: Hashes, starts: Hashes) -> Iterator[tuple[int, int, int]]:
+    """Say which of a part's rows, [first, end), are in which range of hashes.
+
+    Only the ranges that the part reaches into are looked at, which are few: a part is a range itself.
+    """
+    if not len(hashes):
+        return
+    lowest, highest = np.searchsorted(starts, hashes[[0, -1]], "right").tolist()
+    inner = np.searchsorted(hashes, starts[lowest:highest]).tolist()
+    for number, (first, end) in enumerate(pairwise((0, *inner, len(hashes))), lowest):
+        if end > first:
+            yield number, first, end
 
 
 def _positions(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -61,6 +61,8 @@ from millstream.log.topics import (
 from millstream.record import TopicInfo, TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
+BLOCK_BYTES = 16 << 20
+_LOOKED_THROUGH_BYTES = 4 << 20  # at a time, for a timestamp
 _log = logging.getLogger(__name__)
 
 
@@ -289,7 +291,7 @@ class LogReader:
         end: int,
         *,
         columns: Sequence[str] = COLUMNS,
-        bytes_max: int = 16 << 20,
+        bytes_max: int = BLOCK_BYTES,
         tally: Callable[[int], None] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records with offsets in [start, end), in offset order.
@@ -377,7 +379,7 @@ class LogReader:
         start = self._segment_for_time(found, partition, timestamp_ms, state.log_start)
         if start >= end:
             return end
-        for block in self._blocks(found, partition, start, end, 4 << 20):
+        for block in self._blocks(found, partition, start, end, _LOOKED_THROUGH_BYTES):
             if all(header.max_timestamp_ms < timestamp_ms for _, header in block.batches):
                 continue
             batch = decode(block, start, end, ("offset", "timestamp"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from millstream.broker.configs import FIXED
 from millstream.broker.dispatch import HANDLERS, OTHER_BYTES_MAX
 from millstream.broker.memory import SMALL_BYTES_MAX
@@ -30,6 +32,7 @@ def test_the_options_are_those_of_the_command() -> None:
     assert set(re.findall(r"(?m)^\| `(--[a-z-]+)", TEXT)) == options
 
 
+@pytest.mark.not_in_lane("thresholds", "one of them is lowered there")
 def test_the_limits_are_those_that_hold() -> None:
     settings, mib = Settings(), 1 << 20
     for number in (

@@ -55,6 +55,7 @@ def test_records_without_a_key_take_turns_over_partitions_batch_by_batch(tmp_pat
     assert {partition for partition, _ in places} == {0, 1, 2}
 
 
+@pytest.mark.not_in_lane("thresholds", "so many rows, three at a time, take minutes")
 def test_columns_are_sent_in_order_to_the_partitions_of_their_keys(tmp_path: Path) -> None:
     rows = 250_000
     keys = [b"k%d" % (n % 1000) if n % 7 else None for n in range(rows)]

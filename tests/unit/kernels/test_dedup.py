@@ -264,6 +264,9 @@ def test_ids_of_every_plain_type_can_be_deduplicated():
         assert testing.run(app, {"events": rows}, batches=2)["out"]["n"].to_list() == [0, 1]
 
 
+@pytest.mark.not_in_lane(
+    "thresholds", "so few ids do not reach a filter there, and runs of two make it slow"
+)
 @pytest.mark.thorough
 @pytest.mark.not_in_lane("one_bit_hashes", "filters go by hashes alone")
 @pytest.mark.not_in_lane("two_bit_hashes", "filters go by hashes alone")

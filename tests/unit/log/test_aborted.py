@@ -94,6 +94,18 @@ def headers(data: bytes) -> Iterator[tuple[int, BatchHeader]]:
         at += header.size
 
 
+def marker_key(data: bytes, at: int) -> bytes:
+    """Return the key of a control batch's only record."""
+
+    def behind_varint(place: int) -> int:
+        return place + 1 if data[place] < 128 else behind_varint(place + 1)
+
+    attributes = behind_varint(at)  # behind the length
+    key_length = behind_varint(behind_varint(attributes + 1))  # behind both deltas
+    begin = behind_varint(key_length)
+    return data[begin : begin + (data[key_length] >> 1)]
+
+
 def as_a_client_reads(found: Batches, start: int) -> list[bytes]:
     """Leave out what Kafka's clients do, by their rule, and return the values of the rest.
 
@@ -108,8 +120,7 @@ def as_a_client_reads(found: Batches, start: int) -> list[bytes]:
         while aborted and aborted[0].first_offset < header.next_offset:
             out.add(aborted.pop(0).producer_id)
         if header.attributes & CONTROL:
-            # Version, then type: 0 is abort. It is the key of the only record, behind five bytes.
-            if data[at + 61 + 5 : at + 61 + 9] == b"\0\0\0\0":
+            if marker_key(data, at + 61) == b"\0\0\0\0":  # version, then type: 0 is abort
                 out.discard(header.producer_id)
         elif not (header.attributes & TRANSACTIONAL and header.producer_id in out):
             block = Block(data[at : at + header.size], [(0, header)], "", 0)

@@ -192,6 +192,7 @@ def test_sliced_columns_and_columns_without_keys_or_values_are_encoded() -> None
         assert {row[2:4] for row in rows_of(data)} == {(None, None)}
 
 
+@pytest.mark.not_in_lane("thresholds", "batches are smaller there")
 def test_columns_are_split_by_size_and_a_large_record_travels_alone() -> None:
     values = pa.array([b"a" * 100] * 50 + [b"b" * 5000] + [b"c" * 100] * 50, pa.binary())
     parts = list(split_columns(np.zeros(101, np.int64), None, values, bytes_max=2000))

@@ -1120,6 +1120,7 @@ def test_a_record_without_a_key_that_is_there_already_stays() -> None:
     assert offsets_in(world) == [0, 2, 3]
 
 
+@pytest.mark.not_in_lane("thresholds", "one takes few offsets there")
 def test_adjacent_batches_without_records_become_one_of_61_bytes_that_no_look_up_meets() -> None:
     world = World(10_000)
     for number in range(20):

@@ -279,6 +279,7 @@ def test_a_replay_takes_what_is_selected(log, selection, count):
     assert replay(log, "ads", selection).records == count
 
 
+@pytest.mark.not_in_lane("thresholds", "it is several transactions there")
 @pytest.mark.parametrize("step", ["before the transaction", "after the transaction"])
 def test_a_replay_that_is_interrupted_is_finished_by_the_next_and_appends_once(
     log, monkeypatch, step

@@ -47,7 +47,7 @@ PASSING = {
 def test_of_rows_that_replace_one_another_the_last_in_the_log_stays(passed, seed):
     stream = passed(events())
     stream.view("last", key="key")
-    stream.to("out")
+    stream.to("out", partitions=1)
     out = run(stream, ROWS, seed)
     assert out["last"]["n"].to_list() == [8]
     assert out.topic("out")["n"].to_list() == [*range(9)]
