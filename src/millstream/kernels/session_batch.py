@@ -169,14 +169,21 @@ class SessionBatch:
         if not self.operator.session.strict or only_final:
             if not only_final:
                 opened, waiting = self._rescued(opened, waiting)
-                opened = self._fired_on_time(opened, now)
+                opened = self._fired_on_time(self._early_again(opened), now)
             opened, _, waiting = self._admitted(opened, waiting)
             return opened, waiting
         # Which of several late events are in time depends on one another, so that comes first.
         _, admitted, waiting = self._admitted(opened, waiting)
         opened, admitted = self._rescued(opened, admitted)
-        opened = self._fired_on_time(opened, now)
+        opened = self._fired_on_time(self._early_again(opened), now)
         return self.joined(opened, pointed(admitted)), waiting
+
+    def _early_again(self, opened: pl.DataFrame) -> pl.DataFrame:
+        """Have sessions that events have made longer since their on-time pane wait for another."""
+        before = pl.lit(
+            self.moment.before_us, pl.Int64
+        )  # what has been told on time was over by then
+        return self.operator.panes.early_again(opened, before)
 
     def _fired_on_time(self, opened: pl.DataFrame, now: pl.Expr) -> pl.DataFrame:
         opened = self.noted(opened, now)

@@ -136,10 +136,14 @@ class SessionPanes:
     def fire_on_time(self, sessions: pl.DataFrame, now: pl.Expr, out: Said) -> pl.DataFrame:
         """Fire the on-time panes of sessions that are complete; put what comes out on ``out``."""
         complete = pl.col(TILL) < now
-        sessions = sessions.with_columns(pl.col(DONE) & complete)
+        sessions = self.early_again(sessions, now)
         fires = complete & ~pl.col(DONE)
         sessions = self._fire(sessions, fires, now, out)
         return sessions.with_columns((pl.col(DONE) | complete).alias(DONE))
+
+    def early_again(self, sessions: pl.DataFrame, now: pl.Expr) -> pl.DataFrame:
+        """Have sessions that have grown beyond ``now`` wait for another on-time pane."""
+        return sessions.with_columns(pl.col(DONE) & (pl.col(TILL) < now))
 
     def fire_others(
         self,
@@ -157,7 +161,7 @@ class SessionPanes:
             .then(self._due(self.emission.late, clock_ms))
             .otherwise(self._due(self.emission.early, clock_ms))
             .alias(DUE),
-            (pl.col(DONE) | complete).alias(DONE),
+            complete.alias(DONE),
         )
         early = self._fires(self.emission.early, clock_ms, at_end=at_end)
         late = self._fires(self.emission.late, clock_ms, at_end=at_end)

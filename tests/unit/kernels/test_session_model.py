@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 import pytest
 from drawn import some
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from session_model import Rules, run
 
@@ -166,6 +166,19 @@ def late_count(run, example):
     return books.get("late", 0)
 
 
+# A session that had its on-time pane, and which an event makes reach just beyond the watermark again.
+GROWING = Drawn(
+    [Event(at(25), "b"), Event(at(35), "b2"), Event(at(28), "b")],
+    partitions=1,
+    batches=1,
+    seed=0,
+    delay=3,
+    lateness=9,
+    spread=False,
+)
+APART = {"inclusive": False, "max_length": None, "strict": False}
+
+
 @pytest.mark.parametrize("policy", ["drop", "side"])
 @pytest.mark.parametrize("own_gaps", [False, True], ids=["one gap", "own gaps"])
 @checked
@@ -234,6 +247,7 @@ def test_what_a_view_holds_is_the_models_sessions(
 @pytest.mark.parametrize("mode", ["update", "retract", "discard"])
 @pytest.mark.parametrize("own_gaps", [False, True], ids=["one gap", "own gaps"])
 @checked
+@example(example=GROWING, kind=APART, firings=("in threes", "each"))
 @given(
     example=drawn,
     kind=kinds,
@@ -264,3 +278,13 @@ def test_panes_by_count_are_the_models(mode, own_gaps, example, kind, firings, r
         found[row["key"]][(row.get(DIFF, 1), *told(row), *pane)] += 1
     assert found == {key: one.rows for key, one in model.items() if one.rows}
     assert late_count(out, example) == sum(len(one.late) for one in model.values())
+
+
+@pytest.mark.parametrize("early", ["in threes", "none"])
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_a_session_that_grows_beyond_the_watermark_has_another_on_time_pane(batches, early):
+    emit = {"early": FIRINGS[early], "late": "batch", "panes": True}
+    app = app_of(GROWING, window_of(APART, own_gaps=False), "retract", "drop", **emit)
+    told = testing.run(app, {"events": GROWING.items}, batches=batches, partitions=1)
+    of_b = [row for row in told["out"].to_dicts() if row["key"] == "b"]
+    assert [(row["rows"], row["pane_kind"]) for row in of_b] == [(2, "on_time")]
