@@ -3,6 +3,7 @@
 import pytest
 from cases import dedup, panes, sessions, time, windows
 from cases.case import PARTITIONS, run, trials_of
+from cut_hashes import not_when_cut
 
 GROUPS = {
     "windows": windows.CASES,
@@ -12,7 +13,9 @@ GROUPS = {
     "late data": panes.LATE_DATA,
     "book": panes.BOOK,
     "dedup": dedup.CASES,
+    "checked dedup": dedup.CHECKED,
 }
+FILTERED = pytest.param("dedup", marks=not_when_cut("filters go by hashes alone"))
 BATCHINGS = [
     *(pytest.param(seed, id=f"batching {seed}") for seed in range(2)),
     *(
@@ -23,7 +26,7 @@ BATCHINGS = [
 
 
 @pytest.mark.parametrize("seed", BATCHINGS)
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", [FILTERED, *(name for name in GROUPS if name != "dedup")])
 def test_a_case_has_one_answer_whatever_the_batches_and_partitions(group, seed):
     # The first two batchings are tried in every number of partitions; the others take turns in them.
     turn = PARTITIONS[seed % 3 : seed % 3 + 1]

@@ -66,6 +66,8 @@ def test_ids_that_share_the_first_hash_are_told_apart_by_the_second(monkeypatch)
     assert found.tolist() == [True, False, True, False, False, True]
 
 
+@pytest.mark.not_in_lane("one_bit_hashes", "it says what the hashes are")
+@pytest.mark.not_in_lane("two_bit_hashes", "it says what the hashes are")
 def test_hashes_with_different_seeds_have_nothing_to_do_with_one_another():
     for values in (range(1000), [f"id-{n}" for n in range(1000)]):
         table = pl.DataFrame({"id": values})
