@@ -78,12 +78,12 @@ class Found:
 
     app: str
     folder: Path
-    log: Path | str
+    log: Path | str = field(repr=False)  # an option of kafka:// may be a password
     files: int
     size_bytes: int
     views: dict[str, int] = field(default_factory=dict)
     home_problem: str | None = None
-    databases: dict[str, AppInDatabase] = field(default_factory=dict)  # by URL
+    databases: dict[str, AppInDatabase] = field(default_factory=dict, repr=False)  # by URL
     datasets: tuple[DatasetFound, ...] = ()
     writes_to_log: bool = False
     fences: int = 0

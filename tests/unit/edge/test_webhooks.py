@@ -478,3 +478,9 @@ def test_a_topic_that_is_made_anew_ends_the_delivery_and_nothing_is_committed_fo
             append(folder, "clicks", *[("k", "new")] * 9)
         assert {request["body"] for request in it.requests} == {b"old"}
     assert committed(folder) == {}
+
+
+def test_what_requests_are_signed_and_let_in_with_is_not_shown():
+    headers = {"Authorization": "Bearer hidden"}
+    webhook = Webhook("a", "http://b", "c", "d", headers=headers, secrets=[b"hidden"])
+    assert "hidden" not in repr(webhook)
