@@ -269,6 +269,12 @@ class StoreReading(QueryReader):
                 (app, job),
             ).fetchall()
 
+    def checkpoint_id(self, app: str, job: str) -> str | None:
+        """Return the checkpoint that the newest run of a job brought; None before its first."""
+        with self._readers.snapshot() as db:
+            found = fence_value(db, "checkpoint_id", app, job)
+            return None if found is None else str(found)
+
     def databases(self) -> list[str]:
         """Return the databases that jobs of this store keep views in, without credentials."""
         with self._readers.snapshot() as db:
