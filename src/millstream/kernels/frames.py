@@ -44,7 +44,15 @@ _SPARE = 1.25
 _SPARE_BYTES = 4 << 10
 
 
-_NESTED = (pl.List, pl.Struct, pl.Array)
+_NESTED = frozenset(
+    dtype.id
+    for dtype in (
+        pa.struct([]),
+        pa.list_(pa.null()),
+        pa.list_(pa.null(), 1),
+        pa.large_list(pa.null()),
+    )
+)
 
 
 class FrameRow(NamedTuple):
@@ -102,8 +110,8 @@ def arrow_table(rows: pl.DataFrame, layout: pl.CompatLevel) -> pa.Table:
     table = rows.to_arrow(compat_level=layout)
     displaced = [
         number
-        for number, dtype in enumerate(rows.dtypes)
-        if (isinstance(dtype, _NESTED) or not rows.height)
+        for number, dtype in enumerate(table.schema.types)
+        if (dtype.id in _NESTED or not rows.height)
         and any(map(_is_displaced, table.column(number).chunks))
     ]
     if displaced:
@@ -119,9 +127,12 @@ def _is_displaced(array: pa.Array) -> bool:
     """Say whether an array, or one inside it, has no values and stands behind some all the same."""
     if not len(array) and array.offset:
         return True
-    if pa.types.is_struct(array.type):
-        return any(_is_displaced(array.field(number)) for number in range(array.type.num_fields))
-    return pa.types.is_nested(array.type) and _is_displaced(array.values)
+    dtype = array.type
+    if dtype.id not in _NESTED:
+        return False
+    if pa.types.is_struct(dtype):
+        return any(_is_displaced(array.field(number)) for number in range(dtype.num_fields))
+    return _is_displaced(array.values)
 
 
 def polars_table(table: pa.Table) -> pl.DataFrame:
