@@ -56,7 +56,7 @@ class Settings:
     statsd_topic: str | None = None
     malformed_topic: str | None = None
     read_only: bool = False
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     origins: Sequence[str] = ()
     insecure: bool = False
 

@@ -44,6 +44,17 @@ _SPARE = 1.25
 _SPARE_BYTES = 4 << 10
 
 
+_NESTED = frozenset(
+    dtype.id
+    for dtype in (
+        pa.struct([]),
+        pa.list_(pa.null()),
+        pa.list_(pa.null(), 1),
+        pa.large_list(pa.null()),
+    )
+)
+
+
 class FrameRow(NamedTuple):
     """One row of an edge. ``frame`` is an Arrow IPC stream, or JSON on the time and ledger ports."""
 
@@ -56,9 +67,9 @@ def encode_frame(table: pl.DataFrame) -> Frame:
     """Encode a table as an uncompressed Arrow IPC stream."""
     try:
         # A third of the CPU that polars' own writer takes, and a frame that needs no copy to be read.
-        plain = table.to_arrow(compat_level=pl.CompatLevel.newest())
+        plain = arrow_table(table, pl.CompatLevel.newest())
         if plain.get_total_buffer_size() > _SPARE * table.estimated_size() + _SPARE_BYTES:
-            plain = table.to_arrow(compat_level=pl.CompatLevel.oldest())
+            plain = arrow_table(table, pl.CompatLevel.oldest())
     except pa.ArrowInvalid:  # integers of 128 bits: Arrow has none
         buffer = io.BytesIO()
         table.write_ipc_stream(buffer, compression="uncompressed")
@@ -87,6 +98,41 @@ def decode_message(frame: Frame) -> dict[str, Any]:
     """Decode what :func:`encode_message` made."""
     message: dict[str, Any] = json.loads(bytes(frame))
     return message
+
+
+def arrow_table(rows: pl.DataFrame, layout: pl.CompatLevel) -> pa.Table:
+    """Give a polars table as an Arrow one that can be written, without copying where layouts agree.
+
+    Where no value is left of some, as in the lists of a group that are all empty, polars may still say
+    behind how many it stood, and give no bytes. Arrow would then write less than nothing, and read all that
+    follows in the table from a place before its own.
+    """
+    table = rows.to_arrow(compat_level=layout)
+    displaced = [
+        number
+        for number, dtype in enumerate(table.schema.types)
+        if (dtype.id in _NESTED or not rows.height)
+        and any(map(_is_displaced, table.column(number).chunks))
+    ]
+    if displaced:
+        table = rows.to_arrow(compat_level=pl.CompatLevel.oldest())  # of which Arrow can gather all
+        everything = pa.array(range(rows.height), pa.int64())
+        for number in displaced:
+            gathered = table.column(number).take(everything)
+            table = table.set_column(number, table.schema.field(number), gathered)
+    return table
+
+
+def _is_displaced(array: pa.Array) -> bool:
+    """Say whether an array, or one inside it, has no values and stands behind some all the same."""
+    if not len(array) and array.offset:
+        return True
+    dtype = array.type
+    if dtype.id not in _NESTED:
+        return False
+    if pa.types.is_struct(dtype):
+        return any(_is_displaced(array.field(number)) for number in range(dtype.num_fields))
+    return _is_displaced(array.values)
 
 
 def polars_table(table: pa.Table) -> pl.DataFrame:

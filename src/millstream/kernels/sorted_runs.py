@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import CorruptionError
-from millstream.kernels.frames import HASH, polars_table
+from millstream.kernels.frames import HASH, arrow_table, polars_table
 from millstream.kernels.hash_order import by_hash
 from millstream.kernels.keyhash import Hashes
 
@@ -383,7 +383,7 @@ def _positions(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int6
 
 def _to_arrow(rows: pl.DataFrame) -> pa.Table:
     # The oldest layout (offsets and bytes, no string views) is the one every Arrow can gather from.
-    return rows.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
+    return arrow_table(rows, pl.CompatLevel.oldest()).combine_chunks()
 
 
 def encode_run(table: pa.Table) -> bytes:
@@ -406,7 +406,7 @@ def decode_run(source: pa.Buffer | pa.NativeFile) -> pa.Table:
 
 @dataclass
 class MemoryRunStore:
-    """Runs in a dict: for tests, and for pipelines run in process."""
+    """Runs in a dict: for tests, and for pipelines run in process. They go through bytes, as in a job."""
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
     saved: int = 0
@@ -417,7 +417,7 @@ class MemoryRunStore:
     def save(self, slot: int, table: pa.Table) -> Run:
         self.saved += 1
         run = Run(f"m{self.saved}", slot, table.num_rows, table.nbytes)
-        self.tables[run.name] = table
+        self.tables[run.name] = decode_run(encode_run(table))
         return run
 
     def drop(self, run: Run) -> None:

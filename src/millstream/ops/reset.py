@@ -48,7 +48,12 @@ from millstream.errors import (
 from millstream.log.control import CONTROL_NAME
 from millstream.log.files import DISK
 from millstream.views.commit import DEAD_VIEW
-from millstream.views.dataset import dataset_folder, empty_dataset, files_of_dataset
+from millstream.views.dataset import (
+    dataset_folder,
+    dataset_written,
+    empty_dataset,
+    files_of_dataset,
+)
 from millstream.views.dead_letters import dead_topic, relay_fences
 from millstream.views.postgres_target import AppInDatabase, app_in_database, forget_app
 from millstream.views.running import mark_reset, reset_begun, runs_alive
@@ -78,12 +83,12 @@ class Found:
 
     app: str
     folder: Path
-    log: Path | str
+    log: Path | str = field(repr=False)  # an option of kafka:// may be a password
     files: int
     size_bytes: int
     views: dict[str, int] = field(default_factory=dict)
     home_problem: str | None = None
-    databases: dict[str, AppInDatabase] = field(default_factory=dict)  # by URL
+    databases: dict[str, AppInDatabase] = field(default_factory=dict, repr=False)  # by URL
     datasets: tuple[DatasetFound, ...] = ()
     writes_to_log: bool = False
     fences: int = 0
@@ -105,6 +110,7 @@ class _Home:
     targets: list[tuple[str, str]] = field(default_factory=list)  # identity, name
     graph: dict[str, Any] = field(default_factory=dict)
     replayed: dict[str, int] = field(default_factory=dict)
+    checkpoint_id: str | None = None
     problem: str | None = None
 
 
@@ -137,7 +143,7 @@ def look(app: str, state: Path, log: Path | str, databases: Sequence[str] = ()) 
         views=home.views,
         home_problem=home.problem,
         databases=kept,
-        datasets=tuple(_datasets(home)),
+        datasets=tuple(_datasets(app, home)),
         writes_to_log=any(_is_log(identity) for identity, _ in home.targets),
         fences=_fences(app, log),
         topics=_records(log, [*written, dead_topic(app)]),
@@ -200,6 +206,7 @@ def _home(app: str, path: Path) -> _Home:
                 [(identity, name) for identity, name, _ in store.targets(app, JOB)],
                 store.description(app, "graph") or {},
                 _replayed(store),
+                store.checkpoint_id(app, JOB),
             )
     except (ConfigError, CorruptionError) as error:
         return _Home(problem=str(error))
@@ -265,15 +272,31 @@ def _outputs(home: _Home, kind: str) -> list[dict[str, str]]:
     return [node for node in nodes if node["kind"] == kind and node["id"].startswith("port-")]
 
 
-def _datasets(home: _Home) -> list[DatasetFound]:
+def _datasets(app: str, home: _Home) -> list[DatasetFound]:
     found = []
-    for identity, name in home.targets:
-        folder = dataset_folder(name) if identity.startswith("dataset:") else None
-        files = [] if folder is None else files_of_dataset(folder, identity)
-        if folder is not None and files is not None:
+    for identity, folder in _dataset_folders(app, home).items():
+        files = files_of_dataset(folder, identity)
+        if files is not None:
             size_bytes = sum(path.stat().st_size for path in files)
             found.append(DatasetFound(folder, identity, len(files), size_bytes))
     return found
+
+
+def _dataset_folders(app: str, home: _Home) -> dict[str, Path]:
+    """Give the folders of the app's datasets by identity.
+
+    Of one whose first batch was cut off before the home's commit, only the graph and the dataset know.
+    """
+    begun = {
+        dataset_written(node["does"], app, JOB, home.checkpoint_id): Path(node["does"]).absolute()
+        for node in _outputs(home, "dataset")
+    }
+    noted = {
+        identity: dataset_folder(name)
+        for identity, name in home.targets
+        if identity.startswith("dataset:")
+    }
+    return {**{identity: folder for identity, folder in begun.items() if identity}, **noted}
 
 
 def _fences(app: str, log: Path | str) -> int:

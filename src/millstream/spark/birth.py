@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from millstream.errors import ConfigError
@@ -49,7 +49,9 @@ def born(app: str, folder: Path, wanted: Birth) -> Birth:
     """
     stored = stored_birth(app, folder)
     if stored is None:
-        return wanted
+        # What the first batch gave may be in some outputs already, and is to be the same again.
+        seed = _seed_begun(app, folder)
+        return wanted if seed is None else replace(wanted, hash_seed=seed)
     if stored.bucket_count != wanted.bucket_count:
         raise ConfigError(
             f"The app's state in {folder} is divided into {stored.bucket_count} buckets and the app "
@@ -68,6 +70,15 @@ def stored_birth(app: str, folder: Path) -> Birth | None:
     if held is None or program is None or not program.sharing:
         return None
     return Birth(**program.sharing)
+
+
+def _seed_begun(app: str, folder: Path) -> int | None:
+    """Give the hash seed of an app that has begun a run; None where none has."""
+    if not (folder / HOME).exists():
+        return None
+    with ViewStore(folder / HOME) as home:
+        program = home.program(app, JOB)
+    return None if program is None else program.sharing.get("hash_seed")
 
 
 def write_partitions(app: str, folder: Path, birth: Birth) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -62,7 +62,7 @@ class Job:
     """An app as what runs it sees it. ``compile`` makes the plan for given bucket labels."""
 
     app: str
-    log: Path | str
+    log: Path | str = field(repr=False)  # an option of kafka:// may be a password
     folder: Path
     topics: Mapping[str, int]  # name → partitions, for those that do not exist yet
     bucket_count: int

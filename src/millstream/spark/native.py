@@ -19,6 +19,7 @@ from millstream.kernels.frames import (
     PORT_DEAD,
     TIME,
     FrameRow,
+    arrow_table,
     decode_frame,
     encode_message,
     polars_table,
@@ -53,7 +54,7 @@ def rows_of(frames: DataFrame, port: int, schema: pa.Schema, frame_files: FrameF
                     table = table.rename({DIFF: DIFF_COLUMN})
                 elif DIFF_COLUMN in schema.names and DIFF_COLUMN not in table.columns:
                     table = table.with_columns(pl.lit(1, pl.Int8).alias(DIFF_COLUMN))
-                plain = table.select(schema.names).to_arrow(compat_level=pl.CompatLevel.oldest())
+                plain = arrow_table(table.select(schema.names), pl.CompatLevel.oldest())
                 yield from plain.cast(schema).to_batches()
 
     spark_schema = from_arrow_schema(schema)

@@ -11,7 +11,7 @@ import base64
 import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class SourceSpec:
     ``frame_files`` takes large frames.
     """
 
-    log: Path | str
+    log: Path | str = field(repr=False)  # an option of kafka:// may be a password
     sources: tuple[SourcePlan, ...]
     bucket_labels: Buckets
     rows_max: int

@@ -41,6 +41,8 @@ def postgres_address(url: str) -> PostgresAddress:
     if not separator or scheme not in _SCHEMES:
         known = f"{HOME!r} (the app's own store) or a URL such as {_SHAPE}"
         shown = f"begins with {scheme}://" if separator else f"is {url[:40]!r}"
+        if "@" in scheme or "=" in scheme:  # it may have a password in it
+            shown = "begins with no postgresql://"
         raise ConfigError(f"A view store's address {shown}. Allowed are {known}.")
     try:
         parts = urlsplit(url)

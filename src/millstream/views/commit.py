@@ -265,16 +265,20 @@ class Targets:
         )  # nothing is declared for a program that is refused
         for schema in view_schemas(self.plan):
             self.home.declare(schema)
-        self.run, next_batch_id = self.home.begin_run(app, job, checkpoint_id, beginning)
-        self.home.describe(app, "graph", graph_of(self.plan))
+        self.run, next_batch_id = self.home.begin_run(app, job, checkpoint_id)
         self._job = job
-        fed = {where: one.spans for where, one in self.home.outputs(app, job).items()}
+        fed = {where: one.spans for where, one in self.home.moved_on(app, job, beginning).items()}
         start = RunStart(app, job, self.run, checkpoint_id, fed)
         noted = Noted(self.home.targets(self.plan.app, job), next_batch_id)
         for target in self.others:
             last = target.begin_run(start)
             if target.remembers:
                 noted.require(target, last, start)
+            if last == next_batch_id:
+                self.home.require_same_batch(start, beginning, target.name)
+        # Last, so that what was begun by another program and not committed is refused until it is.
+        self.home.take_over(start, beginning)
+        self.home.describe(app, "graph", graph_of(self.plan))
         return next_batch_id
 
     def awaits(self, batch_id: int) -> bool:

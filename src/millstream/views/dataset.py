@@ -412,6 +412,16 @@ def dataset_folder(name: str) -> Path:
     return Path(name.removeprefix(_NAMED))
 
 
+def dataset_written(path: str, app: str, job: str, checkpoint_id: str | None) -> str | None:
+    """Return the identity of the dataset in a folder if a job has it by this checkpoint; None if not."""
+    manifest = read_manifest(Path(path))
+    if manifest is None or manifest.fence is None:
+        return None
+    fence = manifest.fence
+    ours = (fence.app, fence.job, fence.checkpoint_id) == (app, job, checkpoint_id)
+    return _identity(manifest) if ours else None
+
+
 def files_of_dataset(folder: Path, identity: str) -> list[Path] | None:
     """Return the Parquet files of a dataset, replaced ones too; None if it is not there, or another."""
     manifest = read_manifest(folder)

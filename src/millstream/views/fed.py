@@ -2,8 +2,8 @@
 
 An output gets what comes out of the pipeline while it is declared. One that is declared later, is left
 out of a run, or is declared differently, therefore lacks rows or has rows of two programs. The home
-keeps of each output the spans in which it was fed, and moves them on in the transaction in which a run
-begins; who reads a view is told.
+keeps of each output the spans in which it was fed, and moves them on once a run has begun in
+all targets; who reads a view is told.
 
 What comes out after a moment is whole, even where it was counted from earlier events: a state goes on
 whether or not an output shows it. So a span says from where in the log on what came out is there. What
@@ -23,6 +23,7 @@ from millstream.kernels.plan import DatasetEnd, JobPlan, SinkPlan, TopicEnd, Vie
 from millstream.views.address import postgres_address
 
 HOME_VIEW = "view"
+FUNCTION = "function"
 
 
 class PartialOutputWarning(UserWarning):
@@ -114,7 +115,7 @@ def place_of(sink: SinkPlan) -> str:
         return HOME_VIEW if end.store is None else view_in(postgres_address(end.store).shown)
     if isinstance(end, TopicEnd):
         return f"topic {end.topic}"
-    return f"dataset {end.path}" if isinstance(end, DatasetEnd) else "function"
+    return f"dataset {end.path}" if isinstance(end, DatasetEnd) else FUNCTION
 
 
 def view_in(store: str) -> str:

@@ -38,7 +38,7 @@ from millstream.views.store_reading import (
     to_json,
 )
 from millstream.views.tables import STAGE, ViewTable
-from millstream.views.target import check_written
+from millstream.views.target import RunStart, check_written
 
 __all__ = ["Fence", "ViewChange", "ViewSchema", "ViewStore"]
 
@@ -196,6 +196,23 @@ class ViewStore(StoreReading):
                 (app, job, run + 1, checkpoint_id),
             )
         return run + 1, 0 if last is None else last + 1
+
+    def take_over(self, start: RunStart, beginning: Beginning) -> None:
+        """Keep the program of a run that has begun everywhere, and since when its outputs are fed.
+
+        Raises:
+            FencedError: a newer run has begun.
+            ConfigError: the program does not fit what is there.
+        """
+        with self._transaction() as db:
+            (newest,) = db.execute(
+                "SELECT run FROM _fences WHERE app = ? AND job = ?", (start.app, start.job)
+            ).fetchone()
+            if newest != start.run:
+                raise FencedError(
+                    f"Run {start.run} of {start.who} was replaced by run {newest}. Close this run."
+                )
+            take_over(db, start.app, start.job, beginning, self._path)
 
     def refuse_runs(self, app: str, job: str) -> None:
         """Refuse all runs of a job that there are: what they commit from now on is refused."""

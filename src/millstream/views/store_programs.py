@@ -1,6 +1,6 @@
 """What a view store keeps of the job that fills it: its program, and when its outputs were fed.
 
-Both are moved on in the transaction in which a run begins, by functions over its connection.
+Both are moved on in one transaction, once a run has begun in all targets, by functions over its connection.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from millstream.errors import ConfigError
-from millstream.views.fed import HOME_VIEW, Feeding, Moment, Span, Where, moved_on
+from millstream.views.fed import FUNCTION, HOME_VIEW, Feeding, Moment, Span, Where, moved_on
 from millstream.views.program import StoredProgram, reads_the_same, require_same
 from millstream.views.running import how_to_reset
+from millstream.views.target import RunStart
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,7 @@ def take_over(
     if stored is not None and stored.sharing:
         program = replace(program, sharing=stored.sharing)
     db.execute("INSERT OR REPLACE INTO _programs VALUES (?, ?, ?)", (app, job, program.to_json()))
-    same = partial(_same, same_expressions=beginning.same_expressions)
-    outputs = moved_on(stored_outputs(db, app, job), beginning.outputs, now, same)
+    outputs = outputs_then(db, app, job, beginning)
     db.execute("DELETE FROM _outputs WHERE app = ? AND job = ?", (app, job))
     db.executemany(
         "INSERT INTO _outputs VALUES (?, ?, ?, ?, ?)",
@@ -109,6 +109,60 @@ def take_over(
             for where, one in outputs.items()
         ],
     )
+
+
+def outputs_then(
+    db: sqlite3.Connection, app: str, job: str, beginning: Beginning
+) -> dict[Where, Feeding]:
+    """Return all outputs of a job as of a run that is to begin."""
+    same = partial(_same, same_expressions=beginning.same_expressions)
+    now = _next_batch(db, app, job, beginning.at)
+    return moved_on(stored_outputs(db, app, job), beginning.outputs, now, same)
+
+
+def check_batch(db: sqlite3.Connection, start: RunStart, beginning: Beginning, ahead: str) -> None:
+    """Make sure that a program makes the same of the batch that another had begun.
+
+    That is in ``ahead``, and not in the home: it is made again, for the home and those that lack it. What
+    is at home alone, and what functions are called with, may differ.
+
+    Raises:
+        ConfigError: it would make something else, so that one batch would be of two programs.
+    """
+    app, job = start.app, start.job
+    batch_id = _next_batch(db, app, job, beginning.at).batch_id
+    stored = stored_program(db, app, job)
+    was, now = _given_out(stored_outputs(db, app, job)), _given_out(beginning.outputs)
+    same = partial(_same, same_expressions=beginning.same_expressions)
+    differing = [
+        name
+        for name, place in sorted(was.keys() | now.keys())
+        if (name, place) not in was
+        or (name, place) not in now
+        or not same(was[name, place], now[name, place])
+    ]
+    if stored is not None and _divided(stored) != _divided(beginning.program):
+        differing.append("how keys are divided")
+    if differing:
+        raise ConfigError(
+            f"{ahead} holds batch {batch_id} of {start.who}, which was cut off before the app's own views had "
+            f"it, and the program was changed since then ({', '.join(differing)}): the batch would be of two "
+            "programs. Run the program once as it was, and then change it. "
+            f"{start.how_to_reset}."
+        )
+
+
+def _given_out(outputs: Mapping[Where, Feeding]) -> dict[Where, str]:
+    """Give the meanings of the outputs that are fed and end in a target that has fences of its own."""
+    return {
+        where: one.meaning
+        for where, one in outputs.items()
+        if where[1] not in (HOME_VIEW, FUNCTION) and one.spans[-1].until is None
+    }
+
+
+def _divided(program: StoredProgram) -> tuple[int, int | None]:
+    return len(program.labels), program.sharing.get("hash_seed")
 
 
 def _next_batch(db: sqlite3.Connection, app: str, job: str, at: str) -> Moment:

@@ -27,12 +27,15 @@ from millstream.views.running import how_to_reset
 from millstream.views.schema import ViewSchema
 from millstream.views.store_programs import (
     Beginning,
+    check_batch,
     check_program,
     fed_spans,
+    outputs_then,
     stored_outputs,
     stored_program,
 )
 from millstream.views.tables import ViewTable
+from millstream.views.target import RunStart
 
 FORMAT = 2
 APPLICATION_ID = 0x4D494C4C  # "MILL"
@@ -250,6 +253,20 @@ class StoreReading(QueryReader):
         with self._readers.snapshot() as db:
             check_program(db, app, job, beginning, self._path)
 
+    def require_same_batch(self, start: RunStart, beginning: Beginning, ahead: str) -> None:
+        """Make sure that a program makes what ``ahead`` has of the batch that the home lacks.
+
+        Raises:
+            ConfigError: another one had begun that batch.
+        """
+        with self._readers.snapshot() as db:
+            check_batch(db, start, beginning, ahead)
+
+    def moved_on(self, app: str, job: str, beginning: Beginning) -> dict[Where, Feeding]:
+        """Return all outputs of a job as of a run that is to begin, and when they were fed."""
+        with self._readers.snapshot() as db:
+            return outputs_then(db, app, job, beginning)
+
     def fed(self, view: str) -> tuple[Span, ...]:
         """Return when a view was fed, in order; () where its app does not say, as of no output."""
         with self._readers.snapshot() as db:
@@ -268,6 +285,12 @@ class StoreReading(QueryReader):
                 "SELECT identity, name, batch_id FROM _targets WHERE app = ? AND job = ?",
                 (app, job),
             ).fetchall()
+
+    def checkpoint_id(self, app: str, job: str) -> str | None:
+        """Return the checkpoint that the newest run of a job brought; None before its first."""
+        with self._readers.snapshot() as db:
+            found = fence_value(db, "checkpoint_id", app, job)
+            return None if found is None else str(found)
 
     def databases(self) -> list[str]:
         """Return the databases that jobs of this store keep views in, without credentials."""

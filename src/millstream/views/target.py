@@ -18,18 +18,20 @@ a crash, or a failure, after           leaves
                                        a batch to other targets; the batch is in Spark's offset
                                        log by then, so whoever runs it next runs the same
 3. some targets know the run           the same, of those that do not
-4. all targets know the run            no older run can commit anywhere; Spark starts after this
-5. some targets committed the batch    these are ahead of the home by one batch; the next run
+4. all targets know the run            no older run can commit anywhere
+5. the home has the run's program      the same; Spark starts after this
+6. some targets committed the batch    these are ahead of the home by one batch; the next run
                                        repeats it, they return False, the others commit
-6. all targets but the home did        the same
-7. the home committed                  the batch is done; a repetition is answered by the home
+7. all targets but the home did        the same
+8. the home committed                  the batch is done; a repetition is answered by the home
 =====================================  ==========================================================
 
 The home notes with each batch which targets had a part in it. When a run begins, each target must
-hold what the home has noted, or the one batch more of row 5. Anything else (a target deleted,
-or restored from another time than the home) is refused before a row is written.
+hold what the home has noted, or the one batch more of row 6. Anything else (a target deleted,
+or restored from another time than the home) is refused before a row is written; so is a program that
+would make something else of that batch (`views/store_programs.py`).
 
-A function of the user's has no transaction: row 5 repeats its call, under the same key.
+A function of the user's has no transaction: row 6 repeats its call, under the same key.
 """
 
 from __future__ import annotations

@@ -162,3 +162,7 @@ def test_the_public_log_is_as_it_was(folder, edge):
     with ms.connect(folder) as log:
         (record,) = log.consumer("one", follow=False)
     assert (record.key, record.json()) == (b"k", {"a": 1})
+
+
+def test_a_token_is_not_shown():
+    assert TOKEN not in repr(Settings(token=TOKEN))

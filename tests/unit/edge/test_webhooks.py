@@ -328,6 +328,20 @@ def test_one_bad_record_is_given_up_with_its_reason_and_the_stream_goes_on(folde
     assert dict(second.headers)["reason"].startswith(b"given up after 3 attempts: 500 ")
 
 
+def test_a_record_that_the_dead_letter_topic_has_no_room_for_is_given_up_without_its_value(folder):
+    with ms.connect(folder) as log:
+        log.alter_topic("dead", settings={"max.message.bytes": "600"})
+    append(folder, "one", ("k", 1), ("k", "x" * 600), ("k", 3))
+    with Receiver(lambda request: 422 if len(request["body"]) > 600 else 200) as it:
+        with delivered(folder, it.url, topic="one") as delivery:
+            until(lambda: delivery.totals.given_up == 1 and delivery.totals.delivered == 2)
+        assert committed(folder) == {0: 3}
+    (given_up,) = dead(folder)
+    headers = dict(given_up.headers)
+    assert (given_up.key, given_up.value) == (b"k", None)
+    assert (headers["offset"], headers["value-left-out"]) == (b"1", b"600 bytes")
+
+
 def test_one_bad_endpoint_does_not_stop_another(folder):
     append(folder, "one", *[("k", n) for n in range(5)])
     with socket.socket() as closed:  # a port that nobody listens on
@@ -478,3 +492,9 @@ def test_a_topic_that_is_made_anew_ends_the_delivery_and_nothing_is_committed_fo
             append(folder, "clicks", *[("k", "new")] * 9)
         assert {request["body"] for request in it.requests} == {b"old"}
     assert committed(folder) == {}
+
+
+def test_what_requests_are_signed_and_let_in_with_is_not_shown():
+    headers = {"Authorization": "Bearer hidden"}
+    webhook = Webhook("a", "http://b", "c", "d", headers=headers, secrets=[b"hidden"])
+    assert "hidden" not in repr(webhook)

@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 
 from millstream.kernels.frames import decode_frame, encode_frame
+from millstream.kernels.sorted_runs import _to_arrow, decode_run, encode_run
 
 KINDS = {
     "int": pl.Series([1, None]),
@@ -54,3 +55,31 @@ def test_a_few_rows_of_a_large_table_are_a_small_frame():
     assert decode_frame(encode_frame(few)).equals(few)
     parts = [table.filter(pl.col("k") % 4 == rest) for rest in range(4)]
     assert sum(len(encode_frame(part)) for part in parts) < 1.2 * len(encode_frame(table))
+
+
+LISTS = {
+    "of records": [[{"a": "x", "b": 1}], [{"a": "y", "b": 2}], []],
+    "of numbers and flags": [[{"a": 1, "b": True}], [{"a": 2, "b": False}], []],
+    "of lists": [[[1]], [[2]], []],
+    "of text": [["x"], ["y"], []],
+}
+
+
+def groups_of_empty_lists(lists):
+    """Give lists, gathered from groups that have none but empty ones, between two other columns."""
+    empty = pl.DataFrame({"lists": lists}).rechunk().filter(pl.col("lists").list.len() == 0)
+    gathered = empty.group_by(pl.lit(0).alias("k")).agg(
+        pl.col("lists").explode(empty_as_null=False)
+    )
+    return gathered.with_columns(n=pl.lit(7), text=pl.lit("after"), weight=pl.lit(1.5))
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_what_follows_lists_that_are_all_empty_comes_out_as_it_went_in(kind):
+    table = groups_of_empty_lists(LISTS[kind])
+    for each in (table, table.select("n", "lists", "text"), table.select("n", "lists")):
+        assert decode_frame(encode_frame(each)).equals(each)
+        assert pl.from_arrow(decode_run(encode_run(_to_arrow(each)))).equals(each)
+    for each in (table.clear(), table.slice(1), pl.concat([table, table], rechunk=False)):
+        assert decode_frame(encode_frame(each)).equals(each)
+        assert pl.from_arrow(decode_run(encode_run(_to_arrow(each)))).equals(each)

@@ -288,3 +288,32 @@ def test_a_session_that_grows_beyond_the_watermark_has_another_on_time_pane(batc
     told = testing.run(app, {"events": GROWING.items}, batches=batches, partitions=1)
     of_b = [row for row in told["out"].to_dicts() if row["key"] == "b"]
     assert [(row["rows"], row["pane_kind"]) for row in of_b] == [(2, "on_time")]
+
+
+@pytest.mark.parametrize("mode", ["update", "retract"])
+def test_sessions_that_have_told_nothing_yet_are_kept_when_those_that_did_are_gone(
+    mode, rows_given
+):
+    app = ms.App("sessions", log="unused", buckets=1)
+    stream = app.topic("events", Event).stream(
+        time="at", watermark=ms.watermark(0 * UNIT, idle=None), lateness=100 * UNIT
+    )
+    windowed = stream.window(ms.session(GAP * UNIT), by="key").emit(
+        mode, early=None, late="each", panes=True
+    )
+    windowed.agg(rows=ms.count(), total=ms.sum("n")).view("out")
+    events = [
+        (0, "a", 1),
+        (10, "b", 10),
+        (18, "b", 20),
+        (14, "b", 30),
+        (40, "c", 0),
+        (60, "c", 0),
+        (300, "c", 0),
+    ]
+    rows = [Event(at(time), key, n) for time, key, n in events]
+    apart = [item for row in rows[3:] for item in (testing.Tick(after="1 second"), row)]
+    rows = rows_given(app, {"events": [*rows[:3], *apart]}).rows["out"].to_dicts()
+    story = [(row["rows"], row["total"], row[DIFF]) for row in rows if row["key"] == "b"]
+    back = [(1, 10, -1)] if mode == "retract" else []
+    assert story == [(1, 10, 1), *back, (3, 60, 1)]

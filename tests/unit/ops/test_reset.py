@@ -18,6 +18,7 @@ from millstream.ops import reset as module
 from millstream.ops.reset import look, reset
 from millstream.testing.disk import SimulatedCrash
 from millstream.views.commit import BatchOutcome
+from millstream.views.graph import graph_of
 from millstream.views.outputs import open_targets
 from millstream.views.running import marked, require_no_reset, reset_begun
 from millstream.views.target import RunStart
@@ -83,6 +84,10 @@ class World:
             return log.read("out", 0).num_rows
 
 
+def raised(error):
+    raise error
+
+
 @pytest.fixture
 def world(tmp_path, url):
     return World(tmp_path, url)
@@ -126,6 +131,33 @@ def test_a_folder_deleted_by_hand_is_refused_by_the_others_and_a_reset_is_what_h
     shutil.rmtree(world.root / "rows")  # nobody but the home knew of it
     reset(world.look())
     assert world.batches("three") == 0
+
+
+def test_an_app_whose_first_batch_was_cut_off_before_the_home_had_it_is_reset_everywhere(
+    world, monkeypatch
+):
+    with monkeypatch.context() as patch, world.run("one") as (targets, _):
+        patch.setattr(targets.home, "commit", lambda *_, **__: raised(SimulatedCrash()))
+        with pytest.raises(SimulatedCrash):
+            targets.commit(0, world.outcome(0), {})
+    assert world.records() == 2
+    found = world.look()
+    assert [one.files for one in found.datasets] == [2]
+    reset(found)
+    assert world.batches("two", count=1) == 0
+    assert ms.dataset(world.root / "rows").scan().collect().height == 2
+
+
+def test_a_dataset_of_another_app_of_the_same_name_is_left_alone(world):
+    world.batches("one")
+    shutil.rmtree(world.app)
+    plan = JobPlan("app", (), (), (), world.plan.sinks[:1], (0,))
+    world.app.mkdir()
+    with open_targets(plan, world.app / "views.db", world.log) as targets:
+        targets.begin_run("main", "two")
+        targets.home.describe("app", "graph", graph_of(world.plan))
+    reset(world.look())
+    assert ms.dataset(world.root / "rows").scan().collect().height == 4
 
 
 def test_an_app_that_is_not_there_is_an_error_and_makes_nothing(tmp_path):

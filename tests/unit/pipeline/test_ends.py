@@ -101,6 +101,8 @@ def test_mistakes_of_other_ends_show_where_they_are_made(stream):
     [
         ("mysql://u:hunter2@h/db", "begins with mysql://"),
         ("somewhere", "'somewhere'"),
+        ("postgres:bob:hunter2@h/db", "begins with no postgresql://"),
+        ("host=h password=hunter2", "begins with no postgresql://"),
         ("postgresql://u:hunter2@h:port/db", "cannot be read"),
         ("postgresql://u:hunter2/@[h/db", "cannot be read"),
     ],

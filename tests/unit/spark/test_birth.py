@@ -62,6 +62,11 @@ def test_a_run_that_committed_nothing_fixes_no_number(tmp_path):
     assert born("born", tmp_path, Birth(8, 3, 3)) == Birth(8, 3, 3)
 
 
+def test_a_run_that_committed_nothing_fixes_the_hashes(tmp_path):
+    run(tmp_path, birth=Birth(4, 2, 2, 7), batches=0)
+    assert born("born", tmp_path, Birth(8, 3, 3, 9)) == Birth(8, 3, 3, 7)
+
+
 def test_a_later_run_keeps_the_numbers_of_the_first(tmp_path):
     run(tmp_path)
     assert born("born", tmp_path, Birth(4, 16, 16)) == WANTED

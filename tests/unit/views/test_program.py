@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +13,17 @@ import polars as pl
 import pytest
 
 import millstream as ms
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, FencedError
+from millstream.kernels.plan import (
+    DatasetEnd,
+    ForeachEnd,
+    JobPlan,
+    Program,
+    SinkPlan,
+    TopicEnd,
+    ViewEnd,
+)
+from millstream.testing.disk import SimulatedCrash
 from millstream.views.commit import BatchOutcome
 from millstream.views.outputs import open_targets
 from millstream.views.program import StoredProgram, require_same
@@ -286,3 +298,99 @@ def test_a_store_of_an_earlier_format_is_refused_plainly(tmp_path):
             ConfigError, match=r"has format 1, of an earlier version.*millstream reset"
         ):
             ViewStore(tmp_path / "views.db", readonly=readonly)
+
+
+# ── batches that were cut off ───────────────────────────────────────────────────────────────
+
+COLUMNS = (("k", pl.String()), ("n", pl.Int64()))
+SHARING = {"hash_seed": 7}
+
+
+def writing(folder, *, meaning="as it was", view="as it was", more=False):
+    """Make a plan that gives rows to a topic, a dataset, a function and a view."""
+    ends = {
+        "home": ViewEnd(),
+        "to(out)": TopicEnd("out", "k", ("k", "n"), 1, "delete"),
+        "dataset(rows)": DatasetEnd(str(folder / "rows"), ()),
+        "calls": ForeachEnd(plus_one),
+        **({"dataset(more)": DatasetEnd(str(folder / "more"), ())} if more else {}),
+    }
+    sinks = tuple(
+        SinkPlan(name, 8 + number, ("k",) if name == "home" else (), COLUMNS, end)
+        for number, (name, end) in enumerate(ends.items())
+    )
+    outputs = {**dict.fromkeys(ends, meaning), "home": view, "calls": view}
+    return JobPlan("app", (), (), (), sinks, (0,), program=Program({}, outputs, (), 0))
+
+
+def outcome(made):
+    rows = pl.DataFrame({"k": ["a"], "n": [1]})
+    books = {"step": Counter(read=1, emitted=1)}
+    names = [sink.name for sink in made.sinks if sink.name != "calls"]
+    return BatchOutcome(rows=dict.fromkeys(names, rows), books=books)
+
+
+def cut_off(folder, made, committed):
+    """Commit batches, and one that the process dies of between the other targets and the home."""
+    with open_targets(made, folder / "views.db", folder / "log") as targets:
+        first = targets.begin_run("main", "one", sharing=SHARING)
+        for batch_id in range(first, committed):
+            targets.commit(batch_id, outcome(made), {})
+        targets.home.commit = dies
+        with pytest.raises(SimulatedCrash):
+            targets.commit(committed, outcome(made), {})
+
+
+def dies(*_, **__):
+    raise SimulatedCrash
+
+
+@pytest.mark.parametrize("committed", [0, 2])
+def test_a_batch_that_one_program_has_begun_is_not_ended_by_another(tmp_path, committed):
+    cut_off(tmp_path, writing(tmp_path), committed)
+    changed = {
+        "to(out)": writing(tmp_path, meaning="another"),
+        "dataset(more)": writing(tmp_path, more=True),
+    }
+    for name, other in changed.items():
+        for _ in range(2):  # one refusal does not make it the program that is known
+            with pytest.raises(ConfigError, match=f"batch {committed} .*{re.escape(name)}.*once"):
+                run(tmp_path, other, sharing=SHARING)
+    with open_targets(writing(tmp_path), tmp_path / "views.db", tmp_path / "log") as targets:
+        assert targets.begin_run("main", "one", sharing=SHARING) == committed
+        assert targets.commit(committed, outcome(writing(tmp_path)), {})
+    run(tmp_path, changed["to(out)"], sharing=SHARING)
+    since = {place: fed.spans[-1].since for (_, place), fed in fed_in(tmp_path).items()}
+    assert since["topic out"].batch_id == committed + 1
+    assert since["view"] is None
+
+
+def fed_in(folder):
+    with ViewStore(folder / "views.db", readonly=True) as home:
+        return home.outputs("app")
+
+
+def test_what_is_at_home_alone_and_functions_may_change_before_a_batch_is_ended(tmp_path):
+    cut_off(tmp_path, writing(tmp_path), 2)
+    run(tmp_path, writing(tmp_path, view="another"), sharing=SHARING)
+
+
+def test_the_first_batch_that_was_begun_is_ended_with_the_same_hashes(tmp_path):
+    cut_off(tmp_path, writing(tmp_path), 0)
+    with pytest.raises(ConfigError, match="how keys are divided"):
+        run(tmp_path, writing(tmp_path), sharing={"hash_seed": 8})
+    run(tmp_path, writing(tmp_path), sharing=SHARING)
+
+
+def test_a_run_that_was_replaced_while_it_began_does_not_keep_its_program(tmp_path, monkeypatch):
+    with open_targets(writing(tmp_path), tmp_path / "views.db", tmp_path / "log") as older:
+        began = older.home.take_over
+
+        def replaced(*given):
+            older.home.begin_run("app", "main", "one")
+            began(*given)
+
+        monkeypatch.setattr(older.home, "take_over", replaced)
+        with pytest.raises(FencedError, match=r"Run 1 .*replaced by run 2"):
+            older.begin_run("main", "one")
+        assert older.home.program("app", "main") is None

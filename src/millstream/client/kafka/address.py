@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
-from millstream.choices import choose
+from millstream.choices import choose, listed, nearest
 from millstream.durations import to_us
 from millstream.errors import ConfigError
 
@@ -18,6 +18,7 @@ TIMEOUT_S = 10.0
 _PORT = 9092
 _SHAPE = "kafka://host:9092"
 _SERVER = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s\[\]/@]+)(?::(?P<port>\d{1,5}))?")
+_OPTION = re.compile(r"[a-z]+(\.[a-z]+)+")
 # What says how to reach the brokers, under the names that librdkafka gives it. What a client does
 # there is not the address's business.
 SETTINGS = (
@@ -57,9 +58,16 @@ def is_kafka(address: object) -> bool:
 
 
 def shown(address: object) -> str:
-    """Return an address as it may be shown: that of brokers without its options."""
+    """Return an address as it may be shown: that of brokers without its options.
+
+    Nothing is shown of one that cannot be taken apart: no one knows then what of it is a password.
+    """
     text = str(address)
-    return text.partition("?")[0] if is_kafka(text) else text
+    if not is_kafka(text):
+        return text
+    servers = text.removeprefix(SCHEME).partition("?")[0]
+    whole = all(map(_SERVER.fullmatch, servers.rstrip("/").split(",")))
+    return SCHEME + (servers if whole else "…")
 
 
 def kafka_address(text: str) -> KafkaAddress:
@@ -69,8 +77,12 @@ def kafka_address(text: str) -> KafkaAddress:
         ConfigError: it names no server, or an option that there is not.
     """
     rest, _, query = text.removeprefix(SCHEME).partition("?")
-    servers = ",".join(_server(part) for part in rest.rstrip("/").split(","))
-    rest = servers
+    if _named_user(rest, query):
+        raise ConfigError(
+            f"a log's address has something before an @, which may be a password; give it as {_SHAPE}, with "
+            "user and password as the options sasl.username and sasl.password"
+        )
+    rest = servers = ",".join(_server(part) for part in rest.rstrip("/").split(","))
     settings: dict[str, str] = {}
     timeout_s = TIMEOUT_S
     for name, value in parse_qsl(query, keep_blank_values=True):
@@ -79,18 +91,32 @@ def kafka_address(text: str) -> KafkaAddress:
         if name == "timeout":
             timeout_s = to_us(value, what=f"the option timeout of {SCHEME}{rest}") / 1e6
         else:
-            settings[choose(f"an option of {SCHEME}{rest}", name, ("timeout", *SETTINGS))] = value
+            settings[_option(name, f"{SCHEME}{rest}")] = value
     return KafkaAddress(servers, tuple(sorted(settings.items())), timeout_s)
+
+
+def _named_user(rest: str, query: str) -> bool:
+    """Say whether what stands before an @ is no broker; an option may have one in its value."""
+    return "@" in rest or "@" in query.partition("=")[0]
+
+
+def _option(name: str, address: str) -> str:
+    """Return the option that is meant; what looks like none may be a part of a password."""
+    allowed = ("timeout", *SETTINGS)
+    if not _OPTION.fullmatch(name) and nearest(name, allowed) is None:
+        raise ConfigError(
+            f"an option of {address} is none that there is; in values write & as %26, + as %2B and % as %25. "
+            f"Choose {listed(allowed)}."
+        )
+    return choose(f"an option of {address}", name, allowed)
 
 
 def _server(part: str) -> str:
     found = _SERVER.fullmatch(part)
     port = int((found and found["port"]) or _PORT)
     if found is None or not 0 < port < 65536:
-        # What stands before an @ may be a password.
         raise ConfigError(
-            f"a log's address names no broker in {part.rpartition('@')[2]!r}; give host and port, such as "
-            f"{_SHAPE}, several of them with commas between; user and password are the options "
-            "sasl.username and sasl.password"
+            f"a log's address names no broker in {part!r}; give host and port, such as {_SHAPE}, several of "
+            "them with commas between"
         )
     return f"{found['host']}:{port}"

@@ -74,8 +74,8 @@ class Webhook:
     backoff: Backoff = field(default_factory=Backoff)
     content: Content = "record"
     content_type: str = _JSON
-    headers: Mapping[str, str] = field(default_factory=dict)
-    secrets: Sequence[bytes] = ()
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: Sequence[bytes] = field(default=(), repr=False)
 
 
 @dataclass(slots=True)

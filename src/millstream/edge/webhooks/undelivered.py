@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from millstream.client import EventLog, connect
 from millstream.client.event_log import LogProducer
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, RecordTooLargeError
 from millstream.record import Record
 
 IDLE_S = 5.0
+LEFT_OUT = "value-left-out"
 
 
 class Undelivered:
@@ -46,35 +47,43 @@ class Undelivered:
     def append(self, record: Record, reason: str) -> None:
         """Append a record; durable when this returns.
 
+        One that the topic has no room for with what is said of it goes without its value and headers, and
+        says how large its value is: the others are not to wait for it for ever.
+
         Raises:
             FolderOwnedError: the folder's owner cannot be joined; try again later.
             MillstreamError: it was not appended.
         """
-        headers = [
+        told = [
             ("topic", record.topic.encode()),
             ("partition", b"%d" % record.partition),
             ("offset", b"%d" % record.offset),
             ("step", self._step.encode()),
             ("reason", reason.encode(errors="replace")),
-            *record.headers,
         ]
+        left_out = (LEFT_OUT, b"%d bytes" % len(record.value or b""))
         with self._lock:
             try:
-                if self._opened is None:
-                    log = connect(self._address)
-                    self._opened = log, log.producer(block_timeout="10 seconds", linger_ms=0)
-                producer = self._opened[1]
-                producer.send(
-                    self._topic,
-                    record.value,
-                    key=record.key,
-                    timestamp_ms=record.timestamp_ms,
-                    headers=headers,
-                ).result()
+                try:
+                    self._send(record, record.value, [*told, *record.headers])
+                except RecordTooLargeError:
+                    self._send(record, None, [*told, left_out])
             except MillstreamError:
                 self._close()
                 raise
             self._used_s = self._clock_s()
+
+    def _send(
+        self, record: Record, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
+    ) -> None:
+        if self._opened is None:
+            log = connect(self._address)
+            self._opened = log, log.producer(block_timeout="10 seconds", linger_ms=0)
+        producer, time_ms = self._opened[1], record.timestamp_ms
+        sent = producer.send(
+            self._topic, value, key=record.key, timestamp_ms=time_ms, headers=headers
+        )
+        sent.result()
 
     def let_go(self) -> None:
         """Close the log if nothing was appended for a while."""

@@ -44,6 +44,25 @@ def test_a_wrong_address_is_told_with_what_is_allowed(text: str, words: str) -> 
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kafka://user:secret,word@a:9092",
+        "kafka://user:secret?word@a:9092",
+        "kafka://user:secret/word@a:9092",
+        "kafka://user:secret",
+        "kafka://a?sasl.password=half&secret",
+        "kafka://a?sasl.password=half&Secret.word=other",
+    ],
+)
+def test_a_password_that_is_not_written_as_it_should_be_is_not_shown(text: str) -> None:
+    assert "secret" not in shown(text)
+    if text != "kafka://user:secret":  # which names a port that is none
+        with pytest.raises(ConfigError) as caught:
+            kafka_address(text)
+        assert "secret" not in str(caught.value).casefold()
+
+
 def test_a_missing_extra_is_told_with_the_command_that_installs_it(monkeypatch) -> None:
     def absent(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name="confluent_kafka")
