@@ -7,7 +7,8 @@
 3. Markers are appended, and readers of committed records see the copies.
 
 A copy has the key, value, timestamp and headers of its record, and headers that tell where it came from
-and why. Of a record that retention has removed meanwhile there is nothing to copy.
+and why. Of a record that retention has removed meanwhile there is nothing to copy. For one that the topic
+has no room for with these headers they go alone, and say so: the others are not to wait for it for ever.
 
 Source: KIP-1191 for the names of the headers.
 """
@@ -35,6 +36,7 @@ from millstream.record import TopicPartition
 PRODUCER = "millstream.dead-letters"  # the transactional id of those who copy
 _BATCH_BYTES = 512 * 1024
 _READ_BYTES = 1 << 20
+_LEFT_OUT = "__dlq.errors.value.left.out"
 _WHY = {State.REJECTED: "rejected by a member", State.EXHAUSTED: "delivered as often as allowed"}
 _log = logging.getLogger(__name__)
 
@@ -75,7 +77,8 @@ def bury(
     try:
         sequence = 0
         if grave.topic != grave.name.topic:  # else they would come again, and again be given up
-            for rows in _copies(reader, grave):
+            bytes_max = writer.partition(TopicPartition(grave.topic, 0)).config.max_message_bytes
+            for rows in _copies(reader, grave, bytes_max):
                 sender = ProducerStamp(*identity, sequence)
                 batch = stamp(encode_rows(rows), sender, transactional=True)
                 writer.append(grave.topic, grave.name.partition % count, [batch])
@@ -101,12 +104,12 @@ def bury(
     )
 
 
-def _copies(reader: BatchReader, grave: Grave) -> Iterator[list[Row]]:
+def _copies(reader: BatchReader, grave: Grave, bytes_max: int) -> Iterator[list[Row]]:
     """Yield the records as they are to be written, in batches of a bounded size."""
     rows: list[Row] = []
     size = 0
     for span in grave.spans:
-        for row in _records(reader, grave, span):
+        for row in _records(reader, grave, span, bytes_max):
             if rows and size + row.size > _BATCH_BYTES:
                 yield rows
                 rows, size = [], 0
@@ -116,7 +119,7 @@ def _copies(reader: BatchReader, grave: Grave) -> Iterator[list[Row]]:
         yield rows
 
 
-def _records(reader: BatchReader, grave: Grave, span: Span) -> Iterator[Row]:
+def _records(reader: BatchReader, grave: Grave, span: Span, bytes_max: int) -> Iterator[Row]:
     start = max(span.first, reader.state(*grave.name).log_start)
     if start >= span.end:
         return
@@ -128,7 +131,13 @@ def _records(reader: BatchReader, grave: Grave, span: Span) -> Iterator[Row]:
         for place, offset in enumerate(batch["offset"].to_pylist()):
             own = tuple((one["key"], one["value"]) for one in headers[place] or ())
             told = _told(grave, offset, span)
-            yield Row(times[place], keys[place], values[place], (*own, *told))
+            row = Row(times[place], keys[place], values[place], (*own, *told))
+            yield row if row.size <= bytes_max else _notice(row, told)
+
+
+def _notice(row: Row, told: tuple[tuple[str, bytes], ...]) -> Row:
+    left_out = (_LEFT_OUT, b"%d bytes" % len(row.value or b""))
+    return Row(row.timestamp_ms, None, None, (*told, left_out))
 
 
 def _told(grave: Grave, offset: int, span: Span) -> tuple[tuple[str, bytes], ...]:

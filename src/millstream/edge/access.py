@@ -42,11 +42,7 @@ class Access:
         headers = dict(scope["headers"])
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and origin not in self._origins:
-            message = (
-                f"Pages of {origin} may not send here. Start the server with --allow-origin {origin} if "
-                "they are to."
-            )
-            await error_answer("OriginRefused", message, 403)(scope, receive, send)
+            await error_answer("OriginRefused", _refusal(origin), 403)(scope, receive, send)
             return
         if origin and scope["method"] == "OPTIONS":
             await _preflight(origin)(scope, receive, send)
@@ -95,3 +91,11 @@ def _telling(send: Any, origin: str) -> Any:
         await send(message)
 
     return sent
+
+
+def _refusal(origin: str) -> str:
+    if origin == "null":  # to allow it would let in every page that hides where it is from
+        return (
+            "Pages that do not say where they are from may not send here. Serve them from a host."
+        )
+    return f"Pages of {origin} may not send here. Start the server with --allow-origin {origin} if they are to."

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import polars as pl
 
 from millstream.client import EventLog, connect
-from millstream.errors import FencePassedError, OffsetOutOfRangeError
+from millstream.client.event_log import LogProducer
+from millstream.errors import FencePassedError, OffsetOutOfRangeError, RecordTooLargeError
 from millstream.kernels.dead_records import headers_from_text
 from millstream.views.commit import DEAD_VIEW
 from millstream.views.position import TOPIC_IDS
@@ -31,6 +32,10 @@ from millstream.views.store import ViewStore
 DEAD_HEADERS = ("topic", "partition", "offset", "step", "reason")
 """The headers of a record in the dead-letter topic, before those that it had."""
 
+VALUE_LEFT_OUT = "value-left-out"
+"""The header, with its size, of a record whose own key, value and headers the topic has no room for."""
+
+Headers: TypeAlias = list[tuple[str, bytes | str | None]]
 _SLICE_ROWS = 10_000  # bounds a transaction
 
 
@@ -104,18 +109,43 @@ def _forward(
             forwarded = log.fence(writer)
             fresh = line if forwarded is None else line.filter(pl.col("offset") > forwarded)
             for part in fresh.iter_slices(_SLICE_ROWS):
-                try:
-                    with producer.transaction() as transaction:
-                        transaction.fence(writer, part["offset"][-1])
-                        for row in part.iter_rows(named=True):
-                            producer.send(
-                                topic, row["value"], key=row["key"], headers=_headers(row)
-                            )
-                except FencePassedError:  # a thread of this process was quicker
-                    continue
-                yield part.height
+                yield _forward_part(producer, topic, writer, part)
 
 
-def _headers(row: dict[str, Any]) -> list[tuple[str, bytes | str | None]]:
-    own: list[tuple[str, bytes | str | None]] = [(name, str(row[name])) for name in DEAD_HEADERS]
-    return own + list(headers_from_text(row["headers"] or "[]"))
+def _forward_part(
+    producer: LogProducer, topic: str, writer: str, part: pl.DataFrame, *, whole: bool = True
+) -> int:
+    """Forward rows in a transaction, and return how many they were.
+
+    One that the topic has no room for with its headers goes without what it had itself, so that it does not
+    hold up the others for ever: its value stays in the view.
+    """
+    try:
+        with producer.transaction() as transaction:
+            transaction.fence(writer, part["offset"][-1])
+            for row in part.iter_rows(named=True):
+                key, value, headers = _copy(row) if whole else _notice(row)
+                producer.send(topic, value, key=key, headers=headers)
+    except FencePassedError:  # a thread of this process was quicker
+        return 0
+    except RecordTooLargeError:
+        if part.height > 1:
+            ones = part.iter_slices(1)
+            return sum(_forward_part(producer, topic, writer, one) for one in ones)
+        if not whole:
+            raise
+        return _forward_part(producer, topic, writer, part, whole=False)
+    return part.height
+
+
+def _copy(row: dict[str, Any]) -> tuple[bytes | None, bytes | None, Headers]:
+    return row["key"], row["value"], _told(row) + list(headers_from_text(row["headers"] or "[]"))
+
+
+def _notice(row: dict[str, Any]) -> tuple[None, None, Headers]:
+    left_out = f"{len(row['value'] or b''):,} bytes"
+    return None, None, [*_told(row), (VALUE_LEFT_OUT, left_out)]
+
+
+def _told(row: dict[str, Any]) -> Headers:
+    return [(name, str(row[name])) for name in DEAD_HEADERS]

@@ -146,6 +146,25 @@ def test_what_retention_has_removed_is_archived_without_a_copy() -> None:
     house.control.close()
 
 
+def test_of_a_record_that_the_topic_has_no_room_for_there_is_a_notice() -> None:
+    house = House(1)
+    house.writer.create_topic("dead", settings={"max.message.bytes": "300"})
+    large = Row(7, b"k", b"v" * 200, (("a", b"b"),))
+    house.writer.append("in", 1, [encode_rows([large])])
+    with house.control.commit() as connection:
+        before, kept = share_state(house.control, house.key), Kept(6, 7, State.REJECTED, 1)
+        put_share(connection, house.key, before, state_of(SharePartition(0, [*KEPT, kept])))
+    house.bury()
+    *others, notice = house.copies()
+    assert [one["value"] for one in others] == [b"v1", b"v3", b"v4"]
+    headers = {one["key"]: one["value"] for one in notice["headers"]}
+    assert (notice["key"], notice["value"], "a" in headers) == (None, None, False)
+    assert headers["__dlq.errors.offset"] == b"6"
+    assert headers["__dlq.errors.value.left.out"] == b"200 bytes"
+    assert house.states() == {**AFTER, 6: "archived"}
+    house.control.close()
+
+
 def test_copies_do_not_go_where_the_records_came_from() -> None:
     house = House(1)
     house.bury("in")

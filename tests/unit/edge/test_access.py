@@ -28,6 +28,15 @@ def test_a_token_is_wanted_from_everybody_who_comes(folder, edge_on):
         )
 
 
+def test_nobody_is_advised_to_let_in_pages_that_do_not_say_where_they_are_from(folder, edge_on):
+    with edge_on(folder) as edge:
+        refused = edge.post("/topics/one", b"1", Origin="null")
+        assert refused.status == 403
+        assert refused.json["error"]["message"].endswith(
+            "may not send here. Serve them from a host."
+        )
+
+
 def test_pages_of_others_may_not_send_and_those_that_were_named_may(folder, edge_on):
     with edge_on(folder, origins=("https://mine.example",)) as edge:
         refused = edge.post("/topics/one", b"1", Origin="https://evil.example")

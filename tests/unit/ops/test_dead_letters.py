@@ -153,6 +153,24 @@ def test_dead_records_are_forwarded_once_however_often_the_relay_runs(log):
     }
 
 
+def test_one_that_the_topic_has_no_room_for_is_forwarded_without_what_it_had(log):
+    take_in(log)
+    assert relay(log, "ads") == 3
+    with ms.connect(log) as opened:
+        opened.alter_topic("ads.dead", settings={"max.message.bytes": "300"})
+        with opened.producer() as producer:
+            producer.send("clicks", b"no" * 200, partition=0, key="k", headers=[("own", b"1")])
+    take_in(log)
+    assert relay(log, "ads") == 1
+    assert relay(log, "ads") == 0
+    forwarded = records(log, "ads.dead")
+    (notice,) = (r for r in forwarded if r.value is None)
+    told = dict(notice.headers)
+    assert (notice.key, told["value-left-out"]) == (None, b"400 bytes")
+    assert (told["topic"], told["partition"], told["offset"]) == (b"clicks", b"0", b"3")
+    assert "own" not in told
+
+
 def test_what_dies_later_is_forwarded_later(log):
     take_in(log)
     relay(log, "ads")

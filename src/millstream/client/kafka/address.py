@@ -54,7 +54,11 @@ class KafkaAddress:
 
 def is_kafka(address: object) -> bool:
     """Say whether an address leads to brokers rather than to a folder."""
-    return str(address).startswith(SCHEME)
+    text = str(address)
+    begins = text[: len(SCHEME)]
+    if begins != SCHEME and begins.lower() == SCHEME:  # no folder is meant
+        raise ConfigError(f"a log's address begins with {begins!r}; write {SCHEME}")
+    return begins == SCHEME
 
 
 def shown(address: object) -> str:

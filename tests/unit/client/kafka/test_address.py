@@ -72,3 +72,8 @@ def test_a_missing_extra_is_told_with_the_command_that_installs_it(monkeypatch) 
         EnvironmentProblem, match=r'kafka:// needs pip install "millstream\[kafka\]"'
     ):
         kafka_module("log")
+
+
+def test_a_scheme_in_capitals_is_not_taken_for_a_folder() -> None:
+    with pytest.raises(ConfigError, match="begins with 'Kafka://'; write kafka://"):
+        connect("Kafka://host:9092")
