@@ -109,8 +109,8 @@ def _option(name: str, address: str) -> str:
     allowed = ("timeout", *SETTINGS)
     if not _OPTION.fullmatch(name) and nearest(name, allowed) is None:
         raise ConfigError(
-            f"an option of {address} is none that there is; in values write & as %26, + as %2B and % as %25. "
-            f"Choose {listed(allowed)}."
+            f"{address} has an option that there is not; it is not shown here, as it may be a part of a password: "
+            f"in values write & as %26, + as %2B and % as %25. Choose {listed(allowed)}."
         )
     return choose(f"an option of {address}", name, allowed)
 
