@@ -561,7 +561,8 @@ def test_all(arguments: Sequence[str]) -> int:
     else:
         code = worst(pytest([*given, "tests"], env), smoke_on_oldest_spark(), smoke_at_both_ends())
     if not given:
-        parts = [in_lane(lane, tests, {**env, **FEW_EXAMPLES}) for lane, tests in LANES_IN_PART]
+        few = {**env, **FEW_EXAMPLES}
+        parts = [in_lane(lane, there(*tests), few) for lane, tests in LANES_IN_PART]
         code = worst(code, *parts)
     if without_postgres:
         say(f"skipped: the tests on PostgreSQL: {without_postgres}")
@@ -607,11 +608,10 @@ def test_long(arguments: Sequence[str]) -> int:
 
 def in_lane(lane: str, tests: Sequence[str], env: Mapping[str, str]) -> int:
     """Run tests in one lane of `tests/lanes`."""
-    found = there(*tests)
-    if not found:
+    if not tests:
         return 0
     say(f"the tests in the lane of {lane}")
-    return pytest([*found, "--lane", lane, *SIDE_BY_SIDE], {**ONE_THREAD_EACH, **env})
+    return pytest([*tests, "--lane", lane, *SIDE_BY_SIDE], {**ONE_THREAD_EACH, **env})
 
 
 def postgres_is_there() -> bool:

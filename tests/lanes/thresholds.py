@@ -85,7 +85,6 @@ LOWERED: dict[str, dict[str, float]] = {
         "_TASK_ROWS_MIN": 1,
         "_YIELD_BYTES": 1,
     },
-    "spark.source_offsets": {"_TRICKLE": 1},
     "spark.stages": {"HERE_BYTES_MAX": 1},
     "views.dataset": {"_BEGINNING_BYTES": 1, "_NAME_BYTES_MAX": 34},
     "views.dead_letters": {"_SLICE_ROWS": 2},

@@ -23,6 +23,8 @@ from millstream.views.commit import gather
 from millstream.views.outputs import open_targets
 from millstream.views.store import ViewStore
 
+pytestmark = pytest.mark.not_in_lane("thresholds", "there every stage is tasks of Spark")
+
 START = datetime(2026, 1, 1, tzinfo=UTC)
 BATCHES = 5
 
