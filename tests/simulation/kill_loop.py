@@ -64,8 +64,9 @@ def send(sender: int, journal: Path, socket: str, stop: Path) -> None:
     text = journal.read_bytes() if journal.exists() else b""
     batch = text.count(b"\n")
     sequence = sum(len(values_of(sender, n)) for n in range(batch))
-    journal.write_bytes(text[: text.rfind(b"\n") + 1])  # a line cut short was never an answer
-    handle = os.open(journal, os.O_WRONLY | os.O_APPEND)
+    handle = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    # A line cut short was never an answer. (In one step: it may be killed again at any time.)
+    os.ftruncate(handle, text.rfind(b"\n") + 1)
     connection: Connection | None = None
     while not stop.exists():
         try:

@@ -44,11 +44,11 @@ def test_a_broker_with_defects_is_found_out(tmp_path: Path, defects: str) -> Non
     """How much is done in so many seconds is the machine's affair, so they may become more."""
     words = (sys.executable, "-m", "soak.faulty_broker", defects, "broker")
     found: set[str] = set()
-    for seconds in (8, 24, 72):
+    for seed, seconds in enumerate((8, 24, 72, 144)):
         run = soak(
             tmp_path / f"soak-{seconds}",
             seconds=seconds,
-            seed=3,
+            seed=seed,
             every_s=60,
             settle_s=1,
             forgetting=False,
