@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+VALUE_LEFT_OUT = "value-left-out"
+"""The header of a record that stands for one too large for its topic, and is without the value of that."""
+
 _UNIX_ERA = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -74,3 +77,8 @@ def to_timestamp_ms(moment: datetime) -> int:
     """Return whole milliseconds since 1970 in UTC; a datetime without a zone means UTC."""
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return (aware - _UNIX_ERA) // timedelta(milliseconds=1)
+
+
+def left_out(value: bytes | None, name: str = VALUE_LEFT_OUT) -> tuple[str, bytes]:
+    """Return the header that says how large a value is which was left out."""
+    return name, b"%d bytes" % len(value or b"")

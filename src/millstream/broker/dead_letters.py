@@ -31,7 +31,7 @@ from millstream.log.batches import BatchReader
 from millstream.log.encoding import Row, encode_rows
 from millstream.log.shares import ShareKey, ShareState, put_share
 from millstream.log.writer import LogWriter
-from millstream.record import TopicPartition
+from millstream.record import TopicPartition, left_out
 
 PRODUCER = "millstream.dead-letters"  # the transactional id of those who copy
 _BATCH_BYTES = 512 * 1024
@@ -136,8 +136,7 @@ def _records(reader: BatchReader, grave: Grave, span: Span, bytes_max: int) -> I
 
 
 def _notice(row: Row, told: tuple[tuple[str, bytes], ...]) -> Row:
-    left_out = (_LEFT_OUT, b"%d bytes" % len(row.value or b""))
-    return Row(row.timestamp_ms, None, None, (*told, left_out))
+    return Row(row.timestamp_ms, None, None, (*told, left_out(row.value, _LEFT_OUT)))
 
 
 def _told(grave: Grave, offset: int, span: Span) -> tuple[tuple[str, bytes], ...]:

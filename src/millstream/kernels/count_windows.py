@@ -72,9 +72,8 @@ class CountWindow:
         """Say how many places so many events of a key have taken, in all its windows together."""
         begun, full = -(-events // self.slide), self.filled_by(events)
         opened = begun - full
-        before = (
-            self.slide * opened * (full + begun - 1) // 2
-        )  # of the events, what came before each
+        # Of the events, what came before each.
+        before = self.slide * opened * (full + begun - 1) // 2
         taken: Times = full * self.count + opened * events - before
         return taken
 

@@ -42,8 +42,6 @@ Frame = bytes | memoryview
 # Where it would be so much more than its own, the text is copied together.
 _SPARE = 1.25
 _SPARE_BYTES = 4 << 10
-
-
 _NESTED = frozenset(
     dtype.id
     for dtype in (

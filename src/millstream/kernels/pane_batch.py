@@ -113,9 +113,8 @@ class PaneBatch:
     def firings(self, fresh: pl.DataFrame | None) -> Iterator[pl.DataFrame]:
         """Yield the firings of the batch, and move on what is pending."""
         early, late = self._pending("early"), self._pending("late")
-        early_due = self._due(
-            early, "early", 0
-        )  # before anything is stored, which may fold it away
+        # Before anything is stored, which may fold it away.
+        early_due = self._due(early, "early", 0)
         late_due = self._due(late, "late", self.step.expires_after_us)
         in_time, behind = fresh, None
         if fresh is not None and self.step.tells_late:

@@ -180,9 +180,8 @@ class SessionBatch:
 
     def _early_again(self, opened: pl.DataFrame) -> pl.DataFrame:
         """Have sessions that events have made longer since their on-time pane wait for another."""
-        before = pl.lit(
-            self.moment.before_us, pl.Int64
-        )  # what has been told on time was over by then
+        # What has been told on time was over by then.
+        before = pl.lit(self.moment.before_us, pl.Int64)
         return self.operator.panes.early_again(opened, before)
 
     def _fired_on_time(self, opened: pl.DataFrame, now: pl.Expr) -> pl.DataFrame:

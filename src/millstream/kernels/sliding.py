@@ -203,9 +203,8 @@ class SlidingAggregate(Aggregating):
                 due += found
                 if self.settles_once:
                     runs.spend(slot, sum(rows.height for rows in found))
-        if (
-            events is not None
-        ):  # of the rows that were given already, those that count what came late
+        if events is not None:
+            # Of the rows that were given already, those that count what came late.
             due.append(events.filter(pl.col(TIME) < until))
         if not due:
             return None

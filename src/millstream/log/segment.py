@@ -160,9 +160,8 @@ class Segment:
     def sync(self) -> None:
         """Return when everything appended is on stable storage. Never call it again after OSError."""
         self._files.sync(self._handle)
-        if (
-            self._aborted_dirty
-        ):  # else readers would be shown, after a power cut, what was taken back
+        if self._aborted_dirty:
+            # Else readers would be shown, after a power cut, what was taken back.
             assert self._aborted_handle is not None, "what is dirty is open"
             self._files.sync(self._aborted_handle)
             if self._aborted_unnamed:

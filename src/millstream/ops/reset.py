@@ -181,9 +181,8 @@ def reset(found: Found) -> None:
     if folder.exists():
         try:
             _empty(folder)  # step 6
-            DISK.sync_folder(
-                folder
-            )  # else the mark might be gone after a loss of power, and not the rest
+            # Else the mark might be gone after a loss of power, and not the rest.
+            DISK.sync_folder(folder)
             reset_begun(folder).unlink()  # step 7
         except OSError as error:
             raise RetriableError(

@@ -83,9 +83,8 @@ class App:
     """
 
     name: str
-    log: str | Path = field(
-        default_factory=default_log, repr=False
-    )  # an option of kafka:// may be a password
+    # Not shown, as an option of kafka:// may be a password.
+    log: str | Path = field(default_factory=default_log, repr=False)
     buckets: int = 2
     on_error: OnError = "dead-letter"
     views: str | None = field(default=None, repr=False)  # it may hold a password

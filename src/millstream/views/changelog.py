@@ -108,24 +108,6 @@ def _numbered(rows: pl.DataFrame, *, seq: int, batch_id: int) -> pl.DataFrame:
     )
 
 
-def check_made(view: str, since: int, made: str | None, found: str, newest: int) -> None:
-    """Make sure that a change number is one of the view as it is now, where that can be told.
-
-    Look at what the view is (``found``) after its changes were read: it never becomes again what it was.
-
-    Raises:
-        OffsetOutOfRangeError: the view was made anew since; its changes are numbered from 1 again.
-    """
-    if made and made != found:
-        raise OffsetOutOfRangeError(
-            f"The changes of the view {view!r} since {since} cannot be read: it was made anew, and they are "
-            f"numbered from 1 again. Read the whole view with scan() and go on from there; its newest "
-            f"change is {newest}.",
-            start=1,
-            end=newest + 1,
-        )
-
-
 def check_since(view: str, since: int, start: int, end: int) -> None:
     """Make sure that the changes after ``since`` are held, where ``[start, end)`` are.
 

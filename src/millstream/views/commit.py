@@ -260,9 +260,8 @@ class Targets:
         program = StoredProgram.of(self.plan, sharing or {})
         at = self._now().isoformat(timespec="seconds")
         beginning = Beginning(program, feedings(self.plan), at, same_expressions=same_expressions)
-        self.home.require_same(
-            app, job, beginning
-        )  # nothing is declared for a program that is refused
+        # Nothing is declared for a program that is refused.
+        self.home.require_same(app, job, beginning)
         for schema in view_schemas(self.plan):
             self.home.declare(schema)
         self.run, next_batch_id = self.home.begin_run(app, job, checkpoint_id)

@@ -24,6 +24,7 @@ from millstream.client import EventLog, connect
 from millstream.client.event_log import LogProducer
 from millstream.errors import FencePassedError, OffsetOutOfRangeError, RecordTooLargeError
 from millstream.kernels.dead_records import headers_from_text
+from millstream.record import left_out
 from millstream.views.commit import DEAD_VIEW
 from millstream.views.position import TOPIC_IDS
 from millstream.views.reading import store_path
@@ -31,9 +32,6 @@ from millstream.views.store import ViewStore
 
 DEAD_HEADERS = ("topic", "partition", "offset", "step", "reason")
 """The headers of a record in the dead-letter topic, before those that it had."""
-
-VALUE_LEFT_OUT = "value-left-out"
-"""The header, with its size, of a record whose own key, value and headers the topic has no room for."""
 
 Headers: TypeAlias = list[tuple[str, bytes | str | None]]
 _SLICE_ROWS = 10_000  # bounds a transaction
@@ -143,8 +141,7 @@ def _copy(row: dict[str, Any]) -> tuple[bytes | None, bytes | None, Headers]:
 
 
 def _notice(row: dict[str, Any]) -> tuple[None, None, Headers]:
-    left_out = f"{len(row['value'] or b''):,} bytes"
-    return None, None, [*_told(row), (VALUE_LEFT_OUT, left_out)]
+    return None, None, [*_told(row), left_out(row["value"])]
 
 
 def _told(row: dict[str, Any]) -> Headers:

@@ -73,11 +73,15 @@ class Feeding:
         return cls(values["meaning"], spans)
 
     def ended(self, now: Moment) -> Feeding:
-        """Give it as of a run without it."""
+        """Give it as of a run without it.
+
+        A last span stays though no batch was committed in it: the one before is of another declaration,
+        and must not go on when this one comes back.
+        """
         *before, last = self.spans
         if last.until is not None:
             return self
-        return replace(self, spans=_not_empty([*before, replace(last, until=now)]))
+        return replace(self, spans=(*before, replace(last, until=now)))
 
     def begun(self, now: Moment) -> Feeding:
         """Give it as of a run with it: where nothing was missed, its last span goes on."""
@@ -86,7 +90,7 @@ class Feeding:
             return self
         if last.until.batch_id == now.batch_id:
             return replace(self, spans=(*before, replace(last, until=None)))
-        return replace(self, spans=(*self.spans, Span(now)))
+        return replace(self, spans=_not_empty((*self.spans, Span(now))))
 
 
 def _not_empty(spans: Sequence[Span]) -> tuple[Span, ...]:

@@ -17,9 +17,8 @@ from millstream.choices import did_you_mean
 from millstream.client.default_log import default_log
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views.address import HOME
-from millstream.views.changelog import check_made
 from millstream.views.fed import PartialOutputWarning, Span, note_on, warn_of
-from millstream.views.rows import Query, ReadableStore
+from millstream.views.rows import Query, ReadableStore, check_made
 from millstream.views.schema import ViewSchema
 from millstream.views.store import ViewStore
 
@@ -117,10 +116,7 @@ class View:
                 scan() and go on from the newest.
         """
         found = self._store.changes(self.name, since=since, limit=limit)
-        made = self._store.made(self.name)
-        if since:
-            newest = self._store.newest_changes().get(self.name, 0)
-            check_made(self.name, since, self._made, made, newest)
+        made = check_made(self._store, self.name, since, self._made if since else None)
         self._made = made or self._made
         return found
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 import polars as pl
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, OffsetOutOfRangeError
 from millstream.views.fed import Span
 from millstream.views.schema import ViewSchema
 
@@ -99,6 +99,27 @@ def made_by(checkpoint_id: str | None) -> str:
     An app that begins anew has another checkpoint. Empty before its first run.
     """
     return "" if checkpoint_id is None else sha256(checkpoint_id.encode()).hexdigest()[:12]
+
+
+def check_made(store: ReadableStore, view: str, since: int, made: str | None) -> str:
+    """Make sure that a change number is one of the view as it is now, where that can be told.
+
+    Returns what the view is. Call it after its changes were read: it never becomes again what it was.
+
+    Raises:
+        OffsetOutOfRangeError: the view was made anew since; its changes are numbered from 1 again.
+    """
+    found = store.made(view)
+    if made and made != found:
+        newest = store.newest_changes().get(view, 0)
+        raise OffsetOutOfRangeError(
+            f"The changes of the view {view!r} since {since} cannot be read: it was made anew, and they are "
+            f"numbered from 1 again. Read the whole view with scan() and go on from there; its newest "
+            f"change is {newest}.",
+            start=1,
+            end=newest + 1,
+        )
+    return found
 
 
 class ReadableStore(Protocol):

@@ -342,6 +342,20 @@ def test_a_record_that_the_dead_letter_topic_has_no_room_for_is_given_up_without
     assert (headers["offset"], headers["value-left-out"]) == (b"1", b"600 bytes")
 
 
+def test_a_record_whose_key_alone_is_too_large_for_the_topic_is_given_up_without_it(folder):
+    with ms.connect(folder) as log:
+        log.alter_topic("dead", settings={"max.message.bytes": "600"})
+    append(folder, "one", ("k" * 700, 1), ("k", 2))
+    with (
+        Receiver(lambda request: 422 if json.loads(request["body"])["value"] == 1 else 200) as it,
+        delivered(folder, it.url, topic="one") as delivery,
+    ):
+        until(lambda: delivery.totals.given_up == 1 and delivery.totals.delivered == 1)
+    (given_up,) = dead(folder)
+    assert (given_up.key, given_up.value) == (None, None)
+    assert dict(given_up.headers)["value-left-out"] == b"1 bytes"
+
+
 def test_one_bad_endpoint_does_not_stop_another(folder):
     append(folder, "one", *[("k", n) for n in range(5)])
     with socket.socket() as closed:  # a port that nobody listens on

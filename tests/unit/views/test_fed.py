@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import millstream as ms
@@ -216,6 +216,8 @@ RUNS = st.lists(
 )
 
 
+# Declared otherwise for no batch, left out, and back in that way before any batch.
+@example([({"b"}, 1, "two"), ({"b"}, 0, "one"), ({"a"}, 0, "one"), ({"b"}, 1, "one")])
 @given(RUNS)
 def test_the_spans_of_an_output_are_just_the_batches_that_it_was_declared_in(runs):
     known: dict[tuple[str, str], Feeding] = {}

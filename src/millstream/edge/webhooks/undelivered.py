@@ -11,14 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from millstream.client import EventLog, connect
 from millstream.client.event_log import LogProducer
 from millstream.errors import MillstreamError, RecordTooLargeError
-from millstream.record import Record
+from millstream.record import Record, left_out
+
+Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 IDLE_S = 5.0
-LEFT_OUT = "value-left-out"
 
 
 class Undelivered:
@@ -47,8 +49,8 @@ class Undelivered:
     def append(self, record: Record, reason: str) -> None:
         """Append a record; durable when this returns.
 
-        One that the topic has no room for with what is said of it goes without its value and headers, and
-        says how large its value is: the others are not to wait for it for ever.
+        One that the topic has no room for with what is said of it goes without its value and headers, or
+        without its key too, and says how large its value is: the others are not to wait for it for ever.
 
         Raises:
             FolderOwnedError: the folder's owner cannot be joined; try again later.
@@ -61,29 +63,38 @@ class Undelivered:
             ("step", self._step.encode()),
             ("reason", reason.encode(errors="replace")),
         ]
-        left_out = (LEFT_OUT, b"%d bytes" % len(record.value or b""))
+        notice = [*told, left_out(record.value)]
+        copies: list[tuple[bytes | None, bytes | None, Headers]] = [
+            (record.key, record.value, [*told, *record.headers]),
+            (record.key, None, notice),
+            (None, None, notice),
+        ]
         with self._lock:
             try:
-                try:
-                    self._send(record, record.value, [*told, *record.headers])
-                except RecordTooLargeError:
-                    self._send(record, None, [*told, left_out])
+                self._send_what_fits(copies, record.timestamp_ms)
             except MillstreamError:
                 self._close()
                 raise
             self._used_s = self._clock_s()
 
-    def _send(
-        self, record: Record, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
+    def _send_what_fits(
+        self, copies: Sequence[tuple[bytes | None, bytes | None, Headers]], time_ms: int
     ) -> None:
+        """Append the first of some copies, which are ever smaller, that the topic has room for."""
         if self._opened is None:
             log = connect(self._address)
             self._opened = log, log.producer(block_timeout="10 seconds", linger_ms=0)
-        producer, time_ms = self._opened[1], record.timestamp_ms
-        sent = producer.send(
-            self._topic, value, key=record.key, timestamp_ms=time_ms, headers=headers
-        )
-        sent.result()
+        producer = self._opened[1]
+        for number, (key, value, headers) in enumerate(copies, start=1):
+            try:
+                producer.send(
+                    self._topic, value, key=key, timestamp_ms=time_ms, headers=headers
+                ).result()
+            except RecordTooLargeError:
+                if number == len(copies):
+                    raise
+            else:
+                return
 
     def let_go(self) -> None:
         """Close the log if nothing was appended for a while."""

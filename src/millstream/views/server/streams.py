@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream.errors import MillstreamError, OffsetOutOfRangeError
-from millstream.views.changelog import check_made
 from millstream.views.panels import from_plain
+from millstream.views.rows import check_made
 from millstream.views.server.catalogue import Catalogue, Place
 from millstream.views.server.json_rows import objects
 from millstream.views.server.panel_data import panel_data
@@ -101,8 +101,7 @@ class Streams:
         def read() -> tuple[bytes, int, str]:
             name = place.schema.name
             frame = store.changes(name, since=since, limit=_CHANGES_AT_ONCE)
-            found = store.made(name)
-            check_made(name, since, made, found, store.newest_changes().get(name, 0))
+            found = check_made(store, name, since, made)
             numbers = frame["_seq"].to_list()
             lines = zip(objects(frame, place.schema), numbers, strict=True)
             events = b"".join(event(text, name=change_id(number, found)) for text, number in lines)
