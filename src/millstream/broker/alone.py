@@ -17,6 +17,7 @@ from millstream.broker.node import Call, Node
 from millstream.broker.topics import partition_described
 from millstream.broker.wire import Message
 from millstream.log.partition import Partition
+from millstream.log.retention import Holding
 from millstream.record import TopicInfo, TopicPartition
 
 PAGE_PARTITIONS_MAX = 2000
@@ -126,15 +127,18 @@ async def describe_log_dirs(node: Node, call: Call) -> Message:
         wanted = {TopicPartition(one["topic"], n) for one in asked for n in one["partitions"]}
 
     def look() -> Message:
+        holdings: list[Holding] = []
+        for partition in node.writer.partitions():
+
+            def measure(partition: Partition = partition) -> None:
+                if not partition.closed:
+                    holdings.append(partition.holding())
+
+            if wanted is None or partition.name in wanted:
+                node.writer.exclusively(measure)  # one at a time: appends wait for this
         sizes: dict[str, dict[int, int]] = {}
-
-        def measure() -> None:
-            for partition in node.writer.partitions():
-                if not partition.closed and (wanted is None or partition.name in wanted):
-                    topic, number = partition.name
-                    sizes.setdefault(topic, {})[number] = partition.holding().size_bytes
-
-        node.writer.exclusively(measure)
+        for one in holdings:
+            sizes.setdefault(one.name.topic, {})[one.name.partition] = one.size_bytes
         disk = shutil.disk_usage(node.writer.folder)
         topics = [
             {"name": topic, "partitions": _each(of_topic, lambda n, s=of_topic: _size(s[n]))}  # type: ignore[misc]

@@ -29,7 +29,8 @@ from millstream.ops.reset import reset as work
     "stores",
     multiple=True,
     metavar="URL",
-    help="A PostgreSQL database in which it keeps views, with user and password. Several may be given.",
+    help="A PostgreSQL database in which it keeps views; several may be given. A password is better left "
+    "to PGPASSWORD or ~/.pgpass: a command line can be read by others.",
 )
 @yes_option
 @json_option
@@ -51,7 +52,7 @@ def reset(
     \b
     Examples:
       millstream reset ads
-      millstream reset ads --store postgresql://user:password@host/database --yes
+      millstream reset ads --store postgresql://user@host/database --yes
       millstream reset ads --log kafka://broker:9092 --state ./data
     """
     if state is None:

@@ -29,7 +29,8 @@ from millstream.views.server.serving import LISTEN, serve
     envvar="MILLSTREAM_VIEWS",
     show_envvar=True,
     metavar="URL",
-    help="A database whose views to serve, too.",
+    help="A database whose views to serve, too. A password is better left to PGPASSWORD or ~/.pgpass: "
+    "a command line can be read by others.",
 )
 @click.option(
     "--insecure",

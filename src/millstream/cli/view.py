@@ -38,7 +38,8 @@ store_option = click.option(
     envvar="MILLSTREAM_VIEWS",
     show_envvar=True,
     metavar="URL",
-    help="The database that keeps the views, if it is not the log folder.",
+    help="The database that keeps the views, if it is not the log folder. A password is better left to "
+    "PGPASSWORD or ~/.pgpass: a command line can be read by others.",
 )
 
 
@@ -66,7 +67,7 @@ def list_views(folder: Path, app: str | None, store: str | None, *, as_json: boo
     \b
     Examples:
       millstream view list --log ./data
-      millstream view list --store postgresql://user:password@host/database
+      millstream view list --store postgresql://user@host/database
     """
     rows = _of_database(store, app) if _is_database(store) else _of_folder(folder, app)
     if not rows and not as_json:
@@ -194,7 +195,7 @@ def forget(app: str, store: str | None, *, yes: bool) -> None:
 
     \b
     Example:
-      millstream view forget ads --store postgresql://user:password@host/database
+      millstream view forget ads --store postgresql://user@host/database
     """
     from millstream.views.address import postgres_address
     from millstream.views.postgres_target import forget_app

@@ -241,11 +241,17 @@ class Spill:
         path = self._path(self.end)
         try:
             handle = self._files.open(path, write=True, create=True)
-            self._files.sync_folder(self.folder)
         except OSError as error:
             raise DiskFullError(
                 f"{path} could not be made: {error}; nothing was spilled. Make room on the disk"
             ) from error
+        try:
+            self._files.sync_folder(self.folder)
+        except (
+            OSError
+        ) as error:  # what the kernel could not store it may have dropped: not tried again
+            self._files.close(handle)
+            raise self._failed(self.folder, error) from error
         self._close_tail()
         self._tail, self._tail_size = handle, 0
         self._numbers.append(self.end)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from millstream.errors import CorruptBatchError, OffsetOutOfRangeError, RetriableError
+from millstream.errors import CorruptionError, OffsetOutOfRangeError, RetriableError
 
 BLOCK_BYTES = 256 << 10
 BLOCKS_MAX = 4
@@ -49,6 +49,6 @@ def count_unread(reader: Reads, topic: str, partition: int, start: int, end: int
                 return counted
             counted += block.num_rows
             at = block.column(0)[-1].as_py() + 1
-    except (CorruptBatchError, OffsetOutOfRangeError, RetriableError):
+    except (CorruptionError, OffsetOutOfRangeError, RetriableError):
         pass  # what cannot be read now is not read
     return counted + end - at

@@ -537,6 +537,7 @@ class FaultyDisk(DiskFiles):
 
     def __init__(self) -> None:
         self.log_full = self.spill_full = self.spill_broken = False
+        self.names_lost = 0  # how many syncs of the spill's folder fail from now on
         self.open_gate = threading.Event()
         self.open_gate.set()
         self.at_gate = threading.Event()
@@ -560,6 +561,12 @@ class FaultyDisk(DiskFiles):
         if self.spill_broken and self._suffix.get(handle) == ".spill":
             raise OSError(errno.EIO, "input/output error")
         super().sync(handle)
+
+    def sync_folder(self, path: Path) -> None:
+        if self.names_lost and any(path.glob("*.spill")):
+            self.names_lost -= 1
+            raise OSError(errno.EIO, "input/output error")
+        super().sync_folder(path)
 
 
 @pytest.fixture
@@ -734,6 +741,23 @@ def test_a_spill_whose_disk_breaks_ends_the_producer_and_every_future(
         producer.close()
     assert first.result(WAIT_S) == (0, 0)
     assert futures
+    assert all(isinstance(future.exception(WAIT_S), SyncFailedError) for future in futures)
+
+
+def test_a_name_that_the_disk_failed_to_keep_is_not_tried_again(
+    faulty: LogWriter, disk: FaultyDisk
+) -> None:
+    producer = spilling(faulty, disk)
+    disk.log_full, disk.names_lost = True, 1
+    futures = [producer.send("t", b"v")]
+    with pytest.raises(SyncFailedError, match="input/output error"):
+        producer.flush()
+    with pytest.raises(
+        SyncFailedError
+    ):  # the disk would do it now, and what it lost would not be there
+        futures += [producer.send("t", b"v") for _ in range(100)]
+    with suppress(MillstreamError):
+        producer.close()
     assert all(isinstance(future.exception(WAIT_S), SyncFailedError) for future in futures)
 
 

@@ -5,22 +5,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.errors import CorruptBatchError
+from millstream.errors import CorruptBatchError, CorruptionError
 from millstream.log.unread import BLOCKS_MAX, count_unread
 
 
 class Partition:
     """A partition that has records at some offsets, and gives them in blocks of a few."""
 
-    def __init__(self, offsets, block, damaged=None):
+    def __init__(self, offsets, block, damaged=None, error=None):
         self.offsets, self.block, self.damaged = sorted(offsets), block, damaged
+        self.error = error
 
     def read(self, topic, partition, start, end, *, columns, bytes_max):
         wanted = [offset for offset in self.offsets if start <= offset < end]
         for at in range(0, len(wanted), self.block):
             part = wanted[at : at + self.block]
             if self.damaged is not None and part[-1] >= self.damaged:
-                raise CorruptBatchError("damaged", path="p", position=0)
+                raise self.error
             yield pa.record_batch([pa.array(part, pa.int64())], names=["offset"])
 
 
@@ -34,6 +35,14 @@ def test_what_is_near_is_exact_and_the_rest_is_never_below_the_truth(offsets, st
     assert (found == 0) == (truth == 0)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        CorruptBatchError("a damaged batch", path="p", position=0),
+        CorruptionError("a file that does not tell which transactions were taken back"),
+    ],
+)
 @pytest.mark.parametrize(("damaged", "unread"), [(0, 10), (4, 9)])
-def test_what_cannot_be_read_counts_as_unread(damaged, unread):
-    assert count_unread(Partition(range(0, 10, 2), 1, damaged), "t", 0, 0, 10) == unread
+def test_what_cannot_be_read_counts_as_unread(damaged, unread, error):
+    partition = Partition(range(0, 10, 2), 1, damaged, error)
+    assert count_unread(partition, "t", 0, 0, 10) == unread
