@@ -498,6 +498,7 @@ def test_case_22_ten_thousand_headers_of_one_record_come_back(tmp_path: Path, co
     assert not list(inspect(tmp_path))
 
 
+@pytest.mark.not_in_lane("thresholds", "it knows the size of blocks")
 @pytest.mark.parametrize("codec", COMPRESSIONS[1:])
 def test_case_22_a_compression_bomb_is_refused_with_its_offset_and_harms_no_neighbour(
     tmp_path: Path, codec: Any, monkeypatch: pytest.MonkeyPatch

@@ -75,6 +75,7 @@ def test_views_and_topics_equal_the_independent_answers(logged, batches, chaos):
     assert run.dead.height > 0
 
 
+@pytest.mark.not_in_lane("thresholds", "a whole week, two rows at a time, takes too long")
 @pytest.mark.thorough
 def test_the_real_week_equals_the_independent_answers(logged):
     week = AdsInput()

@@ -14,6 +14,7 @@ def files(tmp_path):
     return FrameFiles(tmp_path / "frames" / "3")
 
 
+@pytest.mark.not_in_lane("thresholds", "no frame is small there")
 def test_a_large_frame_goes_by_its_name(files):
     row = FrameRow(9, 2, encode_frame(LARGE))
     sent = files.put(row)
@@ -30,6 +31,7 @@ def test_a_table_outlives_its_file(files):
     assert table.equals(LARGE)
 
 
+@pytest.mark.not_in_lane("thresholds", "no frame is small there")
 @pytest.mark.parametrize("frame", [encode_frame(LARGE.head(3)), b'{"to":9}'])
 def test_small_frames_and_messages_go_as_they_are(files, frame):
     row = FrameRow(PORT_TIME, 0, frame)

@@ -74,6 +74,7 @@ def told(planner, start, end):
     return messages[0]
 
 
+@pytest.mark.not_in_lane("thresholds", "the planner reads nothing itself there")
 def test_the_wall_clock_and_the_latest_arrivals_are_part_of_the_offset(log, tmp_path):
     made = planner(log, tmp_path)
     start = made.initial_offset()
@@ -168,6 +169,7 @@ def rows_of(batches):
     ]
 
 
+@pytest.mark.not_in_lane("thresholds", "the planner reads nothing itself there")
 def test_what_the_planner_reads_itself_is_what_a_worker_reads(log, tmp_path):
     made = planner(log, tmp_path)
     send(log, 5_000, 3_000)
@@ -180,6 +182,7 @@ def test_what_the_planner_reads_itself_is_what_a_worker_reads(log, tmp_path):
     assert read_here[-1][2]["ranges"] == {"events": {"0": [[0, 2, 2]], "1": [[0, 1, 1]]}}
 
 
+@pytest.mark.not_in_lane("thresholds", "the planner reads nothing itself there")
 def test_the_planner_leaves_to_workers_what_is_not_small(log, tmp_path, monkeypatch):
     made = planner(log, tmp_path, rows_max=1_000_000)
     start = made.initial_offset()

@@ -36,6 +36,7 @@ def names(folder):
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.not_in_lane("thresholds", "no run is small there")
 def test_a_large_run_is_a_file_of_its_own(folder):
     files = RunFiles(folder, run=1)
     run = files.save(7, LARGE)
@@ -46,6 +47,7 @@ def test_a_large_run_is_a_file_of_its_own(folder):
     assert (run.slot, run.rows) == (7, LARGE.num_rows)
 
 
+@pytest.mark.not_in_lane("thresholds", "no run is small there")
 def test_small_runs_share_a_bundle_which_is_written_once(folder):
     files = RunFiles(folder, run=1)
     tables = [table(n, n) for n in (1, 10, 333)]
@@ -78,6 +80,7 @@ def test_a_missing_or_torn_file_is_told_with_what_to_do(folder, harm, rows):
         files.load(run)
 
 
+@pytest.mark.not_in_lane("thresholds", "no run is small there")
 def test_a_bundle_goes_when_none_of_its_runs_is_named_any_longer(folder):
     files = RunFiles(folder, run=1)
     first, second = files.save(0, table(1)), files.save(1, table(2))
@@ -94,6 +97,7 @@ def test_a_bundle_goes_when_none_of_its_runs_is_named_any_longer(folder):
     assert not names(folder)
 
 
+@pytest.mark.not_in_lane("thresholds", "no run is small there")
 def test_a_sweep_removes_what_an_earlier_run_left_and_no_manifest_names(folder):
     made = []
     for run in (1, 1, 2, 3):
@@ -107,6 +111,7 @@ def test_a_sweep_removes_what_an_earlier_run_left_and_no_manifest_names(folder):
     assert names(folder) == {named, own, newer}
 
 
+@pytest.mark.not_in_lane("thresholds", "no run is small there")
 def test_what_a_process_has_opened_is_bounded(folder, monkeypatch):
     monkeypatch.setattr(run_files._copied, "count_max", 3)
     files = RunFiles(folder, run=1)

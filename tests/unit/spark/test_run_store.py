@@ -40,6 +40,7 @@ def table(rows):
 LARGE = 2 * PART_BYTES // 16  # two parts and a little
 
 
+@pytest.mark.not_in_lane("thresholds", "no run is small there")
 def test_a_small_run_lies_in_the_state_store_alone(store, tmp_path):
     run = store.save(0, table(10))
     assert run.size_bytes < COPY_BYTES_MIN
@@ -47,6 +48,7 @@ def test_a_small_run_lies_in_the_state_store_alone(store, tmp_path):
     assert not (tmp_path / "copies").exists()
 
 
+@pytest.mark.not_in_lane("thresholds", "it knows the size of parts")
 def test_a_large_run_is_read_from_its_copy_without_the_state_store(store):
     run = store.save(7, table(LARGE))
     assert len(store._parts.stored) == 3
@@ -55,6 +57,7 @@ def test_a_large_run_is_read_from_its_copy_without_the_state_store(store):
     assert (run.slot, run.rows) == (7, LARGE)
 
 
+@pytest.mark.not_in_lane("thresholds", "it knows the size of parts")
 @pytest.mark.parametrize("harm", ["missing", "torn"])
 def test_a_missing_or_torn_copy_is_fetched_again(store, harm):
     run = store.save(0, table(LARGE))
