@@ -247,9 +247,8 @@ class Spill:
             ) from error
         try:
             self._files.sync_folder(self.folder)
-        except (
-            OSError
-        ) as error:  # what the kernel could not store it may have dropped: not tried again
+        except OSError as error:
+            # What the kernel could not store it may have dropped: it is not tried again.
             self._files.close(handle)
             raise self._failed(self.folder, error) from error
         self._close_tail()

@@ -75,13 +75,17 @@ class Feeding:
     def ended(self, now: Moment) -> Feeding:
         """Give it as of a run without it.
 
-        A last span stays though no batch was committed in it: the one before is of another declaration,
-        and must not go on when this one comes back.
+        A last span in which no batch was committed stays where it follows the one before at once: that is
+        of another declaration, and must not go on when this one comes back. Behind a gap it goes, as the
+        output reflects nothing of it.
         """
         *before, last = self.spans
         if last.until is not None:
             return self
-        return replace(self, spans=(*before, replace(last, until=now)))
+        spans = (*before, replace(last, until=now))
+        if not (before and _follows_at_once(before[-1], last)):
+            spans = _not_empty(spans)
+        return replace(self, spans=spans)
 
     def begun(self, now: Moment) -> Feeding:
         """Give it as of a run with it: where nothing was missed, its last span goes on."""
@@ -91,6 +95,11 @@ class Feeding:
         if last.until.batch_id == now.batch_id:
             return replace(self, spans=(*before, replace(last, until=None)))
         return replace(self, spans=_not_empty((*self.spans, Span(now))))
+
+
+def _follows_at_once(before: Span, after: Span) -> bool:
+    assert before.until is not None, "only the last span goes on"
+    return after.since is not None and after.since.batch_id == before.until.batch_id
 
 
 def _not_empty(spans: Sequence[Span]) -> tuple[Span, ...]:
@@ -187,7 +196,7 @@ def note_on(spans: Sequence[Span]) -> str | None:
     for before, after in pairwise(spans):
         assert before.until is not None
         assert after.since is not None
-        if before.until.batch_id == after.since.batch_id:
+        if _follows_at_once(before, after):
             told.append(f"was declared differently before {_said(after.since)}")
         else:
             told.append(

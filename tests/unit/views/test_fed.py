@@ -18,7 +18,7 @@ from millstream.kernels.plan import DatasetEnd, JobPlan, Program, SinkPlan, Topi
 from millstream.testing.disk import SimulatedCrash
 from millstream.views.commit import BatchOutcome
 from millstream.views.dataset import DatasetTarget
-from millstream.views.fed import Feeding, Moment, Span, is_whole, moved_on, note_on
+from millstream.views.fed import Feeding, Moment, Span, end_of, is_whole, moved_on, note_on
 from millstream.views.outputs import open_targets
 from millstream.views.store import ViewStore
 
@@ -218,6 +218,8 @@ RUNS = st.lists(
 
 # Declared otherwise for no batch, left out, and back in that way before any batch.
 @example([({"b"}, 1, "two"), ({"b"}, 0, "one"), ({"a"}, 0, "one"), ({"b"}, 1, "one")])
+# Left out, back for no batch, and left out again: it reflects what it did.
+@example([({"b"}, 1, "one"), ({"a"}, 2, "one"), ({"b"}, 0, "one"), ({"a"}, 0, "one")])
 @given(RUNS)
 def test_the_spans_of_an_output_are_just_the_batches_that_it_was_declared_in(runs):
     known: dict[tuple[str, str], Feeding] = {}
@@ -240,6 +242,8 @@ def test_the_spans_of_an_output_are_just_the_batches_that_it_was_declared_in(run
             assert len({took[name].get(number) for number in batches_in}) <= 1  # one declaration
             covered |= batches_in
         assert covered == took[name].keys()
+        if covered and (end := end_of(feeding.spans)) is not None:
+            assert end[0] == max(covered)
         whole = took[name].keys() == set(range(batch_id)) and len({*took[name].values()}) <= 1
         assert is_whole(feeding.spans) == (note_on(feeding.spans) is None)
         if is_whole(feeding.spans) or all(batches for _, batches, _ in runs):
