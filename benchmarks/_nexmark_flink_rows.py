@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import polars as pl
-from _nexmark_answers import COLUMNS
+from _nexmark_expected import COLUMNS
 
 _NAMES = {"window_start": "start", "window_end": "end", "date_time": "at"}
 

@@ -32,18 +32,18 @@ from _measure import MemoryWatch, run_apart, spread, table, tree_cpu_s
 from rich.console import Console
 
 import millstream as ms
-from millstream.demo import ads_answers
+from millstream.demo import ads_expected
+from millstream.demo.ads_disorder import DisorderedRecords
 from millstream.demo.ads_events import PARTITIONS, TOPIC
 from millstream.demo.ads_input import AdsInput
 from millstream.demo.ads_pipeline import AD_CTR, build
 from millstream.demo.ads_run import compare
-from millstream.demo.ads_travel import Travel
 from millstream.demo.feed import chunks
 
 WARM_S = 30.0
 
 
-def fill(folder: Path, travel: Travel) -> None:
+def fill(folder: Path, travel: DisorderedRecords) -> None:
     """Write all records to a log."""
     with ms.connect(folder) as log:
         log.create_topic(TOPIC, partitions=PARTITIONS)
@@ -64,7 +64,7 @@ def catch_up(given: AdsInput, batch: int, *, check: bool) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name, MemoryWatch() as memory:
         folder = Path(name)
-        fill(folder, given.travel())
+        fill(folder, given.disorder())
         app = build(folder, given.clients, given.stop_rule)
         began, cpu = time.monotonic(), tree_cpu_s()
         report = app.run(until="caught-up", rows_per_batch=batch, show=False, on_progress=note)
@@ -88,7 +88,7 @@ def catch_up(given: AdsInput, batch: int, *, check: bool) -> dict[str, float]:
 class Writer(threading.Thread):
     """Writes records as they occur, and notes when each append had returned."""
 
-    def __init__(self, folder: Path, travel: Travel) -> None:
+    def __init__(self, folder: Path, travel: DisorderedRecords) -> None:
         super().__init__(daemon=True)
         self._folder, self._travel = folder, travel
         self.go = threading.Event()
@@ -118,7 +118,7 @@ def freshness(given: AdsInput) -> dict[str, float]:
     """Run the pipeline beside a writer; return how old records were when their commit was done."""
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name, MemoryWatch() as memory:
         folder = Path(name)
-        travel = given.travel()
+        travel = given.disorder()
         with ms.connect(folder) as log:
             log.create_topic(TOPIC, partitions=PARTITIONS)
         writer = Writer(folder, travel)
@@ -179,10 +179,15 @@ def ages_of(
 
 
 def in_flight(
-    log: ms.EventLog, given: AdsInput, travel: Travel, commits: list[tuple[float, list[int]]]
+    log: ms.EventLog,
+    given: AdsInput,
+    travel: DisorderedRecords,
+    commits: list[tuple[float, list[int]]],
 ) -> dict[str, float]:
     """Return how much was asked for between a budget's last event and the commit that tells of it."""
-    told = ads_answers.answers(log, given.clients, given.stop_rule).topics["budget-events"]
+    told = ads_expected.expected_answers(log, given.clients, given.stop_rule).topics[
+        "budget-events"
+    ]
     exhausted = told.filter(pl.col("budget_event") == "exhausted")
     about = travel.events[travel.order["event"]].hstack(travel.order.select("place"))
     counts, euros = [0], [0.0]

@@ -18,12 +18,13 @@ import numpy as np
 import polars as pl
 from _measure import table
 
-from millstream.kernels.dedup import FALSE_POSITIVE_RATE, Dedup
+from millstream import bloom
+from millstream.kernels.dedup.operator import FALSE_POSITIVE_RATE, Dedup
 from millstream.kernels.frames import TIME
-from millstream.kernels.operator import Moment, OperatorState
-from millstream.kernels.sorted_runs import MemoryRunStore
-from millstream.kernels.watermarks import UNSEEN
-from millstream.pipeline import bloom
+from millstream.kernels.operator import BatchContext
+from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.state.sorted_runs import MemoryRunStore
+from millstream.kernels.time.watermarks import NO_WATERMARK
 
 HOUR_US = 3_600_000_000
 BATCH_IDS = 20_000
@@ -34,7 +35,13 @@ def measure(rate: float, ids: int) -> list[object]:
     filters = bloom(fpr=rate, rotate="15 minutes", expect=ids // 3)
     rule = filters.rule(HOUR_US, 0, 1)
     kernel = Dedup(
-        "dedup", ("id",), lateness_us=0, side=False, types=("Int64",), within_us=HOUR_US, bloom=rule
+        "dedup",
+        ("id",),
+        lateness_us=0,
+        side_output=False,
+        types=("Int64",),
+        within_us=HOUR_US,
+        bloom=rule,
     )
     state = OperatorState(MemoryRunStore())
     dice = np.random.default_rng(5)
@@ -42,14 +49,14 @@ def measure(rate: float, ids: int) -> list[object]:
     kept = np.zeros(ids, np.bool_)
     expected = stated_max = 0.0
     size_max = 0
-    before, started = UNSEEN, time.process_time()
+    before, started = NO_WATERMARK, time.process_time()
     for start in range(0, ids, BATCH_IDS):
         new = np.arange(start, min(ids, start + BATCH_IDS))
         now_us = int(new[-1]) * step_us
         outcome = process(kernel, state, new, new * step_us, before, now_us)
         lost += outcome.counts["duplicate"]
         kept[outcome.rows["id"].to_numpy()] = True
-        stated = outcome.facts[FALSE_POSITIVE_RATE]
+        stated = outcome.metrics[FALSE_POSITIVE_RATE]
         expected += len(new) * stated
         stated_max = max(stated_max, stated)
         oldest = max(0, -(-(now_us - HOUR_US) // step_us))
@@ -75,7 +82,7 @@ def measure(rate: float, ids: int) -> list[object]:
 
 def process(kernel, state, ids, times, before_us, watermark_us):
     rows = pl.DataFrame({"id": ids, TIME: times})
-    return kernel.process(state, {0: [rows]}, Moment(before_us, watermark_us))
+    return kernel.process(state, {0: [rows]}, BatchContext(before_us, watermark_us))
 
 
 def main() -> None:

@@ -20,12 +20,13 @@ import polars as pl
 import pyarrow as pa
 from _measure import table
 
-from millstream.kernels.dedup import Dedup
+from millstream import bloom
+from millstream.kernels.dedup.operator import Dedup
 from millstream.kernels.frames import TIME
-from millstream.kernels.operator import Moment, OperatorState
-from millstream.kernels.sorted_runs import Run, decode_run, encode_run
-from millstream.kernels.watermarks import UNSEEN
-from millstream.pipeline import bloom
+from millstream.kernels.operator import BatchContext
+from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.state.sorted_runs import Run, decode_run, encode_run
+from millstream.kernels.time.watermarks import NO_WATERMARK
 
 HOUR_US = 3_600_000_000
 BATCH_IDS = 20_000
@@ -64,7 +65,7 @@ def kernels(held: int) -> dict[str, Dedup]:
             "dedup",
             ("id",),
             lateness_us=0,
-            side=False,
+            side_output=False,
             types=("Int64",),
             within_us=HOUR_US,
             bloom=rule,
@@ -98,7 +99,7 @@ class Stream:
         ids = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(1)
         rows = pl.DataFrame({"id": ids.astype(np.int64), TIME: numbers * self.step_us})
         state = OperatorState.from_message(self.message, self.runs)
-        outcome = self.kernel.process(state, {0: [rows]}, Moment(UNSEEN, now_us))
+        outcome = self.kernel.process(state, {0: [rows]}, BatchContext(NO_WATERMARK, now_us))
         self.message = state.to_message()
         self.size_bytes = state.size_bytes
         return outcome

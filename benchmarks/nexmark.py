@@ -28,7 +28,7 @@ marginal cost of a query is its CPU less that of q0 in the same process: what it
 and decoding. Engines take turns (A B C, C B A, …).
 
 In the first round the first pass keeps its results, which must equal what polars works out from the
-same rows; see `_nexmark_answers.py` for what is compared. Where an engine gives another answer, its
+same rows; see `_nexmark_expected.py` for what is compared. Where an engine gives another answer, its
 times do not count.
 
 Flink needs an environment of its own, of 850 MB: it is made in the cache folder with pip, unless
@@ -48,7 +48,7 @@ from pathlib import Path
 
 import polars as pl
 from _measure import spread, table, tree_memory_mib
-from _nexmark_answers import COLUMNS, difference, excess
+from _nexmark_expected import COLUMNS, difference, excess
 from _nexmark_flink_rows import flink_answer
 from _nexmark_input import LOGS, Input, prepared
 from _nexmark_passes import Spec

@@ -59,12 +59,12 @@ def read(folder: Path, way: str, columns: str) -> dict:
     """Read and decode everything once; give CPU seconds and sums to compare."""
     from millstream.kernels.decode.records import RecordDecoder, columns_read
     from millstream.log.reader import LogReader
-    from millstream.spark.archived import CHUNK_BYTES, LaneReader
+    from millstream.spark.source.split_reader import CHUNK_BYTES, SplitReader
 
     source = source_of(folder, columns)
     decoder = RecordDecoder(source.values, source.fields)
     reader = LogReader(folder)
-    records = LaneReader(reader, source)
+    records = SplitReader(reader, source)
 
     def batches(partition: int, start: int, end: int):
         if way == "archive":

@@ -157,7 +157,7 @@ def peer(folder: Path, stages: int) -> Meter:
 
 def run(side: str, folder: Path, stages: int, batches: int) -> Meter:
     if side == "bare":
-        from _bare_query import bare
+        from _spark_baseline import bare
 
         return bare(folder, stages, batches, CORES)
     if side == "peer":

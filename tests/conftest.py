@@ -1,11 +1,11 @@
-"""What all tests share: how Hypothesis runs, lanes, and a PostgreSQL server for those that want one."""
+"""What all tests share: how Hypothesis runs, lanes, the order of files, and a PostgreSQL server for those that want one."""
 
 import itertools
 
 import hypothesis
 import lane
 import pytest
-from drawn import some
+from example_counts import some
 
 from millstream.errors import EnvironmentProblem
 from millstream.testing.postgres import PostgresServer
@@ -13,6 +13,22 @@ from millstream.testing.postgres import PostgresServer
 # How long an example takes says something of the machine, and nothing of what is tested.
 hypothesis.settings.register_profile("millstream", deadline=None, max_examples=some(100))
 hypothesis.settings.load_profile("millstream")
+
+# Their tests take minutes. They come first: where files are run side by side, no process is left
+# alone with one of them at the end.
+LONG_FILES = (
+    "tests/spark/test_kill_matrix.py",
+    "tests/spark/test_demo_ads.py",
+    "tests/spark/test_cases.py",
+    "tests/spark/test_session.py",
+    "tests/spark/test_zombies.py",
+    "tests/spark/test_job.py",
+    "tests/apache_kafka/test_cluster.py",
+    "tests/spark/test_kafka_source.py",
+    "tests/spark/test_demo_document.py",
+    "tests/spark/test_readme.py",
+    "tests/spark/test_cluster.py",
+)
 
 _numbers = itertools.count()
 
@@ -26,6 +42,11 @@ def pytest_configure(config):
         patch = pytest.MonkeyPatch()
         config.add_cleanup(patch.undo)
         lane.load(name)(patch)
+
+
+def pytest_collection_modifyitems(items):
+    places = {file: place for place, file in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 def pytest_runtest_setup(item):

@@ -10,192 +10,114 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from millstream.errors import (
-    ConfigError,
-    ConflictError,
-    CorruptionError,
-    FencedError,
-    JobFailedError,
-    MillstreamError,
-    OffsetOutOfRangeError,
-    RetriableError,
-    UserCodeError,
-)
-
-if TYPE_CHECKING:
-    from millstream.client import EventLog, connect
-    from millstream.kernels.loss import expected_loss
-    from millstream.pipeline import (
-        App,
-        Stream,
-        Topic,
-        UserAggregate,
-        Windowed,
-        after_count,
-        aggregate,
-        bloom,
-        calendar,
-        count,
-        count_window,
-        device_time,
-        distinct,
-        first,
-        frequent_items_sketch,
-        hll_sketch,
-        hopping,
-        kll_sketch,
-        last,
-        list,
-        max,
-        max_by,
-        mean,
-        min,
-        min_by,
-        processing_time,
-        quantile,
-        quantiles,
-        session,
-        set,
-        sliding,
-        stddev,
-        sum,
-        top_k,
-        tumbling,
-        variance,
-        watermark,
-    )
-    from millstream.record import Record
-    from millstream.views import panels
-    from millstream.views.dataset import Dataset, dataset
-    from millstream.views.fed import PartialOutputWarning
-    from millstream.views.foreach import ForeachContext
-    from millstream.views.reading import View, view
-    from millstream.views.server.serving import serve
-
 __version__ = "0.1.0"
 
-__all__ = [
-    "App",
-    "ConfigError",
-    "ConflictError",
-    "CorruptionError",
-    "Dataset",
-    "EventLog",
-    "FencedError",
-    "ForeachContext",
-    "JobFailedError",
-    "MillstreamError",
-    "OffsetOutOfRangeError",
-    "PartialOutputWarning",
-    "Record",
-    "RetriableError",
-    "Stream",
-    "Topic",
-    "UserAggregate",
-    "UserCodeError",
-    "View",
-    "Windowed",
-    "__version__",
-    "after_count",
-    "aggregate",
-    "bloom",
-    "calendar",
-    "connect",
-    "count",
-    "count_window",
-    "dataset",
-    "device_time",
-    "distinct",
-    "expected_loss",
-    "first",
-    "frequent_items_sketch",
-    "hll_sketch",
-    "hopping",
-    "kll_sketch",
-    "last",
-    "list",
-    "max",
-    "max_by",
-    "mean",
-    "min",
-    "min_by",
-    "panels",
-    "processing_time",
-    "quantile",
-    "quantiles",
-    "serve",
-    "session",
-    "set",
-    "sliding",
-    "stddev",
-    "sum",
-    "top_k",
-    "tumbling",
-    "variance",
-    "view",
-    "watermark",
-]
-
-# Where each name that is not loaded yet lives. Type checkers read the imports above instead.
-_HOMES = {
-    "App": "millstream.pipeline",
-    "Dataset": "millstream.views.dataset",
-    "EventLog": "millstream.client",
-    "ForeachContext": "millstream.views.foreach",
-    "PartialOutputWarning": "millstream.views.fed",
-    "Record": "millstream.record",
-    "Stream": "millstream.pipeline",
-    "Topic": "millstream.pipeline",
-    "UserAggregate": "millstream.pipeline",
-    "View": "millstream.views.reading",
-    "Windowed": "millstream.pipeline",
-    "bloom": "millstream.pipeline",
-    "connect": "millstream.client",
-    "count": "millstream.pipeline",
-    "device_time": "millstream.pipeline",
-    "expected_loss": "millstream.kernels.loss",
-    "dataset": "millstream.views.dataset",
-    "after_count": "millstream.pipeline",
-    "calendar": "millstream.pipeline",
-    "hopping": "millstream.pipeline",
-    "mean": "millstream.pipeline",
-    "panels": "millstream.views",
-    "processing_time": "millstream.pipeline",
-    "aggregate": "millstream.pipeline",
-    "distinct": "millstream.pipeline",
-    "first": "millstream.pipeline",
-    "frequent_items_sketch": "millstream.pipeline",
-    "hll_sketch": "millstream.pipeline",
-    "kll_sketch": "millstream.pipeline",
-    "last": "millstream.pipeline",
-    "list": "millstream.pipeline",
-    "max": "millstream.pipeline",
-    "max_by": "millstream.pipeline",
-    "min": "millstream.pipeline",
-    "min_by": "millstream.pipeline",
-    "quantile": "millstream.pipeline",
-    "quantiles": "millstream.pipeline",
-    "set": "millstream.pipeline",
-    "stddev": "millstream.pipeline",
-    "count_window": "millstream.pipeline",
-    "serve": "millstream.views.server.serving",
-    "session": "millstream.pipeline",
-    "sliding": "millstream.pipeline",
-    "sum": "millstream.pipeline",
-    "top_k": "millstream.pipeline",
-    "tumbling": "millstream.pipeline",
-    "variance": "millstream.pipeline",
-    "view": "millstream.views.reading",
-    "watermark": "millstream.pipeline",
+# The public names, by the module that defines them. Type checkers read the imports below instead; a
+# test compares the two.
+_MODULES: dict[str, str] = {
+    name: module
+    for module, names in {
+        "millstream.client.log": "EventLog",
+        "millstream.client.open": "connect",
+        "millstream.errors": (
+            "ConfigError ConflictError CorruptionError FencedError JobFailedError MillstreamError "
+            "OffsetOutOfRangeError RetriableError UserCodeError"
+        ),
+        "millstream.kernels.aggregates.user_defined": "UserAggregate",
+        "millstream.kernels.dedup.bloom_loss": "expected_loss",
+        "millstream.pipeline.aggregates": (
+            "aggregate count distinct first frequent_items_sketch hll_sketch kll_sketch last list "
+            "max max_by mean min min_by quantile quantiles set stddev sum top_k variance"
+        ),
+        "millstream.pipeline.app": "App",
+        "millstream.pipeline.dedup": "bloom",
+        "millstream.pipeline.device_clock": "device_time",
+        "millstream.pipeline.stream": "Stream Windowed",
+        "millstream.pipeline.topic": "Topic",
+        "millstream.pipeline.watermarks": "processing_time watermark",
+        "millstream.pipeline.windows": (
+            "after_count calendar count_window hopping session sliding tumbling"
+        ),
+        "millstream.record": "Record",
+        "millstream.views": "panels",
+        "millstream.views.coverage": "PartialOutputWarning",
+        "millstream.views.reader": "View view",
+        "millstream.views.server.server": "serve",
+        "millstream.views.sinks.dataset": "Dataset dataset",
+        "millstream.views.sinks.foreach": "ForeachContext",
+    }.items()
+    for name in names.split()
 }
 
-if not TYPE_CHECKING:  # a checker that saw this would take every misspelt name for a good one
+__all__ = [*sorted(("__version__", *_MODULES))]
+
+# A checker that saw __getattr__ would accept every misspelt name.
+if TYPE_CHECKING:
+    from millstream.client.log import EventLog as EventLog
+    from millstream.client.open import connect as connect
+    from millstream.errors import ConfigError as ConfigError
+    from millstream.errors import ConflictError as ConflictError
+    from millstream.errors import CorruptionError as CorruptionError
+    from millstream.errors import FencedError as FencedError
+    from millstream.errors import JobFailedError as JobFailedError
+    from millstream.errors import MillstreamError as MillstreamError
+    from millstream.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
+    from millstream.errors import RetriableError as RetriableError
+    from millstream.errors import UserCodeError as UserCodeError
+    from millstream.kernels.aggregates.user_defined import UserAggregate as UserAggregate
+    from millstream.kernels.dedup.bloom_loss import expected_loss as expected_loss
+    from millstream.pipeline.aggregates import aggregate as aggregate
+    from millstream.pipeline.aggregates import count as count
+    from millstream.pipeline.aggregates import distinct as distinct
+    from millstream.pipeline.aggregates import first as first
+    from millstream.pipeline.aggregates import frequent_items_sketch as frequent_items_sketch
+    from millstream.pipeline.aggregates import hll_sketch as hll_sketch
+    from millstream.pipeline.aggregates import kll_sketch as kll_sketch
+    from millstream.pipeline.aggregates import last as last
+    from millstream.pipeline.aggregates import list as list
+    from millstream.pipeline.aggregates import max as max
+    from millstream.pipeline.aggregates import max_by as max_by
+    from millstream.pipeline.aggregates import mean as mean
+    from millstream.pipeline.aggregates import min as min
+    from millstream.pipeline.aggregates import min_by as min_by
+    from millstream.pipeline.aggregates import quantile as quantile
+    from millstream.pipeline.aggregates import quantiles as quantiles
+    from millstream.pipeline.aggregates import set as set
+    from millstream.pipeline.aggregates import stddev as stddev
+    from millstream.pipeline.aggregates import sum as sum
+    from millstream.pipeline.aggregates import top_k as top_k
+    from millstream.pipeline.aggregates import variance as variance
+    from millstream.pipeline.app import App as App
+    from millstream.pipeline.dedup import bloom as bloom
+    from millstream.pipeline.device_clock import device_time as device_time
+    from millstream.pipeline.stream import Stream as Stream
+    from millstream.pipeline.stream import Windowed as Windowed
+    from millstream.pipeline.topic import Topic as Topic
+    from millstream.pipeline.watermarks import processing_time as processing_time
+    from millstream.pipeline.watermarks import watermark as watermark
+    from millstream.pipeline.windows import after_count as after_count
+    from millstream.pipeline.windows import calendar as calendar
+    from millstream.pipeline.windows import count_window as count_window
+    from millstream.pipeline.windows import hopping as hopping
+    from millstream.pipeline.windows import session as session
+    from millstream.pipeline.windows import sliding as sliding
+    from millstream.pipeline.windows import tumbling as tumbling
+    from millstream.record import Record as Record
+    from millstream.views import panels as panels
+    from millstream.views.coverage import PartialOutputWarning as PartialOutputWarning
+    from millstream.views.reader import View as View
+    from millstream.views.reader import view as view
+    from millstream.views.server.server import serve as serve
+    from millstream.views.sinks.dataset import Dataset as Dataset
+    from millstream.views.sinks.dataset import dataset as dataset
+    from millstream.views.sinks.foreach import ForeachContext as ForeachContext
+else:
 
     def __getattr__(name: str) -> object:
         """Load a public name on its first use, and keep it."""
-        if name not in _HOMES:
+        if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(_HOMES[name]), name)
+        value = getattr(import_module(_MODULES[name]), name)
         globals()[name] = value
         return value
 

@@ -1,4 +1,4 @@
-"""Words that are one of a few: each parameter that takes them refuses all others in the same way.
+"""Options with a few allowed values: every parameter refuses other values in the same way.
 
 What was probably meant is named, for parameters as for topics, views, columns and apps.
 """
@@ -23,11 +23,11 @@ def choose(what: str, given: object, allowed: Sequence[Word]) -> Word:
     # A type of the user's may compare as it likes: an expression is never false.
     if not isinstance(given, str) or given not in allowed:
         near = did_you_mean(given, allowed) if isinstance(given, str) else ""
-        raise ConfigError(f"{what} is {given!r}. Choose {listed(allowed)}.{near}")
+        raise ConfigError(f"{what} is {given!r}. Choose {format_choices(allowed)}.{near}")
     return cast("Word", given)
 
 
-def listed(allowed: Sequence[str]) -> str:
+def format_choices(allowed: Sequence[str]) -> str:
     """Write words as a choice: ``"a", "b" or "c"``."""
     quoted = [f'"{word}"' for word in allowed]
     return " or ".join(filter(None, (", ".join(quoted[:-1]), quoted[-1])))

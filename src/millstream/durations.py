@@ -47,16 +47,16 @@ def to_us(duration: Duration, *, what: str) -> int:
         exact = sum(_part_us(number, unit, what) for number, unit in parts)
         microseconds = round(exact) if exact < _US_MAX else -1
     else:
-        raise _refused(duration, what)
+        raise _error(duration, what)
     if microseconds < 0:
-        raise _refused(duration, what)
+        raise _error(duration, what)
     return microseconds
 
 
 def _part_us(number: str, unit: str, what: str) -> float:
     name = unit_named(unit)
     if name is None:
-        raise _refused(f"{number} {unit}", what, did_you_mean(unit, _UNITS_US))
+        raise _error(f"{number} {unit}", what, did_you_mean(unit, _UNITS_US))
     return float(number) * _UNITS_US[name]
 
 
@@ -67,7 +67,7 @@ def unit_named(unit: str) -> str | None:
     return found if found in _UNITS_US else None
 
 
-def _refused(seen: object, what: str, near: str = "") -> ConfigError:
+def _error(seen: object, what: str, near: str = "") -> ConfigError:
     return ConfigError(
         f'{what} is {seen!r}. Give a timedelta, or a number and a unit such as "30 seconds", '
         '"10 minutes", "1h30m", "5 min", "7 days" (units: microseconds to weeks).'
@@ -75,7 +75,7 @@ def _refused(seen: object, what: str, near: str = "") -> ConfigError:
     )
 
 
-def describe_us(duration_us: int) -> str:
+def format_us(duration_us: int) -> str:
     """Say a duration in the largest units that state it exactly: ``1 hour 30 minutes``.
 
     Weeks are said of whole weeks only: 30 days are not ``4 weeks 2 days``.

@@ -5,29 +5,29 @@ carry the data. A message names the value seen, what is allowed, and the next st
 
     MillstreamError
     ├── ConfigError             correct the call, the setting or the declaration (also a ValueError)
-    │   ├── UnknownTopicError       create the topic, or mend the name
+    │   ├── UnknownTopicError       create the topic, or correct the name
     │   ├── TopicExistsError        use the topic that is there, or choose another name
-    │   ├── UnknownViewError        mend the name, or run the pipeline that fills the view
+    │   ├── UnknownViewError        correct the name, or run the pipeline that fills the view
     │   ├── RecordTooLargeError     send a smaller record
     │   └── EnvironmentProblem      install or set what is missing; `millstream doctor` checks it
-    ├── RetriableError          try again later, unchanged
+    ├── RetriableError          retry later, unchanged
     │   ├── FolderOwnedError        another process owns the folder, alone; wait, or stop that process
     │   ├── DiskFullError           nothing was appended; make room, then send again
-    │   ├── BrokerAwayError         no broker answers at the address; start it, or mend the address
-    │   └── OverloadError           the producer's buffer is full; slow down, or choose what gives way
+    │   ├── BrokerUnavailableError  no broker responds at the address; start it, or correct the address
+    │   └── OverloadError           the producer's buffer is full; slow down, or choose what is dropped
     ├── FencedError             a newer writer has taken over: close, never retry
     │   └── ProducerFencedError     a newer producer of the same name has taken over
     ├── ConflictError           the state has moved on: reload, decide again
-    │   ├── TopicRecreatedError     positions in the topic mean nothing any more: begin anew
+    │   ├── TopicRecreatedError     positions in the topic mean nothing any more: start over
     │   ├── OutOfOrderSequenceError records before these are missing: send those first
-    │   ├── TransactionAbortedError the transaction was taken back: begin another, send again
+    │   ├── TransactionAbortedError the transaction was aborted: begin another, send again
     │   └── FencePassedError        the work of this batch id is committed already: skip it
     ├── OffsetOutOfRangeError   the records are gone or not yet there: seek to the stated range
     ├── CorruptionError         stop and keep the bytes: what is on disk is not what was written
     │   ├── CorruptBatchError       one record batch; names file, position and offsets
     │   └── SyncFailedError         a write may not have reached the disk; check it, open again
-    ├── UserCodeError           a function or expression of the user's failed: mend it
-    ├── BadRecordError          a record does not fit its schema: mend the schema, or the policy
+    ├── UserCodeError           a function or expression of the user's failed: correct it
+    ├── BadRecordError          a record does not fit its schema: correct the schema, or the policy
     └── JobFailedError          the running job stopped; the message says at which step and why
 """
 
@@ -39,11 +39,11 @@ class MillstreamError(Exception):
 
 
 class ConfigError(MillstreamError, ValueError):
-    """A call, setting or declaration is wrong. Correct it; trying again changes nothing."""
+    """A call, setting or declaration is wrong. Correct it; a retry changes nothing."""
 
 
 class UnknownTopicError(ConfigError):
-    """The topic does not exist. Create it, or mend the name."""
+    """The topic does not exist. Create it, or correct the name."""
 
 
 class TopicExistsError(ConfigError):
@@ -67,19 +67,19 @@ class RetriableError(MillstreamError):
 
 
 class FolderOwnedError(RetriableError):
-    """Another living process owns the log folder, and cannot be joined. Wait for it, or stop it."""
+    """Another living process owns the log folder, and accepts no connections from other processes. Wait for it, or stop it."""
 
 
 class DiskFullError(RetriableError):
-    """The disk did not take the records: none of them was appended. Make room, then send again."""
+    """The disk has no room for the records: none of them was appended. Make room, then send again."""
 
 
-class BrokerAwayError(RetriableError):
-    """No broker answers at the log's address, or not in time. Start it, or mend the address."""
+class BrokerUnavailableError(RetriableError):
+    """No broker responds at the log's address, or not in time. Start it, or correct the address."""
 
 
 class OverloadError(RetriableError):
-    """The producer's buffer is full: the record was not taken, or gave way. Slow down, or spill."""
+    """The producer's buffer is full: the record was not accepted, or was dropped. Slow down, or spill."""
 
 
 class FencedError(MillstreamError):
@@ -97,16 +97,16 @@ class ConflictError(MillstreamError):
 class TopicRecreatedError(ConflictError):
     """The topic was deleted and created again: positions in the old one mean nothing in the new.
 
-    Give the positions up, and begin anew; for an app, ``millstream reset`` does.
+    Delete the positions, and start over; ``millstream reset`` does this for an app.
     """
 
 
 class OutOfOrderSequenceError(ConflictError):
-    """Records before these are missing. Send those first, or begin again with a new producer."""
+    """Records before these are missing. Send those first, or start over with a new producer."""
 
 
 class TransactionAbortedError(ConflictError):
-    """The transaction was taken back, by its timeout or a failure. Begin another, send again.
+    """The transaction was aborted, by its timeout or a failure. Begin another, send again.
 
     ``timed_out`` says that it was open for longer than its timeout.
     """
@@ -117,9 +117,9 @@ class TransactionAbortedError(ConflictError):
 
 
 class FencePassedError(ConflictError):
-    """The fence stands at this batch id or a later one: its work is committed already. Skip it.
+    """The fence is at this batch id or a later one: its work is committed already. Skip it.
 
-    ``batch_id`` is where the fence stands.
+    ``batch_id`` is the one that the fence is at.
     """
 
     def __init__(self, message: str, *, batch_id: int) -> None:
@@ -167,7 +167,7 @@ class SyncFailedError(CorruptionError):
 class UserCodeError(MillstreamError):
     """A function or expression of the user's failed. ``step`` names where in the pipeline, if known."""
 
-    # Polars raises what a function raised anew, from the message alone.
+    # Polars makes a new error from the message of what a function raised.
     def __init__(self, message: str, *, step: str = "") -> None:
         super().__init__(message)
         self.step = step

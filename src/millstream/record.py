@@ -1,7 +1,7 @@
 """The plain values that every part of Millstream passes around: no I/O, no heavy imports.
 
 A record is one event at one offset of one partition of one topic; offsets count from 0, rise, and
-are never used twice. Where records lie on disk is told in ``docs/log-format.md``.
+are never used twice. Their format on disk is in ``docs/log-format.md``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-VALUE_LEFT_OUT = "value-left-out"
-"""The header of a record that stands for one too large for its topic, and is without the value of that."""
+VALUE_OMITTED = "value-omitted"
+"""The header of a record that replaces one too large for its topic, without its value."""
 
 _UNIX_ERA = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -24,8 +24,8 @@ class TopicPartition(NamedTuple):
     partition: int
 
 
-class Place(NamedTuple):
-    """Where a record lies in its topic."""
+class RecordMetadata(NamedTuple):
+    """Partition and offset of a record, as in Kafka."""
 
     partition: int
     offset: int
@@ -79,6 +79,6 @@ def to_timestamp_ms(moment: datetime) -> int:
     return (aware - _UNIX_ERA) // timedelta(milliseconds=1)
 
 
-def left_out(value: bytes | None, name: str = VALUE_LEFT_OUT) -> tuple[str, bytes]:
-    """Return the header that says how large a value is which was left out."""
+def omitted_value_header(value: bytes | None, name: str = VALUE_OMITTED) -> tuple[str, bytes]:
+    """Return the header that says how large a value is which was omitted."""
     return name, b"%d bytes" % len(value or b"")

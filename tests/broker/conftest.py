@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
-from broker.running import InProcess
+from broker.broker_process import InProcess
 
 with warnings.catch_warnings():  # kafka-python warns of its own deprecated calls when imported
     warnings.simplefilter("ignore")

@@ -23,30 +23,33 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from broker.asking import Asking, batch, fetch, fetched, produce, produced
-from broker.fuzzing import Frames, stream
-from broker.running import AsProcess
+from broker.broker_process import AsProcess
+from broker.fuzz_inputs import Frames, stream
+from broker.raw_client import Asking, batch, fetch, fetched, produce, produced
 
-from millstream.broker import messages, messages_groups
-from millstream.broker.arriving import Limits, arriving
-from millstream.broker.codes import Code, Refused
+from millstream.broker.call import Call
 from millstream.broker.dispatch import (
     Peer,
     UnauthenticatedError,
     UnknownRequestError,
-    answer,
-    read_call,
+    decode_call,
+    handle_request,
 )
-from millstream.broker.node import Call, Node
-from millstream.broker.settings import Settings
-from millstream.broker.wire import MalformedError, Source
+from millstream.broker.node import BrokerNode
+from millstream.broker.protocol import messages, messages_groups
+from millstream.broker.protocol.error_codes import ApiError, ErrorCode
+from millstream.broker.protocol.wire import ByteReader, MalformedError
+from millstream.broker.records.batch_validation import BatchLimits, validate_batch
+from millstream.broker.settings import BrokerSettings
 from millstream.log.batch import read_header
 from millstream.log.decoding import ALL_COLUMNS, Block, decode
 from millstream.log.writer import LogWriter
 
 PEER = Peer("127.0.0.1", 9092, "127.0.0.1")
 ANSWER_S = 20.0
-LIMITS = Limits(1 << 20, Settings().batch_plain_bytes_max, Settings().batch_records_max)
+LIMITS = BatchLimits(
+    1 << 20, BrokerSettings().batch_plain_bytes_max, BrokerSettings().batch_records_max
+)
 _TOGETHER = 64  # requests that are answered at the same time
 # What may wait for other members, or for records, by right.
 _WAIT_BY_RIGHT = (messages_groups.JOIN_GROUP, messages_groups.SYNC_GROUP, messages.FETCH)
@@ -67,7 +70,7 @@ class Outcome:
 def read(frame: bytes) -> Call | str:
     """Return the request in a frame, or how it is refused."""
     try:
-        return read_call(frame, PEER)
+        return decode_call(frame, PEER)
     except (MalformedError, UnknownRequestError, UnauthenticatedError) as error:
         return type(error).__name__
 
@@ -79,9 +82,9 @@ def take(data: bytes) -> str:
         AssertionError: it cannot.
     """
     try:
-        taken = arriving(data, LIMITS)
-    except Refused as refused:
-        return Code(refused.code).name
+        taken = validate_batch(data, LIMITS)
+    except ApiError as refused:
+        return ErrorCode(refused.code).name
     written = taken.prefix(0, 0) + taken.tail
     header = read_header(written, 0)
     found = decode(Block(written, [(0, header)], "fuzz", 0), 0, taken.count, ALL_COLUMNS)
@@ -115,7 +118,7 @@ async def answer_frames(frames: Frames, numbers: range, outcome: Outcome, folder
         writer.create_topic("t", partitions=2)
         writer.create_topic("u")
         writer.create_topic("compact", settings={"cleanup.policy": "compact"})
-        node = Node(writer, Settings(rebalance_delay_ms=0), on_failure=_fail)
+        node = BrokerNode(writer, BrokerSettings(rebalance_delay_ms=0), on_failure=_fail)
         node.start()
         try:
             for start in range(numbers.start, numbers.stop, _TOGETHER):
@@ -130,7 +133,7 @@ def _fail(error: Exception) -> None:
     raise AssertionError(error)
 
 
-async def _answer(node: Node, frames: Frames, number: int, outcome: Outcome) -> None:
+async def _answer(node: BrokerNode, frames: Frames, number: int, outcome: Outcome) -> None:
     frame = frames.frame(number)
     call = read(frame)
     if isinstance(call, str) or _is_too_much(call):
@@ -138,13 +141,13 @@ async def _answer(node: Node, frames: Frames, number: int, outcome: Outcome) -> 
     try:
         try:
             async with asyncio.timeout(0.2 if call.api in _WAIT_BY_RIGHT else ANSWER_S):
-                data = await answer(node, call)
+                data = await handle_request(node, call)
         finally:
             node.responses.release(call.held_bytes)
         if data is not None:
             flexible = call.api.flexible(call.version) and call.api is not messages.API_VERSIONS
             version = call.version if call.api.supports(call.version) else 0
-            call.api.decode_response(Source(b"".join(data), 8 + flexible), version)
+            call.api.decode_response(ByteReader(b"".join(data), 8 + flexible), version)
         outcome.counts[f"answered {call.api.name}"] += 1
     except TimeoutError:
         if call.api not in _WAIT_BY_RIGHT:

@@ -7,7 +7,7 @@ import json
 import sys
 
 import pytest
-from broker.running import InProcess
+from broker.broker_process import InProcess
 
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from broker.running import InProcess
+from broker.broker_process import InProcess
 
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
 from confluent_kafka import (
@@ -33,11 +33,12 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.aio import AIOConsumer, AIOProducer
 
+from millstream.broker.call import Call
 from millstream.broker.dispatch import HANDLERS
-from millstream.broker.messages import PRODUCE
-from millstream.broker.messages_transactions import INIT_PRODUCER_ID
-from millstream.broker.node import Call, Node
-from millstream.broker.wire import Message
+from millstream.broker.node import BrokerNode
+from millstream.broker.protocol.messages import PRODUCE
+from millstream.broker.protocol.messages_transactions import INIT_PRODUCER_ID
+from millstream.broker.protocol.wire import Message
 from millstream.errors import DiskFullError
 from millstream.log.writer import LogWriter
 
@@ -500,10 +501,10 @@ def test_a_producer_whose_next_life_was_not_told_to_it_goes_on(broker, monkeypat
     produce, init = (HANDLERS[one] for one in (PRODUCE, INIT_PRODUCER_ID))
     asked: list[tuple[int, int]] = []
 
-    async def unanswered(node: Node, call: Call) -> None:
+    async def unanswered(node: BrokerNode, call: Call) -> None:
         await produce(node, call)
 
-    async def lost_once(node: Node, call: Call) -> Message | None:
+    async def lost_once(node: BrokerNode, call: Call) -> Message | None:
         answer = await init(node, call)
         asked.append((call.request["producer_id"], call.request["producer_epoch"]))
         if len(asked) == 1:

@@ -9,7 +9,8 @@ import time
 from contextlib import suppress
 
 import pytest
-from broker.asking import (
+from broker.broker_process import InProcess
+from broker.raw_client import (
     BY_NAME,
     Asking,
     batch,
@@ -21,12 +22,11 @@ from broker.asking import (
     produced,
     raw,
 )
-from broker.running import InProcess
 
-from millstream.broker.codes import Code
 from millstream.broker.memory import SMALL_BYTES_MAX
-from millstream.broker.schema import Field
-from millstream.broker.wire import Message
+from millstream.broker.protocol.error_codes import ErrorCode
+from millstream.broker.protocol.schema import FieldSpec
+from millstream.broker.protocol.wire import Message
 from millstream.log.batch import (
     CONTROL,
     LOG_APPEND_TIME,
@@ -36,7 +36,7 @@ from millstream.log.batch import (
     walk,
 )
 from millstream.log.compression import compress
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.encoding import SimpleRecord, encode_records
 
 GOOD = batch(b"one", b"two")
 
@@ -86,7 +86,7 @@ def test_a_newer_apiversions_is_told_what_there_is(asking) -> None:
     asking.socket.sendall(struct.pack(">ihhih", 10, 18, 77, 1, -1))
     asking._asked.append((BY_NAME["ApiVersions"], 0))
     answer = asking.hear()
-    assert answer["error_code"] == Code.UNSUPPORTED_VERSION
+    assert answer["error_code"] == ErrorCode.UNSUPPORTED_VERSION
     assert {
         one["api_key"]: (one["min_version"], one["max_version"]) for one in answer["api_keys"]
     } == {api.key: api.versions for api in BY_NAME.values()}
@@ -123,11 +123,11 @@ class Anything:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
 
-    def message(self, fields: list[Field], version: int) -> Message:
+    def message(self, fields: list[FieldSpec], version: int) -> Message:
         here = [one for one in fields if one.first <= version <= one.last]
         return {one.name: self.value(one, version) for one in here}
 
-    def value(self, field: Field, version: int) -> object:
+    def value(self, field: FieldSpec, version: int) -> object:
         if version >= field.null and self.chance.random() < 0.15:
             return None
         count = self.chance.choice([0, 1, 1, 2])
@@ -233,36 +233,36 @@ def changed(data: bytes, at: int, value: int) -> bytes:
 
 
 def with_attributes(attributes: int) -> bytes:
-    made = encode_rows([Row(0, b"k", b"v")])
+    made = encode_records([SimpleRecord(0, b"k", b"v")])
     times = (0, 0)
     return raw(finish(made.tail[44:], records=1, timestamps_ms=times, attributes=attributes))
 
 
 def lying(records: int, taken: int) -> bytes:
-    made = encode_rows([Row(0, b"k", b"v"), Row(0, b"k", b"w")])
+    made = encode_records([SimpleRecord(0, b"k", b"v"), SimpleRecord(0, b"k", b"w")])
     return raw(finish(made.tail[44:], records=records, count=taken, timestamps_ms=(0, 0)))
 
 
 @pytest.mark.parametrize(
     ("data", "code"),
     [
-        (b"", Code.INVALID_RECORD),
-        (None, Code.INVALID_RECORD),
-        (GOOD[:60], Code.INVALID_RECORD),
-        (GOOD[:-1], Code.INVALID_RECORD),
-        (GOOD + GOOD, Code.INVALID_RECORD),
-        (changed(GOOD, 16, 1), Code.INVALID_RECORD),  # an older format
-        (changed(GOOD, len(GOOD) - 3, 0), Code.CORRUPT_MESSAGE),
-        (changed(GOOD, 18, GOOD[18] ^ 1), Code.CORRUPT_MESSAGE),
-        (with_attributes(CONTROL | TRANSACTIONAL), Code.INVALID_RECORD),
-        (with_attributes(TRANSACTIONAL), Code.INVALID_RECORD),
-        (with_attributes(LOG_APPEND_TIME), Code.INVALID_TIMESTAMP),
-        (with_attributes(7), Code.UNSUPPORTED_COMPRESSION_TYPE),
-        (with_attributes(2), Code.INVALID_RECORD),  # not what snappy writes
-        (lying(3, 3), Code.INVALID_RECORD),
-        (lying(1, 1), Code.INVALID_RECORD),
-        (lying(2, 5), Code.INVALID_RECORD),
-        (lying(0, 1), Code.INVALID_RECORD),
+        (b"", ErrorCode.INVALID_RECORD),
+        (None, ErrorCode.INVALID_RECORD),
+        (GOOD[:60], ErrorCode.INVALID_RECORD),
+        (GOOD[:-1], ErrorCode.INVALID_RECORD),
+        (GOOD + GOOD, ErrorCode.INVALID_RECORD),
+        (changed(GOOD, 16, 1), ErrorCode.INVALID_RECORD),  # an older format
+        (changed(GOOD, len(GOOD) - 3, 0), ErrorCode.CORRUPT_MESSAGE),
+        (changed(GOOD, 18, GOOD[18] ^ 1), ErrorCode.CORRUPT_MESSAGE),
+        (with_attributes(CONTROL | TRANSACTIONAL), ErrorCode.INVALID_RECORD),
+        (with_attributes(TRANSACTIONAL), ErrorCode.INVALID_RECORD),
+        (with_attributes(LOG_APPEND_TIME), ErrorCode.INVALID_TIMESTAMP),
+        (with_attributes(7), ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
+        (with_attributes(2), ErrorCode.INVALID_RECORD),  # not what snappy writes
+        (lying(3, 3), ErrorCode.INVALID_RECORD),
+        (lying(1, 1), ErrorCode.INVALID_RECORD),
+        (lying(2, 5), ErrorCode.INVALID_RECORD),
+        (lying(0, 1), ErrorCode.INVALID_RECORD),
     ],
 )
 def test_a_batch_that_lies_is_refused_and_nothing_is_written(asking, data, code) -> None:
@@ -277,12 +277,12 @@ def test_each_partition_has_an_outcome_of_its_own(asking) -> None:
     answer = asking.ask("Produce", 7, produce(b"bad", GOOD, GOOD, topic="two"))
     (topic,) = answer["responses"]
     assert [one["error_code"] for one in topic["partition_responses"]] == [
-        Code.INVALID_RECORD,
-        Code.NONE,
-        Code.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.INVALID_RECORD,
+        ErrorCode.NONE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ]
     answer = asking.ask("Produce", 7, produce(GOOD, topic="nope"))
-    assert produced(answer)["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert produced(answer)["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def test_a_partition_that_is_named_twice_gets_both_batches(asking) -> None:
@@ -294,10 +294,10 @@ def test_a_partition_that_is_named_twice_gets_both_batches(asking) -> None:
 
 def test_what_is_asked_for_wrongly_is_refused(asking) -> None:
     found = produced(asking.ask("Produce", 7, produce(GOOD, acks=2)))
-    assert found["error_code"] == Code.INVALID_REQUIRED_ACKS
+    assert found["error_code"] == ErrorCode.INVALID_REQUIRED_ACKS
     for version in (0, 1, 2):
         found = produced(asking.ask("Produce", version, produce(GOOD)))
-        assert found["error_code"] == Code.UNSUPPORTED_VERSION
+        assert found["error_code"] == ErrorCode.UNSUPPORTED_VERSION
 
 
 def test_without_an_acknowledgement_nothing_is_answered_and_the_records_are_there(asking) -> None:
@@ -317,7 +317,7 @@ def test_what_was_sent_before_the_client_went_is_appended(broker, asking) -> Non
 
 
 def test_the_largest_timestamp_is_put_right(asking) -> None:
-    made = encode_rows([Row(5000, b"k", b"v"), Row(9000, b"k", b"w")])
+    made = encode_records([SimpleRecord(5000, b"k", b"v"), SimpleRecord(9000, b"k", b"w")])
     wrong = raw(finish(made.tail[44:], records=2, timestamps_ms=(5000, 1 << 60)))
     assert produced(asking.ask("Produce", 7, produce(wrong)))["error_code"] == 0
     found = fetched(asking.ask("Fetch", 11, fetch(0)))["records"]
@@ -354,9 +354,12 @@ def test_a_fetch_outside_of_what_is_there_is_told_the_start(asking) -> None:
     asking.ask("Produce", 7, produce(GOOD))
     for offset in (3, 1 << 40, -1):
         found = fetched(asking.ask("Fetch", 11, fetch(offset)))
-        assert (found["error_code"], found["log_start_offset"]) == (Code.OFFSET_OUT_OF_RANGE, 0)
+        assert (found["error_code"], found["log_start_offset"]) == (
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            0,
+        )
     found = fetched(asking.ask("Fetch", 11, fetch(0, topic="nope")))
-    assert found["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert found["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     found = fetched(asking.ask("Fetch", 11, fetch(2)))
     assert (found["error_code"], found["records"], found["high_watermark"]) == (0, b"", 2)
 
@@ -393,9 +396,9 @@ def test_a_fetch_by_id_finds_what_one_by_name_does(asking) -> None:
     assert only(by_id, "responses")["topic_id"] == topic_id
     assert fetched(by_id)["records"] == by_name["records"] != b""
     for changes, code in [
-        ({"topic_id": bytes(16)}, Code.UNKNOWN_TOPIC_ID),
-        ({"topic_id": b"x" * 16}, Code.UNKNOWN_TOPIC_ID),
-        ({"partition": 9}, Code.UNKNOWN_TOPIC_OR_PARTITION),
+        ({"topic_id": bytes(16)}, ErrorCode.UNKNOWN_TOPIC_ID),
+        ({"topic_id": b"x" * 16}, ErrorCode.UNKNOWN_TOPIC_ID),
+        ({"partition": 9}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ]:
         found = fetched(asking.ask("Fetch", 13, fetch(0, **{"topic_id": topic_id, **changes})))
         assert (found["error_code"], found["records"]) == (code, b""), changes
@@ -407,13 +410,14 @@ def test_the_id_of_a_topic_that_was_made_again_gives_nothing_of_the_new_one(aski
     made_again(asking, GOOD, GOOD)
     for offset in (0, 2, 1 << 40):
         found = fetched(asking.ask("Fetch", 13, fetch(offset, topic_id=old)))
-        assert (found["error_code"], found["records"]) == (Code.UNKNOWN_TOPIC_ID, b"")
+        assert (found["error_code"], found["records"]) == (ErrorCode.UNKNOWN_TOPIC_ID, b"")
     found = fetched(asking.ask("Fetch", 13, fetch(2, topic_id=id_of(asking))))
-    assert (found["error_code"], len(found["records"])) == (Code.NONE, len(GOOD))
+    assert (found["error_code"], len(found["records"])) == (ErrorCode.NONE, len(GOOD))
 
 
 @pytest.mark.parametrize(
-    ("version", "code"), [(11, Code.UNKNOWN_TOPIC_OR_PARTITION), (13, Code.UNKNOWN_TOPIC_ID)]
+    ("version", "code"),
+    [(11, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (13, ErrorCode.UNKNOWN_TOPIC_ID)],
 )
 def test_a_fetch_that_waits_mixes_nothing_of_a_topic_made_again_with_the_old_one(
     broker, asking, version, code
@@ -431,14 +435,14 @@ def test_a_fetch_that_waits_is_told_that_its_topic_is_gone(broker, asking) -> No
     with Asking(broker.address) as waiting:
         waiting.say("Fetch", 11, fetch(0, max_wait_ms=60_000))
         asking.ask("DeleteTopics", 3, {"topic_names": ["t"], "timeout_ms": 1000})
-        assert fetched(waiting.hear())["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION
+        assert fetched(waiting.hear())["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def test_a_fetch_session_is_refused(asking) -> None:
     answer = asking.ask("Fetch", 11, fetch(0, session_id=0, session_epoch=0))
     assert (answer["error_code"], answer["session_id"]) == (0, 0)
     answer = asking.ask("Fetch", 11, fetch(0, session_id=5, session_epoch=1))
-    assert answer["error_code"] == Code.FETCH_SESSION_ID_NOT_FOUND
+    assert answer["error_code"] == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
 def test_readers_that_take_nothing_slow_nobody_down_and_hold_little(folder) -> None:
@@ -551,13 +555,13 @@ def test_what_is_asked_for_many_times_is_told_once(broker, asking, name) -> None
 def test_a_batch_that_stands_for_too_much_is_refused_before_it_is_unfolded(
     folder, settings
 ) -> None:
-    many = encode_rows([Row(0, None, bytes(1000)) for _ in range(1100)])
+    many = encode_records([SimpleRecord(0, None, bytes(1000)) for _ in range(1100)])
     packed = raw(compress(many, "zstd"))
     assert len(packed) < 10_000
     with InProcess(folder, **settings) as broker, Asking(broker.address) as client:
         client.ask("CreateTopics", 4, create())
         told = produced(client.ask("Produce", 8, produce(packed)))
-        assert told["error_code"] == Code.MESSAGE_TOO_LARGE
+        assert told["error_code"] == ErrorCode.MESSAGE_TOO_LARGE
         assert produced(client.ask("Produce", 8, produce(GOOD)))["error_code"] == 0
 
 
@@ -569,10 +573,10 @@ def test_only_so_many_names_of_producers_are_known(folder) -> None:
             return client.ask("InitProducerId", 4, request)["error_code"]
 
         assert [code(name) for name in ("a", "b", "c", "a", None)] == [
-            *(0, 0, Code.POLICY_VIOLATION),
+            *(0, 0, ErrorCode.POLICY_VIOLATION),
             *(0, 0),
         ]
-        assert code("x" * 1001) == Code.POLICY_VIOLATION
+        assert code("x" * 1001) == ErrorCode.POLICY_VIOLATION
 
 
 def test_a_request_that_there_can_never_be_room_for_is_refused(folder) -> None:
@@ -598,8 +602,8 @@ def test_a_topic_is_asked_for_by_its_id(asking, version) -> None:
     asked = [{"topic_id": one, "name": None} for one in (known["topic_id"], stranger)]
     found, missing = asking.ask("Metadata", version, {"topics": asked})["topics"]
     assert found == known
-    assert (missing["error_code"], missing["topic_id"]) == (Code.UNKNOWN_TOPIC_ID, stranger)
+    assert (missing["error_code"], missing["topic_id"]) == (ErrorCode.UNKNOWN_TOPIC_ID, stranger)
     request = {"topics": [{"topic_id": known["topic_id"], "name": None}], "timeout_ms": 1000}
     (gone,) = asking.ask("DeleteTopics", 6, request)["responses"]
-    assert (gone["error_code"], gone["name"]) == (Code.NONE, "t")
+    assert (gone["error_code"], gone["name"]) == (ErrorCode.NONE, "t")
     assert asking.ask("Metadata", version, {"topics": None})["topics"] == []

@@ -10,7 +10,6 @@ import random
 from pathlib import Path
 
 import pytest
-from broker.asking import Asking, batch, create, produce, raw
 from broker.fuzz import (
     PEER,
     Outcome,
@@ -22,17 +21,19 @@ from broker.fuzz import (
     take,
     take_batches,
 )
-from broker.fuzzing import APIS, Frames, stream
+from broker.fuzz_inputs import APIS, Frames, stream
+from broker.raw_client import Asking, batch, create, produce, raw
 
-from millstream.broker import messages_transactions
-from millstream.broker.codes import Code
-from millstream.broker.dispatch import answer
-from millstream.broker.node import Call, Node
-from millstream.broker.settings import Settings
+from millstream.broker.call import Call
+from millstream.broker.dispatch import handle_request
+from millstream.broker.node import BrokerNode
+from millstream.broker.protocol import messages_transactions
+from millstream.broker.protocol.error_codes import ErrorCode
+from millstream.broker.settings import BrokerSettings
 from millstream.errors import CorruptBatchError
 from millstream.log.batch import finish
 from millstream.log.compression import COMPRESSIONS, decompress
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.writer import LogWriter
 
 
@@ -95,9 +96,9 @@ def test_a_good_client_is_served_beside_malformed_streams(frames, tmp_path: Path
 
 def late(count: int, base_ms: int) -> bytes:
     """Return a batch whose timestamps add up to more than 64 bits."""
-    rows = [Row(1000 * number, b"k", b"v") for number in range(count)]
+    rows = [SimpleRecord(1000 * number, b"k", b"v") for number in range(count)]
     last_ms = 1000 * (count - 1)
-    made = finish(encode_rows(rows).tail[44:], records=count, timestamps_ms=(base_ms, last_ms))
+    made = finish(encode_records(rows).tail[44:], records=count, timestamps_ms=(base_ms, last_ms))
     return raw(made)
 
 
@@ -112,29 +113,29 @@ def test_timestamps_beyond_64_bits_are_refused_and_no_other_batch_with_them(brok
         answer = client.ask("Produce", 8, produce(wrong, batch(b"good")))
         (topic,) = answer["responses"]
         codes = [one["error_code"] for one in topic["partition_responses"]]
-        assert codes == [Code.INVALID_RECORD, Code.NONE]
+        assert codes == [ErrorCode.INVALID_RECORD, ErrorCode.NONE]
 
 
 def test_a_defect_that_one_batch_brings_to_light_is_its_own_failure(
     broker, monkeypatch, caplog
 ) -> None:
-    import millstream.broker.appending as appending
+    import millstream.broker.records.appender as appender
 
-    good = appending.arriving
+    good = appender.validate_batch
 
-    def arriving(data: bytes, *limits: object) -> object:
+    def validate(data: bytes, *limits: object) -> object:
         if b"defect" in data:
             raise ZeroDivisionError
         return good(data, *limits)
 
     with Asking(broker.address) as client:
         client.ask("CreateTopics", 4, create(partitions=2))
-        monkeypatch.setattr(appending, "arriving", arriving)
+        monkeypatch.setattr(appender, "validate_batch", validate)
         answer = client.ask("Produce", 8, produce(batch(b"defect"), batch(b"good")))
         (topic,) = answer["responses"]
         codes = [one["error_code"] for one in topic["partition_responses"]]
-        assert codes == [Code.UNKNOWN_SERVER_ERROR, Code.NONE]
-    assert "could not be looked at" in caplog.text
+        assert codes == [ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.NONE]
+    assert "could not be validated" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["gzip", "lz4", "zstd"])
@@ -157,7 +158,7 @@ def test_what_cannot_be_decompressed_leaves_nothing_in_memory(name) -> None:
 def test_who_names_any_number_of_producers_fills_no_memory(tmp_path: Path) -> None:
     async def ask() -> int:
         with LogWriter(tmp_path / "log") as writer:
-            node = Node(writer, Settings(), on_failure=print)
+            node = BrokerNode(writer, BrokerSettings(), on_failure=print)
             node.start()
             try:
                 for number in range(20_000):
@@ -165,13 +166,13 @@ def test_who_names_any_number_of_producers_fills_no_memory(tmp_path: Path) -> No
                     call = Call(messages_transactions.ADD_OFFSETS_TO_TXN, 3, 1, "", request, *PEER)
                     request["group_id"] = "g"
                     if number % 1000 == 0:
-                        await answer(node, call)
+                        await handle_request(node, call)
                     else:
                         is_held_up(node, call, number)
-                return len(node.spoke)
+                return len(node.producer_connections)
             finally:
                 await asyncio.to_thread(node.close)
 
-    from millstream.broker.transactions import _is_held_up as is_held_up
+    from millstream.broker.requests.transactions import _is_stale_connection as is_held_up
 
     assert asyncio.run(ask()) == 10_000

@@ -12,18 +12,18 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from broker.running import AsProcess, InProcess
+from broker.broker_process import AsProcess, InProcess
 
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
 from confluent_kafka import KafkaError, Message
 
 from millstream.client import EventLog, connect
-from millstream.client.kafka.failures import as_ours
-from millstream.client.kafka.group_offsets import KafkaGroups
+from millstream.client.kafka.errors import to_millstream_error
+from millstream.client.kafka.fetcher import Fetcher
+from millstream.client.kafka.groups import KafkaGroups
 from millstream.client.kafka.reader import KafkaReader
-from millstream.client.kafka.stream import Stream
 from millstream.demo.ads_run import clear_log
-from millstream.demo.folder import DemoRun, complete, prepare
+from millstream.demo.folder import DemoRun, mark_completed, prepare
 from millstream.errors import (
     ConfigError,
     FencePassedError,
@@ -48,7 +48,7 @@ def nobody() -> str:
 def test_every_error_of_the_library_becomes_one_of_ours() -> None:
     codes = [getattr(KafkaError, name) for name in dir(KafkaError)]
     for code in (code for code in codes if isinstance(code, int)):
-        error = as_ours(KafkaError(code), "it failed")
+        error = to_millstream_error(KafkaError(code), "it failed")
         assert isinstance(error, MillstreamError)
         assert str(error).startswith("it failed (")
 
@@ -66,7 +66,7 @@ def test_brokers_that_are_not_there_are_one_error_and_nothing_on_the_terminal() 
     )
     assert done.stderr == ""
     assert done.returncode == 0
-    assert "BrokerAwayError no broker answered at kafka://127.0.0.1:" in done.stdout
+    assert "BrokerUnavailableError no broker responded at kafka://127.0.0.1:" in done.stdout
     assert "within 1 s" in done.stdout
     assert "Connection refused" in done.stdout
 
@@ -82,7 +82,7 @@ def test_a_producer_says_what_only_folders_can(broker: InProcess) -> None:
             with pytest.raises(ConfigError, match="choose overload='block' or 'drop_newest'"):
                 log.producer(**options)
         with pytest.raises(ConfigError, match="for logs in a folder"):
-            log.keep_house()
+            log.run_maintenance()
 
 
 @pytest.mark.parametrize("overload", ["block", "drop_newest"])
@@ -235,7 +235,7 @@ def test_a_fence_outlives_the_offset_that_a_broker_forgets(broker: InProcess) ->
             with producer.transaction() as transaction:
                 transaction.fence("w", 3)
         assert log.fences() == {"v": 7, "w": 3}
-        assert log.forget_fences("w") == 1
+        assert log.delete_fences("w") == 1
         assert log.fences() == {"v": 7}
         assert log.topics() == {}
 
@@ -256,7 +256,7 @@ def test_a_demo_removes_what_its_own_runs_made_and_nothing_else(
             prepare(tmp_path / "two", run, clear=partial(clear_log, log))
         assert prepare(tmp_path / "one", run, clear=partial(clear_log, log)) is True  # it goes on
         assert sorted(log.topics()) == ["decisions", "somebodys"]
-        complete(tmp_path / "one", run)
+        mark_completed(tmp_path / "one", run)
         assert prepare(tmp_path / "one", run, clear=partial(clear_log, log)) is False
         assert sorted(log.topics()) == ["somebodys"]
         assert log.fences() == {"another/main/checkpoint": 3}
@@ -318,10 +318,10 @@ def test_a_consumer_whose_offset_is_beyond_a_topic_made_again_is_told_of_the_top
         log.delete_topic("beyond")
         log.create_topic("beyond")
 
-        def refused(stream: Stream, _timeout_s: float) -> list[Message]:
+        def refused(stream: Fetcher, _timeout_s: float) -> list[Message]:
             raise OffsetOutOfRangeError("the records to be read next are gone", start=0, end=0)
 
-        monkeypatch.setattr(Stream, "take", refused)
+        monkeypatch.setattr(Fetcher, "poll", refused)
         with pytest.raises(TopicRecreatedError, match="'beyond' was deleted and created again"):
             next(consumer)
 

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from broker.asking import Asking, batch, create, fetch, fetched, produce, produced
-from broker.running import AsProcess
+from broker.broker_process import AsProcess
+from broker.raw_client import Asking, batch, create, fetch, fetched, produce, produced
 
 CONNECTIONS = 2000
 FILES = CONNECTIONS + 500

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from broker.asking import Asking, create
+from broker.broker_process import InProcess
 from broker.certificates import Certificate, made
-from broker.fetched import go_program, jars, node_package, program
-from broker.running import InProcess
+from broker.language_clients import go_program, jars, node_package, program
+from broker.raw_client import Asking, create
 
-from millstream.broker.users import UsersFile
+from millstream.broker.security.users import UsersFile
 
 PROGRAMS = Path(__file__).parent / "programs"
 PROGRAM_S = 240

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from broker.asking import Asking, batch, create, fetch, fetched, produce
-from broker.running import MILLSTREAM, WAIT_S, AsProcess
-from outliving import run_after_the_main_thread
+from after_main_thread import run_after_the_main_thread
+from broker.broker_process import MILLSTREAM, WAIT_S, AsProcess
+from broker.raw_client import Asking, batch, create, fetch, fetched, produce
 
 import millstream as ms
 from millstream.errors import FolderOwnedError
@@ -109,7 +109,7 @@ def test_this_machine_reads_the_folder_beside_it(folder) -> None:
         reader.close()
         assert at.offset == 100  # what one side commits, the other goes on with
         with pytest.raises(FolderOwnedError, match="owned by process"):
-            log.own()
+            log.acquire_ownership()
         log.create_topic("u")  # through the broker, as everything that is written
         with log.producer() as beside:
             assert beside.send("t", b"beside").result(WAIT_S) == (0, 100)
@@ -123,12 +123,12 @@ def test_it_takes_the_folder_over_from_a_program_which_goes_on_through_it(folder
         with AsProcess(folder) as broker:
             producer.send("t", b"guest").result(WAIT_S)
             with pytest.raises(FolderOwnedError):
-                log.own()
+                log.acquire_ownership()
             made = Producer({"bootstrap.servers": broker.address, **SILENT})
             made.produce("t", b"client")
             assert made.flush(WAIT_S) == 0
         producer.send("t", b"owner again").result(WAIT_S)
-        log.own()
+        log.acquire_ownership()
         found = [record.value for record in log.consumer("t", follow=False)]
     assert found == [b"owner", b"guest", b"client", b"owner again"]
 
@@ -249,9 +249,9 @@ def test_one_in_a_program_whose_main_thread_has_ended_answers_and_ends_in_order(
         """
         import asyncio
         import millstream as ms
-        from millstream.broker.authentication import Authenticator
+        from millstream.broker.security.authentication import Authenticator
         from millstream.broker.server import serve
-        from millstream.broker.users import UsersFile
+        from millstream.broker.security.users import UsersFile
 
         def send(address):
             with ms.connect(f"kafka://{address}") as log, log.producer() as producer:

@@ -6,8 +6,8 @@ import time
 from collections import Counter
 
 import pytest
-from broker.running import InProcess
-from broker.sharing import prepare, where
+from broker.broker_process import InProcess
+from broker.share_member import prepare, start_and_lag
 
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
 from confluent_kafka import AcknowledgeType, Producer, ShareConsumer
@@ -37,7 +37,7 @@ def test_share_consumers_take_each_record_once_and_release_some(broker: InProces
     workers = [consumer(broker, "explicit") for _ in range(2)]
     got: Counter[bytes] = Counter()
     end_s = time.monotonic() + 60
-    while len(got) < 300 or where(broker.address) != (300, 0):
+    while len(got) < 300 or start_and_lag(broker.address) != (300, 0):
         assert time.monotonic() < end_s
         for worker in workers:
             for one in worker.poll(0.2):
@@ -56,15 +56,15 @@ def test_a_share_consumer_accepts_what_it_was_given_before(broker: InProcess) ->
     worker = consumer(broker, "implicit")
     got: list[bytes] = []
     end_s = time.monotonic() + 60
-    while where_if_begun(broker) != (50, 0):
+    while start_and_lag_if_begun(broker) != (50, 0):
         assert time.monotonic() < end_s
         got += [one.value() for one in worker.poll(0.2)]
     worker.close()
     assert got == [b"%d" % number for number in range(50)]
 
 
-def where_if_begun(broker: InProcess) -> tuple[int, int]:
+def start_and_lag_if_begun(broker: InProcess) -> tuple[int, int]:
     try:
-        return where(broker.address)
+        return start_and_lag(broker.address)
     except IndexError:
         return (-1, -1)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from broker.asking import Asking, create, produce, raw
-from broker.fetched import jars, program
-from broker.running import AsProcess, InProcess
+from broker.broker_process import AsProcess, InProcess
+from broker.language_clients import jars, program
+from broker.raw_client import Asking, create, produce, raw
 
-from millstream.broker.codes import Code
-from millstream.log.encoding import Row, encode_rows
+from millstream.broker.protocol.error_codes import ErrorCode
+from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.reader import LogReader
 
 KAFKA = "4.3.1"
@@ -142,10 +142,10 @@ def made(address: str, group: str, partitions: int = 1, **settings: object) -> N
 
 
 def send(address: str, values: list[str], partition: int = 0) -> None:
-    rows = [Row(1000, None, value.encode()) for value in values]
+    rows = [SimpleRecord(1000, None, value.encode()) for value in values]
     with Asking(address) as client:
         for at in range(0, len(rows), 10):  # batches of ten
-            parts = [b""] * partition + [raw(encode_rows(rows[at : at + 10]))]
+            parts = [b""] * partition + [raw(encode_records(rows[at : at + 10]))]
             request = produce(*parts)
             request["topic_data"][0]["partition_data"] = [
                 {"index": partition, "records": parts[-1]}
@@ -159,7 +159,7 @@ def lag(address: str, group: str) -> int:
     with Asking(address) as client:
         asked = {"groups": [{"group_id": group, "topics": None}]}
         (answer,) = client.ask("DescribeShareGroupOffsets", 1, asked)["groups"]
-    assert answer["error_code"] in (0, Code.GROUP_ID_NOT_FOUND), answer
+    assert answer["error_code"] in (0, ErrorCode.GROUP_ID_NOT_FOUND), answer
     parts = [one for topic in answer["topics"] for one in topic["partitions"]]
     return sum(one["lag"] for one in parts) if parts else -1
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from broker.asking import Asking, create, fetch, fetched, only, produce, produced, raw
-from broker.running import InProcess
+from broker.broker_process import InProcess
+from broker.raw_client import Asking, create, fetch, fetched, only, produce, produced, raw
 
-from millstream.broker.codes import Code
-from millstream.broker.wire import Message
+from millstream.broker.protocol.error_codes import ErrorCode
+from millstream.broker.protocol.wire import Message
 from millstream.errors import DiskFullError
 from millstream.log.batch import ProducerStamp, stamp
 from millstream.log.control import ControlDb
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.encoding import SimpleRecord, encode_records
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ class Producer:
         return [one["partition_error_code"] for one in found["results_by_partition"]]
 
     def send(self, value: bytes) -> int:
-        made = encode_rows([Row(0, b"k", value)])
+        made = encode_records([SimpleRecord(0, b"k", value)])
         sent = ProducerStamp(self.producer_id, self.producer_epoch, self.sequence)
         data = raw(stamp(made, sent, transactional=True))
         code = produced(self.asking.ask("Produce", 7, produce(data)))["error_code"]
@@ -71,12 +71,12 @@ def stable_end(asking: Asking) -> int:
 
 def test_an_end_that_is_asked_for_again_is_answered_as_before(asking) -> None:
     made = Producer(asking)
-    assert made.end(commit=True) == Code.INVALID_TXN_STATE  # there was none
+    assert made.end(commit=True) == ErrorCode.INVALID_TXN_STATE  # there was none
     for commit in (True, False):
         assert made.add(0) == [0]
         assert made.send(b"v") == 0
         assert [made.end(commit=commit) for _ in range(2)] == [0, 0]
-        assert made.end(commit=not commit) == Code.INVALID_TXN_STATE
+        assert made.end(commit=not commit) == ErrorCode.INVALID_TXN_STATE
 
 
 def test_an_end_that_was_held_up_does_not_end_the_next_transaction(broker, asking) -> None:
@@ -89,22 +89,22 @@ def test_an_end_that_was_held_up_does_not_end_the_next_transaction(broker, askin
         old, made.asking = made.asking, later
         made.add(0)
         made.send(b"second")
-        assert made.end(commit=True, asking=old) == Code.NOT_COORDINATOR
+        assert made.end(commit=True, asking=old) == ErrorCode.NOT_COORDINATOR
         assert stable_end(later) == 2  # the first and its marker: the second is open
         assert made.end(commit=False) == 0
 
 
 def test_records_outside_of_a_transaction_are_refused(asking) -> None:
     made = Producer(asking)
-    assert made.send(b"early") == Code.INVALID_TXN_STATE
+    assert made.send(b"early") == ErrorCode.INVALID_TXN_STATE
     made.add(0)
     assert made.send(b"in time") == 0
     made.end(commit=True)
-    assert made.send(b"late") == Code.INVALID_TXN_STATE
+    assert made.send(b"late") == ErrorCode.INVALID_TXN_STATE
 
 
 @pytest.mark.parametrize(
-    ("version", "code"), [(0, Code.INVALID_PRODUCER_EPOCH), (3, Code.PRODUCER_FENCED)]
+    ("version", "code"), [(0, ErrorCode.INVALID_PRODUCER_EPOCH), (3, ErrorCode.PRODUCER_FENCED)]
 )
 def test_who_was_replaced_is_told_so_in_every_answer(asking, version, code) -> None:
     old = Producer(asking)
@@ -115,10 +115,10 @@ def test_who_was_replaced_is_told_so_in_every_answer(asking, version, code) -> N
     assert (new.producer_id, new.producer_epoch) == (old.producer_id, old.producer_epoch + 2)
     assert old.add(0, version=version) == [code]
     assert old.end(commit=True, version=version) == code
-    assert old.send(b"zombie") == Code.INVALID_PRODUCER_EPOCH
-    assert old.commit_offset(1) == Code.INVALID_PRODUCER_EPOCH
+    assert old.send(b"zombie") == ErrorCode.INVALID_PRODUCER_EPOCH
+    assert old.commit_offset(1) == ErrorCode.INVALID_PRODUCER_EPOCH
     identity = {"producer_id": old.producer_id, "producer_epoch": old.producer_epoch}
-    assert Producer(asking, **identity).code == Code.PRODUCER_FENCED
+    assert Producer(asking, **identity).code == ErrorCode.PRODUCER_FENCED
     assert stable_end(asking) == 2  # what it left open was taken back
 
 
@@ -126,17 +126,20 @@ def test_a_name_belongs_to_one_producer(asking) -> None:
     made = Producer(asking)
     stranger = Producer(asking, "y")
     stranger.name = "x"
-    assert stranger.add(0) == [Code.INVALID_PRODUCER_ID_MAPPING]
-    assert stranger.end(commit=True) == Code.INVALID_PRODUCER_ID_MAPPING
-    assert stranger.commit_offset(1) == Code.INVALID_PRODUCER_ID_MAPPING
+    assert stranger.add(0) == [ErrorCode.INVALID_PRODUCER_ID_MAPPING]
+    assert stranger.end(commit=True) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert stranger.commit_offset(1) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
     made.name = "nobody"
-    assert made.add(0) == [Code.INVALID_PRODUCER_ID_MAPPING]
+    assert made.add(0) == [ErrorCode.INVALID_PRODUCER_ID_MAPPING]
 
 
 def test_partitions_are_added_all_or_none(asking) -> None:
     made = Producer(asking)
-    assert made.add(0, 7) == [Code.OPERATION_NOT_ATTEMPTED, Code.UNKNOWN_TOPIC_OR_PARTITION]
-    assert made.send(b"v") == Code.INVALID_TXN_STATE
+    assert made.add(0, 7) == [
+        ErrorCode.OPERATION_NOT_ATTEMPTED,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    assert made.send(b"v") == ErrorCode.INVALID_TXN_STATE
     assert made.add(0) == [0]
 
 
@@ -172,8 +175,8 @@ def test_while_the_disk_is_full_a_coordinator_is_to_be_asked_again(asking, monke
             only(asking.ask("OffsetCommit", 8, of_group), "topics", "partitions")["error_code"],
             only(asking.ask("DeleteGroups", 2, {"groups_names": ["g"]}), "results")["error_code"],
         ]
-    assert codes == [*[Code.COORDINATOR_NOT_AVAILABLE] * 4, 0, *codes[-2:]]
-    assert codes[-2:] == [Code.COORDINATOR_NOT_AVAILABLE] * 2
+    assert codes == [*[ErrorCode.COORDINATOR_NOT_AVAILABLE] * 4, 0, *codes[-2:]]
+    assert codes[-2:] == [ErrorCode.COORDINATOR_NOT_AVAILABLE] * 2
     assert made.end(commit=True) == 0
 
 
@@ -182,14 +185,14 @@ def test_a_timeout_that_cannot_be_is_refused(asking, timeout_ms) -> None:
     request = {"transactional_id": "x", "transaction_timeout_ms": timeout_ms}
     answer = asking.ask("InitProducerId", 4, request)
     assert (answer["error_code"], answer["producer_id"]) == (
-        Code.INVALID_TRANSACTION_TIMEOUT,
+        ErrorCode.INVALID_TRANSACTION_TIMEOUT,
         -1,
     )
 
 
 def test_offsets_of_an_open_transaction_are_not_stable(asking) -> None:
     made = Producer(asking)
-    assert made.commit_offset(3) == Code.INVALID_TXN_STATE
+    assert made.commit_offset(3) == ErrorCode.INVALID_TXN_STATE
     request = {**made.who(), "group_id": "g"}
     assert asking.ask("AddOffsetsToTxn", 3, request)["error_code"] == 0
     assert made.commit_offset(3) == 0
@@ -200,7 +203,7 @@ def test_offsets_of_an_open_transaction_are_not_stable(asking) -> None:
         found = only(asking.ask("OffsetFetch", 8, asked), "groups", "topics", "partitions")
         return found["error_code"], found["committed_offset"]
 
-    assert committed(stable=True) == (Code.UNSTABLE_OFFSET_COMMIT, -1)
+    assert committed(stable=True) == (ErrorCode.UNSTABLE_OFFSET_COMMIT, -1)
     assert committed(stable=False) == (0, -1)
     assert made.end(commit=True) == 0
     assert committed(stable=True) == committed(stable=False) == (0, 3)
@@ -210,7 +213,7 @@ def test_a_stale_member_commits_nothing_by_a_transaction_either(asking) -> None:
     made = Producer(asking)
     made.add(0)
     stale = {"generation_id": 4, "member_id": "gone", "group_instance_id": None}
-    assert made.commit_offset(3, **stale) == Code.ILLEGAL_GENERATION
+    assert made.commit_offset(3, **stale) == ErrorCode.ILLEGAL_GENERATION
 
 
 def test_transactions_are_described_and_listed(asking) -> None:
@@ -220,7 +223,7 @@ def test_transactions_are_described_and_listed(asking) -> None:
     made.send(b"v")
     asked = {"transactional_ids": ["x", "nope"]}
     found, missing = asking.ask("DescribeTransactions", 0, asked)["transaction_states"]
-    assert missing["error_code"] == Code.TRANSACTIONAL_ID_NOT_FOUND
+    assert missing["error_code"] == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
     assert (found["transaction_state"], found["producer_id"]) == ("Ongoing", made.producer_id)
     assert found["topics"] == [{"topic": "t", "partitions": [0]}]
     assert found["transaction_timeout_ms"] == 60_000

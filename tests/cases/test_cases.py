@@ -3,7 +3,7 @@
 import pytest
 from cases import dedup, panes, sessions, time, windows
 from cases.case import PARTITIONS, run, trials_of
-from cut_hashes import not_when_cut
+from truncated_hashes import not_when_cut
 
 GROUPS = {
     "windows": windows.CASES,

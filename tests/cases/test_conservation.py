@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
-from drawn import some
+from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

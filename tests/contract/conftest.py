@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from broker.running import InProcess
+from broker.broker_process import InProcess
 from contract.logs import DIFFERENCES, Broker, Folder, Joined, Owners, wipe
 
 from millstream.client import EventLog

@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Self
 
-from broker.running import InProcess
+from broker.broker_process import InProcess
 
 from millstream.client import EventLog, connect
 
@@ -41,7 +41,7 @@ class Folder:
     def clean(self, log: EventLog, *, times: int = 1) -> None:
         """Have retention and compaction do what they would do by themselves, later."""
         for _ in range(times):
-            log.keep_house()
+            log.run_maintenance()
 
 
 class Owners:
@@ -106,7 +106,7 @@ class Broker:
 
     def clean(self, log: EventLog, *, times: int = 1) -> None:
         for _ in range(times):
-            self._running.keep_house()
+            self._running.run_maintenance()
 
 
 class Kafka:
@@ -134,7 +134,7 @@ def wipe(log: EventLog) -> None:
     """Remove every topic, and everything that groups have committed, fences too."""
     cluster = log._cluster
     for writer in log.fences():
-        log.forget_fences(writer)
+        log.delete_fences(writer)
     for name in log.topics():
         log.delete_topic(name)
     found = cluster.admin.list_consumer_groups().result(30).valid

@@ -468,7 +468,7 @@ def test_c6_groups_do_not_know_of_each_other(log: EventLog) -> None:
     assert values(log, "t", group="one") == [b"a", b"b"]
     assert values(log, "t", group="two") == [b"a", b"b"]
     assert log.groups() == ["one", "two"]
-    assert log.forget_group("one") == 1
+    assert log.delete_group_offsets("one") == 1
     assert log.groups() == ["two"]
     assert values(log, "t", group="one") == [b"a", b"b"]
 
@@ -742,10 +742,10 @@ def test_x7_a_fence_refuses_what_it_has_passed(log: EventLog) -> None:
     assert log.fence("w") == 3
     assert log.fence("other") is None
     assert log.fences("w") == {"w": 3}
-    assert log.forget_fences("w") == 1
-    assert (log.fence("w"), log.forget_fences("w")) == (None, 0)
+    assert log.delete_fences("w") == 1
+    assert (log.fence("w"), log.delete_fences("w")) == (None, 0)
     with pytest.raises(ConfigError, match="every fence"):
-        log.forget_fences("")
+        log.delete_fences("")
 
 
 def test_x8_a_transaction_ends_with_its_timeout(backend) -> None:

@@ -11,7 +11,7 @@ from decimal import Decimal
 
 import polars as pl
 import pytest
-from drawn import some
+from example_counts import some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,11 +22,11 @@ from millstream.errors import (
     UnknownViewError,
 )
 from millstream.kernels.frames import DIFF
-from millstream.kernels.plan import JobPlan, SinkPlan, ViewEnd
-from millstream.views.commit import BatchOutcome
-from millstream.views.outputs import open_targets
-from millstream.views.rows import Query
-from millstream.views.store import ViewStore
+from millstream.kernels.plan import JobPlan, SinkPlan, ViewSinkSpec
+from millstream.views.commit.committer import BatchResult
+from millstream.views.commit.open_committer import open_committer
+from millstream.views.query import Query
+from millstream.views.state_store.store import StateStore
 
 
 class Store:
@@ -39,16 +39,16 @@ class Store:
 
     def reader(self):
         if self.url is None:
-            return self._open.enter_context(ViewStore(self.folder / "views.db", readonly=True))
-        from millstream.views.postgres import PostgresStore
+            return self._open.enter_context(StateStore(self.folder / "views.db", readonly=True))
+        from millstream.views.postgres.reader import PostgresViewReader
 
-        return self._open.enter_context(PostgresStore(self.url))
+        return self._open.enter_context(PostgresViewReader(self.url))
 
     def view(self, name, columns, key):
         """Declare a view; ``columns`` are polars types by name."""
         key = (key,) if isinstance(key, str) else tuple(key)
         schema = tuple((n, pl.DataFrame(schema={n: t}).schema[n]) for n, t in columns.items())
-        return SinkPlan(name, next(self._numbers), key, schema, ViewEnd(self.url))
+        return SinkPlan(name, next(self._numbers), key, schema, ViewSinkSpec(self.url))
 
     def job(self, *views, app="app", job="main", checkpoint_id="one"):
         plan = JobPlan(app, (), (), (), views, (0,))
@@ -63,11 +63,11 @@ class Job:
 
     def __init__(self, stack, plan, folder, job, checkpoint_id):
         home, log = folder / "views.db", folder / "log"
-        self.targets = stack.enter_context(open_targets(plan, home, log))
+        self.targets = stack.enter_context(open_committer(plan, home, log))
         self.batch_id = self.targets.begin_run(job, checkpoint_id)
 
     def commit(self, position=None, **rows):
-        outcome = BatchOutcome(rows=rows, position=position or {})
+        outcome = BatchResult(rows=rows, position=position or {})
         done = self.targets.commit(self.batch_id, outcome, {})
         self.batch_id += 1
         return done
@@ -111,7 +111,7 @@ def test_a_commit_moves_rows_changes_and_position(store):
     assert read.get("counts", word="z") is None
     assert read.count("counts") == 2
     assert read.position("counts") == read.position("app") == {"t": {"0": 3, "1": 4}}
-    assert [view.name for view in read.views() if view.name != "dead_letters"] == ["counts"]
+    assert [view.name for view in read.views() if view.name != "dead_letter_relay"] == ["counts"]
 
 
 def test_a_batch_without_rows_moves_the_position(store):
@@ -375,7 +375,7 @@ def test_what_is_not_there_is_told_with_what_there_is(store):
 
 
 def test_old_changes_are_forgotten_and_asking_for_them_says_so(store, monkeypatch):
-    for module in ("store.ViewStore", "postgres_target.PostgresTarget"):
+    for module in ("state_store.store.StateStore", "sinks.postgres.PostgresSink"):
         if store.url is None and module.startswith("postgres"):
             continue
         path = f"millstream.views.{module}.__init__.__kwdefaults__"
@@ -401,7 +401,7 @@ def _resolved(path):
 
 
 def test_a_batch_larger_than_a_slice_is_one_batch(store, monkeypatch):
-    module = "store" if store.url is None else "postgres_target"
+    module = "store" if store.url is None else "sinks.postgres"
     monkeypatch.setattr(f"millstream.views.{module}._SLICE_ROWS", 7)
     job = store.job(store.view("counts", COUNTS, "word"))
     words = [f"w{i:02}" for i in range(50)]

@@ -13,10 +13,10 @@ from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
 import pytest
-from broker.running import InProcess
-from edge.running_edge import Process
-from edge_asking import ask, serving_edge
-from receiving import Receiver
+from broker.broker_process import InProcess
+from edge.edge_process import Process
+from edge_client import ask, serving_edge
+from webhook_receiver import Receiver
 
 import millstream as ms
 
@@ -255,7 +255,7 @@ def test_killed_between_delivery_and_commit_it_delivers_again_with_the_same_key(
     assert sorted(by_value) == list(range(20))  # none was left out
     assert all(len(keys) == 1 for keys in by_value.values())
     assert len(receiver.requests) > 20  # and some came again
-    assert " delivered, 0 given up, 0 attempts failed" in out
+    assert " delivered, 0 dead-lettered, 0 attempts failed" in out
     for key in range(5):  # what came first, came in order
         mine = [json.loads(r["body"])["value"] for r in receiver.requests]
         mine = [n for i, n in enumerate(mine) if n % 5 == key and n not in mine[:i]]
@@ -272,7 +272,7 @@ def test_told_to_end_it_commits_what_was_taken_and_gives_up_nothing(address, tmp
             receiver.wait(6)
             code, out, err = up.stop()
         assert code == 0
-        assert out.splitlines()[-1].startswith("3 records delivered, 0 given up")
+        assert out.splitlines()[-1].startswith("3 records delivered, 0 dead-lettered")
         assert "fails (500" in err
         assert committed(address) == 3
         with webhook(address, receiver.url, tmp_path, "--attempts", "2") as up:

@@ -7,6 +7,7 @@ record is seen that was not sent, none twice; and what cannot be read is told, n
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import multiprocessing
 import os
@@ -35,11 +36,11 @@ from millstream.errors import (
 from millstream.log import aborted
 from millstream.log.batch import EncodedBatch, ProducerStamp, stamp, walk
 from millstream.log.control import ControlDb
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.files import DISK, DiskFiles, Files, size_of
-from millstream.log.inspection import inspect
 from millstream.log.reader import LogReader
-from millstream.log.repair import repair
+from millstream.log.repair.inspection import inspect
+from millstream.log.repair.repair import repair
 from millstream.log.segment import segment_offsets
 from millstream.log.takeover import NEEDS_VERIFY
 from millstream.log.writer import LogWriter
@@ -62,7 +63,7 @@ def quiet() -> Iterator[None]:
 
 
 def batch_of(*values: bytes, timestamp_ms: int = 1) -> EncodedBatch:
-    return encode_rows([Row(timestamp_ms, b"k", value) for value in values])
+    return encode_records([SimpleRecord(timestamp_ms, b"k", value) for value in values])
 
 
 def numbered(number: int, *, size: int = 40, producer_id: int = 7) -> EncodedBatch:
@@ -1245,10 +1246,23 @@ def test_case_12_parts_of_two_folders_are_refused(tmp_path: Path) -> None:
     assert len(read(LogReader(one))) == 12
 
 
-def test_case_12_a_newer_format_is_refused_and_not_touched(tmp_path: Path) -> None:
-    """case 12: a folder that a newer version has written."""
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (99, "made by a newer version of Millstream .log format 99; .* Read it with that version$"),
+        (
+            2,
+            "made by an earlier version of Millstream .log format 2; .* that version, or begin in a new folder",
+        ),
+    ],
+)
+def test_case_12_another_format_is_refused_and_not_touched(
+    tmp_path: Path, version: int, message: str
+) -> None:
+    """case 12: a folder that another version of Millstream has written."""
     make_log(tmp_path)
-    (tmp_path / "FORMAT").write_text('{"version": 3, "directory_id": "' + "0" * 32 + '"}\n')
+    content = {"version": version, "directory_id": "0" * 32}
+    (tmp_path / "FORMAT").write_text(json.dumps(content) + "\n")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
     uses: list[Callable[[Path], object]] = [
         opened,
@@ -1257,7 +1271,7 @@ def test_case_12_a_newer_format_is_refused_and_not_touched(tmp_path: Path) -> No
         repair,
     ]
     for use in uses:
-        with pytest.raises(ConfigError, match="format version 3"):
+        with pytest.raises(ConfigError, match=message):
             use(tmp_path)
     assert {path: path.read_bytes() for path in before} == before
 
@@ -1280,8 +1294,8 @@ class Clock:
         self.running_ms += duration_ms
 
 
-def keep_house(writer: LogWriter, clock: Clock) -> Any:
-    return writer.housekeeper.keep_house(clock.now_ms, running_ms=clock.running_ms)
+def run_maintenance(writer: LogWriter, clock: Clock) -> Any:
+    return writer.maintenance.run_pass(clock.now_ms, running_ms=clock.running_ms)
 
 
 def test_case_13_a_clock_that_jumps_ten_days_ahead_empties_no_topic(tmp_path: Path) -> None:
@@ -1292,16 +1306,16 @@ def test_case_13_a_clock_that_jumps_ten_days_ahead_empties_no_topic(tmp_path: Pa
         for number in range(40):
             batch = batch_of(b"%06d" % number + b"x" * 40, timestamp_ms=clock.now_ms)
             writer.append("t", 0, [batch])
-        keep_house(writer, clock)
+        run_maintenance(writer, clock)
         clock.now_ms += 10 * DAY_MS
         for _ in range(20):
             clock.pass_(30_000)
-            assert keep_house(writer, clock).segments_removed == 0
+            assert run_maintenance(writer, clock).segments_removed == 0
         assert len(read(LogReader(tmp_path))) == 40
         # Even when the time has really passed, a pass removes a part only.
         clock.pass_(2 * DAY_MS)
         held = len(writer.partitions()[0].sealed)
-        assert 0 < keep_house(writer, clock).segments_removed <= max(1, (held + 1) // 10)
+        assert 0 < run_maintenance(writer, clock).segments_removed <= max(1, (held + 1) // 10)
 
 
 @pytest.mark.parametrize("jump_ms", [-10 * DAY_MS, 0])
@@ -1321,7 +1335,7 @@ def test_case_13_a_clock_that_goes_back_or_stands_still_changes_neither_offsets_
             assert writer.append("t", 0, [batch]) == [number]
             if jump_ms:
                 clock.now_ms += 1
-        assert keep_house(writer, clock).segments_removed == 0
+        assert run_maintenance(writer, clock).segments_removed == 0
     reader = LogReader(tmp_path)
     assert len(read(reader)) == 60
     for moment in {times[0] - 1, times[0], times[29], times[30], max(times), max(times) + 1}:
@@ -1340,7 +1354,7 @@ def test_case_13_a_transaction_times_out_by_running_time_whatever_the_clock_show
     clock = Clock(100 * DAY_MS)
     with opened(tmp_path, clock_ms=clock, running_ms=lambda: clock.running_ms) as writer:
         writer.create_topic("t")
-        keep_house(writer, clock)
+        run_maintenance(writer, clock)
         identity = writer.transactions.register("p", timeout_ms=600_000)
         if when == "before":
             clock.now_ms += jump_ms
@@ -1350,6 +1364,8 @@ def test_case_13_a_transaction_times_out_by_running_time_whatever_the_clock_show
         if when == "during":
             clock.now_ms += jump_ms
         clock.pass_(120_000)
-        assert keep_house(writer, clock).transactions_aborted == 0, "two of ten minutes have passed"
+        assert run_maintenance(writer, clock).transactions_aborted == 0, (
+            "two of ten minutes have passed"
+        )
         clock.pass_(700_000)
-        assert keep_house(writer, clock).transactions_aborted == 1
+        assert run_maintenance(writer, clock).transactions_aborted == 1

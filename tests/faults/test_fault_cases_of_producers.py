@@ -36,12 +36,12 @@ from millstream.log.batch import (
 )
 from millstream.log.compression import COMPRESSIONS, compress
 from millstream.log.control import ControlDb
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.groups import committed_offsets, fence_of
-from millstream.log.inspection import inspect
-from millstream.log.named_producers import ProducerIdentity
+from millstream.log.producer_identity import ProducerIdentity
 from millstream.log.producers import PRODUCER_EXPIRES_MS
 from millstream.log.reader import LogReader
+from millstream.log.repair.inspection import inspect
 from millstream.log.statistics import measure
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
@@ -60,7 +60,7 @@ def quiet() -> Iterator[None]:
 
 
 def batch_of(*values: bytes | None, timestamp_ms: int = 1) -> EncodedBatch:
-    return encode_rows([Row(timestamp_ms, b"k", value) for value in values])
+    return encode_records([SimpleRecord(timestamp_ms, b"k", value) for value in values])
 
 
 def sent_by(
@@ -168,9 +168,9 @@ def test_case_14_a_gap_is_refused_and_a_forgotten_producer_begins_anywhere(tmp_p
             with pytest.raises(OutOfOrderSequenceError, match="1 must follow"):
                 writer.append("t", 0, [sent_by((7, 0), sequence)])
         assert bytes_in(tmp_path) == size
-        writer.housekeeper.keep_house(now_ms, running_ms=0)
+        writer.maintenance.run_pass(now_ms, running_ms=0)
         now_ms += PRODUCER_EXPIRES_MS + 1
-        writer.housekeeper.keep_house(now_ms, running_ms=PRODUCER_EXPIRES_MS + 1)
+        writer.maintenance.run_pass(now_ms, running_ms=PRODUCER_EXPIRES_MS + 1)
         assert writer.append("t", 0, [sent_by((7, 0), 500, timestamp_ms=now_ms)]) == [1]
         with pytest.raises(OutOfOrderSequenceError):
             writer.append("t", 0, [sent_by((7, 0), 502, timestamp_ms=now_ms)])
@@ -343,12 +343,12 @@ def test_case_18_a_transaction_whose_producer_died_is_aborted_by_its_timeout(
         writer = restarted(writer, tmp_path, how, clock_ms=clock)
     with writer:
         reader = LogReader(writer.folder)
-        writer.housekeeper.keep_house(now_ms, running_ms=0)
+        writer.maintenance.run_pass(now_ms, running_ms=0)
         assert read(reader) == {}, "held up at the first offset of what is open"
         assert reader.high_watermark("t", 0) - reader.end_offset("t", 0) == 2
         assert measure(writer.folder)[0].open_transactions == 1
         now_ms += 61_000
-        report = writer.housekeeper.keep_house(now_ms, running_ms=61_000)
+        report = writer.maintenance.run_pass(now_ms, running_ms=61_000)
         assert report.transactions_aborted == 1
         assert [*read(reader).values()] == [b"behind it"]
         assert measure(writer.folder)[0].open_transactions == 0
@@ -373,7 +373,7 @@ def test_case_21_a_reader_behind_retention_is_told_and_never_moved_silently(tmp_
             writer.append("t", 0, [batch_of(b"%02d" % number * 20, timestamp_ms=1000)])
         writer.commit_offsets("slow", {T0: 3})
         reader = LogReader(tmp_path)
-        report = writer.keep_house(1000)
+        report = writer.run_maintenance(1000)
         start, end = reader.offsets("t")[0]
         assert start > 3
         with pytest.raises(OffsetOutOfRangeError, match="were removed by retention") as caught:
@@ -398,10 +398,12 @@ def test_case_21_a_reader_goes_over_what_compaction_removed_in_the_order_of_offs
         writer.create_topic("t", settings=settings)
         for number in range(40):
             writer.append(
-                "t", 0, [encode_rows([Row(1, b"%d" % (number % 3), b"%02d" % number * 9)])]
+                "t",
+                0,
+                [encode_records([SimpleRecord(1, b"%d" % (number % 3), b"%02d" % number * 9)])],
             )
         sealed = writer.partitions()[0].active_base
-        writer.keep_house(1000)
+        writer.run_maintenance(1000)
         found = read(LogReader(tmp_path))
         assert list(found) == sorted(found)
         assert len([offset for offset in found if offset < sealed]) <= 3
@@ -452,14 +454,14 @@ def test_case_22_a_record_that_is_too_large_is_refused_before_a_byte_is_written(
 
 def test_case_22_null_and_empty_keys_and_values_stay_what_they_are(tmp_path: Path) -> None:
     """case 22: empty value, null value, empty key, null key, in one batch."""
-    rows = [Row(1, key, value) for key in (None, b"", b"k") for value in (None, b"", b"v")]
+    rows = [SimpleRecord(1, key, value) for key in (None, b"", b"k") for value in (None, b"", b"v")]
     with opened(tmp_path) as writer:
         writer.create_topic("t")
-        writer.append("t", 0, [encode_rows(rows)])
+        writer.append("t", 0, [encode_records(rows)])
         writer.create_topic("c", settings={"cleanup.policy": "compact"})
         with pytest.raises(ConfigError, match="without a key"):
-            writer.append("c", 0, [encode_rows(rows)])
-        assert writer.append("c", 0, [encode_rows(rows[3:])]) == [0]
+            writer.append("c", 0, [encode_records(rows)])
+        assert writer.append("c", 0, [encode_records(rows[3:])]) == [0]
     (batch,) = LogReader(tmp_path).read("t", 0, 0, len(rows))
     assert batch["key"].to_pylist() == [row.key for row in rows]
     assert batch["value"].to_pylist() == [row.value for row in rows]
@@ -487,10 +489,14 @@ def test_case_22_ten_thousand_headers_of_one_record_come_back(tmp_path: Path, co
         (f"h{number % 5000}", None if number % 7 == 0 else b"v" * (number % 3))
         for number in range(10_000)
     )
-    rows = [Row(1, b"k", b"plain"), Row(1, b"k", b"rich", headers), Row(1, b"k", b"plain")]
+    rows = [
+        SimpleRecord(1, b"k", b"plain"),
+        SimpleRecord(1, b"k", b"rich", headers),
+        SimpleRecord(1, b"k", b"plain"),
+    ]
     with opened(tmp_path) as writer:
         writer.create_topic("t")
-        writer.append("t", 0, [compress(encode_rows(rows), codec)])
+        writer.append("t", 0, [compress(encode_records(rows), codec)])
     (batch,) = LogReader(tmp_path).read("t", 0, 0, 3, columns=("value", "headers"))
     plain, rich, last = batch["headers"].to_pylist()
     assert [(one["key"], one["value"]) for one in rich] == list(headers)
@@ -524,7 +530,7 @@ def test_case_22_a_batch_that_lies_about_its_records_is_told_and_harms_no_neighb
     tmp_path: Path, records: int
 ) -> None:
     """case 22: a count that the records do not bear out, in a batch whose CRC is right."""
-    body = encode_rows([Row(1, b"k", b"%d" % number) for number in range(4)])
+    body = encode_records([SimpleRecord(1, b"k", b"%d" % number) for number in range(4)])
     lying = finish(
         body.tail[HEADER_BYTES - PREFIX_BYTES :], records=records, count=5, timestamps_ms=(1, 1)
     )

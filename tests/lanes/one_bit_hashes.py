@@ -1,7 +1,7 @@
 """The lane of hashes of one bit: nearly every key shares its hash, and the place of its bucket."""
 
 import pytest
-from cut_hashes import cut
+from truncated_hashes import cut
 
 
 def apply(patch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The lane of hashes of two bits: many keys share a hash, and some do not."""
 
 import pytest
-from cut_hashes import cut
+from truncated_hashes import cut
 
 
 def apply(patch: pytest.MonkeyPatch) -> None:

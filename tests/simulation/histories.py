@@ -22,6 +22,7 @@ LatestKept              compaction keeps of every key the last record, or one th
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import random
 import sqlite3
@@ -31,6 +32,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 
 from millstream.errors import (
@@ -45,9 +47,9 @@ from millstream.errors import (
 from millstream.log.batch import EncodedBatch, ProducerStamp, stamp
 from millstream.log.compression import COMPRESSIONS, compress
 from millstream.log.control import ControlDb
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.groups import committed_offsets, fence_of
-from millstream.log.named_producers import ProducerIdentity
+from millstream.log.producer_identity import ProducerIdentity
 from millstream.log.reader import LogReader
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
@@ -207,8 +209,8 @@ class History:
         return tuple(group)
 
     def batch(self, values: tuple[bytes, ...]) -> EncodedBatch:
-        rows = [Row(self.now_ms, b"k", value) for value in values]
-        return compress(encode_rows(rows), self.rng.choice(["none", "none", *COMPRESSIONS]))
+        rows = [SimpleRecord(self.now_ms, b"k", value) for value in values]
+        return compress(encode_records(rows), self.rng.choice(["none", "none", *COMPRESSIONS]))
 
     def send_plain(self, writer: LogWriter) -> None:
         place = TopicPartition(PLAIN, self.rng.randrange(PARTITIONS))
@@ -257,9 +259,9 @@ class History:
         for _ in range(self.rng.randint(1, 6)):
             key = b"k%d" % self.rng.randrange(4)
             (value,) = self.values()[:1]
-            rows = [Row(self.now_ms, key, value)]
+            rows = [SimpleRecord(self.now_ms, key, value)]
             self.key_of[value] = key
-            (offset,) = writer.append(*place, [encode_rows(rows)])
+            (offset,) = writer.append(*place, [encode_records(rows)])
             self.synced()
             self.note(place, offset, (value,), synced=True)
             self.latest.setdefault(place, {})[key] = offset
@@ -329,9 +331,9 @@ class History:
             return
         raise Broken("AllOrNothing: a fence that was passed let a batch through again")
 
-    def keep_house(self, writer: LogWriter) -> None:
+    def run_maintenance(self, writer: LogWriter) -> None:
         self.now_ms += self.rng.choice([10, 1000, 90_000])
-        report = writer.keep_house(self.now_ms)
+        report = writer.run_maintenance(self.now_ms)
         self.say(f"kept house: {report}")
 
     def delete(self, writer: LogWriter) -> None:
@@ -358,7 +360,7 @@ class History:
         *[send_idempotent] * 4,
         *[send_keyed] * 2,
         *[transact] * 4,
-        *[keep_house] * 2,
+        *[run_maintenance] * 2,
         delete,
         change_settings,
         sync,
@@ -537,8 +539,15 @@ def run_parallel(first: int, count: int, *, processes: int = 2) -> tuple[int, in
     step = 50
     starts = range(first, first + count, step)
     sizes = [min(step, first + count - start) for start in starts]
-    with ProcessPoolExecutor(processes) as pool:
-        found = list(pool.map(run_many, starts, sizes))
+    # A child must not collect the garbage of a parent that has had threads: a client's destructor waits
+    # for threads that the child does not have, or crashes.
+    gc.collect()
+    gc.freeze()
+    try:
+        with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+            found = list(pool.map(run_many, starts, sizes))
+    finally:
+        gc.unfreeze()
     return sum(one for one, _ in found), sum(two for _, two in found)
 
 

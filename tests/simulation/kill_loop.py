@@ -45,14 +45,14 @@ def own(folder: str, socket: str) -> None:
 
 def serve(writer: object, connection: Connection) -> None:
     from millstream.log.batch import ProducerStamp, stamp
-    from millstream.log.encoding import Row, encode_rows
+    from millstream.log.encoding import SimpleRecord, encode_records
 
     try:
         while True:
             sender, sequence, values = connection.recv()
-            rows = [Row(0, b"k", value) for value in values]
+            rows = [SimpleRecord(0, b"k", value) for value in values]
             batch = stamp(
-                encode_rows(rows), ProducerStamp(sender + 1, 0, sequence), transactional=False
+                encode_records(rows), ProducerStamp(sender + 1, 0, sequence), transactional=False
             )
             (offset,) = writer.append(TOPIC, partition_of(sender), [batch])  # type: ignore[attr-defined]
             connection.send(offset)

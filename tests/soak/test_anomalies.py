@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from soak.anomalies import findings
+from soak.generated_histories import GROUP, INPUT, OUTPUT, PLAIN, World
 from soak.history import History, Journal, Operation, Place, Read, Sent, read_journals
-from soak.worlds import GROUP, INPUT, OUTPUT, PLAIN, World
 
 SEEDS = range(25)
 P = Place("p", 0)

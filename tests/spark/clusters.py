@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyspark
 
-from millstream.spark.java import find_java
+from millstream.spark.runtime.java import find_java
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"

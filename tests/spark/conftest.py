@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.spark import stages
-from millstream.spark.session import start_session, stop_session
+from millstream.spark.runtime.session import start_session, stop_session
+from millstream.spark.stages import executor
 
 sys.path.insert(
     0, str(Path(__file__).parent)
@@ -53,11 +53,11 @@ def no_spark(shared_session):
 @pytest.fixture
 def in_workers(monkeypatch):
     """Have stages run as tasks of Spark's, however little they have to do."""
-    monkeypatch.setattr(stages, "HERE_BYTES_MAX", -1)
+    monkeypatch.setattr(executor, "DRIVER_BYTES_MAX", -1)
 
 
 @pytest.fixture
 def in_turns(monkeypatch):
     """Have stages run here and in workers in turns, so that state goes from one to the other."""
     turns = itertools.cycle([True, False, False])
-    monkeypatch.setattr(stages.Stages, "_is_little", lambda _stages, _work: next(turns))
+    monkeypatch.setattr(executor.StageExecutor, "_is_small", lambda _stages, _work: next(turns))

@@ -43,9 +43,9 @@ def pipeline(log):
 app = pipeline(os.environ.get("MILLSTREAM_LOG", "data"))
 
 if __name__ == "__main__":
-    from millstream.spark import stages
+    from millstream.spark.stages import executor
 
-    stages.HERE_BYTES_MAX = (
+    executor.DRIVER_BYTES_MAX = (
         -1
     )  # these batches are so small that the driver would take the stages itself
     app.run(

@@ -39,7 +39,7 @@ def test_a_run_ends_as_shown_and_two_versions_can_be_asked(no_spark, tmp_path):
     beside = TEXT[TEXT.index("## Two versions") :]
     (commands,) = re.findall(r"(?ms)^```sh\n(.*?)^```", beside)
     first, *asked = commands.splitlines()
-    assert "second.py" in first
+    assert "second_version.py" in first
     run(first)
     answers = [run(command) for command in asked]
     assert len(answers) == 2

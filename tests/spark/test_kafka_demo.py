@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
-from broker.running import AsProcess
+from broker.broker_process import AsProcess
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 OUTPUTS = 7

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed here")
-from broker.running import AsProcess
-from crashing import TRANSACTION_POINT
+from broker.broker_process import AsProcess
+from crash_points import TRANSACTION_POINT
 from every_sink import held, rows, send, wanted
 
 import millstream as ms
@@ -25,7 +25,7 @@ EVENTS = rows(400)
 def run(folder: Path, address: str, point: str) -> int:
     """Run the app in a process of its own, dying at the point the second time; give the exit code."""
     (folder / "marks").mkdir(exist_ok=True)
-    program = [sys.executable, HERE / "crashing.py", folder, ""]
+    program = [sys.executable, HERE / "crash_points.py", folder, ""]
     ended = subprocess.run(
         [*program, point, "2", "SIGKILL", "topics", address],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), str(HERE)])},

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from crashing import COMMIT_POINTS, RESTART_POINTS, STAGE_POINTS, WORKER_POINTS
+from crash_points import COMMIT_POINTS, RESTART_POINTS, STAGE_POINTS, WORKER_POINTS
 from every_sink import calls_of_functions, held, pipeline, rows, send, wanted
 
 from millstream import testing
@@ -19,7 +19,7 @@ EVENTS = rows(900)
 def run(folder, url, points, number):
     """Run the app, dying at the points; give the exit code and what it said."""
     (folder / "marks").mkdir(exist_ok=True)
-    program = [sys.executable, HERE / "crashing.py", folder, url or ""]
+    program = [sys.executable, HERE / "crash_points.py", folder, url or ""]
     ended = subprocess.run(
         [*program, ",".join(points), str(number), "SIGKILL", "topics"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), str(HERE)])},

@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 import millstream as ms
 from millstream import testing
 from millstream.spark import rescale as rescaling
-from millstream.spark.birth import stored_birth
-from millstream.views.running import runs_alive
-from millstream.views.store import ViewStore
+from millstream.spark.job_metadata import load_job_metadata
+from millstream.views.runs.control_files import active_runs
+from millstream.views.state_store.store import StateStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -61,12 +61,12 @@ def test_after_a_rescale_the_answers_are_those_of_an_uninterrupted_run(spark, tm
     home = tmp_path / "apps" / "counts"
 
     for partitions, upto in ((4, 2100), (1, 3000)):
-        before = stored_birth("counts", home).partitions
+        before = load_job_metadata("counts", home).partitions
         done = rescaling.rescale("counts", home, partitions)
         assert (done.partitions_before, done.partitions) == (before, partitions)
         send(tmp_path, events[upto - 900 : upto])
         counted(tmp_path).run(until="caught-up", rows_per_batch=500)
-    assert stored_birth("counts", home).partitions == 1
+    assert load_job_metadata("counts", home).partitions == 1
 
     wanted = testing.run(counted("unused"), {"events": events})
     for name in ("days", "minutes"):
@@ -101,7 +101,7 @@ def test_a_running_app_is_stopped_from_outside(tmp_path):
     while time.monotonic() < deadline and not _has_read(home):
         assert running.poll() is None
         time.sleep(0.1)
-    assert len(runs_alive(home)) == 1
+    assert len(active_runs(home)) == 1
     stopped = subprocess.run(
         [*command, "stop", "stopped"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -114,7 +114,7 @@ def test_a_running_app_is_stopped_from_outside(tmp_path):
 
 def _has_read(home):
     try:
-        with ViewStore(home / "views.db", readonly=True) as store:
+        with StateStore(home / "views.db", readonly=True) as store:
             return store.last_batch_id("stopped") == 0
     except ms.ConfigError:  # there is no store yet
         return False

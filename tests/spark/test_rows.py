@@ -13,15 +13,15 @@ import pytest
 import millstream as ms
 from millstream.errors import ConfigError, UserCodeError
 from millstream.kernels.frames import DIFF, DIFF_COLUMN, PORT_FIRST, encode_frame, plain_schema
-from millstream.pipeline.time_words import check_rule_of_frame
+from millstream.pipeline.watermarks import check_dataframe_watermark
+from millstream.spark.dataframes import to_dataframe
 from millstream.spark.frame_files import FrameFiles
-from millstream.spark.native import rows_of
-from millstream.spark.session import stop_session
-from millstream.views.store import ViewStore
+from millstream.spark.runtime.session import stop_session
+from millstream.views.state_store.store import StateStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
-WORKER = "millstream.spark.daemon"
+WORKER = "millstream.spark.runtime.worker_daemon"
 
 
 @dataclass
@@ -45,12 +45,12 @@ def send(folder, events):
 
 
 def stored(app, name):
-    with ViewStore(app.folder / "views.db", readonly=True) as store:
+    with StateStore(app.folder / "views.db", readonly=True) as store:
         return store.scan(name)
 
 
 def ledger(app):
-    with ViewStore(app.folder / "views.db", readonly=True) as store:
+    with StateStore(app.folder / "views.db", readonly=True) as store:
         lines = pl.DataFrame(store.ledger(app.name)).drop("batch_id")
     return {line["step"]: line for line in lines.group_by("step").sum().to_dicts()}
 
@@ -142,7 +142,7 @@ def test_a_dataframe_may_pass_a_native_step_and_its_watermark_stays_behind(spark
 )
 def test_a_watermark_by_what_a_dataframe_does_not_tell_is_refused(rule, named):
     with pytest.raises(ConfigError, match=f"The watermark of 'files' has {named}.*a delay alone"):
-        check_rule_of_frame(rule, "files")
+        check_dataframe_watermark(rule, "files")
 
 
 def test_what_is_no_streaming_dataframe_is_refused(spark, tmp_path):
@@ -230,7 +230,7 @@ def test_rows_that_are_taken_back_say_so_in_a_column(spark):
     frames = spark.createDataFrame(
         [(PORT_FIRST, 0, bytearray(encode_frame(table)))], "port int, bucket int, frame binary"
     )
-    rows = rows_of(frames, PORT_FIRST, schema, FrameFiles(None))
+    rows = to_dataframe(frames, PORT_FIRST, schema, FrameFiles(None))
     assert rows.dtypes == [("id", "bigint"), ("when", "timestamp"), ("_diff", "tinyint")]
     assert [(row.id, row._diff) for row in rows.collect()] == [(1, 1), (1, -1)]
 

@@ -22,8 +22,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
 from millstream.errors import ConfigError, EnvironmentProblem
-from millstream.spark import compiled, internals, session
-from millstream.spark.session import start_session, stop_session
+from millstream.spark.runtime import internals, local_file_system, session
+from millstream.spark.runtime.session import start_session, stop_session
 
 GONE_WAIT_S = 60
 pytestmark = pytest.mark.usefixtures("no_spark")
@@ -35,7 +35,7 @@ from pathlib import Path
 from pyspark.sql import Row
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.streaming import StatefulProcessor
-from millstream.spark.session import start_session, stop_session
+from millstream.spark.runtime.session import start_session, stop_session
 
 class Numbers(DataSource):
     @classmethod
@@ -86,7 +86,7 @@ stop_session(spark)
 STEPWISE_PROGRAM = """
 import signal, sys
 from pathlib import Path
-from millstream.spark.session import start_session
+from millstream.spark.runtime.session import start_session
 
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 spark = start_session("stepwise", folder=Path(sys.argv[1]))
@@ -135,7 +135,7 @@ def wait_until_gone(pid: int) -> bool:
 
 
 def start_program(text: str, folder: Path, **environment: str) -> subprocess.Popen[str]:
-    source = Path(session.__file__).parents[2]
+    source = Path(session.__file__).parents[3]
     return subprocess.Popen(
         [sys.executable, "-c", text, str(folder)],
         stdin=subprocess.PIPE,
@@ -181,7 +181,9 @@ def test_workers_are_there_before_a_task_and_nobody_looks_for_data_sources_of_pa
     jvm = spark.sparkContext._gateway.proc.pid
     for _ in range(GONE_WAIT_S * 10):
         commands = commands_below(jvm)
-        if any("millstream.spark.daemon pyspark.worker" in each for each in commands):
+        if any(
+            "millstream.spark.runtime.worker_daemon pyspark.worker" in each for each in commands
+        ):
             break
         time.sleep(0.1)
     else:
@@ -220,8 +222,10 @@ def test_files_are_written_without_starting_processes_and_with_their_permissions
 def test_a_session_goes_on_when_a_class_cannot_be_installed(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "_LOCAL_FILES", "public class Broken extends NoSuchClass {}")
-    compiled.install_local_files(spark)
+    monkeypatch.setattr(
+        local_file_system, "_LOCAL_FILES", "public class Broken extends NoSuchClass {}"
+    )
+    local_file_system.install_local_files(spark)
     assert "LocalFilesWithoutFork: going on without" in (folder / "spark.log").read_text()
 
 
@@ -331,6 +335,61 @@ def test_the_last_user_ends_spark_and_a_new_session_can_start(tmp_path: Path) ->
     assert fourth.range(2).count() == 2
     stop_session(fourth)
     assert list((tmp_path / "data" / "spark-scratch").iterdir()) == []
+
+
+ARCHIVE_PROGRAM = """
+import sys
+from pathlib import Path
+from millstream.spark.runtime.session import start_session, stop_session
+
+spark = start_session("first on a machine", folder=Path(sys.argv[1]))
+pid = spark.sparkContext._gateway.proc.pid
+print(spark.range(7).count(), stop_session(spark), pid, flush=True)
+"""
+
+
+def archives_below(cache: Path) -> tuple[list[str], list[str]]:
+    """The archives in place, and those that are being written."""
+    return tuple(
+        sorted(map(str, cache.glob(f"millstream/*/{what}"))) for what in ("*.jsa", "*.new")
+    )
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_classes_are_archived_behind_the_end_of_the_program(tmp_path: Path, killed: bool) -> None:
+    cache = tmp_path / "cache"
+    with start_program(ARCHIVE_PROGRAM, tmp_path / "data", XDG_CACHE_HOME=str(cache)) as program:
+        answer, said = program.communicate(timeout=GONE_WAIT_S)
+    assert (program.returncode, said) == (0, "")
+    count, later, pid = answer.split()
+    assert (count, later) == ("7", "True")
+    assert Path(f"/proc/{pid}").exists()  # the program is gone, its JVM writes
+    assert archives_below(cache)[0] == []
+    if killed:
+        os.kill(int(pid), signal.SIGKILL)
+    assert wait_until_gone(int(pid))
+    deadline = time.monotonic() + GONE_WAIT_S
+    while keepers(cache):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    kept, left = archives_below(cache)
+    assert (len(kept), left) == (0 if killed else 1, [])
+    if not killed:
+        assert list((tmp_path / "data" / "spark-scratch").iterdir()) == []
+        with start_program(ARCHIVE_PROGRAM, tmp_path / "data", XDG_CACHE_HOME=str(cache)) as again:
+            answer, _ = again.communicate(timeout=GONE_WAIT_S)
+        assert answer.split()[:2] == ["7", "False"]
+
+
+def keepers(cache: Path) -> list[str]:
+    """The command lines of the processes that wait for an archive in this cache."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            command = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if "archive_keeper" in command and str(cache) in command:
+                found.append(command)
+    return found
 
 
 def test_a_spark_that_does_not_start_is_an_error_that_says_why(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import polars as pl
 
 import millstream as ms
 from millstream import testing
-from millstream.views.store import ViewStore
+from millstream.views.state_store.store import StateStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -38,7 +38,7 @@ def test_over_processing_time_the_last_window_closes_without_another_event(spark
 
     report = app.run(until=closed, timeout="2 minutes")
     assert report.reason == "condition"
-    with ViewStore(app.folder / "views.db", readonly=True) as store:
+    with StateStore(app.folder / "views.db", readonly=True) as store:
         assert store.scan("final")["n"].sum() == 10
 
 

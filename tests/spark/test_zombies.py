@@ -21,7 +21,7 @@ def asleep(folder, url, point, *, number=1, topics=False):
     (folder / "marks").mkdir(exist_ok=True)
     program = [
         sys.executable,
-        HERE / "crashing.py",
+        HERE / "crash_points.py",
         folder,
         url or "",
         point,

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream import testing
 from millstream.choices import choose, did_you_mean
-from millstream.client.event_log import EventLog
+from millstream.client.log import EventLog
 from millstream.errors import ConfigError
-from millstream.pipeline.streams import Stream
-from millstream.pipeline.windowed import Windowed
+from millstream.pipeline.stream import Stream, Windowed
 
 SCHEMA = {"id": str, "n": int, "at": datetime, "tags": list[str]}
 

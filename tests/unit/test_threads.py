@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import wait
 
 import pytest
-from outliving import run_after_the_main_thread
+from after_main_thread import run_after_the_main_thread
 
 from millstream.threads import Threads
 

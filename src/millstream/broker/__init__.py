@@ -1,8 +1,8 @@
 """The Kafka protocol in front of a log: any Kafka client reads and writes the folder.
 
-Read in this order: ``wire`` (bytes), ``schema`` and ``messages`` (what each message holds),
-``connection`` and ``server`` (who is talked to), ``dispatch`` (which code answers what), then the
-answers by what they are about: ``producing``, ``fetching``, ``listing``, ``topics``, ``configs``,
-``groups``, ``committed``, ``transactions``. What the broker speaks, refuses and promises is told in
-``docs/broker.md``.
+Read in this order: ``protocol/`` (bytes, structs, messages, error codes), ``server`` and ``connection``,
+``dispatch`` (which handler handles which request), ``requests/`` (the handlers, by subject), ``node`` (what
+they share), then ``groups/`` (consumer groups), ``share/`` (share groups), ``security/`` (TLS and users) and
+``records/`` (validation and appending of batches). ``docs/broker.md`` describes what the broker supports,
+rejects and guarantees.
 """

@@ -1,8 +1,8 @@
-"""What the C library does with memory that is given back.
+"""Settings of the C library for freed memory.
 
-Answers of megabytes come and go all the time. Left alone, glibc returns each to the system and asks for the
-next anew, so that every page of it is found, cleared and mapped again, which takes longer than to read the
-records into it.
+The broker allocates and frees responses of megabytes all the time. By default, glibc returns each to the
+system and allocates the next anew, so that every page of it is cleared and mapped again, which takes
+longer than reading the records into it.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import ctypes
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # their numbers in glibc's malloc.h
 
 
-def keep_freed(bytes_max: int) -> bool:
-    """Let this process keep up to ``bytes_max`` of what each of its threads gives back.
+def retain_freed_memory(bytes_max: int) -> bool:
+    """Let this process keep up to ``bytes_max`` of the memory that each of its threads frees.
 
-    Larger pieces, up to that size, come out of what is kept. glibc goes as far by itself once a piece of
-    that size was given back. For a process that is a broker and nothing else.
+    Allocations up to that size then reuse it. glibc does the same by itself once an allocation of that
+    size was freed. For a process that is a broker and nothing else.
 
     Returns:
-        Whether the C library of this machine can be told.
+        Whether the C library of this machine has these settings.
     """
     try:
-        tell = ctypes.CDLL(None).mallopt
+        mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):  # another C library
         return False
-    told = [tell(what, bytes_max) for what in (_MMAP_THRESHOLD, _TRIM_THRESHOLD)]
-    return all(told)
+    done = [mallopt(setting, bytes_max) for setting in (_MMAP_THRESHOLD, _TRIM_THRESHOLD)]
+    return all(done)

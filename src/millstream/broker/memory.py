@@ -1,10 +1,10 @@
-"""How much the broker holds in memory for its connections, so that none can take it all.
+"""Memory budgets of the broker, so that no connection can use all of it.
 
-A request waits until there is room for it, in the order in which requests came. Small requests take
-room when they are there, in a part that is theirs alone; so nobody who announces much, or sends it
-slowly, keeps them waiting. A large one takes room when its first bytes have come, all that it
-announced; while others wait for room, it has less time to come in whole. A response is never refused,
-but made smaller as room gets scarce: a client asks for the rest in its next request.
+A request waits until its memory is reserved, in the order of arrival. Small requests reserve memory once
+they are complete, in a part of their own; so a client that announces a large request, or sends it slowly,
+does not delay them. A large request reserves its announced size when its first bytes have arrived; while
+others wait for memory, it has less time to arrive. A response is never rejected, but gets smaller as
+memory gets scarce: a client fetches the rest with its next request.
 """
 
 from __future__ import annotations
@@ -14,67 +14,69 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from millstream.broker.codes import Code, Refused
+from millstream.broker.protocol.error_codes import ApiError, ErrorCode
 
-SMALL_BYTES_MAX = 64 * 1024  # of a request that takes room only once it is there
-_SMALL_SHARE = 4  # small requests have this part of the memory
+SMALL_BYTES_MAX = 64 * 1024  # of a request that reserves memory only once it is complete
+_SMALL_SHARE = 4  # small requests have this fraction of the memory
 RESPONSE_BYTES_MIN = 64 * 1024
-MEMBER_BYTES = 1024  # of a member of a group, besides what it says
-_SHARE = 8  # no response takes more than this part of what is left
+MEMBER_BYTES = 1024  # of a member of a group, besides its metadata
+_SHARE = 8  # no response takes more than this fraction of what is left
 
 
 class RequestMemory:
-    """Room for requests from when they come in until they are answered. In the event loop only.
+    """Memory of requests from their arrival until the response. In the event loop only.
 
     Args:
         bytes_max: For all requests together.
-        whole_s: How long a large request may take to come in, once it has room.
-        contended_s: The same, while others wait for room.
+        whole_s: How long a large request may take to arrive, once its memory is reserved.
+        contended_s: The same, while others wait for memory.
     """
 
     def __init__(self, bytes_max: int, *, whole_s: float, contended_s: float) -> None:
         small = max(bytes_max // _SMALL_SHARE, SMALL_BYTES_MAX)
-        self._small, self._large = _Room(small), _Room(bytes_max - small)
-        # There can never be room for a larger one.
+        self._small, self._large = _Budget(small), _Budget(bytes_max - small)
+        # A larger one could never be reserved.
         self.request_bytes_max = max(bytes_max - small, SMALL_BYTES_MAX)
         self._whole_s, self._contended_s = whole_s, contended_s
-        self._halves: dict[asyncio.Timeout, float] = {}  # and when each began to come in
+        self._arriving: dict[
+            asyncio.Timeout, float
+        ] = {}  # large requests, by the time of their first bytes
 
-    def _room(self, size: int) -> _Room:
+    def _budget(self, size: int) -> _Budget:
         return self._small if size <= SMALL_BYTES_MAX else self._large
 
     async def reserve(self, size: int) -> None:
-        """Return when there is room, and it is taken."""
-        room = self._room(size)
-        if room is self._large and not room.has(size):
-            for timeout, began_s in self._halves.items():
-                if not timeout.expired():  # one that is, refuses; it is about to go
+        """Return when the memory is reserved."""
+        budget = self._budget(size)
+        if budget is self._large and not budget.has(size):
+            for timeout, began_s in self._arriving.items():
+                if not timeout.expired():  # an expired one cannot be rescheduled
                     timeout.reschedule(began_s + self._contended_s)
-        await room.take(size)
+        await budget.take(size)
 
     def release(self, size: int) -> None:
-        """Give the room of a request back."""
-        self._room(size).release(size)
+        """Release the memory of a request."""
+        self._budget(size).release(size)
 
     @asynccontextmanager
-    async def coming_in(self) -> AsyncIterator[None]:
-        """Bound the time in which the rest of a large request, which has room, comes in.
+    async def receive_deadline(self) -> AsyncIterator[None]:
+        """Limit the time in which the rest of a large request, whose memory is reserved, arrives.
 
         Raises:
-            TimeoutError: it did not.
+            TimeoutError: it was not complete in time.
         """
         began_s = asyncio.get_running_loop().time()
         for_s = self._contended_s if self._large.waited_for else self._whole_s
         async with asyncio.timeout_at(began_s + for_s) as timeout:
-            self._halves[timeout] = began_s
+            self._arriving[timeout] = began_s
             try:
                 yield
             finally:
-                del self._halves[timeout]
+                del self._arriving[timeout]
 
 
-class _Room:
-    """A number of bytes that is shared in the order of asking."""
+class _Budget:
+    """A number of bytes, granted in the order of requests."""
 
     def __init__(self, bytes_max: int) -> None:
         self._left = bytes_max
@@ -88,7 +90,7 @@ class _Room:
         return not self._queue and size <= self._left
 
     async def take(self, size: int) -> None:
-        """Return when there is room, and it is taken; ``size`` is at most all there is."""
+        """Return when the bytes are reserved; ``size`` is at most the whole budget."""
         if self.has(size):
             self._left -= size
             return
@@ -103,7 +105,7 @@ class _Room:
             raise
 
     def release(self, size: int) -> None:
-        """Give room back."""
+        """Release bytes."""
         self._left += size
         self._grant()
 
@@ -119,7 +121,7 @@ class _Room:
 
 
 class MemberMemory:
-    """Room for what members of groups say of themselves and are assigned. In the event loop only.
+    """Memory of the metadata and assignments of members of groups. In the event loop only.
 
     Args:
         bytes_max: For all groups together.
@@ -130,43 +132,43 @@ class MemberMemory:
         self._left = bytes_max
         self._members_max = members_max
 
-    def check_one_more(self, members: int) -> None:
-        """Refuse one more member of a group that has so many.
+    def check_members(self, members: int) -> None:
+        """Reject one more member of a group that has so many.
 
         Raises:
-            Refused: there are too many.
+            ApiError: there are too many.
         """
         if members >= self._members_max:
-            raise Refused(
-                Code.GROUP_MAX_SIZE_REACHED, f"a group has at most {self._members_max} members"
+            raise ApiError(
+                ErrorCode.GROUP_MAX_SIZE_REACHED, f"a group has at most {self._members_max} members"
             )
 
     def resize(self, before: int, after: int) -> None:
-        """Hold ``after`` bytes in the place of ``before``.
+        """Hold ``after`` bytes instead of ``before``.
 
         Raises:
-            Refused: there is no room; what was held still is.
+            ApiError: there is not enough; the bytes held before are kept.
         """
         if after - before > max(self._left, 0):
-            raise Refused(
-                Code.GROUP_MAX_SIZE_REACHED,
-                f"{after:,} bytes of a member of a group; there is room for {self._left:,}",
+            raise ApiError(
+                ErrorCode.GROUP_MAX_SIZE_REACHED,
+                f"{after:,} bytes of a member of a group; {self._left:,} are left",
             )
         self._left -= after - before
 
 
 class ResponseMemory:
-    """Room for responses until they are sent. In the event loop only."""
+    """Memory of responses until they are sent. In the event loop only."""
 
     def __init__(self, bytes_max: int) -> None:
         self._left = bytes_max
 
     def take(self, wanted: int) -> int:
-        """Take room for a response of up to ``wanted`` bytes; return for how many there is."""
+        """Reserve memory for a response of up to ``wanted`` bytes; return for how many."""
         granted = min(wanted, max(self._left // _SHARE, RESPONSE_BYTES_MIN))
         self._left -= granted
         return granted
 
     def release(self, size: int) -> None:
-        """Give room back."""
+        """Release bytes."""
         self._left += size

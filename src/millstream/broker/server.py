@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from millstream.broker.authentication import Authenticator, Login
 from millstream.broker.connection import READ_AHEAD_BYTES, Connection
-from millstream.broker.encryption import Certificate
-from millstream.broker.housekeeping import keep_certificate, keep_house
+from millstream.broker.maintenance import refresh_certificate, run_maintenance
 from millstream.broker.memory import RequestMemory
-from millstream.broker.node import Node
-from millstream.broker.settings import Settings
-from millstream.broker.users import UsersFile
+from millstream.broker.node import BrokerNode
+from millstream.broker.security.authentication import Authenticator, SaslSession
+from millstream.broker.security.tls import Certificate
+from millstream.broker.security.users import UsersFile
+from millstream.broker.settings import BrokerSettings
 from millstream.errors import ConfigError, MillstreamError
-from millstream.joining.access import claim
-from millstream.joining.gate import Gate
-from millstream.listening import address_of, bound, is_loopback
+from millstream.listen_address import bind, is_loopback, parse_listen_address
 from millstream.log.writer import LogWriter
+from millstream.ownership.client import take_ownership
+from millstream.ownership.server import OwnerServer
 from millstream.threads import Threads
 
 P = ParamSpec("P")
@@ -33,15 +33,15 @@ R = TypeVar("R")
 
 LISTEN = "127.0.0.1:9092"
 _BACKLOG = 1024
-_ENDS_S = 5.0  # for the answers that are still to be given at the end
-_TLS_ENDS_S = 1.0  # for a client to agree that a connection is at its end
+_ENDS_S = 5.0  # for pending responses at the end
+_TLS_ENDS_S = 1.0  # for a client to agree to the end of a connection
 
 
 @dataclass(frozen=True)
-class Serving:
-    """A broker that is up: where, and what makes it end by itself.
+class RunningBroker:
+    """A running broker: its address, and ``failed``, which is set if it must end.
 
-    ``writer`` is the log that it serves, for what the broker's own process does with it besides.
+    ``writer`` is the log that it serves, for other uses in the same process.
     """
 
     host: str
@@ -66,75 +66,79 @@ async def serve(
     tls_key: Path | str | None = None,
     users: Path | str | None = None,
     insecure: bool = False,
-    settings: Settings | None = None,
-) -> AsyncIterator[Serving]:
-    """Own a log folder and answer Kafka's clients until the block ends.
+    settings: BrokerSettings | None = None,
+) -> AsyncIterator[RunningBroker]:
+    """Own a log folder and serve Kafka clients until the block ends.
 
     Args:
-        folder: Made if it is missing.
+        folder: Created if it is missing.
         listen: ``HOST:PORT``; port 0 takes one that is free.
-        advertise: The address that clients are told to go on with; the one they came to if not
-            given, which is right unless something between rewrites addresses.
-        tls_cert: The certificate, as PEM: clients come by TLS, and in no other way.
+        advertise: The address that clients get from the broker; by default the one they connected
+            to, which is right unless something between rewrites addresses.
+        tls_cert: The certificate, as PEM: clients must connect with TLS.
         tls_key: Its private key, if that is not in the same file.
-        users: A file of users, made by ``millstream user add``: clients say who they are, by SASL
-            PLAIN, before anything else. It is read again when it changes.
+        users: A file of users, made by ``millstream user add``: clients must authenticate, with SASL
+            PLAIN. It is read again when it changes.
         insecure: Allow an address that other machines reach without TLS, or without users.
 
     Raises:
-        ConfigError: an address is none, is taken, or could be reached by others without TLS and users;
-            certificate, key or users cannot be used.
-        FolderOwnedError: another process owns this folder and does not give it up: another broker,
+        ConfigError: an address is invalid, is taken, or could be reached by others without TLS and
+            users; certificate, key or users cannot be used.
+        FolderOwnedError: another process owns this folder and does not hand it over: another broker,
             or one that is in the middle of a transaction.
         CorruptionError: the folder cannot be opened; see ``LogWriter``.
-    Guarantees: when the block ends, requests at work are answered, everything that was acknowledged
-        is synced, and the folder is free.
+    Guarantees: when the block ends, running requests have their responses, everything that was
+        acknowledged is synced, and the folder is free.
     """
-    host, port = address_of(listen, LISTEN)
-    told = None if advertise is None else address_of(advertise, LISTEN)
-    door = _door(tls_cert, tls_key, users)
+    host, port = parse_listen_address(listen, LISTEN)
+    advertised = None if advertise is None else parse_listen_address(advertise, LISTEN)
+    security = _open_security(tls_cert, tls_key, users)
     if not insecure and not is_loopback(host):
-        door.check_fit_for_others(listen)
-    with closing(door), bound(host, port, "broker") as listener:
-        gate = Gate(Path(folder))
-        writer = await _in_thread(claim, Path(folder), gate)
+        security.check_public_listener(listen)
+    with closing(security), bind(host, port, "broker") as listener:
+        server = OwnerServer(Path(folder))
+        writer = await _in_thread(take_ownership, Path(folder), server)
         try:
-            async with _serving(writer, listener, told, door, settings or Settings()) as failed:
-                gate.open(writer)
+            async with _serving(
+                writer, listener, advertised, security, settings or BrokerSettings()
+            ) as failed:
+                server.open(writer)
                 name, number = listener.getsockname()[:2]
-                yield Serving(name, number, failed, writer, encrypted=door.certificate is not None)
+                yield RunningBroker(
+                    name, number, failed, writer, encrypted=security.certificate is not None
+                )
         finally:
-            await _in_thread(gate.close)
+            await _in_thread(server.close)
             await _in_thread(writer.close)
 
 
 async def _in_thread(call: Callable[P, R], *args: P.args, **named: P.kwargs) -> R:
-    """Return what a call returns that may wait, while connections are served.
+    """Run a call that may block in a thread, while connections are served; return its result.
 
-    Not by ``asyncio.to_thread``, whose threads are gone when the program's main thread has ended.
+    Not with ``asyncio.to_thread``, whose threads have ended when the program's main thread has.
     """
-    with Threads(1, "millstream-broker-serving") as thread:
+    with Threads(1, "millstream-broker-server") as thread:
         return await asyncio.wrap_future(thread.submit(call, *args, **named))
 
 
 @dataclass(frozen=True)
-class _Door:
-    """What clients have to pass before they are answered."""
+class _Security:
+    """The certificate and the users of a broker, as far as it has them."""
 
     certificate: Certificate | None
     authenticator: Authenticator | None
 
-    def check_fit_for_others(self, listen: str) -> None:
+    def check_public_listener(self, listen: str) -> None:
         if self.certificate is not None and self.authenticator is not None:
             return
         if self.authenticator is None:
-            why = "whoever reaches it reads and writes everything"
+            why = "every client that reaches it reads and writes everything"
             missing = "--users" if self.certificate else "--tls-cert, --tls-key and --users"
         else:
-            why, missing = "passwords would pass for all to read", "--tls-cert and --tls-key"
+            why, missing = "passwords would be sent in the clear", "--tls-cert and --tls-key"
         raise ConfigError(
             f"{listen} can be reached from other machines, and {why}. Give {missing}, listen on "
-            "127.0.0.1, or say --insecure (insecure=True)"
+            "127.0.0.1, or use --insecure (insecure=True)"
         )
 
     def close(self) -> None:
@@ -142,9 +146,9 @@ class _Door:
             self.authenticator.close()
 
 
-def _door(
+def _open_security(
     tls_cert: Path | str | None, tls_key: Path | str | None, users: Path | str | None
-) -> _Door:
+) -> _Security:
     certificate = authenticator = None
     if tls_cert is not None:
         certificate = Certificate(Path(tls_cert), None if tls_key is None else Path(tls_key))
@@ -154,11 +158,11 @@ def _door(
         file = UsersFile(users)
         if not file.read():
             raise ConfigError(
-                f"{users} has no user, so nobody could come in. Add one, with: "
+                f"{users} has no user, so no client could authenticate. Add one, with: "
                 f"millstream user add NAME --users {users}"
             )
         authenticator = Authenticator(file)
-    return _Door(certificate, authenticator)
+    return _Security(certificate, authenticator)
 
 
 @asynccontextmanager
@@ -166,8 +170,8 @@ async def _serving(
     writer: LogWriter,
     listener: socket.socket,
     advertised: tuple[str, int] | None,
-    door: _Door,
-    settings: Settings,
+    security: _Security,
+    settings: BrokerSettings,
 ) -> AsyncIterator[asyncio.Future[MillstreamError]]:
     failed: asyncio.Future[MillstreamError] = asyncio.get_running_loop().create_future()
 
@@ -175,42 +179,44 @@ async def _serving(
         if not failed.done():
             failed.set_result(error)
 
-    node = Node(writer, settings, on_failure=fail)
+    node = BrokerNode(writer, settings, on_failure=fail)
     memory = _request_memory(settings)
     connections: dict[asyncio.Task[None], Connection] = {}
     ending = asyncio.Event()
 
     async def connected(reader: asyncio.StreamReader, stream: asyncio.StreamWriter) -> None:
-        if ending.is_set():  # it was accepted just before the door was shut
+        if ending.is_set():  # it was accepted just before the listener was closed
             stream.close()
             return
         if len(connections) >= settings.connections_max:
-            node.closings.tell(f"closed a connection: {len(connections)} are open, the limit")
+            node.log_limiter.log_closed(
+                f"closed a connection: {len(connections)} are open, the limit"
+            )
             stream.close()
             return
         task = asyncio.current_task()
         assert task is not None, "a connection is served by a task"
         client_host = stream.get_extra_info("peername")[0]
-        login = Login(door.authenticator, client_host) if door.authenticator else None
+        login = SaslSession(security.authenticator, client_host) if security.authenticator else None
         connection = Connection(node, memory, reader, stream, advertised=advertised, login=login)
         connections[task] = connection
         try:
             await connection.run()
         except asyncio.CancelledError:
-            pass  # the broker ends; asyncio would complain of a task of its own that is cancelled
+            pass  # the broker ends; asyncio would log the cancelled task as an error
         finally:
             del connections[task]
 
     node.start()
-    await node.begin()
-    keeping = [asyncio.create_task(keep_house(node))]
-    if door.certificate is not None:
-        keeping.append(asyncio.create_task(keep_certificate(node, door.certificate)))
+    await node.resume()
+    maintenance = [asyncio.create_task(run_maintenance(node))]
+    if security.certificate is not None:
+        maintenance.append(asyncio.create_task(refresh_certificate(node, security.certificate)))
     try:
         tls: dict[str, Any] = {}
-        if door.certificate is not None:
+        if security.certificate is not None:
             tls = {
-                "ssl": door.certificate.context,
+                "ssl": security.certificate.context,
                 "ssl_handshake_timeout": settings.login_s,
                 "ssl_shutdown_timeout": _TLS_ENDS_S,
             }
@@ -222,16 +228,16 @@ async def _serving(
         finally:
             ending.set()
             server.close()
-            await _end(connections)
-            await node.end()
+            await _drain(connections)
+            await node.drain()
     finally:
-        for task in keeping:
+        for task in maintenance:
             task.cancel()
-        await asyncio.gather(*keeping, return_exceptions=True)
+        await asyncio.gather(*maintenance, return_exceptions=True)
         await _in_thread(node.close)
 
 
-def _request_memory(settings: Settings) -> RequestMemory:
+def _request_memory(settings: BrokerSettings) -> RequestMemory:
     return RequestMemory(
         settings.requests_bytes_max,
         whole_s=settings.stalled_s,
@@ -239,8 +245,8 @@ def _request_memory(settings: Settings) -> RequestMemory:
     )
 
 
-async def _end(connections: Mapping[asyncio.Task[None], Connection]) -> None:
-    """Let connections finish what they append, and close them."""
+async def _drain(connections: Mapping[asyncio.Task[None], Connection]) -> None:
+    """Let connections finish their appends, and close them."""
     for connection in connections.values():
         connection.stop()
     tasks = set(connections)

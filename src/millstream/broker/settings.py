@@ -1,4 +1,4 @@
-"""What can be set of a broker, with the defaults."""
+"""The settings of a broker, with the defaults."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ _MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How a broker behaves towards its clients.
+class BrokerSettings:
+    """The settings of a broker.
 
     Attributes:
         request_bytes_max: A larger request ends its connection.
         requests_bytes_max: How much all requests together may hold in memory; more of them wait.
-        response_bytes_max: How many bytes of records one response brings, or one batch.
+        response_bytes_max: How many bytes of records one response has, unless one batch is larger.
         responses_bytes_max: How much responses may hold in memory before they get smaller.
-        members_bytes_max: How much all members of groups together may say and be assigned.
+        members_bytes_max: How much the metadata and assignments of all members of groups may hold.
         group_members_max: How many members one group of consumers has.
-        batch_plain_bytes_max, batch_records_max: What one batch of records may stand for.
-        transactional_ids_max: How many names of producers are known at a time; one that is not used
-            for a week is forgotten.
-        connections_max: More connections are closed as they come.
-        stalled_s: A request that does not come in whole within this time ends its connection, and
-            so does a response of which nothing is taken for so long.
+        batch_plain_bytes_max, batch_records_max: How large one batch may be, decompressed.
+        transactional_ids_max: How many transactional ids there may be; one that is not used for a week
+            is deleted.
+        connections_max: More connections are closed as soon as they are accepted.
+        stalled_s: A request that is not complete within this time ends its connection, and so does a
+            response of which the client reads nothing for so long.
         contended_s: The same for a request of more than 64 KiB, while others wait for room.
-        login_s: A connection that has not said within this time who it is, where the broker has
-            users, is closed; so is one whose TLS handshake takes longer.
-        certificate_every_s: How often is looked whether the certificate has been replaced.
+        login_s: A connection that does not authenticate within this time, where the broker has users,
+            is closed; so is one whose TLS handshake takes longer.
+        certificate_every_s: How often the broker checks whether the certificate has been replaced.
         idle_s: A connection without any request for so long is closed.
-        broker_id: The number by which clients know this broker.
-        default_partitions: Of topics that are made without saying how many they are to have.
-        auto_create: Whether a topic is made when a client asks for one that is not there.
+        broker_id: The id of this broker for clients.
+        default_partitions: Of topics that are created without a number of partitions.
+        auto_create: Whether a missing topic is created when a client requests its metadata.
         rebalance_delay_ms: How long an empty group waits for more members after the first.
-        session_timeout_ms_min, session_timeout_ms_max: What members of groups may ask for.
+        session_timeout_ms_min, session_timeout_ms_max: The range for members of groups.
         offsets_retention_ms: For how long the offsets of a group without members are kept after its
             last commit; None: until they are deleted.
     """

@@ -1,4 +1,4 @@
-"""Who waits for something new in which partitions: fetches that found too little."""
+"""Wakes fetches that wait for new records in their partitions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from millstream.record import TopicPartition
 
 
-class Watch:
-    """Wakes those who wait, when the log says that it has changed."""
+class PartitionWatch:
+    """Wakes waiting fetches when the log reports changes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -21,9 +21,9 @@ class Watch:
         self._catalog_changed = False
         self._due = False
 
-    def changed(self, names: Sequence[TopicPartition]) -> None:
-        """Note what has changed; none means topics. Called from any thread."""
-        if not self._waiting:  # who begins to wait now looks first, and finds it
+    def notify(self, names: Sequence[TopicPartition]) -> None:
+        """Note changed partitions; an empty sequence means topics. Called from any thread."""
+        if not self._waiting:  # a fetch that begins to wait now reads first, and finds it
             return
         with self._lock:
             self._changed.update(names)
@@ -33,7 +33,7 @@ class Watch:
             self._due = True
         try:
             self._loop.call_soon_threadsafe(self._wake)
-        except RuntimeError:  # the loop has ended, and nobody waits any more
+        except RuntimeError:  # the loop has ended, and with it all fetches
             return
 
     def _wake(self) -> None:
@@ -47,7 +47,7 @@ class Watch:
 
     @contextmanager
     def watching(self, names: Sequence[TopicPartition]) -> Iterator[asyncio.Event]:
-        """Give an event that is set whenever one of these partitions has changed, or any topic."""
+        """Yield an event that is set whenever one of these partitions has changed, or any topic."""
         event = asyncio.Event()
         for name in names:
             self._waiting.setdefault(name, set()).add(event)

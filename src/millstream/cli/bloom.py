@@ -6,10 +6,10 @@ import dataclasses
 
 import click
 
-from millstream.cli.sizes import describe_bytes, parse_bytes
-from millstream.cli.tables import Column, Row, json_option, show_json, show_table
-from millstream.durations import describe_us, to_us
-from millstream.kernels.loss import RATE_MAX, RATE_MIN, Loss, expected_loss
+from millstream.cli.byte_sizes import describe_bytes, parse_bytes
+from millstream.cli.tables import TableColumn, TableRow, json_option, print_json, print_table
+from millstream.durations import format_us, to_us
+from millstream.kernels.dedup.bloom_loss import RATE_MAX, RATE_MIN, Loss, expected_loss
 
 _STEPS = (-2, -1, 0, 1, 2)  # the rows around the one that was asked for
 
@@ -71,13 +71,13 @@ def bloom(
             losses.append(loss(memory_bytes, fpr * 10.0**-step))
     rows = [_row(one, asked) for one in losses]
     if as_json:
-        show_json(rows)
+        print_json(rows)
     else:
         click.echo(_heading(asked, within))
-        show_table(rows, _COLUMNS)
+        print_table(rows, _COLUMNS)
 
 
-def _row(loss: Loss, asked: Loss) -> Row:
+def _row(loss: Loss, asked: Loss) -> TableRow:
     return {
         **dataclasses.asdict(loss),
         "lost_per_million": loss.lost_per_million,
@@ -89,8 +89,8 @@ def _row(loss: Loss, asked: Loss) -> Row:
 
 def _heading(asked: Loss, within: str) -> str:
     return (
-        f"Within {describe_us(to_us(within, what='within'))}, {asked.generations} generations of "
-        f"{describe_us(asked.rotate_us)} hold at most {_number(asked.ids_held)} ids at "
+        f"Within {format_us(to_us(within, what='within'))}, {asked.generations} generations of "
+        f"{format_us(asked.rotate_us)} hold at most {_number(asked.ids_held)} ids at "
         f"{_number(asked.events_per_second)} a second.\n"
     )
 
@@ -103,12 +103,12 @@ def _number(value: float) -> str:
 
 
 _COLUMNS = [
-    Column("", lambda row: "→" if row["asked"] else ""),
-    Column("memory", lambda row: describe_bytes(row["memory_bytes"])),
-    Column("bits per id", lambda row: _number(row["bits_per_id"])),
-    Column("ids per second", lambda row: _number(row["events_per_second"])),
-    Column("false positives", lambda row: _number(row["fpr"])),
-    Column("lost per million", lambda row: _number(row["lost_per_million"])),
-    Column("lost per hour", lambda row: _number(row["lost_per_hour"])),
-    Column("lost per day", lambda row: _number(row["lost_per_day"])),
+    TableColumn("", lambda row: "→" if row["asked"] else ""),
+    TableColumn("memory", lambda row: describe_bytes(row["memory_bytes"])),
+    TableColumn("bits per id", lambda row: _number(row["bits_per_id"])),
+    TableColumn("ids per second", lambda row: _number(row["events_per_second"])),
+    TableColumn("false positives", lambda row: _number(row["fpr"])),
+    TableColumn("lost per million", lambda row: _number(row["lost_per_million"])),
+    TableColumn("lost per hour", lambda row: _number(row["lost_per_hour"])),
+    TableColumn("lost per day", lambda row: _number(row["lost_per_day"])),
 ]

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import click
 
-from millstream.broker.allocator import keep_freed
-from millstream.broker.server import LISTEN, Serving, serve
-from millstream.broker.settings import Settings
-from millstream.cli.ready import ready_file_option, told_ready
+from millstream.broker.allocator import retain_freed_memory
+from millstream.broker.server import LISTEN, RunningBroker, serve
+from millstream.broker.settings import BrokerSettings
+from millstream.cli.ready_file import ready_file_option, write_ready_file
 from millstream.cli.tables import folder_argument
 from millstream.durations import to_us
 from millstream.log.takeover import SPARE_FILES
@@ -39,7 +39,7 @@ from millstream.log.takeover import SPARE_FILES
     "--tls-cert",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A certificate (PEM), with those that lead to its issuer behind it: clients come by TLS.",
+    help="A certificate (PEM), followed by its chain: clients must use TLS.",
 )
 @click.option(
     "--tls-key",
@@ -51,13 +51,13 @@ from millstream.log.takeover import SPARE_FILES
     "--users",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Clients give name and password (SASL PLAIN); `millstream user add` writes the file.",
+    help="Clients authenticate by name and password (SASL PLAIN); `millstream user add` writes the file.",
 )
 @ready_file_option
 @click.option(
     "--broker-id",
     type=click.IntRange(min=0),
-    default=Settings().broker_id,
+    default=BrokerSettings().broker_id,
     show_default=True,
     help="The number by which clients know this broker.",
 )
@@ -69,15 +69,15 @@ from millstream.log.takeover import SPARE_FILES
 @click.option(
     "--partitions",
     type=click.IntRange(min=1),
-    default=Settings().default_partitions,
+    default=BrokerSettings().default_partitions,
     show_default=True,
-    help="Of topics that are made without saying how many they are to have.",
+    help="For topics that are created without a number of partitions.",
 )
 @click.option(
     "--offsets-retention",
     metavar="DURATION",
     help="Forget what a group has committed when it has no members and was silent for so long, such "
-    'as "7 days"; kept for ever if not given.',
+    'as "7 days"; kept forever by default.',
 )
 @click.option(
     "--insecure",
@@ -116,14 +116,16 @@ def broker(
     retention_ms = None
     if offsets_retention is not None:
         retention_ms = to_us(offsets_retention, what="--offsets-retention") // 1000
-    settings = Settings(
+    settings = BrokerSettings(
         broker_id=broker_id,
         auto_create=auto_create,
         default_partitions=partitions,
         offsets_retention_ms=retention_ms,
-        connections_max=min(Settings().connections_max, max(_files_max() - SPARE_FILES, 2) // 2),
+        connections_max=min(
+            BrokerSettings().connections_max, max(_files_max() - SPARE_FILES, 2) // 2
+        ),
     )
-    keep_freed(settings.response_bytes_max)
+    retain_freed_memory(settings.response_bytes_max)
     asyncio.run(
         _run(
             serve(
@@ -155,7 +157,7 @@ def _files_max() -> int:
 
 
 async def _run(
-    broker: AbstractAsyncContextManager[Serving], folder: Path, ready_file: Path | None
+    broker: AbstractAsyncContextManager[RunningBroker], folder: Path, ready_file: Path | None
 ) -> None:
     """Serve until a signal comes, or the disk fails."""
     ended = asyncio.Event()
@@ -163,7 +165,7 @@ async def _run(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
     async with broker as serving:
-        with _told_ready(serving, folder, ready_file):
+        with _announce_ready(serving, folder, ready_file):
             serving.failed.add_done_callback(lambda _: ended.set())
             await ended.wait()
         if serving.failed.done():
@@ -171,9 +173,11 @@ async def _run(
 
 
 @contextmanager
-def _told_ready(serving: Serving, folder: Path, ready_file: Path | None) -> Iterator[None]:
+def _announce_ready(
+    serving: RunningBroker, folder: Path, ready_file: Path | None
+) -> Iterator[None]:
     """Say that clients can come, for as long as they can."""
     way = " by TLS" if serving.encrypted else ""
     click.echo(f"Kafka clients reach {folder} at {serving.address}{way} (Ctrl-C ends it)")
-    with told_ready(ready_file, serving.address):
+    with write_ready_file(ready_file, serving.address):
         yield

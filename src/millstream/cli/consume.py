@@ -11,12 +11,18 @@ from pathlib import Path
 
 import click
 
-from millstream.cli.positions import Position, check_partitions, offsets_at, parse_position
 from millstream.cli.tables import address_option
+from millstream.cli.topic_positions import (
+    TopicPosition,
+    check_partitions,
+    offsets_at,
+    parse_position,
+)
 from millstream.client import connect
-from millstream.client.consumer import Consumer, Start
+from millstream.client.consumer import Consumer, StartPosition
 from millstream.client.json_record import record_as_json
-from millstream.client.reading import Reader, open_reader
+from millstream.client.open import open_reader
+from millstream.client.reader import Reader
 from millstream.errors import ConfigError
 from millstream.log.groups import check_offsets
 from millstream.log.reader import Isolation
@@ -31,7 +37,7 @@ from millstream.record import Record
     default="earliest",
     show_default=True,
     metavar="earliest|latest|OFFSET|TIME",
-    help="Where to begin; with --group: where the group has committed nothing.",
+    help="Where to start; with --group: if the group has committed nothing.",
 )
 @click.option(
     "--until",
@@ -50,7 +56,7 @@ from millstream.record import Record
     "partitions",
     type=click.IntRange(min=0),
     multiple=True,
-    help="Read this partition only; may be given several times.",
+    help="Read this partition only; may be repeated.",
 )
 @click.option("--keys", is_flag=True, help="Print the key, a TAB, and the value.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per record, with position.")
@@ -76,7 +82,7 @@ def consume(
 ) -> None:
     """Print the values of the records of TOPIC, one per line.
 
-    Records of one partition come in order. A tombstone prints as an empty line; with --json its
+    Records of one partition are printed in order. A tombstone prints as an empty line; with --json its
     value is null. A TIME is ISO 8601, in UTC if it names no zone, and means the first record at it
     or later.
 
@@ -102,7 +108,7 @@ def consume(
     printer = _Printer(
         record_as_json if as_json else _with_key if keys else _value,
         count=count,
-        # In a group a record counts as read when the next one is asked for; by then it is out.
+        # In a group a record counts as read when the next one is requested; by then it is printed.
         at_once=follow or group is not None,
     )
     with _until_nobody_reads(), connect(address) as log:
@@ -115,14 +121,14 @@ def consume(
                 partitions=part,
                 isolation=isolation,
             )
-            with suppress(_PastTheEnd), consumer:
+            with suppress(_PastEndError), consumer:
                 printer.print(consumer, end)
             if printer.finished:
                 break
 
 
-class _PastTheEnd(Exception):
-    """A record was handed out that was not asked for; it is not printed, so not read either."""
+class _PastEndError(Exception):
+    """A record beyond the requested end was returned; it is not printed, so it does not count as read."""
 
 
 class _Printer:
@@ -137,7 +143,7 @@ class _Printer:
 
     @property
     def finished(self) -> bool:
-        """Whether as many were printed as were asked for."""
+        """Whether the requested number was printed."""
         return self._left == 0
 
     def print(self, consumer: Consumer, end: int | None) -> None:
@@ -145,12 +151,12 @@ class _Printer:
 
         Raises:
             _PastTheEnd: a record at or after that offset came.
-            BrokenPipeError: nobody reads the output any more.
+            BrokenPipeError: the reader of the output has closed it.
         """
         out = sys.stdout.buffer
         for record in consumer:
             if end is not None and record.offset >= end:
-                raise _PastTheEnd
+                raise _PastEndError
             out.write(self._line(record) + b"\n")
             if self._at_once:
                 out.flush()
@@ -161,7 +167,7 @@ class _Printer:
 
 @contextmanager
 def _until_nobody_reads() -> Iterator[None]:
-    """End quietly when whoever reads the output has had enough, as ``head`` does."""
+    """End quietly when the reader of the output closes it, as ``head`` does."""
     try:
         yield
         sys.stdout.buffer.flush()
@@ -172,10 +178,10 @@ def _until_nobody_reads() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _check(start: Position, stop: Position, *, follow: bool, json_and_keys: bool) -> None:
+def _check(start: TopicPosition, stop: TopicPosition, *, follow: bool, json_and_keys: bool) -> None:
     if follow:
         raise ConfigError(
-            "--until says where to stop and --follow to go on for ever; leave out one of them"
+            "--until says where to stop and --follow to continue forever; leave out one of them"
         )
     if json_and_keys:
         raise ConfigError("--json prints the keys already; leave out --keys")
@@ -183,7 +189,9 @@ def _check(start: Position, stop: Position, *, follow: bool, json_and_keys: bool
         raise ConfigError(f"--until {stop} lies before --from {start}; give a later one")
 
 
-def _start(reader: Reader, topic: str, partitions: list[int], start: Position) -> Start:
+def _start(
+    reader: Reader, topic: str, partitions: list[int], start: TopicPosition
+) -> StartPosition:
     if isinstance(start, datetime):
         return start
     if isinstance(start, int):
@@ -192,7 +200,7 @@ def _start(reader: Reader, topic: str, partitions: list[int], start: Position) -
 
 
 def _parts(
-    reader: Reader, topic: str, partitions: list[int], stop: Position
+    reader: Reader, topic: str, partitions: list[int], stop: TopicPosition
 ) -> Iterator[tuple[list[int], int | None]]:
     """Yield what is read together, and up to which offset: partitions that stop early go singly."""
     if isinstance(stop, str):

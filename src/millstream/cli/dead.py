@@ -11,20 +11,25 @@ from typing import Any
 import click
 
 from millstream.cli.tables import (
-    Column,
-    ask,
-    counted,
+    TableColumn,
+    confirm,
     json_option,
     log_option,
-    show,
-    show_json,
-    tell,
+    pluralize,
+    print_json,
+    print_result,
+    print_rows,
     yes_option,
 )
 from millstream.errors import ConfigError
-from millstream.kernels.dead_records import text_or_base64
-from millstream.ops.dead_letters import Selection, dead_letters, parse_place, replay
-from millstream.views.dead_letters import dead_topic, relay
+from millstream.kernels.errors.dead_letters import text_or_base64
+from millstream.ops.dead_letter_replay import (
+    DeadLetterFilter,
+    dead_letters,
+    parse_record_id,
+    replay,
+)
+from millstream.views.dead_letter_relay import dead_letter_topic, relay
 
 _topic_option = click.option("--topic", help="Only records of this topic.")
 _reason_option = click.option("--reason", metavar="TEXT", help="Only reasons that have this text.")
@@ -62,21 +67,21 @@ def list_dead(
       millstream dead list ads --topic ad-events --limit 10
       millstream dead list ads --reason "is missing" --json
     """
-    found = dead_letters(folder, app, Selection(topic, reason))
+    found = dead_letters(folder, app, DeadLetterFilter(topic, reason))
     if found.is_empty() and not as_json:
         click.echo(f"No dead records in {app}.")
         return
     rows = [_row(row) for row in found.head(limit).iter_rows(named=True)]
     columns = (
-        Column("record", left=True),
-        Column("time", left=True),
-        Column("step", left=True),
-        Column("reason", left=True),
-        Column("replayed", left=True),
+        TableColumn("record", left=True),
+        TableColumn("time", left=True),
+        TableColumn("step", left=True),
+        TableColumn("reason", left=True),
+        TableColumn("replayed", left=True),
     )
-    show(rows, columns, as_json=as_json)
+    print_rows(rows, columns, as_json=as_json)
     if found.height > limit and not as_json:
-        click.echo(f"{limit} of {counted(found.height, 'row')}; --limit shows more.")
+        click.echo(f"{limit} of {pluralize(found.height, 'row')}; --limit shows more.")
 
 
 @dead.command("show")
@@ -91,12 +96,12 @@ def show_dead(app: str, record: str, *, folder: Path, as_json: bool) -> None:
     Example:
       millstream dead show ads ad-events/0/17
     """
-    found = dead_letters(folder, app, Selection(places=[parse_place(record)]))
+    found = dead_letters(folder, app, DeadLetterFilter(record_ids=[parse_record_id(record)]))
     if found.is_empty():
         raise ConfigError(f"{app} has no dead record {record}; `millstream dead list` shows them")
     rows = [_row(row) | _contents(row) for row in found.iter_rows(named=True)]
     if as_json:
-        show_json(rows)
+        print_json(rows)
         return
     for row in rows:
         for name, value in row.items():
@@ -112,10 +117,10 @@ def show_dead(app: str, record: str, *, folder: Path, as_json: bool) -> None:
     "records",
     multiple=True,
     metavar="TOPIC/PARTITION/OFFSET",
-    help="Only this record; may be given several times.",
+    help="Only this record; may be repeated.",
 )
 @click.option("--again", is_flag=True, help="Also records that were replayed before.")
-@click.option("--late-ok", is_flag=True, help="Also if some may come too late for what is closed.")
+@click.option("--late-ok", is_flag=True, help="Also if some may be late.")
 @yes_option
 @log_option
 @json_option
@@ -131,16 +136,16 @@ def replay_dead(
     folder: Path,
     as_json: bool,
 ) -> None:
-    """Append dead records of APP to their topics again, once what was wrong is mended.
+    """Replay dead letters of APP: append them to their topics again, once the cause is fixed.
 
     They are new records, with the old bytes, headers, timestamps and partitions. Each is appended
     once, however often this is repeated, unless --again is given.
 
-    Of what died behind a shuffle the row is kept, and no record: that is left out, and said.
+    A dead letter from after a shuffle has its row but no record: it is omitted, and counted.
 
-    Time has gone on for the app since: a record whose window is closed is counted as late, and left
+    The app's event time has advanced since: a record whose window is closed is counted as late, and left
     out of it. If some may be late, as of what the app has committed, nothing is appended without
-    --late-ok. Records whose event time cannot be told from their bytes count as may be late.
+    --late-ok. Records whose event time cannot be read from their bytes count as possibly late.
 
     \b
     Examples:
@@ -148,25 +153,27 @@ def replay_dead(
       millstream dead replay ads --topic ad-events --reason "field 'cost'" --yes
       millstream dead replay ads --record ad-events/0/17 --again
     """
-    selection = Selection(topic, reason, [parse_place(record) for record in records])
+    selection = DeadLetterFilter(topic, reason, [parse_record_id(record) for record in records])
     if not yes:
         found = dead_letters(folder, app, selection)
-        ask(f"Append {counted(found.height, 'dead record')} of {app} again, as far as due?")
+        confirm(f"Append {pluralize(found.height, 'dead record')} of {app} again, as far as due?")
     done = replay(folder, app, selection, again=again, late_ok=late_ok)
-    sentence = f"{counted(done.records, 'record')} appended again"
+    sentence = f"{pluralize(done.records, 'record')} appended again"
     if done.finished:
         sentence += f", and {done.finished} of a replay that was interrupted"
     if done.may_be_late:
         sentence += f"; {done.may_be_late} of them may come too late for the app"
-    if done.already:
-        sentence += f"; {done.already} were replayed before (--again appends them once more)"
-    if done.rows_alone:
+    if done.already_replayed:
         sentence += (
-            f"; {counted(done.rows_alone, 'row')} left out that died behind a shuffle, as no record of them is "
+            f"; {done.already_replayed} were replayed before (--again appends them once more)"
+        )
+    if done.rows_without_record:
+        sentence += (
+            f"; {pluralize(done.rows_without_record, 'row')} left out that died behind a shuffle, as no record of them is "
             "kept (millstream reset takes in all anew)"
         )
     values = dataclasses.asdict(done)
-    tell(sentence, values, as_json=as_json)
+    print_result(sentence, values, as_json=as_json)
 
 
 @dead.command("relay")
@@ -184,22 +191,26 @@ def relay_dead(app: str, *, folder: Path, as_json: bool) -> None:
     """
     dead_letters(folder, app)  # names the apps there are, if it is none of them
     count = relay(folder, app)
-    values = {"topic": dead_topic(app), "records": count}
-    tell(f"{counted(count, 'record')} forwarded to {dead_topic(app)}", values, as_json=as_json)
+    values = {"topic": dead_letter_topic(app), "records": count}
+    print_result(
+        f"{pluralize(count, 'record')} forwarded to {dead_letter_topic(app)}",
+        values,
+        as_json=as_json,
+    )
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "record": f"{row['topic']}/{row['partition']}/{row['offset']}",
-        "time": _told(row["time"], "milliseconds"),
+        "time": _format_time(row["time"], "milliseconds"),
         "step": row["step"],
         "reason": row["reason"],
-        "replayed": _told(row["replayed_at"], "seconds"),
+        "replayed": _format_time(row["replayed_at"], "seconds"),
     }
 
 
-def _told(at: datetime | None, timespec: str) -> str | None:
-    """Say a time; None where there is none, as of a row of which no record is kept."""
+def _format_time(at: datetime | None, timespec: str) -> str | None:
+    """Format a time; None where there is none, as of a row without a record."""
     return None if at is None else at.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 

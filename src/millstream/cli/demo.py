@@ -9,16 +9,16 @@ import click
 from rich.console import Console
 
 from millstream.cli.tables import Choice
-from millstream.client.kafka.address import is_kafka
+from millstream.client.address import log_folder
 from millstream.demo.ads_chaos import run_chaos
 from millstream.demo.ads_input import AdsInput
 from millstream.demo.ads_run import AdsOptions, run_ads
-from millstream.views.server.serving import LISTEN
+from millstream.views.server.server import LISTEN_DEFAULT
 
 
 @click.group()
 def demo() -> None:
-    """Run a whole pipeline on data that comes with the package, and check its answer."""
+    """Run a whole pipeline on data that comes with the package, and check its results."""
 
 
 @demo.command("ads")
@@ -27,7 +27,7 @@ def demo() -> None:
     default="./demo-data",
     show_default=True,
     metavar="FOLDER|kafka://HOST:PORT",
-    help="The log: a folder, which is made, and emptied when a run begins anew; or that of brokers. "
+    help="The log: a folder, which is created, and emptied when a run starts over; or that of brokers. "
     "MILLSTREAM_LOG does not count here.",
 )
 @click.option(
@@ -41,7 +41,7 @@ def demo() -> None:
     default="week",
     show_default=True,
     type=Choice(["week", "generated"]),
-    help="A real week of impressions and clicks, or made-up ones around the end of a month.",
+    help="A real week of impressions and clicks, or generated ones around the end of a month.",
 )
 @click.option(
     "--rate",
@@ -79,10 +79,10 @@ def demo() -> None:
 @click.option(
     "--master", metavar="URL", help="Run on this Spark cluster, such as spark://host:7077."
 )
-@click.option("--fresh", is_flag=True, help="Begin anew, even if a run was interrupted.")
+@click.option("--fresh", is_flag=True, help="Start over, even if a run was interrupted.")
 @click.option(
     "--page",
-    default=LISTEN,
+    default=LISTEN_DEFAULT,
     show_default=True,
     metavar="HOST:PORT",
     help='Where to serve the page; another port if it is taken. "none" for no page.',
@@ -116,7 +116,7 @@ def ads(
     devices with wrong clocks, and some of it twice. Spark keeps the rates per minute and ad, what
     each client has spent of its budget, and the ads that are to be stopped, on a page that is live.
     At the end all of it is compared with a plain computation over the raw log. Kill it at any moment
-    and start it again: it goes on, and the answer is the same.
+    and start it again: it resumes, and the result is the same.
 
     \b
     Examples:
@@ -132,7 +132,7 @@ def ads(
     given = AdsInput(source, seed, rate, minutes, chaos=chaos)
     options = AdsOptions(
         log=log,
-        folder=folder or (Path("demo-data") if is_kafka(log) else Path(log)),
+        folder=folder or log_folder(log) or Path("demo-data"),
         input=given,
         speed=speed or given.speed,
         fresh=fresh,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from millstream.client.default_log import VARIABLE
+from millstream.client.default_log import LOG_VARIABLE
 
 
 @click.command()
@@ -16,7 +16,7 @@ from millstream.client.default_log import VARIABLE
     "--log",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    envvar=VARIABLE,
+    envvar=LOG_VARIABLE,
     show_envvar=True,
     help="Folder of the log; its disk is looked at. By default the current folder.",
 )

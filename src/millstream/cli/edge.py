@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 
-from millstream.cli.ending import until_told
-from millstream.cli.ready import ready_file_option, told_ready
+from millstream.cli.ready_file import ready_file_option, write_ready_file
+from millstream.cli.signals import wait_for_stop_signal
 from millstream.cli.tables import address_argument
-from millstream.client.kafka.address import is_kafka, shown
+from millstream.client.address import shown
 from millstream.durations import to_us
-from millstream.edge.incoming import Limits
-from millstream.edge.serving import HTTP, Serving, Settings, serve
+from millstream.edge.http.request_body import RequestLimits
+from millstream.edge.server import HTTP_DEFAULT, EdgeServer, EdgeSettings, serve
 from millstream.edge.token_file import read_token
 
 
@@ -23,7 +23,7 @@ from millstream.edge.token_file import read_token
 @address_argument
 @click.option(
     "--http",
-    default=HTTP,
+    default=HTTP_DEFAULT,
     show_default=True,
     metavar="HOST:PORT",
     help="Where to answer HTTP. Port 0 takes one that is free; none: not at all.",
@@ -46,33 +46,33 @@ from millstream.edge.token_file import read_token
     "origins",
     multiple=True,
     metavar="ORIGIN",
-    help="Pages of this origin may send, such as https://example.com; may be given several times.",
+    help="Pages of this origin may send requests, such as https://example.com; may be repeated.",
 )
 @click.option(
     "--event-bytes",
     type=click.IntRange(min=1),
-    default=Limits().event_bytes_max,
+    default=RequestLimits().event_bytes_max,
     show_default=True,
     help="How large an event may be.",
 )
 @click.option(
     "--body-bytes",
     type=click.IntRange(min=1),
-    default=Limits().body_bytes_max,
+    default=RequestLimits().body_bytes_max,
     show_default=True,
     help="How large a request may be.",
 )
 @click.option(
     "--in-flight-bytes",
     type=click.IntRange(min=1),
-    default=Settings().in_flight_bytes,
+    default=EdgeSettings().in_flight_bytes,
     show_default=True,
     help="What all requests together may take of memory, about; beyond it they are answered 429.",
 )
 @click.option(
     "--streams",
     type=click.IntRange(min=0),
-    default=Settings().subscribers_max,
+    default=EdgeSettings().subscribers_max,
     show_default=True,
     help="How many streams of events may be open.",
 )
@@ -80,7 +80,7 @@ from millstream.edge.token_file import read_token
     "--heartbeat",
     default="15 seconds",
     show_default=True,
-    help="After how much silence a stream gives a sign of life.",
+    help="After how long without a record a stream sends a heartbeat.",
 )
 @ready_file_option
 @click.option(
@@ -106,7 +106,7 @@ def edge(
     ready_file: Path | None,
     insecure: bool,
 ) -> None:
-    """Take events over HTTP and UDP, and give them out as server-sent events.
+    """Take events over HTTP and UDP, and send them out as server-sent events.
 
     The log is by default $MILLSTREAM_LOG, or ./data. It owns the folder meanwhile, unless it is --read-only; over kafka:// there may be several. Ctrl-C
     or SIGTERM ends it: what was let in is appended and answered first.
@@ -119,8 +119,8 @@ def edge(
       millstream edge ./data --statsd 127.0.0.1:8125 --statsd-topic metrics
       millstream edge kafka://127.0.0.1:9092 --http 0.0.0.0:8080 --token-file token
     """
-    settings = Settings(
-        limits=Limits(event_bytes_max=event_bytes, body_bytes_max=body_bytes),
+    settings = EdgeSettings(
+        limits=RequestLimits(event_bytes_max=event_bytes, body_bytes_max=body_bytes),
         in_flight_bytes=in_flight_bytes,
         subscribers_max=streams,
         heartbeat_s=to_us(heartbeat, what="--heartbeat") / 1e6,
@@ -131,19 +131,19 @@ def edge(
         origins=origins,
         insecure=insecure,
     )
-    with until_told() as wait:
+    with wait_for_stop_signal() as wait:
         serving = serve(
             address,
             http=None if http == "none" else http,
             statsd=statsd,
             settings=settings,
-            # It is this process that is to end, as if it had been told to.
+            # This process must end, as if it had received the signal.
             on_failure=lambda: os.kill(os.getpid(), signal.SIGTERM),
         )
         with serving as up:
-            _say(up, address)
+            _announce(up, address)
             where = [line for line in (up.url, up.statsd) if line is not None]
-            with told_ready(ready_file, "\n".join(where)):
+            with write_ready_file(ready_file, "\n".join(where)):
                 wait()
             counts = up.statsd_counts()
         if counts is not None:
@@ -153,8 +153,8 @@ def edge(
             raise error
 
 
-def _say(up: Serving, address: Path | str) -> None:
-    log = shown(address) if is_kafka(address) else address
+def _announce(up: EdgeServer, address: Path | str) -> None:
+    log = shown(address)
     ways = []
     if up.url is not None:
         ways.append(f"HTTP reaches {log} at {up.url}")

@@ -7,27 +7,32 @@ from pathlib import Path
 
 import click
 
-from millstream.cli.lag import advise, known_group, lag_row, state_text
-from millstream.cli.positions import check_partitions, offsets_at, parse_position
-from millstream.cli.share_group import describe_shared, refuse_shared, shared, shared_summary
+from millstream.cli.lag import known_group, lag_row, print_advice, state_text
+from millstream.cli.share_group import (
+    describe_share_group,
+    list_share_groups,
+    refuse_share_group,
+    share_group_summary,
+)
 from millstream.cli.tables import (
-    Column,
-    Row,
+    TableColumn,
+    TableRow,
     address_option,
-    ask,
-    counted,
+    confirm,
+    format_time,
     json_option,
-    moment,
-    show,
-    show_json,
-    show_table,
-    tell,
+    pluralize,
+    print_json,
+    print_result,
+    print_rows,
+    print_table,
     yes_option,
 )
+from millstream.cli.topic_positions import check_partitions, offsets_at, parse_position
 from millstream.client import connect
+from millstream.client.address import shown
 from millstream.client.groups import Lag
-from millstream.client.kafka.address import shown
-from millstream.client.reading import open_reader
+from millstream.client.open import open_reader
 from millstream.record import TopicPartition
 
 
@@ -61,9 +66,9 @@ def list_groups(address: Path | str, *, as_json: bool) -> None:
         rows = [
             _summary(name, [one for one in found if one.group == name]) for name in log.groups()
         ]
-        rows += [shared_summary(one) for one in shared(address)]
+        rows += [share_group_summary(one) for one in list_share_groups(address)]
     if as_json or rows:
-        show(rows, _LIST_COLUMNS, as_json=as_json)
+        print_rows(rows, _LIST_COLUMNS, as_json=as_json)
     else:
         click.echo(
             f"no groups in {shown(address)}; one appears with: millstream consume TOPIC --group NAME"
@@ -81,15 +86,15 @@ def describe(name: str, address: Path | str, *, as_json: bool) -> None:
     one that the group will read. See `millstream lag --help` for the other columns.
 
     Of a share group of a folder, its members are shown, and of each partition: the first record that is
-    not done with (`start`), how many are `behind`, of these how many were delivered (`in flight`), how
-    often at most (`deliveries`), and how many are to be given up (`doomed`).
+    not done (`start`), how many are `behind`, of these how many were delivered (`in flight`), how often
+    at most (`deliveries`), and how many are `undeliverable`.
 
     \b
     Example:
       millstream group describe billing
     """
-    for group in shared(address, name):
-        describe_shared(group, as_json=as_json)
+    for group in list_share_groups(address, name):
+        describe_share_group(group, as_json=as_json)
         return
     with connect(address) as log:
         found = log.lag(known_group(log, name))
@@ -100,9 +105,9 @@ def describe(name: str, address: Path | str, *, as_json: bool) -> None:
         if place is not None:  # the topic was not deleted between the two looks
             said = {"committed_ms": place.committed_ms, "metadata": place.metadata}
             rows.append({**lag_row(one), **said})
-    show(rows, _DESCRIBE_COLUMNS, as_json=as_json)
+    print_rows(rows, _DESCRIBE_COLUMNS, as_json=as_json)
     if not as_json:
-        advise(found)
+        print_advice(found)
 
 
 @group.command()
@@ -120,7 +125,7 @@ def describe(name: str, address: Path | str, *, as_json: bool) -> None:
     "partitions",
     type=click.IntRange(min=0),
     multiple=True,
-    help="In this partition only; may be given several times.",
+    help="In this partition only; may be repeated.",
 )
 @yes_option
 @address_option
@@ -135,10 +140,10 @@ def reset(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Change where the group NAME goes on in a topic.
+    """Change where the group NAME continues in a topic.
 
-    Stop the group's readers first: one that goes on running commits its own offsets over these. A
-    group that has committed nothing yet may be given a place to begin.
+    Stop the group's readers first: one that keeps running overwrites these with its own offsets. A
+    group that has committed nothing yet may be given a start.
 
     \b
     Examples:
@@ -146,7 +151,7 @@ def reset(
       millstream group reset billing --topic clicks --to 2026-11-21T10:00 --yes
       millstream group reset billing --topic clicks --to 1200 --partition 0
     """
-    refuse_shared(address, name)
+    refuse_share_group(address, name)
     position = parse_position("--to", to, ("earliest", "latest"))
     reader = open_reader(address)
     numbers = check_partitions(reader, topic, partitions)
@@ -159,16 +164,16 @@ def reset(
             before = None if found is None else found.offset
             rows.append({"topic": topic, "partition": number, "before": before, "after": offset})
         if not as_json:
-            show_table(rows, _RESET_COLUMNS)
+            print_table(rows, _RESET_COLUMNS)
         if not yes:
-            ask(f"let group {name} go on there?")
+            confirm(f"let group {name} continue there?")
         log.commit_offsets(
             name, {TopicPartition(topic, number): offset for number, offset in after.items()}
         )
     if as_json:
-        show_json(rows)
+        print_json(rows)
     else:
-        click.echo(f"group {name} goes on there")
+        click.echo(f"group {name} continues there")
 
 
 @group.command()
@@ -179,20 +184,20 @@ def reset(
 def delete(name: str, address: Path | str, *, yes: bool, as_json: bool) -> None:
     """Forget what the group NAME has committed. No record is removed.
 
-    A reader of that name begins anew, where its --from or start says.
+    A reader of that name starts over, where its --from or start says.
 
     \b
     Example:
       millstream group delete billing --yes
     """
-    refuse_shared(address, name)
+    refuse_share_group(address, name)
     with connect(address) as log:
         places = len(log.committed_offsets(known_group(log, name)))
         if not yes:
-            ask(f"forget the {counted(places, 'committed offset')} of group {name}?")
-        forgotten = log.forget_group(name)
-    tell(
-        f"deleted group {name} and its {counted(forgotten, 'committed offset')}",
+            confirm(f"forget the {pluralize(places, 'committed offset')} of group {name}?")
+        forgotten = log.delete_group_offsets(name)
+    print_result(
+        f"deleted group {name} and its {pluralize(forgotten, 'committed offset')}",
         {"group": name, "committed_offsets": forgotten},
         as_json=as_json,
     )
@@ -215,29 +220,29 @@ def _worst(found: Sequence[Lag]) -> str:
     return next((state for state in ("lost", "at risk") if state in states), "ok")
 
 
-def _topics(row: Row) -> str:
+def _topics(row: TableRow) -> str:
     return ", ".join(row["topics"])
 
 
 _LIST_COLUMNS = [
-    Column("group", left=True),
-    Column("topics", _topics, left=True),
-    Column("partitions"),
-    Column("behind"),
-    Column("state", state_text, left=True),
+    TableColumn("group", left=True),
+    TableColumn("topics", _topics, left=True),
+    TableColumn("partitions"),
+    TableColumn("behind"),
+    TableColumn("state", state_text, left=True),
 ]
 _DESCRIBE_COLUMNS = [
-    Column("partition", lambda row: f"{row['topic']}/{row['partition']}", left=True),
-    Column("committed", "committed_offset"),
-    Column("start", "log_start"),
-    Column("end", "end_offset"),
-    Column("behind"),
-    Column("at risk", "at_risk"),
-    Column("lost"),
-    Column("committed at", lambda row: moment(row["committed_ms"]), left=True),
+    TableColumn("partition", lambda row: f"{row['topic']}/{row['partition']}", left=True),
+    TableColumn("committed", "committed_offset"),
+    TableColumn("start", "log_start"),
+    TableColumn("end", "end_offset"),
+    TableColumn("behind"),
+    TableColumn("at risk", "at_risk"),
+    TableColumn("lost"),
+    TableColumn("committed at", lambda row: format_time(row["committed_ms"]), left=True),
 ]
 _RESET_COLUMNS = [
-    Column("partition", lambda row: f"{row['topic']}/{row['partition']}", left=True),
-    Column("before"),
-    Column("after"),
+    TableColumn("partition", lambda row: f"{row['topic']}/{row['partition']}", left=True),
+    TableColumn("before"),
+    TableColumn("after"),
 ]

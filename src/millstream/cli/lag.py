@@ -11,10 +11,10 @@ import click
 from rich.text import Text
 
 from millstream.choices import did_you_mean
-from millstream.cli.tables import Column, Row, address_option, json_option, show
+from millstream.cli.tables import TableColumn, TableRow, address_option, json_option, print_rows
 from millstream.client import EventLog, connect
+from millstream.client.address import shown
 from millstream.client.groups import Lag
-from millstream.client.kafka.address import shown
 from millstream.errors import ConfigError
 
 
@@ -44,11 +44,11 @@ def lag(
     with connect(address) as log:
         found = log.lag(known_group(log, group) if group is not None else None)
     if found or as_json:
-        show([lag_row(one) for one in found], _COLUMNS, as_json=as_json)
+        print_rows([lag_row(one) for one in found], _COLUMNS, as_json=as_json)
     else:
         click.echo(f"no group has committed an offset in {shown(address)}")
     if not as_json:
-        advise(found)
+        print_advice(found)
     if check and any(one.state != "ok" for one in found):
         context.exit(1)
 
@@ -63,7 +63,7 @@ def known_group(log: EventLog, name: str) -> str:
     if name not in known:
         there = ", ".join(known[:10]) or "none yet"
         raise ConfigError(
-            f"no group {name!r} has committed an offset (groups: {there}); mend the name."
+            f"no group {name!r} has committed an offset (groups: {there}); correct the name."
             f"{did_you_mean(name, known)}"
         )
     return name
@@ -74,7 +74,7 @@ def lag_row(one: Lag) -> dict[str, object]:
     return {**dataclasses.asdict(one), "state": one.state}
 
 
-def advise(found: Sequence[Lag]) -> None:
+def print_advice(found: Sequence[Lag]) -> None:
     """Print one sentence on what to do, if records are at risk or lost."""
     endangered = [one for one in found if one.state != "ok"]
     if endangered:
@@ -92,13 +92,13 @@ def _what_to_do(endangered: Sequence[Lag]) -> str:
         if one.lost and (one.group, one.topic) == (worst.group, worst.topic)
     )
     return (
-        "Records were removed unread: go on without them (millstream group reset "
+        "Records were removed unread: continue without them (millstream group reset "
         f"{shlex.quote(worst.group)} --topic {worst.topic} --to earliest {partitions}), and then read faster, "
         f"or {longer}."
     )
 
 
-def state_text(row: Row) -> Text:
+def state_text(row: TableRow) -> Text:
     """Return the state of a row with its counts."""
     if row["state"] == "ok":
         return Text("ok", "green")
@@ -111,11 +111,11 @@ def state_text(row: Row) -> Text:
 
 
 _COLUMNS = [
-    Column("group", left=True),
-    Column("topic", left=True),
-    Column("partition"),
-    Column("committed", "committed_offset"),
-    Column("end", "end_offset"),
-    Column("behind"),
-    Column("state", state_text, left=True),
+    TableColumn("group", left=True),
+    TableColumn("topic", left=True),
+    TableColumn("partition"),
+    TableColumn("committed", "committed_offset"),
+    TableColumn("end", "end_offset"),
+    TableColumn("behind"),
+    TableColumn("state", state_text, left=True),
 ]

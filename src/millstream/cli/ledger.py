@@ -1,4 +1,4 @@
-"""``millstream ledger``: the books of an app, batch by batch or added up."""
+"""``millstream ledger``: the ledger of an app, per batch or in total."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from millstream.cli.apps import app_folder
-from millstream.cli.tables import Column, json_option, log_option, show
+from millstream.cli.app_folder import app_folder
+from millstream.cli.tables import TableColumn, json_option, log_option, print_rows
 from millstream.kernels.routing import LEDGER_EXITS
-from millstream.views.reading import store_path
-from millstream.views.store import ViewStore
+from millstream.views.reader import state_store_path
+from millstream.views.state_store.store import StateStore
 
 _COUNTS = ("read", *LEDGER_EXITS)
 
@@ -27,7 +27,7 @@ _COUNTS = ("read", *LEDGER_EXITS)
 def ledger(
     app: str, folder: Path, batches: int | None, step: str | None, *, each: bool, as_json: bool
 ) -> None:
-    """Show where every event of APP went: the books, batch by batch or added up.
+    """Show where every event of APP went: the ledger, per batch or in total.
 
     At every step, read = emitted + held + late + dead + filtered + duplicate. The books were checked when each batch was committed; this adds them up again.
 
@@ -38,20 +38,24 @@ def ledger(
       millstream ledger ads --step "tumbling(1 minute) by ad" --json
     """
     app_folder(folder, app)
-    lines = _lines(store_path(folder, app), app, batches)
+    lines = _lines(state_store_path(folder, app), app, batches)
     if step is not None:
         lines = [line for line in lines if line["step"] == step]
     rows = lines if each else _added_up(lines)
     for row in rows:
         row["balance"] = row["read"] - sum(row[name] for name in LEDGER_EXITS)
-    columns = [Column("step", left=True), *(Column(name) for name in _COUNTS), Column("balance")]
+    columns = [
+        TableColumn("step", left=True),
+        *(TableColumn(name) for name in _COUNTS),
+        TableColumn("balance"),
+    ]
     if each:
-        columns.insert(0, Column("batch", "batch_id"))
-    show(rows, columns, as_json=as_json)
+        columns.insert(0, TableColumn("batch", "batch_id"))
+    print_rows(rows, columns, as_json=as_json)
 
 
 def _lines(path: Path, app: str, batches: int | None) -> list[dict[str, Any]]:
-    with ViewStore(path, readonly=True) as store:
+    with StateStore(path, readonly=True) as store:
         since = 0
         if batches is not None:
             since = (store.last_batch_id(app) or 0) - batches + 1

@@ -1,4 +1,4 @@
-"""``millstream log``: look over the folder of a log, mend it, and tell what it holds."""
+"""``millstream log``: check the folder of a log, repair it, and describe it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from millstream.cli.progress import shown_progress
+from millstream.cli.progress_bar import progress_bar
 from millstream.cli.tables import folder_argument
 
 if TYPE_CHECKING:
     from millstream.log.findings import Finding
-    from millstream.log.repair import Repaired
-    from millstream.log.statistics import PartitionFacts
+    from millstream.log.repair.repair import RepairedRange
+    from millstream.log.statistics import PartitionStatistics
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 
@@ -41,7 +41,7 @@ def log() -> None:
 @json_option
 @click.pass_context
 def verify(context: click.Context, folder: Path, *, as_json: bool) -> None:
-    """Read everything in the log DIR and say what is wrong with it.
+    """Read everything in the log DIR and report what is wrong with it.
 
     Changes nothing, and may run while another process writes. Exits with 0 if every committed
     record can be read, with 1 if not.
@@ -50,13 +50,13 @@ def verify(context: click.Context, folder: Path, *, as_json: bool) -> None:
     Example:
       millstream log verify ./data
     """
-    found = _look_over(folder)
+    found = _check(folder)
     if as_json:
         click.echo(json.dumps([_plain(one) for one in found], indent=2))
     else:
         for finding in found:
             click.echo(_line(finding))
-        click.echo(f"{folder}: {_verdict(found)}")
+        click.echo(f"{folder}: {_summary(found)}")
     if any(finding.lost for finding in found):
         context.exit(1)
 
@@ -69,30 +69,30 @@ def repair(folder: Path, *, yes: bool, as_json: bool) -> None:
     """Give up what cannot be read in the log DIR, so that everything else can.
 
     Offsets that cannot be read stay empty; damaged files are kept in DIR/quarantine. A file that a
-    backup has is better restored than given up. Nobody else may write to the log meanwhile.
+    backup has is better restored than given up. No other process may write to the log meanwhile.
 
     \b
     Example:
       millstream log repair ./data
     """
-    from millstream.log.repair import repair as repair_folder
+    from millstream.log.repair.repair import repair as repair_folder
 
-    found = [finding for finding in _look_over(folder) if finding.kind != "quarantine"]
+    found = [finding for finding in _check(folder) if finding.kind != "quarantine"]
     if found and not yes:
         for finding in found:
             click.echo(_line(finding), err=as_json)
         click.confirm(_question(found), abort=True, err=as_json)
-    repaired: list[Repaired] = []
+    repaired: list[RepairedRange] = []
     if found:
-        with shown_progress("repairing") as progress:
+        with progress_bar("repairing") as progress:
             repaired = repair_folder(folder, progress=progress)
     if as_json:
         click.echo(json.dumps([_plain(one) for one in repaired], indent=2))
         return
     for one in repaired:
-        click.echo(_done(one))
+        click.echo(_repaired_line(one))
     if not repaired:
-        click.echo(f"{folder}: {'mended; ' if found else ''}nothing was given up")
+        click.echo(f"{folder}: {'repaired; ' if found else ''}nothing was given up")
 
 
 @log.command()
@@ -119,10 +119,10 @@ def stat(folder: Path, *, as_json: bool) -> None:
         click.echo(f"no topics in {folder}; make one with: millstream topic create NAME")
 
 
-def _look_over(folder: Path) -> list[Finding]:
-    from millstream.log.inspection import inspect
+def _check(folder: Path) -> list[Finding]:
+    from millstream.log.repair.inspection import inspect
 
-    with shown_progress("reading") as progress:
+    with progress_bar("reading") as progress:
         return list(inspect(folder, progress=progress))
 
 
@@ -131,7 +131,7 @@ def _line(finding: Finding) -> str:
     return f"{severity}  {finding.kind}: {finding.where}: {finding.text}; {finding.advice}"
 
 
-def _verdict(found: Sequence[Finding]) -> str:
+def _summary(found: Sequence[Finding]) -> str:
     lost = sum(finding.lost for finding in found)
     if lost:
         places = "place" if lost == 1 else "places"
@@ -144,30 +144,30 @@ def _question(found: Sequence[Finding]) -> str:
         one.end - one.start for one in found if one.start is not None and one.end is not None
     )
     if not count:
-        return "mend this? No offset is given up"
+        return "repair this? No offset is given up"
     offsets = "offset" if count == 1 else "offsets"
-    return f"mend this, and give up {count} {offsets} for good? The damaged files are kept aside"
+    return f"repair this, and give up {count} {offsets} for good? The damaged files are kept in quarantine/"
 
 
-def _done(one: Repaired) -> str:
+def _repaired_line(one: RepairedRange) -> str:
     name = f"{one.topic}/{one.partition}"
-    kept = f"the file as it was: {one.kept}" if one.kept else f"see {one.note}"
+    kept = f"the file as it was: {one.quarantined}" if one.quarantined else f"see {one.note}"
     if one.start == one.end:
         return f"{name}: stray bytes were taken out; {kept}"
     return f"{name}: offsets [{one.start}, {one.end}) were given up; {kept}"
 
 
-def _plain(one: Finding | Repaired | PartitionFacts) -> dict[str, object]:
+def _plain(one: Finding | RepairedRange | PartitionStatistics) -> dict[str, object]:
     values = dataclasses.asdict(one)
     return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
 
 
-def _print_table(facts: Sequence[PartitionFacts]) -> None:
+def _print_table(facts: Sequence[PartitionStatistics]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    columns: dict[str, Callable[[PartitionFacts], str]] = {
+    columns: dict[str, Callable[[PartitionStatistics], str]] = {
         "segments": lambda one: str(one.segments),
         "bytes": lambda one: f"{one.size_bytes:,}",
         "start": lambda one: str(one.start),

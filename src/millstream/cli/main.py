@@ -1,7 +1,7 @@
 """The ``millstream`` command: which commands there are, and how each of them ends.
 
 A command lives in the module of its name and is imported when it is called, so that ``--help`` is
-answered without loading what no one asked for. An error that Millstream raises on purpose ends as
+answered without loading what is not needed. An error that Millstream raises on purpose ends as
 one sentence on standard error and an exit code: 2 when the call or a setting is to be corrected, 1
 for everything else. A traceback therefore means a defect.
 """
@@ -18,25 +18,25 @@ from millstream import __version__
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, MillstreamError
 
-# The sentence stands here too, so that the list of commands can be shown without importing them.
+# The sentence is here too, so that the list of commands can be shown without importing them.
 COMMANDS = {
-    "demo": "Run a whole pipeline on data that comes with the package, and check its answer.",
+    "demo": "Run a whole pipeline on data that comes with the package, and check its results.",
     "topic": "Create, list, describe, alter, archive and delete topics.",
     "produce": "Append each line of standard input to TOPIC as one record.",
     "consume": "Print the values of the records of TOPIC, one per line.",
     "group": "List, describe, reset and delete groups: how far each has read.",
     "lag": "Show how far groups are behind, and whether they are about to lose records.",
     "broker": "Serve the log in the folder DIR to Kafka's clients, until Ctrl-C or SIGTERM.",
-    "edge": "Take events over HTTP and UDP, and give them out as server-sent events.",
-    "webhook": "Deliver the records of TOPIC to the address URL, each until it is taken or given up.",
+    "edge": "Take events over HTTP and UDP, and send them out as server-sent events.",
+    "webhook": "Deliver the records of TOPIC to the endpoint URL, at least once.",
     "user": "Add, list and remove the users of a broker.",
     "log": "Verify, repair and measure the folder of a log.",
     "ui": "Show a page of what the apps of a log do, live; serve their views over HTTP.",
     "run": "Run the pipeline that FILE declares, going on where it was.",
     "stop": "Stop the running APP, as Ctrl-C in its terminal would: after the batch at work.",
     "rescale": "Divide the work on the state of APP among more or fewer partitions.",
-    "reset": "Remove what APP has made, so that its next run begins anew from the log.",
-    "ledger": "Show where every event of APP went: the books, batch by batch or added up.",
+    "reset": "Remove all that APP has made, so that its next run starts over from the log.",
+    "ledger": "Show where every event of APP went: the ledger, per batch or in total.",
     "why": "Say what holds a window open, and why events were late.",
     "view": "Look at maintained views: list them, show rows, follow changes.",
     "dead": "Look at records that could not be processed, and append them again.",
@@ -44,7 +44,7 @@ COMMANDS = {
     "doctor": "Check that this machine has what Millstream needs.",
 }
 EXIT_FAILED = 1
-EXIT_CORRECT_THE_CALL = 2
+EXIT_USAGE_ERROR = 2
 EXIT_INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 
 
@@ -76,7 +76,7 @@ class LazyGroup(click.Group):
 def millstream() -> None:
     """Keep a durable event log, and process streams over it.
 
-    The log is a folder. `millstream COMMAND --help` tells more about a command.
+    The log is a folder. `millstream COMMAND --help` describes a command.
     """
 
 
@@ -91,7 +91,7 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     except MillstreamError as error:
         click.echo(f"millstream: {error}", err=True)
-        return EXIT_CORRECT_THE_CALL if isinstance(error, ConfigError) else EXIT_FAILED
+        return EXIT_USAGE_ERROR if isinstance(error, ConfigError) else EXIT_FAILED
     return code if isinstance(code, int) else 0
 
 

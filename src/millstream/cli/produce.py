@@ -14,13 +14,13 @@ from typing import Any, BinaryIO, TextIO, get_args
 
 import click
 
-from millstream.cli.tables import Choice, address_option, counted, json_option, tell
+from millstream.cli.tables import Choice, address_option, json_option, pluralize, print_result
 from millstream.client import connect
 from millstream.client.json_fields import key_in, timestamp_ms_in
 from millstream.errors import ConfigError
 from millstream.log.compression import CompressionName
 from millstream.log.group_commit import DURABILITIES, Durability
-from millstream.record import Place
+from millstream.record import RecordMetadata
 
 _WAITING_MAX = 10_000  # futures kept before the oldest is looked at
 _TELL_EVERY_S = 1.0
@@ -50,7 +50,7 @@ _TELL_EVERY_S = 1.0
     "headers",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A header of every record; may be given several times.",
+    help="A header of every record; may be repeated.",
 )
 @click.option("--partition", type=click.IntRange(min=0), help="Append to this partition only.")
 @click.option(
@@ -98,11 +98,11 @@ def produce(
       millstream consume customers --keys | millstream produce copies --keys
     """
     _check(key, key_field, timestamp_field, keys=keys, raw=raw)
-    form = _Form(key, key_field, timestamp_field, keys=keys, raw=raw)
+    form = _LineFormat(key, key_field, timestamp_field, keys=keys, raw=raw)
     named = _headers(headers)
     sent = 0
-    waiting: deque[Future[Place]] = deque()
-    progress = _Progress(sys.stderr, shown=sys.stderr.isatty() and not sys.stdin.isatty())
+    waiting: deque[Future[RecordMetadata]] = deque()
+    progress = _ProgressLine(sys.stderr, shown=sys.stderr.isatty() and not sys.stdin.isatty())
     with connect(address) as log, progress:
         log.offsets(topic)  # an unknown topic must not make this process the owner of a new folder
         with log.producer(compression=compression, durability=durability) as producer:
@@ -118,17 +118,17 @@ def produce(
                 )
                 waiting.append(future)
                 sent += 1
-                progress.tell(sent)
+                progress.update(sent)
                 if len(waiting) > _WAITING_MAX:
                     waiting.popleft().result()
             producer.flush()
             for future in waiting:
                 future.result()
     values = {"topic": topic, "records": sent}
-    tell(f"{counted(sent, 'record')} appended to {topic}", values, as_json=as_json)
+    print_result(f"{pluralize(sent, 'record')} appended to {topic}", values, as_json=as_json)
 
 
-class _Progress:
+class _ProgressLine:
     """Tells every second how many records were sent, on one line that vanishes at the end."""
 
     def __init__(
@@ -140,7 +140,7 @@ class _Progress:
         self._due_s = self._begun_s + _TELL_EVERY_S if shown else float("inf")
         self._width = 0
 
-    def tell(self, sent: int) -> None:
+    def update(self, sent: int) -> None:
         """Say so, if it is time."""
         now_s = self._clock_s()
         if now_s < self._due_s:
@@ -207,7 +207,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """What a line says of a record."""
+    """The record of a line."""
 
     value: bytes | None
     key: bytes | str | int | None = None
@@ -215,7 +215,7 @@ class _Line:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _LineFormat:
     """How a line is read as a record."""
 
     key: str | None
@@ -225,7 +225,7 @@ class _Form:
     raw: bool
 
     def record(self, number: int, line: bytes) -> _Line:
-        """Return what a line says.
+        """Return the record of a line.
 
         Raises:
             ConfigError: it is not of this form; the message names the line.
@@ -233,15 +233,15 @@ class _Form:
         if self.keys:
             before, separator, after = line.partition(b"\t")
             if not separator:
-                raise _refused(number, line, "has no TAB after a key", "mend it")
+                raise _bad_line(number, line, "has no TAB after a key", "correct it")
             return _Line(after or None, before or None)
         if self.raw:
             return _Line(line, self.key)
         try:
             decoded = json.loads(line)
         except ValueError as error:
-            raise _refused(
-                number, line, f"is not JSON ({error})", "mend it, or append lines with --raw"
+            raise _bad_line(
+                number, line, f"is not JSON ({error})", "correct it, or append lines with --raw"
             ) from None
         key = self.key if self.key_field is None else self._key(number, line, decoded)
         return _Line(line, key, self._timestamp_ms(number, line, decoded))
@@ -251,11 +251,11 @@ class _Form:
         found = key_in(decoded, self.key_field)
         if found is not None:
             return found
-        raise _refused(
+        raise _bad_line(
             number,
             line,
             f"has no text or whole number in the field {self.key_field!r}",
-            "mend it, or name another --key-field",
+            "correct it, or name another --key-field",
         )
 
     def _timestamp_ms(self, number: int, line: bytes, decoded: Any) -> int | None:
@@ -263,17 +263,17 @@ class _Form:
             return None
         found = timestamp_ms_in(decoded, self.timestamp_field)
         if found is None:
-            raise _refused(
+            raise _bad_line(
                 number,
                 line,
                 f"has no time in the field {self.timestamp_field!r}, as ISO 8601 or as "
                 "milliseconds since 1970",
-                "mend it, or name another --timestamp-field",
+                "correct it, or name another --timestamp-field",
             )
         return found
 
 
-def _refused(number: int, line: bytes, fault: str, remedy: str) -> ConfigError:
+def _bad_line(number: int, line: bytes, fault: str, remedy: str) -> ConfigError:
     return ConfigError(
         f"line {number} {fault}: {line[:80]!r}; {remedy} (the lines before it were appended)"
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from millstream.cli.apps import app_folder
-from millstream.cli.tables import json_option, log_option, tell
+from millstream.cli.app_folder import app_folder
+from millstream.cli.tables import json_option, log_option, print_result
 
 
 @click.command()
@@ -23,7 +23,7 @@ from millstream.cli.tables import json_option, log_option, tell
 def rescale(app: str, partitions: int, folder: Path, *, as_json: bool) -> None:
     """Divide the work on the state of APP among more or fewer partitions.
 
-    The app must be stopped. Nothing is moved, lost or computed again; the next run goes on where it was.
+    The app must be stopped. Nothing is moved, lost or computed again; the next run resumes where it stopped.
 
     \b
     Examples:
@@ -34,7 +34,7 @@ def rescale(app: str, partitions: int, folder: Path, *, as_json: bool) -> None:
 
     done = work(app, app_folder(folder, app), partitions)
     before = done.partitions_before
-    tell(
+    print_result(
         f"the state of {app} is shared by {partitions} partitions (before: {before})",
         {"app": app, "partitions": partitions, "partitions_before": before},
         as_json=as_json,

@@ -1,4 +1,4 @@
-"""``millstream reset``: remove all that an app has made, so that it begins anew."""
+"""``millstream reset``: remove all that an app has made, so that it starts over."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from typing import Any
 
 import click
 
-from millstream.cli.sizes import describe_bytes
-from millstream.cli.tables import address_option, ask, counted, json_option, show_json, yes_option
-from millstream.client.kafka.address import is_kafka, shown
+from millstream.cli.byte_sizes import describe_bytes
+from millstream.cli.tables import (
+    address_option,
+    confirm,
+    json_option,
+    pluralize,
+    print_json,
+    yes_option,
+)
+from millstream.client.address import log_folder, shown
 from millstream.errors import ConfigError
-from millstream.ops.reset import Found, look
+from millstream.ops.reset import AppFootprint, find_footprint
 from millstream.ops.reset import reset as work
 
 
@@ -22,7 +29,7 @@ from millstream.ops.reset import reset as work
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Folder in which its state lies: App(state=…). By default that of the log.",
+    help="The folder of its state: App(state=…). By default that of the log.",
 )
 @click.option(
     "--store",
@@ -43,9 +50,9 @@ def reset(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Remove what APP has made, so that its next run begins anew from the log.
+    """Remove all that APP has made, so that its next run starts over from the log.
 
-    That is its state, position, views, datasets, and what topics and databases remember of it. It says
+    That is its state, position, views, datasets, and what topics and databases store about it. It says
     first what it removes, and what it cannot take back: records in topics stay, and the next run writes
     its own beside them. The records that APP reads are not touched. The app must be stopped.
 
@@ -56,56 +63,56 @@ def reset(
       millstream reset ads --log kafka://broker:9092 --state ./data
     """
     if state is None:
-        if is_kafka(address):
+        state = log_folder(address)
+        if state is None:
             raise ConfigError(
                 f"The log is {shown(address)}, and brokers keep no state of apps. Give the folder in which it "
                 "lies: --state ./data"
             )
-        state = Path(address)
-    found = look(app, state, address, stores)
+    found = find_footprint(app, state, address, stores)
     if not as_json:
         for line in [*_removed(found), *_stays(found)]:
             click.echo(line)
     if not yes:
-        ask(f"Remove this, and have {app} begin anew?")
+        confirm(f"Remove this, and have {app} start over?")
     work(found)
     if as_json:
-        show_json(_values(found))
+        print_json(_values(found))
     else:
-        click.echo(f"{app} is reset; its next run begins anew.")
+        click.echo(f"{app} is reset; its next run starts over.")
 
 
-def _removed(found: Found) -> list[str]:
+def _removed(found: AppFootprint) -> list[str]:
     size = describe_bytes(found.size_bytes)
     lines = [f"To be removed of {found.app}:"]
     if found.folder.exists():
         lines.append(
-            f"  {found.folder}: state, position and views, {counted(found.files, 'file')}, {size}"
+            f"  {found.folder}: state, position and views, {pluralize(found.files, 'file')}, {size}"
         )
-    lines += [f"  view {name}: {counted(rows, 'row')}" for name, rows in found.views.items()]
+    lines += [f"  view {name}: {pluralize(rows, 'row')}" for name, rows in found.views.items()]
     for kept in found.databases.values():
         views = ", ".join(kept.views) or "no view, only what it remembers of the app"
         lines.append(f"  in {kept.shown}: {views}")
     for dataset in found.datasets:
-        files = counted(dataset.files, "file")
+        files = pluralize(dataset.files, "file")
         lines.append(f"  dataset {dataset.folder}: {files}, {describe_bytes(dataset.size_bytes)}")
     if found.fences:
         lines.append(f"  in {shown(found.log)}: how far it had written to topics")
-    if found.home_problem is not None:
+    if found.state_store_problem is not None:
         lines.append(
             f"Which databases and datasets it wrote to is not known, as its own store cannot be read "
-            f"({found.home_problem}) Give the databases with --store; empty the datasets' folders."
+            f"({found.state_store_problem}) Give the databases with --store; empty the datasets' folders."
         )
     return lines
 
 
-def _stays(found: Found) -> list[str]:
+def _stays(found: AppFootprint) -> list[str]:
     lines = []
     for topic, records in found.topics.items():
-        count = "its records" if records is None else f"up to {counted(records, 'record')}"
+        count = "its records" if records is None else f"up to {pluralize(records, 'record')}"
         lines.append(f"  topic {topic}: {count}; the next run adds its own")
     lines += [
-        f"  topic {topic}: {counted(records, 'dead record')} appended again by a replay; the next run reads "
+        f"  topic {topic}: {pluralize(records, 'dead record')} appended again by a replay; the next run reads "
         "both, and counts twice what does not die any more"
         for topic, records in found.replayed.items()
     ]
@@ -113,7 +120,7 @@ def _stays(found: Found) -> list[str]:
     return ["Not to be taken back:", *lines] if lines else []
 
 
-def _values(found: Found) -> dict[str, Any]:
+def _values(found: AppFootprint) -> dict[str, Any]:
     return {
         "app": found.app,
         "folder": str(found.folder),

@@ -16,7 +16,7 @@ from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
     from millstream.pipeline.app import App
-    from millstream.views.progress import Progress
+    from millstream.views.runs.progress import Progress
 
 
 @click.command()
@@ -78,7 +78,7 @@ def run(
     \b
     Examples:
       millstream run app.py
-      millstream run apps.py:billing --until caught-up
+      millstream run app_folder.py:billing --until caught-up
       millstream run app.py --timeout "1 hour" --json
     """
     path, name = split_file(file, name)
@@ -124,7 +124,7 @@ def split_file(text: str, name: str | None) -> tuple[Path, str | None]:
 
 
 def find_app(file: Path, name: str | None) -> App:
-    """Load a file and give the app that it declares at its top level.
+    """Load a file and return the app that it declares at its top level.
 
     Raises:
         ConfigError: there is none, there are several and none was named, or the name is not clear.

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from millstream.cli.apps import app_folder
+from millstream.cli.app_folder import app_folder
 from millstream.cli.tables import log_option
 from millstream.durations import to_us
 from millstream.errors import JobFailedError
-from millstream.views.running import runs_alive, stop_request
+from millstream.views.runs.control_files import active_runs, stop_request_file
 
 _POLL_S = 0.05
 
@@ -28,7 +28,7 @@ _POLL_S = 0.05
 def stop(app: str, folder: Path, timeout: str) -> None:
     """Stop the running APP, as Ctrl-C in its terminal would: after the batch at work.
 
-    It goes on where it was at its next start.
+    Its next start resumes where it stopped.
 
     \b
     Examples:
@@ -36,19 +36,19 @@ def stop(app: str, folder: Path, timeout: str) -> None:
       millstream stop ads --log /srv/data --timeout "10 minutes"
     """
     home = app_folder(folder, app)
-    alive = runs_alive(home)
+    alive = active_runs(home)
     if not alive:
         click.echo(f"{app} is not running")
         return
     end = time.monotonic() + to_us(timeout, what="--timeout") / 1e6
-    while runs_alive(home):
+    while active_runs(home):
         if time.monotonic() > end:
-            pids = ", ".join(str(running.pid) for running in runs_alive(home))
+            pids = ", ".join(str(running.pid) for running in active_runs(home))
             raise JobFailedError(
                 f"{app} has not stopped within {timeout}; process {pids} still works on a batch. "
                 "It stops after that batch: wait longer with --timeout, or end the process."
             )
-        stop_request(home).touch()  # again and again: a run that is starting clears it once
+        stop_request_file(home).touch()  # again and again: a run that is starting clears it once
         time.sleep(_POLL_S)
-    stop_request(home).unlink(missing_ok=True)
+    stop_request_file(home).unlink(missing_ok=True)
     click.echo(f"{app} has stopped")

@@ -21,11 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from millstream.choices import did_you_mean
-from millstream.client.default_log import DEFAULT_FOLDER, VARIABLE
-from millstream.client.kafka.address import is_kafka, kafka_address, shown
+from millstream.client.address import log_folder, shown
+from millstream.client.default_log import DEFAULT_FOLDER, LOG_VARIABLE
 from millstream.errors import ConfigError
 
-Row = Mapping[str, Any]
+TableRow = Mapping[str, Any]
 
 _PIPE_WIDTH = 10_000  # a pipe has no screen to fit
 
@@ -34,7 +34,7 @@ class _Folder(click.Path):
     """A folder, for what only a folder holds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if is_kafka(value):
+        if log_folder(value) is None:
             raise ConfigError(
                 f"The log is {shown(value)}, and brokers keep no state and views of apps. Give the folder "
                 "in which these are: --log ./data"
@@ -46,8 +46,7 @@ class Address(click.Path):
     """A folder, or ``kafka://``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if is_kafka(value):
-            kafka_address(value)
+        if log_folder(value) is None:
             return value
         return super().convert(value, param, ctx)
 
@@ -70,7 +69,7 @@ def _log_option(dest: str, kind: click.Path, metavar: str, said: str) -> Callabl
         type=kind,
         metavar=metavar,
         default=Path(DEFAULT_FOLDER),
-        envvar=VARIABLE,
+        envvar=LOG_VARIABLE,
         show_default=DEFAULT_FOLDER,
         show_envvar=True,
         help=said,
@@ -80,7 +79,7 @@ def _log_option(dest: str, kind: click.Path, metavar: str, said: str) -> Callabl
 def log_argument(dest: str, kind: click.Path, metavar: str) -> Callable[[Any], Any]:
     """Take a log as an argument that may be left out: then it is as for ``--log``."""
     return click.argument(
-        dest, metavar=f"[{metavar}]", type=kind, default=Path(DEFAULT_FOLDER), envvar=VARIABLE
+        dest, metavar=f"[{metavar}]", type=kind, default=Path(DEFAULT_FOLDER), envvar=LOG_VARIABLE
     )
 
 
@@ -104,35 +103,35 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """One column: its title, and what it shows of a row (by default the value of that name)."""
 
     title: str
-    cell: str | Callable[[Row], object] = ""
+    cell: str | Callable[[TableRow], object] = ""
     left: bool = False
 
-    def text(self, row: Row) -> Text:
-        """Return what stands in this column for a row; a value that is not there is a dash."""
+    def text(self, row: TableRow) -> Text:
+        """Return this column's text for a row; a missing value is a dash."""
         value = self.cell(row) if callable(self.cell) else row[self.cell or self.title]
         if isinstance(value, Text):
             return value
         return Text("-" if value is None else str(value))
 
 
-def show(rows: Sequence[Row], columns: Sequence[Column], *, as_json: bool) -> None:
+def print_rows(rows: Sequence[TableRow], columns: Sequence[TableColumn], *, as_json: bool) -> None:
     """Print rows: as one JSON array, or the columns of them as a table."""
     if as_json:
-        show_json(rows)
+        print_json(rows)
     else:
-        show_table(rows, columns)
+        print_table(rows, columns)
 
 
-def show_json(value: object) -> None:
+def print_json(value: object) -> None:
     """Print a value as JSON over several lines."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def show_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+def print_table(rows: Sequence[TableRow], columns: Sequence[TableColumn]) -> None:
     """Print columns of rows. Names are folded if the screen is too narrow; numbers stay whole."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for column in columns:
@@ -151,15 +150,15 @@ def show_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
     console.print(table)
 
 
-def tell(sentence: str, values: Mapping[str, object], *, as_json: bool) -> None:
+def print_result(sentence: str, values: Mapping[str, object], *, as_json: bool) -> None:
     """Print what was done: a sentence, or the values in it as JSON."""
     if as_json:
-        show_json(values)
+        print_json(values)
     else:
         click.echo(sentence)
 
 
-def ask(question: str) -> None:
+def confirm(question: str) -> None:
     """Return if the answer is yes.
 
     Raises:
@@ -175,12 +174,12 @@ def ask(question: str) -> None:
         raise click.Abort
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """Return ``1 record``, ``2 records``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def moment(timestamp_ms: int) -> str:
+def format_time(timestamp_ms: int) -> str:
     """Return a time as people read it, in UTC, to the second."""
     when = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
     return when.strftime("%Y-%m-%d %H:%M:%SZ")

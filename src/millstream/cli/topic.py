@@ -9,25 +9,26 @@ from typing import Any, TypeVar
 
 import click
 
-from millstream.cli.sizes import describe_bytes, parse_bytes
+from millstream.cli.byte_sizes import describe_bytes, parse_bytes
 from millstream.cli.tables import (
-    Column,
-    Row,
+    TableColumn,
+    TableRow,
     address_option,
-    ask,
-    counted,
+    confirm,
     json_option,
-    show,
-    show_json,
-    show_table,
-    tell,
+    pluralize,
+    print_json,
+    print_result,
+    print_rows,
+    print_table,
     yes_option,
 )
 from millstream.client import connect
-from millstream.client.kafka.address import shown
-from millstream.client.reading import Reader, open_reader
-from millstream.client.settings import topic_settings
-from millstream.durations import describe_us
+from millstream.client.address import shown
+from millstream.client.open import open_reader
+from millstream.client.reader import Reader
+from millstream.client.topic_settings import topic_settings
+from millstream.durations import format_us
 from millstream.errors import ConfigError
 from millstream.log.config import FOREVER, TopicConfig
 from millstream.log.reader import LogReader
@@ -43,7 +44,7 @@ def _setting_options(command: Command) -> Command:
             "assignments",
             multiple=True,
             metavar="NAME=VALUE",
-            help="Any setting, under Kafka's name and in Kafka's unit; may be given several times. "
+            help="Any setting, under Kafka's name and in Kafka's unit; may be repeated. "
             "`topic describe --all` shows their names.",
         ),
         click.option(
@@ -104,8 +105,8 @@ def create(
 ) -> None:
     """Create the topic NAME, and the log folder if there is none.
 
-    All records are kept for ever, unless an option says otherwise. They are removed by whole
-    segments, so a little more is kept than is asked for.
+    All records are kept forever, unless an option says otherwise. They are removed by whole
+    segments, so a little more is kept than the limit.
 
     \b
     Examples:
@@ -113,12 +114,12 @@ def create(
       millstream topic create clicks --retention "7 days" --retention-bytes 10GiB
       millstream topic create customers --cleanup compact --set segment.bytes=1048576
     """
-    settings = _given(retention, retention_bytes, cleanup, assignments)
+    settings = _settings_given(retention, retention_bytes, cleanup, assignments)
     check_topic_name(name)  # a wrong call must not leave a new folder behind
     with connect(address) as log:
         info = log.create_topic(name, partitions=partitions, settings=settings)
-    tell(
-        f"created topic {name} with {counted(partitions, 'partition')} in {shown(address)}",
+    print_result(
+        f"created topic {name} with {pluralize(partitions, 'partition')} in {shown(address)}",
         {"topic": name, "topic_id": info.topic_id, "partitions": partitions, "settings": settings},
         as_json=as_json,
     )
@@ -140,7 +141,7 @@ def list_topics(address: Path | str, *, as_json: bool) -> None:
     reader = open_reader(address)
     rows = [_topic_row(reader, name, info.partitions) for name, info in reader.topics().items()]
     if as_json or rows:
-        show(rows, _LIST_COLUMNS, as_json=as_json)
+        print_rows(rows, _LIST_COLUMNS, as_json=as_json)
     else:
         click.echo(f"no topics in {shown(address)}; make one with: millstream topic create NAME")
 
@@ -170,7 +171,7 @@ def describe(name: str, address: Path | str, *, every: bool, as_json: bool) -> N
     info = reader.topics()[name]
     partitions = [_partition_row(reader, name, number) for number in range(info.partitions)]
     if as_json:
-        show_json(
+        print_json(
             {
                 "topic": name,
                 "topic_id": info.topic_id,
@@ -185,11 +186,11 @@ def describe(name: str, address: Path | str, *, every: bool, as_json: bool) -> N
             {"name": key, "value": text, "default": defaults.get(key)}
             for key, text in given.items()
         ]
-        show_table(rows, _SETTING_COLUMNS)
+        print_table(rows, _SETTING_COLUMNS)
     else:
         click.echo("all settings have their defaults; --all shows them")
     click.echo()
-    show_table(partitions, _PARTITION_COLUMNS)
+    print_table(partitions, _PARTITION_COLUMNS)
 
 
 @topic.command()
@@ -206,7 +207,7 @@ def describe(name: str, address: Path | str, *, every: bool, as_json: bool) -> N
     "unset",
     multiple=True,
     metavar="NAME",
-    help="Take a setting back to its default; may be given several times.",
+    help="Take a setting back to its default; may be repeated.",
 )
 @address_option
 @json_option
@@ -230,8 +231,8 @@ def alter(
       millstream topic alter clicks --set retention.ms=86400000 --unset retention.bytes
       millstream topic alter clicks --partitions 8
     """
-    given = _given(retention, retention_bytes, cleanup, assignments)
-    changes = {**given, **_taken_back(unset, given)}
+    given = _settings_given(retention, retention_bytes, cleanup, assignments)
+    changes = {**given, **_settings_unset(unset, given)}
     if not changes and partitions is None:
         raise ConfigError(
             f"nothing was said to change of topic {name!r}; give --set, --unset, --retention, "
@@ -248,7 +249,7 @@ def alter(
         if value != before[key]
     ]
     if rows or as_json:
-        show(rows, _CHANGE_COLUMNS, as_json=as_json)
+        print_rows(rows, _CHANGE_COLUMNS, as_json=as_json)
     else:
         click.echo(f"topic {name} was like that already")
 
@@ -270,10 +271,10 @@ def delete(name: str, address: Path | str, *, yes: bool, as_json: bool) -> None:
     with connect(address) as log:
         records = sum(end - start for start, end in log.offsets(name))
         if not yes:
-            ask(f"delete topic {name} and its {counted(records, 'record')} for good?")
+            confirm(f"delete topic {name} and its {pluralize(records, 'record')} for good?")
         log.delete_topic(name)
-    tell(
-        f"deleted topic {name} and its {counted(records, 'record')}",
+    print_result(
+        f"deleted topic {name} and its {pluralize(records, 'record')}",
         {"topic": name, "records_at_most": records},
         as_json=as_json,
     )
@@ -290,10 +291,14 @@ def delete(name: str, address: Path | str, *, yes: bool, as_json: bool) -> None:
 )
 @click.option("--name", "app_name", help="Which app, where the file declares several: its name.")
 @click.option(
-    "--roll", is_flag=True, help="Close the segments that are still growing first, to archive all."
+    "--close-active",
+    is_flag=True,
+    help="Close the segments that are still growing first, to archive all.",
 )
 @json_option
-def archive(name: str, *, file: Path, app_name: str | None, roll: bool, as_json: bool) -> None:
+def archive(
+    name: str, *, file: Path, app_name: str | None, close_active: bool, as_json: bool
+) -> None:
     """Lay a Parquet file with the records as columns beside each closed segment of the topic NAME.
 
     Batch tools read these files as they are; jobs read them instead of decoding the records again.
@@ -305,9 +310,9 @@ def archive(name: str, *, file: Path, app_name: str | None, roll: bool, as_json:
     \b
     Examples:
       millstream topic archive bids --app app.py
-      millstream topic archive bids --app app.py --roll --json
+      millstream topic archive bids --app app.py --close-active --json
     """
-    from millstream.cli.progress import shown_progress
+    from millstream.cli.progress_bar import progress_bar
     from millstream.cli.run import find_app
 
     app = find_app(file, app_name)
@@ -317,9 +322,9 @@ def archive(name: str, *, file: Path, app_name: str | None, roll: bool, as_json:
             f"the app {app.name!r} in {file} declares no topic {name!r} (topics: {known}); correct "
             "the name, or declare it there with its schema"
         )
-    with shown_progress("archiving") as progress:
-        found = app.topics[name].archive(roll=roll, on_progress=progress)
-    show([asdict(one) for one in found], _ARCHIVE_COLUMNS, as_json=as_json)
+    with progress_bar("archiving") as progress:
+        found = app.topics[name].archive(close_active=close_active, on_progress=progress)
+    print_rows([asdict(one) for one in found], _ARCHIVE_COLUMNS, as_json=as_json)
     for text in [] if as_json else [text for one in found for text in one.left_out]:
         click.echo(f"left out: {text}", err=True)
 
@@ -327,7 +332,7 @@ def archive(name: str, *, file: Path, app_name: str | None, roll: bool, as_json:
 # -- settings as they are given ---------------------------------------------------------------
 
 
-def _given(
+def _settings_given(
     retention: str | None,
     retention_bytes: str | None,
     cleanup: str | None,
@@ -356,7 +361,7 @@ def _given(
     return settings
 
 
-def _taken_back(names: Sequence[str], given: Mapping[str, str]) -> dict[str, None]:
+def _settings_unset(names: Sequence[str], given: Mapping[str, str]) -> dict[str, None]:
     known = TopicConfig().settings()
     for name in names:
         if name not in known:
@@ -400,7 +405,7 @@ def _sum_of_known(values: Iterable[int | None]) -> int | None:
 
 def _partition_row(reader: Reader, name: str, number: int) -> dict[str, Any]:
     start, end = reader.bounds(name, number)
-    files = reader.holding(name, number) if isinstance(reader, LogReader) else None
+    files = reader.contents(name, number) if isinstance(reader, LogReader) else None
     return {
         "partition": number,
         "start": start,
@@ -410,8 +415,8 @@ def _partition_row(reader: Reader, name: str, number: int) -> dict[str, Any]:
     }
 
 
-def _bytes(row: Row) -> str | None:
-    """Say how large the segments are; brokers do not tell."""
+def _bytes(row: TableRow) -> str | None:
+    """Return the size of the segments; brokers do not report it."""
     return None if row["bytes"] is None else describe_bytes(row["bytes"])
 
 
@@ -419,66 +424,66 @@ def _limit(value: int) -> int | None:
     return None if value == FOREVER else value
 
 
-def _kept(row: Row) -> str:
+def _retention(row: TableRow) -> str:
     """Say how long a topic keeps its records."""
     limits = []
     if "delete" in row["cleanup"]:
         if row["retention_ms"] is not None:
-            limits.append(describe_us(row["retention_ms"] * 1000))
+            limits.append(format_us(row["retention_ms"] * 1000))
         if row["retention_bytes"] is not None:
             limits.append(describe_bytes(row["retention_bytes"]))
-    return ", ".join(limits) or "for ever"
+    return ", ".join(limits) or "forever"
 
 
-def _meaning(name: str, text: str) -> str:
+def _human_value(name: str, text: str) -> str:
     """Say the value of a setting in units that people use; nothing if it is plain already."""
     if not name.endswith((".ms", ".bytes")):
         return ""
     if text == str(FOREVER):
         return "no limit"
     number = int(text)
-    return describe_us(number * 1000) if name.endswith(".ms") else describe_bytes(number)
+    return format_us(number * 1000) if name.endswith(".ms") else describe_bytes(number)
 
 
-def _with_meaning(name: str, text: str | None) -> str | None:
+def _with_human_value(name: str, text: str | None) -> str | None:
     if text is None:
         return None
-    meaning = _meaning(name, text)
+    meaning = _human_value(name, text)
     return f"{text} ({meaning})" if meaning else text
 
 
 _LIST_COLUMNS = [
-    Column("topic", left=True),
-    Column("partitions"),
-    Column("records\nat most", "records_at_most"),
-    Column("bytes", _bytes),
-    Column("cleanup", left=True),
-    Column("retention", _kept, left=True),
+    TableColumn("topic", left=True),
+    TableColumn("partitions"),
+    TableColumn("records\nat most", "records_at_most"),
+    TableColumn("bytes", _bytes),
+    TableColumn("cleanup", left=True),
+    TableColumn("retention", _retention, left=True),
 ]
 _PARTITION_COLUMNS = [
-    Column("partition"),
-    Column("start"),
-    Column("end"),
-    Column("records at most", "records_at_most"),
-    Column("bytes", _bytes),
+    TableColumn("partition"),
+    TableColumn("start"),
+    TableColumn("end"),
+    TableColumn("records at most", "records_at_most"),
+    TableColumn("bytes", _bytes),
 ]
 _ARCHIVE_COLUMNS = [
-    Column("partition"),
-    Column("segments\narchived", "segments"),
-    Column("of these\nnow", "made"),
-    Column("records", "rows"),
-    Column("undecodable"),
-    Column("bytes\nbefore", lambda row: describe_bytes(row["segment_bytes"])),
-    Column("bytes\nafter", lambda row: describe_bytes(row["archive_bytes"])),
+    TableColumn("partition"),
+    TableColumn("segments\narchived", "segments"),
+    TableColumn("of these\nnow", "made"),
+    TableColumn("records", "rows"),
+    TableColumn("undecodable"),
+    TableColumn("bytes\nbefore", lambda row: describe_bytes(row["segment_bytes"])),
+    TableColumn("bytes\nafter", lambda row: describe_bytes(row["archive_bytes"])),
 ]
 _SETTING_COLUMNS = [
-    Column("setting", "name", left=True),
-    Column("value"),
-    Column("that is", lambda row: _meaning(row["name"], row["value"]), left=True),
-    Column("default", lambda row: _with_meaning(row["name"], row["default"]), left=True),
+    TableColumn("setting", "name", left=True),
+    TableColumn("value"),
+    TableColumn("that is", lambda row: _human_value(row["name"], row["value"]), left=True),
+    TableColumn("default", lambda row: _with_human_value(row["name"], row["default"]), left=True),
 ]
 _CHANGE_COLUMNS = [
-    Column("setting", left=True),
-    Column("before", lambda row: _with_meaning(row["setting"], row["before"]), left=True),
-    Column("after", lambda row: _with_meaning(row["setting"], row["after"]), left=True),
+    TableColumn("setting", left=True),
+    TableColumn("before", lambda row: _with_human_value(row["setting"], row["before"]), left=True),
+    TableColumn("after", lambda row: _with_human_value(row["setting"], row["after"]), left=True),
 ]

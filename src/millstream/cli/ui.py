@@ -7,17 +7,17 @@ from pathlib import Path
 
 import click
 
-from millstream.cli.ending import until_told
+from millstream.cli.signals import wait_for_stop_signal
 from millstream.cli.tables import log_option
-from millstream.views.reading import apps_with_views
-from millstream.views.server.serving import LISTEN, serve
+from millstream.views.reader import apps_with_state
+from millstream.views.server.server import LISTEN_DEFAULT, serve
 
 
 @click.command()
 @log_option
 @click.option(
     "--listen",
-    default=LISTEN,
+    default=LISTEN_DEFAULT,
     show_default=True,
     metavar="HOST:PORT",
     help="Where to serve. Port 0 takes one that is free.",
@@ -52,11 +52,11 @@ def ui(folder: Path, listen: str, stores: tuple[str, ...], *, insecure: bool, op
       curl -N 'http://127.0.0.1:8400/views/ad_ctr/changes?since=0'
     """
     with (
-        until_told() as wait,
+        wait_for_stop_signal() as wait,
         serve(folder, listen=listen, insecure=insecure, databases=stores) as serving,
     ):
         click.echo(f"Serving {folder} at {serving.url} (Ctrl-C ends it)")
-        if not apps_with_views(folder):
+        if not apps_with_state(folder):
             click.echo(f"No app has run in {folder} yet; the page shows one as soon as it runs.")
         if opens:
             webbrowser.open(serving.url)

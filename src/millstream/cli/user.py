@@ -1,4 +1,4 @@
-"""``millstream user``: who may come to a broker."""
+"""``millstream user``: who may connect to a broker."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from millstream.broker.users import UsersFile
-from millstream.cli.tables import ask, json_option, show_json, tell, yes_option
+from millstream.broker.security.users import UsersFile
+from millstream.cli.tables import confirm, json_option, print_json, print_result, yes_option
 
 _users_option = click.option(
     "--users",
@@ -16,7 +16,7 @@ _users_option = click.option(
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
-    help="The file of users, as `millstream broker --users` is given it.",
+    help="The file of users, as for `millstream broker --users`.",
 )
 
 
@@ -44,7 +44,7 @@ def user() -> None:
 def add(name: str, path: Path, *, from_stdin: bool, replace: bool, as_json: bool) -> None:
     """Add the user NAME, and the file of users if there is none.
 
-    The password is asked for; what is typed is not shown. With --stdin it is the first line of
+    Prompts for the password without showing it. With --stdin it is the first line of
     standard input. It is kept as a salted hash (scrypt), from which it cannot be read.
 
     \b
@@ -58,7 +58,9 @@ def add(name: str, path: Path, *, from_stdin: bool, replace: bool, as_json: bool
     else:
         password = click.prompt("password", hide_input=True, confirmation_prompt=True, err=True)
     UsersFile(path).put(name, password, replace=replace)
-    tell(f"added user {name} to {path}", {"user": name, "users": str(path)}, as_json=as_json)
+    print_result(
+        f"added user {name} to {path}", {"user": name, "users": str(path)}, as_json=as_json
+    )
 
 
 @user.command("list")
@@ -73,7 +75,7 @@ def list_users(path: Path, *, as_json: bool) -> None:
     """
     names = sorted(UsersFile(path).read())
     if as_json:
-        show_json([{"user": name} for name in names])
+        print_json([{"user": name} for name in names])
     else:
         for name in names:
             click.echo(name)
@@ -85,13 +87,15 @@ def list_users(path: Path, *, as_json: bool) -> None:
 @yes_option
 @json_option
 def remove(name: str, path: Path, *, yes: bool, as_json: bool) -> None:
-    """Remove the user NAME. Connections that are open go on until they end.
+    """Remove the user NAME. Open connections stay open until they end.
 
     \b
     Example:
       millstream user remove alice --users users.txt --yes
     """
     if not yes:
-        ask(f"remove user {name} from {path}?")
+        confirm(f"remove user {name} from {path}?")
     UsersFile(path).remove(name)
-    tell(f"removed user {name} from {path}", {"user": name, "users": str(path)}, as_json=as_json)
+    print_result(
+        f"removed user {name} from {path}", {"user": name, "users": str(path)}, as_json=as_json
+    )

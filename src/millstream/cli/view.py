@@ -1,6 +1,6 @@
 """`millstream view`: look at the views of a log folder or a database, their rows and their changes.
 
-Reads only, while the pipeline goes on or after it has stopped; ``forget`` alone removes what an app
+Reads only, while the pipeline runs or after it has stopped; ``forget`` alone removes what an app
 has left in a database. Tables for people; with ``--json`` one JSON object per line for programs.
 """
 
@@ -20,15 +20,15 @@ from rich.table import Table
 from rich.text import Text
 
 from millstream.choices import did_you_mean
-from millstream.cli.apps import say_failure
-from millstream.cli.tables import ask, log_option, yes_option
+from millstream.cli.app_folder import print_failure
+from millstream.cli.tables import confirm, log_option, yes_option
 from millstream.errors import ConfigError, UnknownViewError
-from millstream.views.address import HOME
-from millstream.views.columns import parsed
-from millstream.views.reading import apps_with_views, open_view, store_path
-from millstream.views.rows import ReadableStore
+from millstream.views.address import STATE_STORE
+from millstream.views.query import ViewReader
+from millstream.views.reader import apps_with_state, open_view, state_store_path
 from millstream.views.schema import ViewSchema
-from millstream.views.store import ViewStore
+from millstream.views.state_store.sqlite_values import parse_value
+from millstream.views.state_store.store import StateStore
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -69,7 +69,7 @@ def list_views(folder: Path, app: str | None, store: str | None, *, as_json: boo
       millstream view list --log ./data
       millstream view list --store postgresql://user@host/database
     """
-    rows = _of_database(store, app) if _is_database(store) else _of_folder(folder, app)
+    rows = _database_views(store, app) if _is_database(store) else _folder_views(folder, app)
     if not rows and not as_json:
         where = "the database" if _is_database(store) else folder
         click.echo(f"No views in {where} yet. They appear once a pipeline with .view(...) has run.")
@@ -78,13 +78,13 @@ def list_views(folder: Path, app: str | None, store: str | None, *, as_json: boo
 
 
 def _is_database(store: str | None) -> TypeGuard[str]:
-    return store is not None and store != HOME
+    return store is not None and store != STATE_STORE
 
 
-def _of_database(url: str, app: str | None) -> list[dict[str, Any]]:
-    from millstream.views.postgres import PostgresStore
+def _database_views(url: str, app: str | None) -> list[dict[str, Any]]:
+    from millstream.views.postgres.reader import PostgresViewReader
 
-    with PostgresStore(url) as store:
+    with PostgresViewReader(url) as store:
         owners = store.apps()
         return [
             _described(store, owners[schema.name], schema)
@@ -93,8 +93,8 @@ def _of_database(url: str, app: str | None) -> list[dict[str, Any]]:
         ]
 
 
-def _of_folder(folder: Path, app: str | None) -> list[dict[str, Any]]:
-    known = apps_with_views(folder)
+def _folder_views(folder: Path, app: str | None) -> list[dict[str, Any]]:
+    known = apps_with_state(folder)
     if app is not None and app not in known:
         raise UnknownViewError(
             f"The log folder {str(folder)!r} has no views of an app {app!r}; there are views of: "
@@ -102,13 +102,13 @@ def _of_folder(folder: Path, app: str | None) -> list[dict[str, Any]]:
         )
     rows = []
     for each in [app] if app is not None else known:
-        say_failure(each, folder / "apps" / each)
-        with ViewStore(store_path(folder, each), readonly=True) as store:
+        print_failure(each, folder / "apps" / each)
+        with StateStore(state_store_path(folder, each), readonly=True) as store:
             rows += [_described(store, each, schema) for schema in store.views()]
     return rows
 
 
-def _described(store: ReadableStore, app: str, schema: ViewSchema) -> dict[str, Any]:
+def _described(store: ViewReader, app: str, schema: ViewSchema) -> dict[str, Any]:
     return {
         "app": app,
         "view": schema.name,
@@ -145,7 +145,7 @@ def show(
         schema = opened.schema
         conditions = dict(_condition(text, schema.kinds) for text in where)
         frame = opened.scan(where=conditions, limit=limit + 1)
-        note = opened.note
+        note = opened.partial_note
     rows = [_with_json(row, schema.kinds) for row in frame.head(limit).iter_rows(named=True)]
     _print(rows, schema.names, as_json=as_json)
     if frame.height > limit and not as_json:
@@ -176,7 +176,7 @@ def changes(
     with open_view(name, log=folder, app=app, store=store) as opened:
         kinds = opened.schema.kinds
         frame = opened.changes(since=since)
-        note = opened.note
+        note = opened.partial_note
     rows = [_with_json(row, kinds) for row in frame.iter_rows(named=True)]
     _print(rows, tuple(frame.columns), as_json=as_json)
     if note is not None:
@@ -190,7 +190,7 @@ def changes(
 def forget(app: str, store: str | None, *, yes: bool) -> None:
     """Remove an app's views from a database, for good.
 
-    For an app that is no more. One that is to begin anew is given to `millstream reset` as a whole:
+    For an app that no longer exists. To start an app over, use `millstream reset` for all of it:
     without its views it is refused.
 
     \b
@@ -198,13 +198,13 @@ def forget(app: str, store: str | None, *, yes: bool) -> None:
       millstream view forget ads --store postgresql://user@host/database
     """
     from millstream.views.address import postgres_address
-    from millstream.views.postgres_target import forget_app
+    from millstream.views.sinks.postgres import forget_app
 
     if not _is_database(store):
         raise ConfigError("forget needs a database; give its URL with --store.")
     shown = postgres_address(store).shown
     if not yes:
-        ask(f"Remove all views of the app {app!r} from {shown}?")
+        confirm(f"Remove all views of the app {app!r} from {shown}?")
     gone = forget_app(store, app)
     click.echo(f"Removed from {shown}: {', '.join(gone) or 'no views, only its fence'}.")
 
@@ -215,7 +215,7 @@ def _condition(text: str, kinds: dict[str, str]) -> tuple[str, Any]:
         raise ConfigError(
             f"--where {text!r} is not COL=VALUE with one of the columns {', '.join(kinds)}."
         )
-    return name, parsed(value, kinds[name])
+    return name, parse_value(value, kinds[name])
 
 
 def _with_json(row: dict[str, Any], kinds: dict[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``millstream webhook``: deliver the records of a topic to an address."""
+"""``millstream webhook``: deliver the records of a topic to an HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Literal
 
 import click
 
-from millstream.cli.ready import ready_file_option, told_ready
-from millstream.cli.tables import Choice, address_option, counted
+from millstream.cli.ready_file import ready_file_option, write_ready_file
+from millstream.cli.tables import Choice, address_option, pluralize
 from millstream.durations import to_us
-from millstream.edge.webhooks.delivering import Content, Webhook
+from millstream.edge.webhooks.delivery import Content, Webhook
 from millstream.edge.webhooks.header_file import read_headers
-from millstream.edge.webhooks.retrying import Backoff
-from millstream.edge.webhooks.shifts import Shifts
-from millstream.edge.webhooks.signing import read_secret
+from millstream.edge.webhooks.retry_policy import RetryPolicy
+from millstream.edge.webhooks.runner import WebhookRunner
+from millstream.edge.webhooks.signature import read_secret
 
 
 @click.command()
@@ -28,13 +28,13 @@ from millstream.edge.webhooks.signing import read_secret
     "--group",
     required=True,
     metavar="NAME",
-    help="Go on where this group is, and commit for it what was delivered or given up.",
+    help="Continue where this group is, and commit for it what was delivered or dead-lettered.",
 )
 @click.option(
     "--dead",
     required=True,
     metavar="NAME",
-    help="The topic to which records go that are given up, with the reason in a header.",
+    help="The dead-letter topic of undeliverable records, with the reason in a header.",
 )
 @click.option(
     "--from",
@@ -42,7 +42,7 @@ from millstream.edge.webhooks.signing import read_secret
     type=Choice(("earliest", "latest")),
     default="earliest",
     show_default=True,
-    help="Where to begin where the group has committed nothing.",
+    help="Where to start if the group has committed nothing.",
 )
 @click.option(
     "--content",
@@ -56,26 +56,26 @@ from millstream.edge.webhooks.signing import read_secret
     default=Webhook.content_type,
     show_default=True,
     metavar="TYPE",
-    help="Of values.",
+    help="The Content-Type of values.",
 )
 @click.option(
     "--secret-file",
     "secret_files",
     type=click.Path(dir_okay=False, path_type=Path),
     multiple=True,
-    help="Sign requests with the secret in this file; two while it is changed.",
+    help="Sign requests with the secret in this file; give two to rotate it.",
 )
 @click.option(
     "--header-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Headers of every request, one `NAME: VALUE` a line, such as Authorization.",
+    help="Headers of every request, one `NAME: VALUE` per line, such as Authorization.",
 )
 @click.option(
     "--parallel",
     type=click.IntRange(1, 256),
-    default=Webhook.lanes,
+    default=Webhook.workers,
     show_default=True,
-    help="How many records may be on their way at a time; those of one key go one by one.",
+    help="How many records may be in flight; those of one key are delivered one by one.",
 )
 @click.option(
     "--timeout", default="10 seconds", show_default=True, help="How long an attempt may take."
@@ -83,15 +83,15 @@ from millstream.edge.webhooks.signing import read_secret
 @click.option(
     "--attempts",
     type=click.IntRange(min=1),
-    default=Backoff().attempts_max,
+    default=RetryPolicy().attempts_max,
     show_default=True,
-    help="After so many a record is given up.",
+    help="After so many attempts a record is dead-lettered.",
 )
 @click.option(
     "--backoff",
     default="1 second",
     show_default=True,
-    help="The wait after the first attempt; each further one waits twice as long.",
+    help="The wait after the first attempt; it doubles with each further one.",
 )
 @click.option(
     "--backoff-max",
@@ -120,13 +120,13 @@ def webhook(
     address: Path | str,
     ready_file: Path | None,
 ) -> None:
-    """Deliver the records of TOPIC to the address URL, each until it is taken or given up.
+    """Deliver the records of TOPIC to the endpoint URL, at least once.
 
-    A record is taken when the answer is 2xx. It is tried again after 408, 425, 429, 5xx, or none; after
-    any other answer, or too many attempts, it goes to the --dead topic. Each is delivered once or more
-    often, always with the same Idempotency-Key. Those of one key go one after the other. Of several
-    with the same --group one delivers, and the others stand by until it ends or dies. Ctrl-C or SIGTERM
-    ends it after the attempts at work.
+    A record is delivered when the response is 2xx. It is retried after 408, 425, 429, 5xx, or no response;
+    after any other response, or too many attempts, it goes to the --dead topic. Every attempt has the same
+    Idempotency-Key. Records of one key are delivered in order. Of several webhooks with the same --group one
+    delivers, and the others are on standby until it ends or dies. Ctrl-C or SIGTERM ends it after the
+    attempts in flight.
 
     \b
     Examples:
@@ -139,14 +139,14 @@ def webhook(
         topic=topic,
         url=url,
         group=group,
-        dead_topic=dead,
+        dead_letter_topic=dead,
         start=begin,
-        lanes=parallel,
+        workers=parallel,
         timeout_s=to_us(timeout, what="--timeout") / 1e6,
-        backoff=Backoff(
+        retry_policy=RetryPolicy(
             attempts_max=attempts,
-            first_s=to_us(backoff, what="--backoff") / 1e6,
-            most_s=to_us(backoff_max, what="--backoff-max") / 1e6,
+            initial_s=to_us(backoff, what="--backoff") / 1e6,
+            max_s=to_us(backoff_max, what="--backoff-max") / 1e6,
         ),
         content=content,
         content_type=content_type,
@@ -157,40 +157,42 @@ def webhook(
 
 
 def _deliver(address: Path | str, what: Webhook, ready_file: Path | None) -> None:
-    """Deliver and stand by until a signal comes, and tell of it."""
+    """Deliver or wait on standby until a signal arrives, and report it."""
     with ExitStack() as stack:
-        is_up = False
+        ready = False
 
-        def up(text: str, *, err: bool) -> None:
-            nonlocal is_up
+        def announce(text: str, *, err: bool) -> None:
+            nonlocal ready
             click.echo(text, err=err)
-            if not is_up:
-                is_up = True
-                stack.enter_context(told_ready(ready_file, what.url))
+            if not ready:
+                ready = True
+                stack.enter_context(write_ready_file(ready_file, what.url))
 
-        shifts = Shifts(
+        runner = WebhookRunner(
             address,
             what,
-            began=lambda: up(f"Delivering {what.topic} to {what.url} (Ctrl-C ends it)", err=False),
-            stood_by=lambda why: up(why, err=True),
-            tell=lambda text: click.echo(text, err=True),
+            on_leading=lambda: announce(
+                f"Delivering {what.topic} to {what.url} (Ctrl-C ends it)", err=False
+            ),
+            on_standby=lambda why: announce(why, err=True),
+            report=lambda text: click.echo(text, err=True),
         )
-        with _stopped_by_signals(shifts):
-            shifts.run()
-    totals = shifts.totals
+        with _stopped_by_signals(runner):
+            runner.run()
+    totals = runner.totals
     click.echo(
-        f"{counted(totals.delivered, 'record')} delivered, {totals.given_up} given up, "
-        f"{counted(totals.failed_attempts, 'attempt')} failed"
+        f"{pluralize(totals.delivered, 'record')} delivered, {totals.undeliverable} dead-lettered, "
+        f"{pluralize(totals.failed_attempts, 'attempt')} failed"
     )
 
 
 @contextmanager
-def _stopped_by_signals(shifts: Shifts) -> Iterator[None]:
+def _stopped_by_signals(runner: WebhookRunner) -> Iterator[None]:
     """Let SIGTERM and Ctrl-C end it while the block runs."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
-        shifts.stop_soon()
+        runner.request_stop()
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, stop) for number in numbers}

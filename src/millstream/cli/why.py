@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from millstream.cli.apps import app_folder
-from millstream.cli.tables import json_option, log_option, show_json
-from millstream.views.reading import store_path
-from millstream.views.store import ViewStore
+from millstream.cli.app_folder import app_folder
+from millstream.cli.tables import json_option, log_option, print_json
+from millstream.views.reader import state_store_path
+from millstream.views.state_store.store import StateStore
 
 step_option = click.option("--step", help="Only this step.")
 
@@ -28,7 +28,7 @@ def why() -> None:
 def why_open(app: str, step: str | None, folder: Path, *, as_json: bool) -> None:
     """Say which partition holds the watermark of each step of APP, since when, and what releases it.
 
-    It tells what was so after the last batch, whether the app runs or not.
+    It describes the state after the last batch, whether the app runs or not.
 
     \b
     Examples:
@@ -38,7 +38,7 @@ def why_open(app: str, step: str | None, folder: Path, *, as_json: bool) -> None
     from millstream.ops.why import why_open as ask
 
     app_folder(folder, app)
-    with ViewStore(store_path(folder, app), readonly=True) as store:
+    with StateStore(state_store_path(folder, app), readonly=True) as store:
         _answer(ask(store, app, step), "no step of the app waits for time", as_json=as_json)
 
 
@@ -58,13 +58,13 @@ def why_late(app: str, step: str | None, folder: Path, *, as_json: bool) -> None
     from millstream.ops.why import why_late as ask
 
     app_folder(folder, app)
-    with ViewStore(store_path(folder, app), readonly=True) as store:
+    with StateStore(state_store_path(folder, app), readonly=True) as store:
         _answer(ask(store, app, step), "no event came too late", as_json=as_json)
 
 
 def _answer(found: list[Any], nothing: str, *, as_json: bool) -> None:
     if as_json:
-        show_json([each.to_dict() for each in found])
+        print_json([each.to_dict() for each in found])
         return
     for each in found:
         first, *rest = each.sentences

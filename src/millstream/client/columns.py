@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from millstream.client.frames import arrow_table, encode_rows
+from millstream.client.tables import rows_to_json, to_arrow
 from millstream.errors import ConfigError
 from millstream.log.decoding import ALL_COLUMNS, SCHEMA
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-Table: TypeAlias = Any
+TableInput: TypeAlias = Any
 """A table of polars, pandas or Arrow. None of them is imported for its type."""
 
 
-class Columns(NamedTuple):
+class RecordColumns(NamedTuple):
     """Equally long columns of records; arguments of ``split_columns``."""
 
     timestamps_ms: NDArray[np.int64]
@@ -28,35 +28,35 @@ class Columns(NamedTuple):
     values: pa.Array
     headers: pa.Array | None = None
 
-    def slice(self, start: int, length: int) -> Columns:
+    def slice(self, start: int, length: int) -> RecordColumns:
         """Return ``length`` rows from ``start`` on."""
         times = self.timestamps_ms[start : start + length]
         keys, headers = (
             None if column is None else column.slice(start, length)
             for column in (self.keys, self.headers)
         )
-        return Columns(times, keys, self.values.slice(start, length), headers)
+        return RecordColumns(times, keys, self.values.slice(start, length), headers)
 
-    def take(self, rows: NDArray[np.int64]) -> Columns:
+    def take(self, rows: NDArray[np.int64]) -> RecordColumns:
         """Return these rows, in this order."""
         places = pa.array(rows)
         keys, headers = (
             None if column is None else column.take(places) for column in (self.keys, self.headers)
         )
-        return Columns(self.timestamps_ms[rows], keys, self.values.take(places), headers)
+        return RecordColumns(self.timestamps_ms[rows], keys, self.values.take(places), headers)
 
 
 def as_columns(
-    table: Table | None,
+    table: TableInput | None,
     *,
-    rows: Table | None = None,
+    rows: TableInput | None = None,
     key: str | None = None,
     values: Any,
     keys: Any,
     timestamps_ms: Any,
     headers: Any,
     clock_ms: Callable[[], int],
-) -> Columns:
+) -> RecordColumns:
     """Return the columns given as a table or one by one, checked.
 
     Raises:
@@ -68,9 +68,9 @@ def as_columns(
     if key is not None and rows is None:
         raise ConfigError(f"key is {key!r}, and no rows were given; give rows=, or keys=")
     if rows is not None:
-        values, keys = encode_rows(rows, key)
+        values, keys = rows_to_json(rows, key)
     if table is not None:
-        values, keys, timestamps_ms, headers = _of_table(arrow_table(table, "the table"))
+        values, keys, timestamps_ms, headers = _of_table(to_arrow(table, "the table"))
     if values is None:
         raise ConfigError(
             "no values were given; give a table with a value column, values=, or rows="
@@ -83,7 +83,7 @@ def as_columns(
     for what, column in (("keys", named), ("timestamps_ms", times), ("headers", extra)):
         if column is not None and len(column) != count:
             raise ConfigError(f"{what} has {len(column)} rows, values has {count}; give as many")
-    return Columns(times, named, payload, extra)
+    return RecordColumns(times, named, payload, extra)
 
 
 def _of_table(table: pa.Table) -> list[Any]:

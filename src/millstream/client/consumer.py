@@ -1,35 +1,34 @@
-"""Reading a topic record by record: an iterator that sleeps at the end until more is committed.
+"""Reading a topic record by record: an iterator that waits at the end until more is committed.
 
 Within a partition records come in offset order; between partitions no order is promised. A consumer
-of a group goes on where the group has committed; what it has handed out and not yet committed is
+of a group continues where the group has committed; what it has handed out and not yet committed is
 handed out again after a crash (at least once). For whole columns at once use ``EventLog.read``.
+
+Here are positions, seeking and commits. ``folder.consumer`` and ``kafka.consumer`` fetch the records.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Literal, Self
 
-import pyarrow as pa
-
 from millstream.choices import choose, did_you_mean
-from millstream.client.reading import KeptOffsets, Reader
+from millstream.client.groups import GroupOffsetStore
+from millstream.client.reader import Reader
 from millstream.errors import ConfigError, OffsetOutOfRangeError
-from millstream.log.decoding import ALL_COLUMNS
 from millstream.log.groups import check_offsets
 from millstream.record import Record, TopicPartition, to_timestamp_ms
 
-Start = Literal["earliest", "latest"] | datetime | Mapping[int, int]
+StartPosition = Literal["earliest", "latest"] | datetime | Mapping[int, int]
 
 COMMIT_EVERY_S = 1.0
-_FETCH_BYTES = 512 * 1024
-_LOOK_UP_S = 0.2  # how often a waiting consumer looks whether it was closed
+CLOSED_CHECK_S = 0.2  # how often a waiting consumer checks whether it was closed
 
 
-class Consumer:
+class Consumer(ABC):
     """An iterator of :class:`~millstream.record.Record`; see ``EventLog.consumer``.
 
     It reads the topic with ``topic_id``. Where that is deleted and another one is made under its name,
@@ -44,8 +43,8 @@ class Consumer:
         topic: str,
         *,
         group: str | None,
-        offsets: KeptOffsets,
-        start: Start,
+        offsets: GroupOffsetStore,
+        start: StartPosition,
         commit: Literal["auto", "manual"],
         follow: bool,
         partitions: Sequence[int] | None = None,
@@ -62,13 +61,12 @@ class Consumer:
         self._clock_ms = clock_ms
         self._automatic = group is not None and commit == "auto"
         bounds = reader.offsets(topic)
-        chosen = _chosen(topic, len(bounds), partitions, start)
+        chosen = _chosen_partitions(topic, len(bounds), partitions, start)
         self._next = _start_offsets(reader, topic, bounds, start, chosen)
-        committed = {} if group is None else self._where_committed(group, bounds, chosen)
+        committed = {} if group is None else self._committed_positions(group, bounds, chosen)
         self._next |= committed
         self._grows = partitions is None and not isinstance(start, Mapping) and follow
         self._stop = None if follow else {number: bounds[number][1] for number in self._next}
-        self._turn = deque(self._next)
         self._fetched: Iterator[Record] = iter(())
         self._positions = dict(self._next)
         # Read, and not yet committed. Where a group begins is committed too, so that its lag is known
@@ -99,7 +97,7 @@ class Consumer:
                     f"{sorted(self._next)}; seek in one of these"
                 )
             _check_offset(self._topic, number, bounds[number], offset)
-        self._settle()
+        self._mark_read()
         # What was fetched and not handed out is fetched again.
         self._next = dict(self._positions) | dict(positions)
         self._positions = dict(self._next)
@@ -114,8 +112,8 @@ class Consumer:
         """
         if self._group is None:
             raise ConfigError("this consumer has no group; give consumer(..., group='name')")
-        self._settle()
-        self._put()
+        self._mark_read()
+        self._commit_read()
 
     def close(self) -> None:
         """End the iteration, at the latest 0.2 s later if it waits; the last record counts as read.
@@ -125,23 +123,23 @@ class Consumer:
         if not self._closed:
             self._closed = True
             if self._automatic:
-                self._settle()
-                self._put()
+                self._mark_read()
+                self._commit_read()
 
     def __iter__(self) -> Iterator[Record]:
         return self
 
     def __next__(self) -> Record:
-        self._settle()
+        self._mark_read()
         while not self._closed:
             record = next(self._fetched, None)
             if record is not None:
                 self._positions[record.partition] = record.offset + 1
                 self._in_hand = (record.partition, record.offset + 1)
-                self._put_if_due()
+                self._commit_if_due()
                 return record
             if not self._fetch():
-                self._put_if_due()
+                self._commit_if_due()
                 if self._stop is not None:
                     break
                 self._wait()
@@ -157,7 +155,7 @@ class Consumer:
 
     # -- committing ---------------------------------------------------------------------------
 
-    def _where_committed(
+    def _committed_positions(
         self, group: str, bounds: Sequence[tuple[int, int]], chosen: Sequence[int]
     ) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -178,23 +176,23 @@ class Consumer:
             found[number] = committed.offset
         return found
 
-    def _settle(self) -> None:
+    def _mark_read(self) -> None:
         """Count the record in hand as read: its user has come back."""
         if self._in_hand is not None:
             partition, offset = self._in_hand
             self._done[partition] = offset
             self._in_hand, self._read_any = None, True
 
-    def _put_if_due(self) -> None:
+    def _commit_if_due(self) -> None:
         if (
             self._automatic
             and self._read_any
             and self._done
             and time.monotonic() >= self._commit_due_s
         ):
-            self._put()
+            self._commit_read()
 
-    def _put(self) -> None:
+    def _commit_read(self) -> None:
         self._commit_due_s = time.monotonic() + COMMIT_EVERY_S
         if self._group is None or not self._done:
             return
@@ -206,67 +204,24 @@ class Consumer:
 
     # -- fetching -----------------------------------------------------------------------------
 
-    def _wait(self) -> None:
-        ends = [end for _, end in self._reader.offsets(self._topic)]
-        seen = [self._next.get(number, end) for number, end in enumerate(ends)]
-        self._reader.wait(self._topic, seen, _LOOK_UP_S)
-
+    @abstractmethod
     def _fetch(self) -> bool:
-        """Read some records of the next partition that has any; False when none has."""
-        bounds = self._reader.offsets(self._topic)
-        if self._grows:
-            self._take_in(bounds)
-        for _ in range(len(self._turn)):
-            self._turn.rotate(-1)
-            number = self._turn[-1]
-            start = self._next[number]
-            end = bounds[number][1] if self._stop is None else self._stop[number]
-            if start >= end:
-                continue
-            read = self._reader.read(
-                self._topic, number, start, end, columns=ALL_COLUMNS, bytes_max=_FETCH_BYTES
-            )
-            batch = next(read, None)
-            if batch is None:
-                # Offsets without a record: markers of transactions, or what compaction removed.
-                self._next[number] = self._positions[number] = self._done[number] = end
-                continue
-            self._next[number] = batch["offset"][-1].as_py() + 1
-            self._fetched = _records(self._topic, number, batch)
-            return True
-        return False
+        """Read some records into ``_fetched``; False when there is none now."""
 
-    def _take_in(self, bounds: Sequence[tuple[int, int]]) -> None:
-        """Begin to read partitions that were added to the topic, from their start."""
-        for number in range(len(bounds)):
-            if number not in self._next:
-                self._next[number] = self._positions[number] = bounds[number][0]
-                self._turn.append(number)
+    @abstractmethod
+    def _wait(self) -> None:
+        """Return when there may be more records, at the latest after ``CLOSED_CHECK_S``."""
+
+    def _add_partitions(self, bounds: Sequence[tuple[int, int]]) -> list[int]:
+        """Begin to read partitions that were added to the topic, from their start; return these."""
+        added = [number for number in range(len(bounds)) if number not in self._next]
+        for number in added:
+            self._next[number] = self._positions[number] = bounds[number][0]
+        return added
 
 
-def _records(topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[Record]:
-    columns = (
-        batch["offset"].to_pylist(),
-        batch["timestamp"].cast(pa.int64()).to_pylist(),
-        batch["key"].to_pylist(),
-        batch["value"].to_pylist(),
-        _headers(batch["headers"]),
-    )
-    for offset, timestamp_ms, key, value, headers in zip(*columns, strict=True):
-        yield Record(topic, partition, offset, timestamp_ms, key, value, headers)
-
-
-def _headers(column: pa.ListArray) -> list[tuple[tuple[str, bytes | None], ...]]:
-    if not len(column.flatten()):
-        return [()] * len(column)
-    return [
-        tuple((header["key"], header["value"]) for header in of_record)
-        for of_record in column.to_pylist()
-    ]
-
-
-def _chosen(
-    topic: str, count: int, partitions: Sequence[int] | None, start: Start
+def _chosen_partitions(
+    topic: str, count: int, partitions: Sequence[int] | None, start: StartPosition
 ) -> Sequence[int]:
     """Return which partitions are read."""
     if partitions is None:
@@ -283,7 +238,7 @@ def _start_offsets(
     reader: Reader,
     topic: str,
     bounds: list[tuple[int, int]],
-    start: Start,
+    start: StartPosition,
     chosen: Sequence[int],
 ) -> dict[int, int]:
     if start == "earliest":

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-VARIABLE = "MILLSTREAM_LOG"
+LOG_VARIABLE = "MILLSTREAM_LOG"
 DEFAULT_FOLDER = "./data"
 
 
 def default_log() -> str | Path:
     """Return the address in the environment variable MILLSTREAM_LOG, or else the folder ``./data``."""
-    return os.environ.get(VARIABLE) or Path(DEFAULT_FOLDER)
+    return os.environ.get(LOG_VARIABLE) or Path(DEFAULT_FOLDER)

@@ -32,7 +32,7 @@ def timestamp_ms_of(found: Any) -> int | None:
 
 
 def _is_a_time(timestamp_ms: int) -> bool:
-    """Return whether it lies in the years 1 to 9999; microseconds since 1970 do not."""
+    """Return whether it is in the years 1 to 9999; microseconds since 1970 do not."""
     first, last = datetime.min, datetime.max  # noqa: DTZ901 - without a zone they mean UTC
     return to_timestamp_ms(first) <= timestamp_ms <= to_timestamp_ms(last)
 

@@ -13,7 +13,7 @@ _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 def record_as_json(record: Record) -> bytes:
     """Return a record as JSON, on one line.
 
-    A value that is JSON stands there as such, other text as text; bytes that are not text go under
+    A value that is JSON is written as such, other text as text; bytes that are not text go under
     a name with ``_base64``.
     """
     line: dict[str, object] = {

@@ -22,7 +22,7 @@ import numpy as np
 
 
 def plain_value(value: object) -> object:
-    """Return what stands for a value in JSON; ``json`` asks for each that it does not know.
+    """Return the JSON form of a value; ``json`` calls this for each value that it does not know.
 
     Raises:
         TypeError: nothing would be read back as this value.

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from millstream.demo.ads_run import NO_PAGE, AdsOptions, page, stay
-from millstream.demo.folder import MARK
+from millstream.demo.ads_run import NO_PAGE, AdsOptions, serve_page, wait_for_interrupt
+from millstream.demo.folder import MARKER
 
 DRIVER_KILLS = 3
 WORKER_KILLS = 4
@@ -38,15 +38,15 @@ def run_chaos(options: AdsOptions, console: Console) -> int:
     """
     options.input.check()
     dice = random.Random(options.input.seed)  # noqa: S311 - what it decides is no secret
-    with page(options.folder, options.page, console) as url:
-        code = Attack(options, console, dice).run()
+    with serve_page(options.folder, options.page, console) as url:
+        code = ChaosRun(options, console, dice).run()
         if options.stay and url and code == 0:
-            stay(url, console)
+            wait_for_interrupt(url, console)
     return code
 
 
 @dataclass
-class Attack:
+class ChaosRun:
     """A series of runs, of which all but the last are killed."""
 
     options: AdsOptions
@@ -89,12 +89,12 @@ class Attack:
         )
         self._committed = threading.Event()
         given_to = (self._running, self._committed)
-        relay = threading.Thread(target=self._relay, args=given_to, daemon=True)
+        relay = threading.Thread(target=self._relay_output, args=given_to, daemon=True)
         relay.start()
         self._relays.append(relay)
         return self._running
 
-    def _relay(self, process: subprocess.Popen[bytes], committed: threading.Event) -> None:
+    def _relay_output(self, process: subprocess.Popen[bytes], committed: threading.Event) -> None:
         assert process.stdout is not None
         with process.stdout as said:
             for line in said:
@@ -110,18 +110,18 @@ class Attack:
             workers = workers_of(running.pid)
             if workers:
                 chosen = self.dice.choice(workers)
-                self._say(f"kill -9 of the worker {chosen}", "worker")
+                self._print_kill(f"kill -9 of the worker {chosen}", "worker")
                 with suppress(ProcessLookupError):
                     os.kill(chosen, signal.SIGKILL)
             return running
-        self._say(f"kill -9 of the driver {running.pid}; it starts again", "driver")
+        self._print_kill(f"kill -9 of the driver {running.pid}; it starts again", "driver")
         running.kill()
         running.wait()
         # Killed before the first run has made its mark, the folder is still to be made anew.
-        made = (self.options.folder / MARK).exists()
+        made = (self.options.folder / MARKER).exists()
         return self._start(fresh=self.options.fresh and not made)
 
-    def _say(self, what: str, victim: str) -> None:
+    def _print_kill(self, what: str, victim: str) -> None:
         self.kills[victim] += 1
         self.console.print(f"[bold red]{what}[/bold red]", highlight=False)
 

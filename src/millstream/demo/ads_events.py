@@ -11,7 +11,7 @@ from datetime import datetime
 import numpy as np
 import polars as pl
 
-from millstream.demo.draws import draws
+from millstream.demo.seeded_random import uniform
 
 TOPIC = "ad-events"
 PARTITIONS = 4
@@ -86,14 +86,14 @@ _ZONES = ("Europe/Berlin", "UTC", "America/New_York", "Asia/Tokyo")
 
 
 def generated_clients(seed: int, count: int, events: int) -> dict[str, Client]:
-    """Make up clients for about ``events`` impressions, skewed as :func:`draws.skewed` has it.
+    """Make up clients for about ``events`` impressions, skewed as :func:`uniform.skewed` has it.
 
     Budgets are between half of what the client would spend and twice that.
     """
-    thousand = 1_000_000 + (draws(seed, "price", count) * 4_000_000).astype(np.int64)
+    thousand = 1_000_000 + (uniform(seed, "price", count) * 4_000_000).astype(np.int64)
     shares = np.diff(np.cbrt(np.arange(count + 1) / count))
     spending = shares * events * thousand / 1000 * 4  # three quarters of it are for clicks
-    budgets = spending * (0.5 + 1.5 * draws(seed, "budget", count))
+    budgets = spending * (0.5 + 1.5 * uniform(seed, "budget", count))
     return {
         f"client-{number:03}": Client(
             _ZONES[number % len(_ZONES)],

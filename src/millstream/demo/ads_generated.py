@@ -21,15 +21,15 @@ from millstream.demo.ads_events import (
     Client,
     generated_clients,
 )
-from millstream.demo.ads_week import waits
-from millstream.demo.draws import Integers, between, draws, skewed
+from millstream.demo.ads_week import device_waits
+from millstream.demo.seeded_random import IntArray, skewed, uniform, uniform_integers
 
 CLIENTS = 40
 ADS_PER_CLIENT = 10
 USERS = 50_000
 CLICK_RATE_MAX = 0.04
 # Ads of these places among a client's ten are never clicked, for the pipeline to find.
-UNLOVED = (3, 8)
+LOW_RATE_ADS = (3, 8)
 REFUNDED_SHARE = 0.05
 CLICK_US = (2 * SECOND_US, 40 * SECOND_US)
 REFUND_US = (20 * SECOND_US, 2 * MINUTE_US)
@@ -51,8 +51,8 @@ def generated_events(seed: int, rate: int, minutes: float) -> pl.DataFrame:
     """Return every event once: ``rate`` impressions per second, then clicks, then refunds."""
     count = round(rate * 60 * minutes)
     start_us, end_us = span_us(minutes)
-    owner = skewed(draws(seed, "client", count), CLIENTS)
-    place = skewed(draws(seed, "ad", count), ADS_PER_CLIENT)
+    owner = skewed(uniform(seed, "client", count), CLIENTS)
+    place = skewed(uniform(seed, "ad", count), ADS_PER_CLIENT)
     ad = owner * ADS_PER_CLIENT + place
     at_us = start_us + (np.arange(count) * ((end_us - start_us) / max(count, 1))).astype(np.int64)
     known = clients(seed, rate, minutes).values()
@@ -64,35 +64,35 @@ def generated_events(seed: int, rate: int, minutes: float) -> pl.DataFrame:
             "at_us": at_us,
             "client": pl.Series(owner).cast(pl.String).str.zfill(3),
             "ad": ad,
-            "slot": between((1, 4), draws(seed, "slot", count)),
-            "user": skewed(draws(seed, "user", count), USERS),
+            "slot": uniform_integers((1, 4), uniform(seed, "slot", count)),
+            "user": skewed(uniform(seed, "user", count), USERS),
             "cost_micros": prices,
             "click_micros": per_click,
         }
     ).with_columns(pl.format("client-{}", "client").alias("client"), kind=pl.lit(IMPRESSION))
-    clicked = shown.filter(pl.Series(_clicked(seed, ad, place)))
-    after = pl.Series(between(CLICK_US, draws(seed, "click", clicked.height)))
+    clicked = shown.filter(pl.Series(_draw_clicks(seed, ad, place)))
+    after = pl.Series(uniform_integers(CLICK_US, uniform(seed, "click", clicked.height)))
     clicks = clicked.with_columns(
         at_us=clicked["at_us"] + after, cost_micros="click_micros", kind=pl.lit(CLICK)
     )
-    back = clicks.filter(pl.Series(draws(seed, "refund?", clicks.height) < REFUNDED_SHARE))
-    later = pl.Series(between(REFUND_US, draws(seed, "refund", back.height)))
+    back = clicks.filter(pl.Series(uniform(seed, "refund?", clicks.height) < REFUNDED_SHARE))
+    later = pl.Series(uniform_integers(REFUND_US, uniform(seed, "refund", back.height)))
     refunds = back.with_columns(
         at_us=back["at_us"] + later, cost_micros=-pl.col("click_micros"), kind=pl.lit(REFUND)
     )
     once = pl.concat([shown, clicks, refunds])
     ids = pl.concat_str(pl.col("kind").str.slice(0, 1), pl.col("number").cast(pl.String))
-    waited = waits(seed, once.height)
+    waited = device_waits(seed, once.height)
     return once.with_columns(ids.alias("event_id"), waited, at_us=once["at_us"] - waited).select(
         *EVENT_COLUMNS
     )
 
 
-def _clicked(
-    seed: int, ad: Integers, place: Integers
+def _draw_clicks(
+    seed: int, ad: IntArray, place: IntArray
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Say which impressions are clicked: each ad has a rate of its own, some have none."""
-    rates = CLICK_RATE_MAX * draws(seed, "rate", CLIENTS * ADS_PER_CLIENT)
-    chance = np.where(np.isin(place, UNLOVED), 0.0, rates[ad])
-    clicked: np.ndarray[tuple[int], np.dtype[np.bool_]] = draws(seed, "clicked", len(ad)) < chance
+    rates = CLICK_RATE_MAX * uniform(seed, "rate", CLIENTS * ADS_PER_CLIENT)
+    chance = np.where(np.isin(place, LOW_RATE_ADS), 0.0, rates[ad])
+    clicked: np.ndarray[tuple[int], np.dtype[np.bool_]] = uniform(seed, "clicked", len(ad)) < chance
     return clicked

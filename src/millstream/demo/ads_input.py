@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from millstream.demo import ads_generated, ads_week
+from millstream.demo.ads_disorder import (
+    CHAOS_FAULTS,
+    USUAL_FAULTS,
+    DisorderedRecords,
+    HeartbeatSchedule,
+    disorder,
+)
 from millstream.demo.ads_events import (
     DAY_US,
     HOUR_US,
@@ -15,7 +22,6 @@ from millstream.demo.ads_events import (
     WEEK_CLIENTS,
     Client,
 )
-from millstream.demo.ads_travel import CHAOS, USUAL, Beats, Travel, travel
 from millstream.errors import ConfigError
 
 EVENTS_MAX = 10_000_000
@@ -63,18 +69,18 @@ class AdsInput:
                 f"demo can make up to {EVENTS_MAX:,}. Give a lower --rate or fewer --minutes."
             )
 
-    def travel(self) -> Travel:
+    def disorder(self) -> DisorderedRecords:
         """Work out every record, in the order of arrival. Costs about 0.2 GB for a million."""
-        trouble = CHAOS if self.chaos else USUAL
+        trouble = CHAOS_FAULTS if self.chaos else USUAL_FAULTS
         if self.source == "week":
             end_us = ads_week.END_US + 3 * DAY_US
-            beats = Beats(ads_week.START_US, end_us, 10 * MINUTE_US, end_us + DAY_US)
-            return travel(ads_week.week_events(self.seed), self.seed, trouble, beats)
+            beats = HeartbeatSchedule(ads_week.START_US, end_us, 10 * MINUTE_US, end_us + DAY_US)
+            return disorder(ads_week.week_events(self.seed), self.seed, trouble, beats)
         start_us, end_us = ads_generated.span_us(self.minutes)
         end_us += MINUTE_US  # past most of the clicks and refunds
-        beats = Beats(start_us, end_us, SECOND_US, end_us + DAY_US + HOUR_US)
+        beats = HeartbeatSchedule(start_us, end_us, SECOND_US, end_us + DAY_US + HOUR_US)
         once = ads_generated.generated_events(self.seed, self.rate, self.minutes)
-        return travel(once, self.seed, trouble, beats)
+        return disorder(once, self.seed, trouble, beats)
 
     @property
     def clients(self) -> Mapping[str, Client]:

@@ -1,6 +1,7 @@
-"""The demo's pipeline: one reading of the events, and everything that is said of them.
+"""The demo's pipeline: click rates, budgets, and ads to stop, from one stream of events.
 
-The same, to read and to copy from, is `examples/ads/app.py`.
+The stream has duplicates, disorder and stragglers. `examples/ads/app.py` runs this pipeline as an app of
+your own, and `examples/ads/second_version.py` runs it with another click rate.
 """
 
 from __future__ import annotations
@@ -37,25 +38,25 @@ def build(
     *,
     state: Path | None = None,
 ) -> ms.App:
-    """Declare the pipeline over a log; ``state`` is the folder for state and views if that is none."""
+    """Declare the pipeline over a log; ``state`` is the folder for state and views where the log is none."""
     app = ms.App(APP, log=log, state=state)
-    once = events_once(app)
-    rates(once)
-    spending(once, clients)
-    stopped(once, stop)
-    dashboard(app)
+    once = deduplicated_events(app)
+    add_rates(once, smoothed_rate())
+    add_spending(once, clients)
+    add_stopped_ads(once, stop, smoothed_rate()).to(AD_STOPS, key="ad")
+    add_dashboard(app)
     return app
 
 
-def events_once(app: ms.App) -> ms.Stream:
+def deduplicated_events(app: ms.App) -> ms.Stream:
     """Read the events, each once, at the time when it occurred.
 
-    Here joins will begin: a click is laid to the impression that was on the page up to 30 minutes
-    before it, and an impression that nobody clicked is told of when these have passed.
+    They arrive up to a minute out of order, some up to an hour late. Servers send an event again when they
+    get no response; the duplicates have its id.
     """
     topic = app.topic(TOPIC, AdEvent, key="client", partitions=PARTITIONS)
-    # Heartbeats move the watermark and are then left out. As every partition has them, none is
-    # ever idle (idle=None), and the answer depends on the events alone.
+    # Heartbeats move the watermark and are then filtered out. As every partition has them, none is
+    # ever idle (idle=None), and the result depends on the events alone.
     sent = topic.stream(
         time=ms.device_time("occurred_at", "sent_at", "received_at"),
         watermark=ms.watermark("1 minute", idle=None),
@@ -68,27 +69,27 @@ def events_once(app: ms.App) -> ms.Stream:
     return once
 
 
-def smoothed(shown: str, clicked: str) -> pl.Expr:
-    """Return a click rate that a few impressions do not throw about."""
-    return (pl.col(clicked) + USUAL_RATE * WEIGHT) / (pl.col(shown) + WEIGHT)
+def smoothed_rate() -> pl.Expr:
+    """Smooth a click rate: with few impressions it is near the usual one."""
+    return (pl.col("clicked") + USUAL_RATE * WEIGHT) / (pl.col("shown") + WEIGHT)
 
 
-def counted(windows: ms.Windowed) -> ms.Stream:
-    """Count what there is to count of ads."""
+def count_ads(windows: ms.Windowed, rate: pl.Expr) -> ms.Stream:
+    """Count impressions, clicks and cost of ads, with their rate."""
     return windows.agg(
         shown=ms.count(pl.col("kind") == "impression"),
         clicked=ms.count(pl.col("kind") == "click"),
         cost=ms.sum("cost_micros"),
-    ).with_columns(cost=euros("cost"), rate=smoothed("shown", "clicked"))
+    ).with_columns(cost=euros("cost"), rate=rate)
 
 
-def rates(once: ms.Stream) -> None:
+def add_rates(once: ms.Stream, rate: pl.Expr) -> None:
     """Keep impressions, clicks, cost and rate per minute and ad; corrected for an hour."""
     minutes = once.window(ms.tumbling("1 minute"), by="ad")
-    counted(minutes.emit("update", early="10 seconds")).view(AD_CTR)
+    count_ads(minutes.emit("update", early="10 seconds"), rate).view(AD_CTR)
 
 
-def spending(once: ms.Stream, clients: Mapping[str, Client]) -> None:
+def add_spending(once: ms.Stream, clients: Mapping[str, Client]) -> None:
     """Decide on each event whether its client can pay for it, and keep what was spent."""
     client = pl.col("client")
     budgets = {name: about.budget_micros for name, about in clients.items()}
@@ -102,15 +103,17 @@ def spending(once: ms.Stream, clients: Mapping[str, Client]) -> None:
         "client",
         cost="cost_micros",
         limit="budget_micros",
-        least="click_micros",  # who cannot pay for one click is better not shown
+        least="click_micros",  # a client that cannot pay for one click is not shown
         zone=pl.col("zone"),
     )
     decided.filter(pl.col("kind") == "impression").select(
-        "event_id", "client", "ad", decision=served()
+        "event_id", "client", "ad", decision=serving_decision()
     ).to(DECISIONS, key="client")
-    told = decided.filter(pl.col("budget_event").is_not_null())
-    told.select("client", "budget_day", "budget_event", "event_id").to(BUDGET_EVENTS, key="client")
-    # The newest row of a client's day says all about it.
+    budget_events = decided.filter(pl.col("budget_event").is_not_null())
+    budget_events.select("client", "budget_day", "budget_event", "event_id").to(
+        BUDGET_EVENTS, key="client"
+    )
+    # The latest row of a client's day has its totals.
     decided.select(
         "client", "budget_day", spent=euros("spent"), budget=euros("budget_micros")
     ).view(SPEND_BY_DAY, key=("client", "budget_day"))
@@ -121,14 +124,14 @@ def euros(micros: str) -> pl.Expr:
     return pl.col(micros) * pl.lit(Decimal("0.000001"))
 
 
-def served() -> pl.Expr:
-    """Say what becomes of an impression that was asked for."""
+def serving_decision() -> pl.Expr:
+    """Return the decision about an impression, as the servers read it."""
     return pl.when(pl.col("decision") == "granted").then(pl.lit("served")).otherwise("decision")
 
 
-def stopped(once: ms.Stream, stop: StopRule) -> None:
-    """Find the ads that are shown often and hardly clicked, window after window; tell it once."""
-    windows = counted(once.window(ms.tumbling(stop.window), by="ad").emit("final"))
+def add_stopped_ads(once: ms.Stream, stop: StopRule, rate: pl.Expr) -> ms.Stream:
+    """Find the ads with many impressions and a low click rate in several windows in a row, each once."""
+    windows = count_ads(once.window(ms.tumbling(stop.window), by="ad").emit("final"), rate)
     enough = windows.filter(pl.col("shown") >= stop.shown_min)
     in_a_row = enough.window(ms.count_window(stop.windows, slide=1, unbounded=True), by="ad").agg(
         rate_max=ms.max("rate"), shown=ms.sum("shown"), clicked=ms.sum("clicked")
@@ -136,12 +139,11 @@ def stopped(once: ms.Stream, stop: StopRule) -> None:
     low = in_a_row.filter(pl.col("rate_max") < stop.floor)
     stops = low.dedup("ad", within="30 days").rename({"window_end": "stopped_at"})
     stops = stops.select("ad", "stopped_at", "rate_max", "shown", "clicked")
-    stops.view(STOPPED_ADS, key="ad")
-    stops.to(AD_STOPS, key="ad")
+    return stops.view(STOPPED_ADS, key="ad")
 
 
-def dashboard(app: ms.App) -> None:
-    """Say what the page shows."""
+def add_dashboard(app: ms.App) -> None:
+    """Declare the panels of the page."""
     shown = ms.panels.Measure("Shown", "shown")
     clicked = ms.panels.Measure("Clicked", "clicked")
     rate = ms.panels.Measure("Click rate", "clicked", per="shown", unit="percent")

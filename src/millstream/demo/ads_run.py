@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from millstream.client import EventLog, connect
-from millstream.client.kafka.address import is_kafka, shown
-from millstream.client.reading import open_reader
-from millstream.demo import ads_answers
+from millstream.client.address import log_folder, shown
+from millstream.client.open import open_reader
+from millstream.demo import ads_expected
+from millstream.demo.ads_disorder import DisorderedRecords
 from millstream.demo.ads_events import TOPIC
 from millstream.demo.ads_input import AdsInput
 from millstream.demo.ads_pipeline import (
@@ -31,16 +32,15 @@ from millstream.demo.ads_pipeline import (
     SPEND_BY_DAY,
     build,
 )
-from millstream.demo.ads_travel import Travel
 from millstream.demo.display import Display
-from millstream.demo.feed import Feeding, create_topic, remaining
-from millstream.demo.folder import DemoRun, complete, prepare
+from millstream.demo.feed import FeedThread, create_topic, remaining
+from millstream.demo.folder import DemoRun, mark_completed, prepare
 from millstream.errors import ConfigError, EnvironmentProblem
-from millstream.views.dead_letters import dead_topic
-from millstream.views.progress import Progress
-from millstream.views.reading import store_path
-from millstream.views.server.serving import serve
-from millstream.views.store import ViewStore
+from millstream.views.dead_letter_relay import dead_letter_topic
+from millstream.views.reader import state_store_path
+from millstream.views.runs.progress import Progress
+from millstream.views.server.server import serve
+from millstream.views.state_store.store import StateStore
 
 EXIT_DIFFERENT = 1
 EXIT_STOPPED = 130
@@ -74,12 +74,13 @@ def run_ads(options: AdsOptions, console: Console) -> int:
         JobFailedError: The job failed; the message says why.
     """
     options.input.check()
-    if not is_kafka(options.log) and Path(options.log) != options.folder:
+    folder = log_folder(options.log)
+    if folder not in (None, options.folder):
         raise ConfigError(
             f"The log is the folder {options.log}, which holds state and views as well, and --folder is "
             f"{options.folder}. Leave --folder out, or give --log kafka://…"
         )
-    elsewhere = {"log": shown(options.log)} if is_kafka(options.log) else {}
+    elsewhere = {"log": shown(options.log)} if folder is None else {}
     run = DemoRun("ads", {**options.input.options, **elsewhere})
     if elsewhere:
         with connect(options.log) as log:
@@ -88,23 +89,23 @@ def run_ads(options: AdsOptions, console: Console) -> int:
             )
     else:
         goes_on = prepare(options.folder, run, fresh=options.fresh)
-    travel = options.input.travel()
+    travel = options.input.disorder()
     with connect(options.log) as log:
         ends = create_topic(log)
     waiting = remaining(travel, ends).height
     if goes_on:
         total = travel.order.height
         console.print(f"Going on: {total - waiting:,} of {total:,} records are in the log.")
-    with page(options.folder, options.page, console) as url:
+    with serve_page(options.folder, options.page, console) as url:
         if not _Pipeline(options, travel, console, waits=waiting > 0).run(url):
             console.print("Stopped. Start it again and it goes on from here.")
             return EXIT_STOPPED
         equal = compare(options.log, options.input, console, state=options.folder)
-        complete(options.folder, run)
+        mark_completed(options.folder, run)
         if equal:
             console.print(f"Look around: millstream view show {AD_CTR} --log {options.folder}")
         if options.stay and url:
-            stay(url, console)
+            wait_for_interrupt(url, console)
     return 0 if equal else EXIT_DIFFERENT
 
 
@@ -115,7 +116,7 @@ def clear_log(log: EventLog, ours: bool) -> None:  # noqa: FBT001 - all that it 
         ConfigError: there are topics that this folder's demo has not made.
     """
     there = sorted(
-        {TOPIC, DECISIONS, BUDGET_EVENTS, AD_STOPS, dead_topic(APP)} & log.topics().keys()
+        {TOPIC, DECISIONS, BUDGET_EVENTS, AD_STOPS, dead_letter_topic(APP)} & log.topics().keys()
     )
     if there and not ours:
         raise ConfigError(
@@ -125,10 +126,10 @@ def clear_log(log: EventLog, ours: bool) -> None:  # noqa: FBT001 - all that it 
     for name in there:
         log.delete_topic(name)
     for writer in (f"{APP}/", f"dead-relay/{APP}/"):
-        log.forget_fences(writer)
+        log.delete_fences(writer)
 
 
-def stay(url: str, console: Console) -> None:
+def wait_for_interrupt(url: str, console: Console) -> None:
     """Wait for Ctrl-C, while the page is served."""
     console.print(f"The page stays at {url} until Ctrl-C.")
     with suppress(KeyboardInterrupt):
@@ -137,19 +138,19 @@ def stay(url: str, console: Console) -> None:
 
 
 @contextmanager
-def page(folder: Path, listen: str, console: Console) -> Iterator[str]:
+def serve_page(folder: Path, listen: str, console: Console) -> Iterator[str]:
     """Serve the page until the block ends; give its address, "" where there is none.
 
     A port that is taken is no reason to stop: another one is used.
     """
     with ExitStack() as opened:
-        url = _served(opened, folder, listen, console)
+        url = _serve(opened, folder, listen, console)
         if url:
             console.print(f"The page: {url}")
         yield url
 
 
-def _served(opened: ExitStack, folder: Path, listen: str, console: Console) -> str:
+def _serve(opened: ExitStack, folder: Path, listen: str, console: Console) -> str:
     if listen == NO_PAGE:
         return ""
     try:
@@ -168,7 +169,7 @@ class _Pipeline:
     """One run of the app beside its feed, shown on a console."""
 
     def __init__(
-        self, options: AdsOptions, travel: Travel, console: Console, *, waits: bool
+        self, options: AdsOptions, travel: DisorderedRecords, console: Console, *, waits: bool
     ) -> None:
         self._options = options
         self._travel = travel
@@ -184,7 +185,7 @@ class _Pipeline:
         app = build(chosen.log, given.clients, given.stop_rule, state=chosen.folder)
         with (
             Display(self._console, url=url) as display,
-            Feeding(chosen.log, self._travel, chosen.speed) as feeding,
+            FeedThread(chosen.log, self._travel, chosen.speed) as feeding,
         ):
             try:
                 report = app.run(
@@ -202,9 +203,9 @@ class _Pipeline:
     def _all_read(self, progress: Progress) -> bool:
         return self._ends() == self._lengths and not any(progress.lag.values())
 
-    def _take(self, display: Display, feeding: Feeding, progress: Progress) -> None:
-        feeding.go_on()
-        with ViewStore(store_path(self._options.folder, APP), readonly=True) as store:
+    def _take(self, display: Display, feeding: FeedThread, progress: Progress) -> None:
+        feeding.start()
+        with StateStore(state_store_path(self._options.folder, APP), readonly=True) as store:
             spend = store.scan(SPEND_BY_DAY)
             ledger = store.ledger(APP)
         exits = ("late", "duplicate", "dead")
@@ -226,13 +227,13 @@ def compare(
     """
     console.print("Comparing with one batch computation over the raw log:")
     with connect(log) as opened:
-        answers = ads_answers.answers(opened, given.clients, given.stop_rule)
+        answers = ads_expected.expected_answers(opened, given.clients, given.stop_rule)
         found = {name: _records(opened, name, rows) for name, rows in answers.topics.items()}
-    with ViewStore(store_path(log if state is None else state, APP), readonly=True) as store:
+    with StateStore(state_store_path(log if state is None else state, APP), readonly=True) as store:
         views = {name: store.scan(name) for name in answers.views}
     kinds = {"view": (views, answers.views), "topic": (found, answers.topics)}
     equal = [
-        _told(f"{kind} {name}", tables[name], rows, console)
+        _print_comparison(f"{kind} {name}", tables[name], rows, console)
         for kind, (tables, expected) in kinds.items()
         for name, rows in expected.items()
     ]
@@ -253,8 +254,10 @@ def _records(log: EventLog, topic: str, like: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _told(what: str, found: pl.DataFrame, expected: pl.DataFrame, console: Console) -> bool:
-    differing = ads_answers.difference(found, expected)
+def _print_comparison(
+    what: str, found: pl.DataFrame, expected: pl.DataFrame, console: Console
+) -> bool:
+    differing = ads_expected.difference(found, expected)
     if differing.is_empty():
         console.print(f"  {what}: equal: {expected.height:,} rows", highlight=False)
         return True

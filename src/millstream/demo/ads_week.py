@@ -23,7 +23,7 @@ from millstream.demo.ads_events import (
     SECOND_US,
     WEEK_CLIENTS,
 )
-from millstream.demo.draws import between, draws
+from millstream.demo.seeded_random import uniform, uniform_integers
 
 DATA = Path(__file__).parent / "ads_week.parquet"
 START_US = int(datetime(2019, 11, 24, tzinfo=UTC).timestamp()) * SECOND_US
@@ -53,9 +53,9 @@ def week_events(seed: int) -> pl.DataFrame:
         pl.col("occurred_at").to_physical().alias("at_us"),
         pl.concat_str("campaign", "policy", separator="-").alias("client"),
         pl.col("ad", "slot", "user").cast(pl.Int64),
-        pl.Series("click_us", between(CLICK_US, draws(seed, "click", table.height))),
-        pl.Series("refund_us", between(REFUND_US, draws(seed, "refund", table.height))),
-        pl.Series("refunded", draws(seed, "refund?", table.height) < REFUNDED_SHARE),
+        pl.Series("click_us", uniform_integers(CLICK_US, uniform(seed, "click", table.height))),
+        pl.Series("refund_us", uniform_integers(REFUND_US, uniform(seed, "refund", table.height))),
+        pl.Series("refunded", uniform(seed, "refund?", table.height) < REFUNDED_SHARE),
     )
     clicked = shown.filter("clicked").with_columns(pl.col("at_us") + pl.col("click_us"))
     refunded = clicked.filter("refunded").with_columns(pl.col("at_us") + pl.col("refund_us"))
@@ -74,18 +74,20 @@ def week_events(seed: int) -> pl.DataFrame:
     )
     # The letter makes ids of an impression, of its click and of the click's refund different.
     ids = pl.concat_str(pl.col("kind").str.slice(0, 1), pl.col("number").cast(pl.String))
-    return once.with_columns(ids.alias("event_id"), waits(seed, once.height)).select(*EVENT_COLUMNS)
+    return once.with_columns(ids.alias("event_id"), device_waits(seed, once.height)).select(
+        *EVENT_COLUMNS
+    )
 
 
 def _named(kind: str) -> pl.Expr:
     return pl.lit(kind).alias("kind")
 
 
-def waits(seed: int, count: int) -> pl.Series:
+def device_waits(seed: int, count: int) -> pl.Series:
     """Return how long events wait on their device: most not at all, some minutes, a few hours."""
-    who = draws(seed, "who", count)
-    minutes = between(STRAGGLING_US, draws(seed, "straggle", count))
-    hours = between(OFFLINE_US, draws(seed, "offline", count))
+    who = uniform(seed, "who", count)
+    minutes = uniform_integers(STRAGGLING_US, uniform(seed, "straggle", count))
+    hours = uniform_integers(OFFLINE_US, uniform(seed, "offline", count))
     straggles = who < OFFLINE_SHARE + STRAGGLING_SHARE
     waited = pl.Series(minutes) * pl.Series(straggles).cast(pl.Int64)
     return waited.zip_with(pl.Series(who >= OFFLINE_SHARE), pl.Series(hours)).alias("waited_us")

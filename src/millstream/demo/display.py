@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from millstream.views.progress import Progress
+from millstream.views.runs.progress import Progress
 
 CLIENTS_SHOWN = 10
 _BAR_WIDTH = 30
@@ -30,7 +30,7 @@ _LINE_EVERY_S = 1.0
 
 
 @dataclass
-class Counts:
+class DisplayFigures:
     """The figures of one moment; ``records`` is how many there are once all have arrived."""
 
     records: int
@@ -48,7 +48,7 @@ class Counts:
 
 
 @dataclass
-class Rates:
+class ReadRate:
     """How fast records were read over the last seconds."""
 
     clock: Callable[[], float] = time.monotonic
@@ -82,7 +82,7 @@ class Display:
         self._console = console
         self._url = url
         self._clock = clock
-        self._rates = Rates(clock)
+        self._rates = ReadRate(clock)
         self._printed = -_LINE_EVERY_S
         self._live: Live | None = None
 
@@ -115,7 +115,7 @@ class Display:
             arrived: How many the log has now.
             left_out: How many events were late, duplicate and dead so far.
         """
-        counts = Counts(
+        counts = DisplayFigures(
             records=records,
             arrived=arrived,
             lag=dict(progress.lag),
@@ -124,15 +124,15 @@ class Display:
             **left_out,
         )
         if self._live is not None:
-            self._live.update(picture(counts, spend_by_day, self._url))
+            self._live.update(figures_table(counts, spend_by_day, self._url))
             return
         now = self._clock()
         if now - self._printed >= _LINE_EVERY_S or counts.read == counts.records:
             self._printed = now
-            self._console.print(line(counts), highlight=False, soft_wrap=True)
+            self._console.print(figures_line(counts), highlight=False, soft_wrap=True)
 
 
-def line(counts: Counts) -> str:
+def figures_line(counts: DisplayFigures) -> str:
     """Return the figures in one line."""
     lag = "/".join(str(lag) for lag in counts.lag.values())
     return (
@@ -142,7 +142,9 @@ def line(counts: Counts) -> str:
     )
 
 
-def picture(counts: Counts, spend_by_day: pl.DataFrame, url: str = "") -> RenderableType:
+def figures_table(
+    counts: DisplayFigures, spend_by_day: pl.DataFrame, url: str = ""
+) -> RenderableType:
     """Return the figures and the clients' budgets as a picture."""
     figures = Table.grid(padding=(0, 3))
     figures.add_row(
@@ -159,10 +161,10 @@ def picture(counts: Counts, spend_by_day: pl.DataFrame, url: str = "") -> Render
         lag.append(f"{waiting:,}   ", style="bold" if waiting else "")
     bar = ProgressBar(total=max(counts.records, 1), completed=counts.read, width=60)
     page = [Text.assemble(("\nthe page: ", "dim"), (url, "underline"))] if url else []
-    return Group(bar, Text(), figures, lag, Text(), budgets(spend_by_day), *page)
+    return Group(bar, Text(), figures, lag, Text(), budget_table(spend_by_day), *page)
 
 
-def budgets(spend_by_day: pl.DataFrame) -> Table:
+def budget_table(spend_by_day: pl.DataFrame) -> Table:
     """Return the clients whose newest day is nearest to its budget, with what they have spent."""
     newest = pl.col("budget_day") == pl.col("budget_day").max().over("client")
     used = pl.col("spent").cast(pl.Float64) / pl.col("budget").cast(pl.Float64)

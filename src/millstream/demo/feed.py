@@ -18,8 +18,8 @@ from typing import Self, TypeVar
 import polars as pl
 
 from millstream.client import EventLog, connect
+from millstream.demo.ads_disorder import DisorderedRecords
 from millstream.demo.ads_events import PARTITIONS, SECOND_US, TOPIC
-from millstream.demo.ads_travel import Travel
 from millstream.errors import ConfigError, FolderOwnedError, MillstreamError
 
 CHUNK_S = 0.1  # how much running time one append covers
@@ -34,12 +34,12 @@ def create_topic(log: EventLog, *, wait_s: float = OWNER_WAIT_S) -> list[int]:
     Raises:
         FolderOwnedError: Another process, perhaps another demo, owns the folder and stays.
     """
-    as_owner(log.own, wait_s=wait_s)
+    retry_while_owned(log.acquire_ownership, wait_s=wait_s)
     log.create_topic(TOPIC, partitions=PARTITIONS, exist_ok=True)
     return log.end_offsets(TOPIC)
 
 
-def as_owner(write: Callable[[], _T], *, wait_s: float = OWNER_WAIT_S) -> _T:
+def retry_while_owned(write: Callable[[], _T], *, wait_s: float = OWNER_WAIT_S) -> _T:
     """Do what makes this process the folder's owner, waiting for an owner that is going away.
 
     Raises:
@@ -56,7 +56,7 @@ def as_owner(write: Callable[[], _T], *, wait_s: float = OWNER_WAIT_S) -> _T:
         pause.wait(0.1)
 
 
-def remaining(travel: Travel, ends: Sequence[int]) -> pl.DataFrame:
+def remaining(travel: DisorderedRecords, ends: Sequence[int]) -> pl.DataFrame:
     """Return the records that the log does not have yet, still in the order of arrival.
 
     Raises:
@@ -109,7 +109,7 @@ def chunks(
 
 def feed(
     log: EventLog,
-    travel: Travel,
+    travel: DisorderedRecords,
     *,
     speed: float,
     clock: Callable[[], float] = time.monotonic,
@@ -138,7 +138,7 @@ def feed(
     return written
 
 
-class Feeding:
+class FeedThread:
     """A feed at work in a thread of its own; use it in a ``with`` statement.
 
     It holds after its first records until somebody reads them, so that the events pass before the eyes
@@ -150,13 +150,13 @@ class Feeding:
     def __init__(
         self,
         address: Path | str,
-        travel: Travel,
+        travel: DisorderedRecords,
         speed: float,
         *,
         interrupt: Callable[[], object] | None = None,
     ) -> None:
         self._interrupt = interrupt or interrupt_main
-        self._heard = threading.Condition()
+        self._interrupted = threading.Condition()
         self._go = self._ended = False
         self._held_s = 0.0
         self._error: BaseException | None = None
@@ -172,23 +172,23 @@ class Feeding:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._heard:
+        with self._interrupted:
             self._ended = True
-            self._heard.notify_all()
+            self._interrupted.notify_all()
         self._thread.join()
 
-    def go_on(self) -> None:
+    def start(self) -> None:
         """Tell the feed that somebody reads what it writes."""
-        with self._heard:
+        with self._interrupted:
             self._go = True
-            self._heard.notify_all()
+            self._interrupted.notify_all()
 
     def check(self) -> None:
         """Raise what the feed failed with, if it did."""
         if self._error is not None:
             raise self._error
 
-    def _run(self, address: Path | str, travel: Travel, speed: float) -> None:
+    def _run(self, address: Path | str, travel: DisorderedRecords, speed: float) -> None:
         try:
             with connect(address) as log:
                 feed(
@@ -209,11 +209,11 @@ class Feeding:
 
     def _pause(self, seconds: float) -> None:
         """Let seconds pass, unless the demo ends; the first time wait for "go on"."""
-        with self._heard:
+        with self._interrupted:
             began = time.monotonic()
-            self._heard.wait_for(lambda: self._go or self._ended)
+            self._interrupted.wait_for(lambda: self._go or self._ended)
             self._held_s += time.monotonic() - began
-            self._heard.wait_for(lambda: self._ended, seconds)
+            self._interrupted.wait_for(lambda: self._ended, seconds)
 
 
 def interrupt_main() -> None:

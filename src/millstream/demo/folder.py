@@ -15,8 +15,8 @@ from typing import Any
 
 from millstream.errors import ConfigError
 
-MARK = "millstream-demo.json"
-_HALF_WRITTEN = f"{MARK}.new"
+MARKER = "millstream-demo.json"
+_HALF_WRITTEN = f"{MARKER}.new"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def prepare(
         # 1. The mark says "completed": the next start empties the folder.
         # 2. Some or all of the log and the apps are gone: the same, thanks to 1.
         # 3. The mark is that of the new run: the next start goes on with it, from nothing.
-        complete(folder, known)
+        mark_completed(folder, known)
         clear(known.input.get("log") == run.input.get("log"))
         _empty(folder)
         _write(folder, run)
@@ -81,19 +81,19 @@ def prepare(
     return True
 
 
-def complete(folder: Path, run: DemoRun) -> None:
+def mark_completed(folder: Path, run: DemoRun) -> None:
     """Note that the run came to its end, so that the next one begins anew."""
     _write(folder, replace(run, completed=True))
 
 
 def _read(folder: Path) -> DemoRun | None:
     try:
-        return DemoRun(**json.loads((folder / MARK).read_text(encoding="utf-8")))
+        return DemoRun(**json.loads((folder / MARKER).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"{folder / MARK} cannot be read as the demo's mark. Remove the folder, or give "
+            f"{folder / MARKER} cannot be read as the demo's mark. Remove the folder, or give "
             "another one with --log."
         ) from error
 
@@ -103,13 +103,13 @@ def _write(folder: Path, run: DemoRun) -> None:
     # Written beside and moved into place: a crash leaves the old mark or the new one, not a half.
     beside = folder / _HALF_WRITTEN
     beside.write_text(json.dumps(asdict(run)), encoding="utf-8")
-    beside.replace(folder / MARK)
+    beside.replace(folder / MARKER)
 
 
 def _empty(folder: Path) -> None:
     """Remove everything but the mark."""
     for path in folder.iterdir():
-        if path.name == MARK:
+        if path.name == MARKER:
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -1,7 +1,7 @@
-"""The edge of a log: events come in over HTTP and UDP, and go out over HTTP, without a client library.
+"""The edge of a log: events in over HTTP and UDP, records out over HTTP, without a client library.
 
-``serving`` puts it together: ``routes`` answers HTTP, with ``incoming`` (bodies as events), ``appending``
-(events into the log, acknowledged) and ``streams`` (records as server-sent events); ``datagrams``
-listens for StatsD. ``webhooks`` carries the records of a topic to an address of somebody else's. What
-each promises is told in ``docs/edge.md``.
+``server`` starts it. ``http/routes.py`` handles HTTP, with ``http/request_body.py`` (bodies as events),
+``http/appender.py`` (events into the log, acknowledged) and ``http/event_streams.py`` (records as
+server-sent events). ``statsd/listener.py`` receives StatsD. ``webhooks`` delivers the records of a topic to
+an endpoint. ``docs/edge.md`` says what each promises.
 """

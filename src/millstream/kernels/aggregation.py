@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from millstream.kernels.aggregates import Aggregate
-from millstream.kernels.aggregates.order import with_order
-from millstream.kernels.aggregates.sketches import WaitingSketch
+from millstream.kernels.aggregates.event_order import with_order
+from millstream.kernels.aggregates.sketches import DeferredSketch
 from millstream.kernels.frames import DIFF, ROWS
 
 WEIGHT = "__weight"
@@ -73,20 +73,23 @@ class Aggregation:
         return _grouped(partials, columns, merged)
 
     @property
-    def waits(self) -> bool:
+    def has_deferred(self) -> bool:
         """Whether anything of a batch waits until its state is stored."""
-        return any(isinstance(aggregate, WaitingSketch) for _, aggregate in self.aggregates)
+        return any(isinstance(aggregate, DeferredSketch) for _, aggregate in self.aggregates)
 
-    def stored(self, merged: pl.DataFrame) -> pl.DataFrame:
-        """Give a batch's partials, merged by key, as state is to keep them."""
-        if not self.waits or not merged.height:
+    def for_state(self, merged: pl.DataFrame) -> pl.DataFrame:
+        """Return a batch's partials, merged by key, as state is to keep them."""
+        if not self.has_deferred or not merged.height:
             return merged
         return merged.with_columns(
-            e for name, a in self.aggregates if isinstance(a, WaitingSketch) for e in a.stored(name)
+            e
+            for name, a in self.aggregates
+            if isinstance(a, DeferredSketch)
+            for e in a.for_state(name)
         )
 
     @property
-    def nothing(self) -> pl.DataFrame:
+    def empty_partials(self) -> pl.DataFrame:
         """One row: the partials of no events."""
         merged = [e for name, a in self.aggregates for e in a.merge(name)]
         counts = [ROWS, WEIGHT] if self.weighted else [ROWS]
@@ -106,7 +109,7 @@ class Aggregation:
 
 def _grouped(rows: pl.DataFrame, columns: Sequence[str], made: Sequence[pl.Expr]) -> pl.DataFrame:
     """Group rows; most batches lie in one window, and grouping by one column takes half as long."""
-    alike = {name: rows[name].item(0) for name in columns if _is_alike(rows[name])}
+    alike = {name: rows[name].item(0) for name in columns if _is_constant(rows[name])}
     told = [name for name in columns if name not in alike]
     if not told:
         return rows.group_by(*columns).agg(*made)
@@ -118,13 +121,13 @@ def _grouped(rows: pl.DataFrame, columns: Sequence[str], made: Sequence[pl.Expr]
     return grouped.hstack(same)[[*columns, *grouped.columns[len(told) :]]] if same else grouped
 
 
-def _is_alike(column: pl.Series) -> bool:
-    """Say whether a column of whole numbers has one value, and no null."""
+def _is_constant(column: pl.Series) -> bool:
+    """Return whether a column of whole numbers has one value, and no null."""
     if not column.dtype.is_integer() or not len(column) or column.null_count():
         return False
     return bool(column.min() == column.max())
 
 
-def rows_in(partials: pl.DataFrame) -> int:
+def event_count(partials: pl.DataFrame) -> int:
     """Count the events that a table of partials stands for."""
     return int(partials[ROWS].sum())

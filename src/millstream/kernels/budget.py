@@ -1,6 +1,6 @@
 """Budgets: what each key may spend in a day is granted row by row, in the order of arrival.
 
-A key has an account for each of its days, which are those of the zone that its rows name. A row belongs
+A key has an entry for each of its days, which are those of the zone that its rows name. A row belongs
 to the day of its event time, whenever it comes: what is late charges the day that it is about.
 
 ====================  ==========================================================================
@@ -11,14 +11,14 @@ of a cost above zero  granted, and charged, if the day's spending stays within t
 of no cost, or zero   granted
 of a negative cost    a refund: granted, and taken off the day's spending
 without a limit       granted, whatever is spent
-too late              ``late``: its lane had passed the end of the day, and the lateness, before it
+too late              ``late``: its split had passed the end of the day, and the lateness, before it
 ====================  ==========================================================================
 
 A day ends when it has ended everywhere, twelve hours after its end in UTC, so that lateness depends
-on the date alone. *Arrival* is as in :mod:`passing`: the answer depends on the events
+on the date alone. *Arrival* is as in :mod:`pass_through`: the answer depends on the events
 alone where a key keeps to one partition.
 
-A key's *standing* is that of its newest day: exhausted while less remains than the least that is of
+A key's *budget status* is that of its newest day: exhausted while less remains than the least that is of
 use, as the row states it. A row that changes it says so: ``exhausted``, or ``resumed`` (by a refund, a
 raised limit, or a new day).
 """
@@ -34,15 +34,17 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from millstream.kernels import late
+from millstream.kernels.arrays import Bools, Int64s
 from millstream.kernels.frames import HASH, TIME
-from millstream.kernels.hash_order import distinct
-from millstream.kernels.held_events import HeldEvents
-from millstream.kernels.keyed_rows import KeyedRows
-from millstream.kernels.keyhash import hash_columns
-from millstream.kernels.operator import Moment, OperatorState, Outcome, Prepared
-from millstream.kernels.passing import Passing, together
+from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.pass_through import PassThroughOperator, in_arrival_order
+from millstream.kernels.state.hash_order import sorted_distinct
+from millstream.kernels.state.keyed_rows import KeyedRows
+from millstream.kernels.state.keyhash import hash_columns
+from millstream.kernels.state.ledger import StateLedger
+from millstream.kernels.state.operator_state import OperatorState
 
-EXPIRED_DAY = "expired_day"
 BUDGET_DAY, DECISION, SPENT, REMAINING, EVENT = (
     "budget_day",
     "decision",
@@ -58,11 +60,9 @@ _LAST_ZONE_US = _DAY_US // 2  # a date ends last in the zone twelve hours behind
 _NO_LIMIT = 2**63 - 1
 _COST, _LIMIT, _LEAST, _DAY = "__cost", "__limit", "__least", "__day"
 _CHARGED = "__charged"  # Int64: what the day has spent after a row
-_OUT = "__out"  # Boolean: whether too little remained after a row
-_IS_ROW = "__is_row"  # Boolean: a row that came, and no account
+_EXHAUSTED = "__exhausted"  # Boolean: whether too little remained after a row
+_IS_ROW = "__is_row"  # Boolean: a row that came, and no entry
 _AT = "__at"
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Money:
         return amount.cast(self.dtype).to_physical().cast(pl.Int64)
 
     def amount(self, units: pl.Series) -> pl.Series:
-        """Give units back as amounts."""
+        """Return units back as amounts."""
         if self.scale is None:
             return units.cast(self.dtype)
         unit = pl.lit(Decimal(1).scaleb(-self.scale))
@@ -90,7 +90,7 @@ class Money:
 
 
 @dataclass(frozen=True)
-class Budget(Passing):
+class Budget(PassThroughOperator):
     """One operator of budgets; the lateness in microseconds.
 
     ``zone`` is a text for each row, the name of the zone that its day is counted in.
@@ -124,31 +124,34 @@ class Budget(Passing):
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 
     def process(
-        self, state: OperatorState, arrived: Mapping[int, Sequence[pl.DataFrame]], moment: Moment
-    ) -> Outcome:
-        """Decide on the batch's rows, in their order; move the accounts of their keys."""
-        outcome = Outcome(counts=Counter())
-        tables = arrived.get(0, ())
+        self,
+        state: OperatorState,
+        inputs: Mapping[int, Sequence[pl.DataFrame]],
+        context: BatchContext,
+    ) -> OperatorResult:
+        """Decide on the batch's rows, in their order; update the entries of their keys."""
+        result = OperatorResult(counts=Counter())
+        tables = inputs.get(0, ())
         if not tables:
-            return outcome
-        arrivals = together(tables)
-        missed_us = moment.reached(arrivals) - self._expiry(arrivals[_DAY])
-        rows = self.in_time(arrivals, missed_us >= 0, missed_us, EXPIRED_DAY, outcome)
-        if outcome.late is not None:
-            outcome.late = outcome.late.drop(_COST, _LIMIT, _LEAST, _DAY)
+            return result
+        arrivals = in_arrival_order(tables)
+        seen_us, deadline_us = context.watermarks_seen(arrivals), self._expiry(arrivals[_DAY])
+        rows = self.take_in_time(arrivals, seen_us, deadline_us, late.BUDGET, result)
+        if result.late is not None:
+            result.late = result.late.drop(_COST, _LIMIT, _LEAST, _DAY)
         if rows.height:
-            rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by, moment.seed)))
-            outcome.rows = self._decided(state, rows, moment.watermark_us)
-        outcome.counts.update(emitted=rows.height)
-        return outcome
+            rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by, context.seed)))
+            result.rows = self._decided(state, rows, context.watermark_us)
+        result.counts.update(emitted=rows.height)
+        return result
 
-    def _expiry(self, days: pl.Series) -> Numbers:
-        """Give the watermark at which nothing more is charged to a day."""
-        ends: Numbers = (days.to_physical().cast(pl.Int64).to_numpy() + 1) * _DAY_US
+    def _expiry(self, days: pl.Series) -> Int64s:
+        """Return the watermark at which nothing more is charged to a day."""
+        ends: Int64s = (days.to_physical().cast(pl.Int64).to_numpy() + 1) * _DAY_US
         return ends + _LAST_ZONE_US + self.lateness_us
 
     @property
-    def _account(self) -> dict[str, pl.DataType]:
+    def _entry_schema(self) -> dict[str, pl.DataType]:
         """The columns of state: what a day of a key has spent, and whether that is all of it."""
         keys = dict(zip(self.by, self.key_types, strict=True))
         return {
@@ -156,31 +159,31 @@ class Budget(Passing):
             HASH: pl.UInt64(),
             _DAY: pl.Date(),
             _CHARGED: pl.Int64(),
-            _OUT: pl.Boolean(),
+            _EXHAUSTED: pl.Boolean(),
         }
 
     def _decided(self, state: OperatorState, rows: pl.DataFrame, watermark_us: int) -> pl.DataFrame:
-        held = KeyedRows(state, "accounts", _CHARGED, signed=True)
-        ledger = HeldEvents(self.name, (held.runs,))
-        hashes = distinct(rows[HASH].to_numpy())
+        held = KeyedRows(state, "budgets", _CHARGED, signed=True)
+        ledger = StateLedger(self.name, (held.runs,))
+        hashes = sorted_distinct(rows[HASH].to_numpy())
         known = held.get(hashes)
         if known is None:
-            known = pl.DataFrame(schema=self._account)
-        told = self._charged(known.select(self._account.keys()), rows)
+            known = pl.DataFrame(schema=self._entry_schema)
+        told = self._charged(known.select(self._entry_schema.keys()), rows)
         kept, over = self._kept(told, watermark_us)
         held.put(hashes, kept, known)
-        ledger.came = int(told.filter(pl.col(_IS_ROW) & pl.col(DECISION))[_COST].sum())
-        ledger.left = int(over[_CHARGED].sum())
-        ledger.close()
+        ledger.events_in = int(told.filter(pl.col(_IS_ROW) & pl.col(DECISION))[_COST].sum())
+        ledger.events_out = int(over[_CHARGED].sum())
+        ledger.check()
         return self._rows(rows, told)
 
     def _charged(self, known: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-        """Put accounts and rows together, day by day of each key, and charge what is granted.
+        """Put entries and rows together, day by day of each key, and charge what is granted.
 
         Gives them in that order, each with what was spent after it and whether that was all; an
-        account, which goes before its day's rows, is charged with what it holds.
+        entry, which goes before its day's rows, is charged with what it holds.
         """
-        accounts = known.with_columns(
+        entries = known.with_columns(
             pl.col(_CHARGED).alias(_COST),
             pl.lit(_NO_LIMIT, pl.Int64).alias(_LIMIT),
             pl.lit(1, pl.Int64).alias(_LEAST),
@@ -189,31 +192,33 @@ class Budget(Passing):
         )
         came = rows.select(HASH, *self.by, _DAY, _COST, _LIMIT, _LEAST).with_columns(
             pl.lit(0, pl.Int64).alias(_CHARGED),
-            pl.lit(value=False).alias(_OUT),
+            pl.lit(value=False).alias(_EXHAUSTED),
             pl.lit(value=True).alias(_IS_ROW),
             pl.int_range(pl.len()).alias(_AT),
         )
-        both = pl.concat([accounts, came.select(accounts.columns)]).sort(HASH, *self.by, _DAY, _AT)
+        both = pl.concat([entries, came.select(entries.columns)]).sort(HASH, *self.by, _DAY, _AT)
         days = both.select(pl.struct(HASH, *self.by, _DAY).rle_id()).to_series().to_numpy()
         costs, limits = both[_COST].to_numpy(), both[_LIMIT].to_numpy()
-        granted, charged = grants(days, costs, limits)
+        granted, charged = grant_costs(days, costs, limits)
         too_little = charged > limits - both[_LEAST].to_numpy()
-        out = np.where(both[_IS_ROW].to_numpy(), too_little, both[_OUT].to_numpy())
+        out = np.where(both[_IS_ROW].to_numpy(), too_little, both[_EXHAUSTED].to_numpy())
         return both.with_columns(
-            pl.Series(_CHARGED, charged), pl.Series(_OUT, out), pl.Series(DECISION, granted)
+            pl.Series(_CHARGED, charged), pl.Series(_EXHAUSTED, out), pl.Series(DECISION, granted)
         )
 
     def _kept(self, told: pl.DataFrame, watermark_us: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Give the accounts after the batch, of open days and of each key's newest, and the others."""
+        """Return the daily entries after the batch, of open days and of each key's newest, and the others."""
         key = [HASH, *self.by]
-        last = told.group_by(*key, _DAY, maintain_order=True).agg(pl.col(_CHARGED, _OUT).last())
+        last = told.group_by(*key, _DAY, maintain_order=True).agg(
+            pl.col(_CHARGED, _EXHAUSTED).last()
+        )
         newest = last.select((pl.col(_DAY) == pl.col(_DAY).max().over(key)).alias(_AT))[_AT]
         is_open = pl.Series(self._expiry(last[_DAY]) > watermark_us)
         kept = newest | is_open
-        return last.filter(kept).select(self._account.keys()), last.filter(~kept)
+        return last.filter(kept).select(self._entry_schema.keys()), last.filter(~kept)
 
     def _rows(self, rows: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
-        """Give the rows that came, in their order, with what was decided."""
+        """Return the rows that came, in their order, with what was decided."""
         events = self._events(told)
         told = told.filter(_IS_ROW).select(_AT, _DAY, _LIMIT, _CHARGED, DECISION).sort(_AT)
         told = told.join(events, on=_AT, how="left", maintain_order="left")
@@ -232,20 +237,20 @@ class Budget(Passing):
         )
 
     def _events(self, told: pl.DataFrame) -> pl.DataFrame:
-        """Find the rows that change a key's standing, which is that of its newest day so far."""
+        """Find the rows that change a key's budget status, which is that of its newest day so far."""
         key = [HASH, *self.by]
         # Nothing changes where nothing is used up, before or after.
-        in_turn = told.filter(pl.col(_OUT).any().over(HASH)).sort(*key, _AT, _DAY)
+        in_turn = told.filter(pl.col(_EXHAUSTED).any().over(HASH)).sort(*key, _AT, _DAY)
         day = pl.col(_DAY).to_physical()
-        standing = in_turn.filter(day == day.cum_max().over(key))
-        was_out = pl.col(_OUT).shift(1, fill_value=False).over(key)
-        changed = standing.filter(pl.col(_IS_ROW) & (pl.col(_OUT) != was_out))
-        word = pl.when(_OUT).then(pl.lit("exhausted")).otherwise(pl.lit("resumed"))
+        status = in_turn.filter(day == day.cum_max().over(key))
+        was_out = pl.col(_EXHAUSTED).shift(1, fill_value=False).over(key)
+        changed = status.filter(pl.col(_IS_ROW) & (pl.col(_EXHAUSTED) != was_out))
+        word = pl.when(_EXHAUSTED).then(pl.lit("exhausted")).otherwise(pl.lit("resumed"))
         return changed.select(_AT, word.alias(EVENT))
 
 
 def local_days(times_us: pl.Series, zones: pl.Series) -> pl.Series:
-    """Give the date of each time (microseconds of UTC) in its own zone.
+    """Return the date of each time (microseconds of UTC) in its own zone.
 
     A batch's times mostly lie close together, so dates are looked up minute by minute: since
     ``_WHOLE_MINUTES_US`` no zone's clocks change, and no day begins, within a minute.
@@ -260,7 +265,7 @@ def local_days(times_us: pl.Series, zones: pl.Series) -> pl.Series:
 
 
 def _days_of(zones: pl.Series, times_us: pl.Series, at: pl.Series | None) -> pl.Series:
-    """Give the date in each zone of the time that is at its place of ``times_us``, or at ``at``."""
+    """Return the date in each zone of the time that is at its place of ``times_us``, or at ``at``."""
     instants = times_us.cast(pl.Datetime("us", "UTC"))
     days: pl.Series | None = None
     for zone in zones.unique(maintain_order=True).to_list() or ["UTC"]:
@@ -271,9 +276,9 @@ def _days_of(zones: pl.Series, times_us: pl.Series, at: pl.Series | None) -> pl.
     return days
 
 
-def grants(
-    groups: npt.NDArray[np.uint32], costs: Numbers, limits: Numbers
-) -> tuple[npt.NDArray[np.bool_], Numbers]:
+def grant_costs(
+    groups: npt.NDArray[np.uint32], costs: Int64s, limits: Int64s
+) -> tuple[Bools, Int64s]:
     """Grant costs one after the other within each group, while they stay within their limits.
 
     Groups are numbered from 0, each in one stretch. Gives what was granted, and what was spent after
@@ -286,7 +291,7 @@ def grants(
     ends = np.append(starts[1:], len(costs))
     running = np.cumsum(costs)
     before = np.repeat(running[starts] - costs[starts], ends - starts)
-    spent: Numbers = running - before
+    spent: Int64s = running - before
     beyond = np.flatnonzero((costs > 0) & (spent > limits))
     refused_in, first = np.unique(np.searchsorted(starts, beyond, side="right"), return_index=True)
     for group, at in zip(refused_in - 1, beyond[first], strict=True):
@@ -296,7 +301,7 @@ def grants(
     return granted, spent
 
 
-def _one_by_one(total: int, costs: Numbers, limits: Numbers) -> tuple[list[bool], list[int]]:
+def _one_by_one(total: int, costs: Int64s, limits: Int64s) -> tuple[list[bool], list[int]]:
     """Go on where ``total`` is spent: which are granted, and what is spent after each."""
     granted: list[bool] = []
     spent: list[int] = []

@@ -65,7 +65,7 @@ _TOO_FINE = ColumnType(instead='Say .dt.cast_time_unit("us"): views keep microse
 
 
 def column_type(dtype: pl.DataType) -> ColumnType:
-    """Give what columns of a type may be; of a nested one, as far as what it holds lets them."""
+    """Return what columns of a type may be; of a nested one, as far as what it holds lets them."""
     within = [column_type(inner) for inner in _inner(dtype)]
     found = TYPES.get(type(dtype).__name__, _UNKNOWN)
     if isinstance(dtype, pl.Datetime | pl.Duration) and dtype.time_unit == "ns":
@@ -112,12 +112,12 @@ def one_zero(value: pl.Expr, dtype: pl.DataType) -> pl.Expr:
 
 
 def of_one_zero(column: pl.Series) -> pl.Series:
-    """Give a column in which -0.0 is 0.0."""
+    """Return a column in which -0.0 is 0.0."""
     return column.set(column == 0, 0.0) if column.dtype.is_float() else column
 
 
 def view_kind(dtype: pl.DataType) -> str:
-    """Give the kind in which views keep values of a type.
+    """Return the kind in which views keep values of a type.
 
     Raises:
         ConfigError: they do not.

@@ -16,21 +16,20 @@ import polars as pl
 import pyarrow as pa
 
 TIME = "__time"  # Int64: event time, microseconds since 1970 UTC
-LANE = "__lane"  # Int64: which split of which partition of which source a row was read from
-REACHED = "__reached"  # Int64: the watermark that its partition had reached, in its lane, before it
-ORDER = "__order"  # Int64: its place in the log, see kernels/log_order.py
+SPLIT = "__split"  # Int64: which split of which partition of which source a row was read from
+WATERMARK_SEEN = "__watermark"  # Int64: the watermark of its partition, in its split, before it
+ORDER = "__order"  # Int64: its place in the log, see kernels/time/log_order.py
 UNPLACED = "__unplaced"  # Int64: where rows without a place in the log stand among others, by time
 DIFF = "__diff"  # Int8: +1, or -1 for a row that takes an earlier one back
 DIFF_COLUMN = "_diff"  # ... as those see it who take a stream out
 WINDOW = "__window"  # Int64: start of the window, microseconds since 1970 UTC
 ROWS = "__rows"  # Int64: how many events a partial aggregate stands for
 HASH = "__hash"  # UInt64: keyhash of the operator's key
-DIFF = "__diff"  # Int8: 1 for a row that is given, -1 for one given before that is taken back
 HIDDEN_PREFIX = "__"
 
 PORT_TIME = 0
 PORT_LEDGER = 1
-PORT_DEAD = 2
+PORT_DEAD_LETTERS = 2
 PORT_FIRST = 8  # operators and sinks are numbered from here
 
 
@@ -99,7 +98,7 @@ def decode_message(frame: Frame) -> dict[str, Any]:
 
 
 def arrow_table(rows: pl.DataFrame, layout: pl.CompatLevel) -> pa.Table:
-    """Give a polars table as an Arrow one that can be written, without copying where layouts agree.
+    """Return a polars table as an Arrow one that can be written, without copying where layouts agree.
 
     Where no value is left of some, as in the lists of a group that are all empty, polars may still say
     behind how many it stood, and give no bytes. Arrow would then write less than nothing, and read all that
@@ -122,7 +121,7 @@ def arrow_table(rows: pl.DataFrame, layout: pl.CompatLevel) -> pa.Table:
 
 
 def _is_displaced(array: pa.Array) -> bool:
-    """Say whether an array, or one inside it, has no values and stands behind some all the same."""
+    """Return whether an array, or one inside it, has no values and stands behind some all the same."""
     if not len(array) and array.offset:
         return True
     dtype = array.type
@@ -134,14 +133,14 @@ def _is_displaced(array: pa.Array) -> bool:
 
 
 def polars_table(table: pa.Table) -> pl.DataFrame:
-    """Give an Arrow table as a polars one, without copying where layouts agree."""
+    """Return an Arrow table as a polars one, without copying where layouts agree."""
     frame = pl.from_arrow(table)
     assert isinstance(frame, pl.DataFrame)
     return frame
 
 
 def plain_schema(columns: Mapping[str, pl.DataType]) -> pa.Schema:
-    """Give the Arrow schema of polars columns in the plain layouts that every Arrow reader knows."""
+    """Return the Arrow schema of polars columns in the plain layouts that every Arrow reader knows."""
     table = pl.DataFrame(schema=columns).to_arrow(compat_level=pl.CompatLevel.oldest())
     return pa.schema([(field.name, _plain(field.type)) for field in table.schema])
 
@@ -156,6 +155,11 @@ def _plain(dtype: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(dtype):
         return pa.struct([(field.name, _plain(field.type)) for field in dtype])
     return dtype
+
+
+def to_datetimes(microseconds: pl.Series) -> pl.Series:
+    """Return times, in microseconds since 1970 UTC, as UTC datetimes."""
+    return microseconds.cast(pl.Datetime("us", "UTC"))
 
 
 def visible(names: list[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """A source's part of a batch: records in, frames out, all before the shuffle.
 
-One task reads some lanes (splits of partitions). For each it decodes the fields that the plan
-needs, takes the event time, sets dead records aside, follows the lane's clock and sends the events
+One task reads some splits (splits of partitions). For each it decodes the fields that the plan
+needs, takes the event time, sets dead letters aside, follows the split's clock and sends the events
 down the source's edges; then it tells every bucket of every operator what the clocks showed.
 """
 
@@ -15,34 +15,39 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.errors import CorruptionError, UserCodeError
-from millstream.kernels.arrivals import Arrivals, Microseconds, epoch_us, unbelievable
-from millstream.kernels.dead_records import Details, dead_rows
+from millstream.kernels.arrays import Int64s
 from millstream.kernels.decode import Decoded
-from millstream.kernels.decode.archived import ArchivedRecords
+from millstream.kernels.decode.archive_columns import ArchivedRecords
 from millstream.kernels.decode.records import RecordDecoder
+from millstream.kernels.errors.dead_letter_collector import DeadLetterCollector
+from millstream.kernels.errors.dead_letters import FullRecordReader, dead_letter_rows
+from millstream.kernels.errors.user_code import error_reason
 from millstream.kernels.frames import (
     ORDER,
-    PORT_DEAD,
+    PORT_DEAD_LETTERS,
     TIME,
     FrameRow,
     encode_message,
     polars_table,
 )
-from millstream.kernels.isolation import reason_of
-from millstream.kernels.keyhash import Buckets
-from millstream.kernels.lane_clocks import LaneClock, Promise, lane_clock
-from millstream.kernels.log_order import order_of
 from millstream.kernels.plan import SourcePlan
-from millstream.kernels.rejects import Rejects
-from millstream.kernels.routing import Books, Route, routes
-from millstream.kernels.watermarks import LaneTime, SourceTime
+from millstream.kernels.routing import RowRouter, TaskLedger, make_routers
+from millstream.kernels.state.keyhash import Buckets
+from millstream.kernels.time.arrival_times import (
+    ArrivalTimes,
+    epoch_us,
+    invalid_event_times,
+)
+from millstream.kernels.time.log_order import log_order_of
+from millstream.kernels.time.split_clocks import PartitionPunctuation, SplitClock, make_split_clock
+from millstream.kernels.time.watermarks import SourceTime, SplitTime
 
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 @dataclass
-class Tally:
-    """Adds up how many records a lane has by the log; it is called with some at a time."""
+class RecordCount:
+    """Adds up how many records a split has by the log; it is called with some at a time."""
 
     records: int = 0
 
@@ -51,24 +56,24 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Lane:
+class SplitInput:
     """One split of one partition's records in a batch.
 
     It holds the offsets ``[start_offset, end_offset)``; ``batches`` have columns offset, timestamp (ms, UTC) and value, in
     offset order, and key or headers if the source wants them; between them there may be promises, and
-    records that were decoded earlier. ``arrived_ms`` is the largest timestamp before the lane, where
+    records that were decoded earlier. ``arrived_ms`` is the largest timestamp before the split, where
     the event time is the time of arrival. ``details`` reads what the batches lack of records that
-    turn out to be dead. ``tally`` has, once they have been read, how many records there are by the log.
+    turn out to be dead. ``counter`` has, once they have been read, how many records there are by the log.
     """
 
     partition: int
     split: int
     start_offset: int
     end_offset: int
-    batches: Iterable[pa.RecordBatch | ArchivedRecords | Promise]
+    batches: Iterable[pa.RecordBatch | ArchivedRecords | PartitionPunctuation]
     arrived_ms: int = 0
-    details: Details | None = None
-    tally: Tally | None = None
+    details: FullRecordReader | None = None
+    counter: RecordCount | None = None
 
     def check(self, read: int) -> None:
         """Make sure that as many records were read as there are.
@@ -76,9 +81,9 @@ class Lane:
         Raises:
             CorruptionError: more or fewer were; the batch must not be committed.
         """
-        if self.tally is not None and self.tally.records != read:
+        if self.counter is not None and self.counter.records != read:
             raise CorruptionError(
-                f"The ledger does not balance: by the log there are {self.tally.records} records at "
+                f"The ledger does not balance: by the log there are {self.counter.records} records at "
                 f"offsets [{self.start_offset}, {self.end_offset}) of partition {self.partition}, and "
                 f"{read} were read. Nothing of this batch was committed. Please report this; the log "
                 "still holds every event."
@@ -87,55 +92,58 @@ class Lane:
 
 @dataclass
 class Ingest:
-    """Runs the lanes of one task through a source's edges."""
+    """Runs the splits of one task through a source's edges."""
 
     source: SourcePlan
-    bucket_labels: Buckets
-    books: Books = field(default_factory=Books)
-    dead: list[pl.DataFrame] = field(default_factory=list)
+    buckets: Buckets
+    ledger: TaskLedger = field(default_factory=TaskLedger)
+    dead_letters: list[pl.DataFrame] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._decoder = RecordDecoder(self.source.values, self.source.fields)
 
-    def run(self, lanes: Iterable[Lane], planned: SourceTime) -> Iterator[FrameRow]:
+    def run(self, splits: Iterable[SplitInput], planned: SourceTime) -> Iterator[FrameRow]:
         """Yield the task's frames, then what it saw of time, then its books.
 
-        ``planned`` is what the planner says of the batch's time; the lanes' part is added to it.
+        ``planned`` is what the planner says of the batch's time; the splits' part is added to it.
         """
-        rejects = Rejects()
-        out = routes(self.source.edges, self.bucket_labels, self.books, rejects)
-        times: list[LaneTime] = []
-        for lane in lanes:
-            lane_time, read = self._lane(lane, out, rejects)
-            lane.check(read)
-            times.append(lane_time)
-            ranges = self.books.ranges.setdefault(self.source.name, {})
-            ranges.setdefault(str(lane.partition), []).append(
-                (lane.start_offset, lane.end_offset, read)
+        dead_letters = DeadLetterCollector()
+        out = make_routers(self.source.edges, self.buckets, self.ledger, dead_letters)
+        times: list[SplitTime] = []
+        for split in splits:
+            split_time, read = self._split(split, out, dead_letters)
+            split.check(read)
+            times.append(split_time)
+            ranges = self.ledger.ranges.setdefault(self.source.name, {})
+            ranges.setdefault(str(split.partition), []).append(
+                (split.start_offset, split.end_offset, read)
             )
-        home = self.bucket_labels[0]
         for route in out:
-            yield from route.frames(home)
-        if self.dead:
-            yield self.books.frame(PORT_DEAD, home, pl.concat(self.dead))
-        yield from self._time_rows(replace(planned, lanes=tuple(times)))
-        yield self.books.frame_row(home)
+            yield from route.frames(0)
+        if self.dead_letters:
+            yield self.ledger.frame(PORT_DEAD_LETTERS, 0, pl.concat(self.dead_letters))
+        yield from self._time_messages(replace(planned, splits=tuple(times)))
+        yield self.ledger.report_row(0)
 
-    def _lane(self, lane: Lane, out: Sequence[Route], rejects: Rejects) -> tuple[LaneTime, int]:
-        """Send a lane's events down the edges; give what it showed of time, and its records' number."""
+    def _split(
+        self, split: SplitInput, out: Sequence[RowRouter], dead_letters: DeadLetterCollector
+    ) -> tuple[SplitTime, int]:
+        """Send a split's events down the edges; give what it showed of time, and its records' number."""
         read = 0
-        clock = lane_clock(self.source.rule, self.source.number, lane.partition, lane.split)
-        arrivals = Arrivals(lane.arrived_ms, rising=self.source.rule.settle_us is not None)
-        for batch in lane.batches:
-            if isinstance(batch, Promise):
-                clock.promise(batch.at_us)
+        clock = make_split_clock(self.source.rule, self.source.number, split.partition, split.split)
+        arrivals = ArrivalTimes(split.arrived_ms, monotonic=self.source.rule.settle_us is not None)
+        for batch in split.batches:
+            if isinstance(batch, PartitionPunctuation):
+                clock.punctuate(batch.until_us)
                 continue
             records = batch.records if isinstance(batch, ArchivedRecords) else batch
             read += records.num_rows
-            self._note_arrival(records, lane.partition)
-            rows = self._rows(records, self._decoder.decode(batch, lane.partition), lane, arrivals)
-            events = self._judged(clock, rows) if rows.height else rows
-            self.books.count(
+            self._note_arrival(records, split.partition)
+            rows = self._rows(
+                records, self._decoder.decode(batch, split.partition), split, arrivals
+            )
+            events = self._with_watermarks(clock, rows) if rows.height else rows
+            self.ledger.count(
                 self.source.name,
                 filtered=rows.height - events.height,
                 emitted=events.height,
@@ -143,53 +151,53 @@ class Ingest:
             )
             if events.height:
                 latest_us = int(events[TIME].max())  # type: ignore[arg-type]
-                self.books.saw(self.source.topic, lane.partition, latest_us)
+                self.ledger.note_event_time(self.source.topic, split.partition, latest_us)
                 for route in out:
                     route.take(events)
-                self.dead += rejects.of_records(
-                    records, self.source.topic, lane.partition, lane.details
+                self.dead_letters += dead_letters.drain_with_records(
+                    records, self.source.topic, split.partition, split.details
                 )
-        return clock.told(), read
+        return clock.summary(), read
 
     def _note_arrival(self, batch: pa.RecordBatch, partition: int) -> None:
         if batch.num_rows:
             arrived_ms = batch.column("timestamp")[batch.num_rows - 1].value
-            self.books.arrived_ms.setdefault(self.source.topic, {})[str(partition)] = arrived_ms
+            self.ledger.arrived_ms.setdefault(self.source.topic, {})[str(partition)] = arrived_ms
 
-    def _judged(self, clock: LaneClock, rows: pl.DataFrame) -> pl.DataFrame:
+    def _with_watermarks(self, clock: SplitClock, rows: pl.DataFrame) -> pl.DataFrame:
         try:
-            return clock.take(rows)
+            return clock.observe(rows)
         except pl.exceptions.PolarsError as error:
             raise self._failed("watermark", error) from error
 
     def _failed(self, what: str, error: Exception) -> UserCodeError:
         return UserCodeError(
-            f"the {what} of {self.source.name!r} failed: {reason_of(error)}.",
+            f"the {what} of {self.source.name!r} failed: {error_reason(error)}.",
             step=self.source.name,
         )
 
     def _rows(
-        self, batch: pa.RecordBatch, decoded: Decoded, lane: Lane, arrivals: Arrivals
+        self, batch: pa.RecordBatch, decoded: Decoded, split: SplitInput, arrivals: ArrivalTimes
     ) -> pl.DataFrame:
-        """Give the rows of one batch with their time; put the dead ones aside."""
+        """Return the rows of one batch with their time; put the dead ones aside."""
         table = polars_table(decoded.table)
-        dead, good = decoded.dead, decoded.good
-        arrived_us = arrivals.take(batch)[good]
+        dead, good = decoded.errors, decoded.good
+        arrived_us = arrivals.of_batch(batch)[good]
         timed = self._timed(table, arrived_us)
         # Rows that fail in a step are told by their place; edges drop it where it is not needed.
-        timed = timed.hstack([self._order(batch, good, lane.partition)])
-        timeless = self._without_time(timed, arrived_us)
+        timed = timed.hstack([self._order(batch, good, split.partition)])
+        timeless = self._invalid_times(timed, arrived_us)
         if timeless:
             dead = sorted(dead + [(int(good[at]), reason) for at, reason in timeless])
             keep = np.ones(timed.height, np.bool_)
             keep[[at for at, _ in timeless]] = False
             timed = timed.filter(pl.Series(keep))
-        self.books.count(self.source.name, read=batch.num_rows, dead=len(dead))
+        self.ledger.count(self.source.name, read=batch.num_rows, dead=len(dead))
         if dead and self.source.bad != "skip":
-            self.dead.append(self._dead_rows(batch, lane, dead))
+            self.dead_letters.append(self._dead_letter_rows(batch, split, dead))
         return timed
 
-    def _timed(self, table: pl.DataFrame, arrived_us: Microseconds) -> pl.DataFrame:
+    def _timed(self, table: pl.DataFrame, arrived_us: Int64s) -> pl.DataFrame:
         """Add the event time."""
         if self.source.time is None:
             return table.hstack([pl.Series(TIME, arrived_us)])
@@ -199,10 +207,10 @@ class Ingest:
             raise self._failed("time", error) from error
         return table.hstack([epoch_us(times)])
 
-    def _without_time(self, timed: pl.DataFrame, arrived_us: Microseconds) -> list[tuple[int, str]]:
+    def _invalid_times(self, timed: pl.DataFrame, arrived_us: Int64s) -> list[tuple[int, str]]:
         """Find the rows that have no time to be believed; say why."""
         try:
-            return unbelievable(timed, arrived_us, self.source.rule)
+            return invalid_event_times(timed, arrived_us, self.source.rule)
         except pl.exceptions.PolarsError as error:
             raise self._failed("watermark", error) from error
 
@@ -210,25 +218,25 @@ class Ingest:
         offsets = batch.column("offset").to_numpy()[good]
         last = int(offsets[-1]) if len(offsets) else 0
         # Refused, if the last has none; so all before it have one.
-        at_last = order_of(self.source.topic_number, partition, last)
+        at_last = log_order_of(self.source.topic_number, partition, last)
         return pl.Series(ORDER, offsets + (at_last - last))
 
-    def _dead_rows(
-        self, batch: pa.RecordBatch, lane: Lane, dead: list[tuple[int, str]]
+    def _dead_letter_rows(
+        self, batch: pa.RecordBatch, split: SplitInput, dead: list[tuple[int, str]]
     ) -> pl.DataFrame:
-        return dead_rows(
+        return dead_letter_rows(
             batch,
             dead,
             topic=self.source.topic,
-            partition=lane.partition,
+            partition=split.partition,
             step=self.source.name,
-            details=lane.details,
+            details=split.details,
         )
 
-    def _time_rows(self, seen: SourceTime) -> Iterator[FrameRow]:
+    def _time_messages(self, seen: SourceTime) -> Iterator[FrameRow]:
         for port in self.source.time_ports:
             message = encode_message(
                 {"to": port, "input": self.source.name, "source": seen.to_message()}
             )
-            for label in self.bucket_labels:
-                yield self.books.message(port, label, message)
+            for bucket in self.buckets.numbers:
+                yield self.ledger.time_message(port, bucket, message)

@@ -1,7 +1,7 @@
 """The user's own function over frames, as a step: what it is given, and what it must give back.
 
 The function is called with a polars frame of some rows and gives a frame. Which rows stand
-together is chance, so it must treat each row by itself. What it raises concerns some row and is
+together is arbitrary, so it must treat each row by itself. What it raises concerns some row and is
 looked into; what it gives must be what was declared, or the program is wrong and the job stops.
 """
 
@@ -15,7 +15,7 @@ import polars as pl
 
 from millstream.errors import UserCodeError
 from millstream.kernels.frames import HIDDEN_PREFIX
-from millstream.kernels.steps import Columns, Passed
+from millstream.kernels.steps import ColumnNames, StepResult
 
 ROW_COLUMN = "row"
 RowsRule = Literal["same", "any"]
@@ -24,7 +24,7 @@ FrameFunction = Callable[[pl.DataFrame], pl.DataFrame]
 
 @dataclass(frozen=True)
 class MapFrames:
-    """Runs ``function`` over frames of the columns ``taken``; it gives the columns ``made``.
+    """Runs ``function`` over frames of the columns ``columns_in``; it gives the columns ``schema_out``.
 
     With the rule ``"same"`` it gives one row for each row that it got, in their order. With
     ``"any"`` the frame has one more column, ``row``, with the numbers from 0 on, and what is given
@@ -33,33 +33,34 @@ class MapFrames:
 
     name: str
     function: FrameFunction
-    taken: tuple[str, ...]
-    made: tuple[tuple[str, pl.DataType], ...]
+    columns_in: tuple[str, ...]
+    schema_out: tuple[tuple[str, pl.DataType], ...]
     rows: RowsRule
 
-    def apply(self, table: pl.DataFrame) -> Passed:
-        given = table.select(self.taken)
+    def apply(self, table: pl.DataFrame) -> StepResult:
+        given = table.select(self.columns_in)
         hidden = table.select(pl.col(f"^{HIDDEN_PREFIX}.*$"))
         if self.rows == "same":
-            result = self._checked(self.function(given), dict(self.made))
+            result = self._checked(self.function(given), dict(self.schema_out))
             if result.height != given.height:
                 raise self._wrong(
                     f"gave {result.height} rows for {given.height}. Give one row for each, in "
                     'their order, or declare rows="any"'
                 )
-            return Passed(pl.concat([result, hidden], how="horizontal"), result.height)
+            return StepResult(pl.concat([result, hidden], how="horizontal"), result.height)
         result = self._checked(
-            self.function(given.with_row_index(ROW_COLUMN)), {**dict(self.made), ROW_COLUMN: None}
+            self.function(given.with_row_index(ROW_COLUMN)),
+            {**dict(self.schema_out), ROW_COLUMN: None},
         )
         numbers = self._row_numbers(result[ROW_COLUMN], given.height)
         made = pl.concat([result.drop(ROW_COLUMN), hidden[numbers]], how="horizontal")
-        return Passed(made, numbers.n_unique())
+        return StepResult(made, numbers.n_unique())
 
-    def columns_before(self, wanted: Columns) -> Columns:  # noqa: ARG002 - it takes them all
-        return set(self.taken)
+    def columns_before(self, wanted: ColumnNames) -> ColumnNames:  # noqa: ARG002 - it takes them all
+        return set(self.columns_in)
 
     def _checked(self, result: object, declared: dict[str, pl.DataType | None]) -> pl.DataFrame:
-        """Give the function's result in the order of the declared columns."""
+        """Return the function's result in the order of the declared columns."""
         if not isinstance(result, pl.DataFrame):
             raise self._wrong(f"gave a {type(result).__name__}. Give a polars DataFrame")
         if set(result.columns) != set(declared):

@@ -18,18 +18,18 @@ from typing import Any, Literal
 import polars as pl
 import pyarrow as pa
 
-from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.decode import Field
 from millstream.kernels.decode.formats import JSON, ValueFormat
-from millstream.kernels.isolation import UserCode
-from millstream.kernels.keyhash import Buckets
+from millstream.kernels.errors.dead_letters import BadRecordPolicy
+from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.operator import Operator
+from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.steps import Step
-from millstream.kernels.watermarks import WatermarkRule
+from millstream.kernels.time.watermarks import WatermarkRule
 
 
 @dataclass(frozen=True)
-class Edge:
+class ConsumerEdge:
     """The end of a way: the port of what takes the rows.
 
     ``step`` names the taker in ledger and errors. ``operator`` is what the rows are prepared for,
@@ -51,20 +51,20 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Passage:
+class StepEdge:
     """A stateless step on the way, and the ways that its rows go on.
 
-    ``made`` are the types of the columns that come out, as far as they are there; ``code`` says
+    ``schema_out`` are the types of the columns that come out, as far as they are there; ``code`` says
     what failing rows lead to.
     """
 
     step: Step
-    made: tuple[tuple[str, pl.DataType], ...]
+    schema_out: tuple[tuple[str, pl.DataType], ...]
     code: UserCode
-    onward: tuple[Way, ...]
+    downstream: tuple[PlanEdge, ...]
 
 
-Way = Edge | Passage
+PlanEdge = ConsumerEdge | StepEdge
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class SourcePlan:
     fields: tuple[Field, ...]
     time: pl.Expr | None
     rule: WatermarkRule
-    edges: tuple[Way, ...]
+    edges: tuple[PlanEdge, ...]
     time_ports: tuple[int, ...]
     values: ValueFormat = JSON
-    bad: BadPolicy = "dead-letter"
+    bad: BadRecordPolicy = "dead-letter"
     topic_number: int = 0
 
 
@@ -118,8 +118,8 @@ class OperatorPlan:
     key: str
     kernel: Operator
     clocks: tuple[ClockPlan, ...]
-    edges: tuple[Way, ...]
-    late_edges: tuple[Way, ...]
+    edges: tuple[PlanEdge, ...]
+    late_edges: tuple[PlanEdge, ...]
     time_ports: tuple[int, ...]
 
     @property
@@ -152,11 +152,11 @@ class NativePlan:
     schema_in: pa.Schema
     schema_out: pa.Schema
     time: pl.Expr
-    edges: tuple[Way, ...]
+    edges: tuple[PlanEdge, ...]
 
 
 @dataclass(frozen=True)
-class FramePlan:
+class DataFramePlan:
     """A streaming DataFrame of the user's as a source. ``number`` is its place among the sources.
 
     ``time`` gives the event time from its columns, ``delay_us`` how far the watermark stays behind the
@@ -169,7 +169,7 @@ class FramePlan:
     schema: pa.Schema
     time: pl.Expr
     delay_us: int
-    edges: tuple[Way, ...]
+    edges: tuple[PlanEdge, ...]
     time_ports: tuple[int, ...]
 
 
@@ -178,7 +178,7 @@ Cleanup = Literal["delete", "compact", "compact,delete"]
 
 
 @dataclass(frozen=True)
-class ViewEnd:
+class ViewSinkSpec:
     """Rows become a view. ``store`` is the address of its store; None is the app's own.
 
     An address may hold a password, so it is not shown.
@@ -188,7 +188,7 @@ class ViewEnd:
 
 
 @dataclass(frozen=True)
-class TopicEnd:
+class TopicSinkSpec:
     """Rows become records of a topic.
 
     ``key`` names the column that is the record's key. ``value`` names the one whose text or bytes
@@ -204,7 +204,7 @@ class TopicEnd:
 
 
 @dataclass(frozen=True)
-class DatasetEnd:
+class DatasetSinkSpec:
     """Rows become Parquet files in a folder, divided by the columns of ``partition_by``."""
 
     path: str
@@ -212,13 +212,13 @@ class DatasetEnd:
 
 
 @dataclass(frozen=True)
-class ForeachEnd:
+class ForeachSinkSpec:
     """Rows are given to a function of the user's, as a polars frame and a context."""
 
     function: Callable[[Any, Any], object]
 
 
-End = ViewEnd | TopicEnd | DatasetEnd | ForeachEnd
+SinkSpec = ViewSinkSpec | TopicSinkSpec | DatasetSinkSpec | ForeachSinkSpec
 
 
 @dataclass(frozen=True)
@@ -233,13 +233,13 @@ class SinkPlan:
     port: int
     key: tuple[str, ...]
     schema: tuple[tuple[str, pl.DataType], ...]
-    end: End = ViewEnd()
+    spec: SinkSpec = ViewSinkSpec()
     replaces: bool = False
 
 
 @dataclass(frozen=True)
-class Meaning:
-    """What a stateful step means, as :mod:`millstream.kernels.meaning` describes it, and its name."""
+class StepDefinition:
+    """What a stateful step means, as :mod:`millstream.kernels.definition` describes it, and its name."""
 
     name: str
     description: Any
@@ -253,7 +253,7 @@ class Program:
     ``topics`` are those that are read, ``frames`` the number of DataFrames that are.
     """
 
-    steps: Mapping[str, Meaning] = field(default_factory=dict)
+    steps: Mapping[str, StepDefinition] = field(default_factory=dict)
     outputs: Mapping[str, Any] = field(default_factory=dict)
     topics: tuple[str, ...] = ()
     frames: int = 0
@@ -263,11 +263,11 @@ class Program:
 class JobPlan:
     """All that runs, and the numbers fixed at the birth of its state.
 
-    ``bucket_labels`` stand for the buckets in the shuffle; their number divides the keys.
-    ``steps`` names all that has a line in the books, in the order of the graph. ``heartbeat_ms`` is
+    ``buckets`` divide the keys.
+    ``steps`` names all that has an entry in the ledger, in the order of the graph. ``heartbeat_ms`` is
     how often operators want to be told the time though there is nothing to read, because something
     may fire by time alone; None: never. What a source's own rule wants comes on top
-    (:attr:`millstream.kernels.watermarks.WatermarkRule.heartbeat_ms`).
+    (:attr:`millstream.kernels.time.watermarks.WatermarkRule.heartbeat_ms`).
     """
 
     app: str
@@ -275,8 +275,8 @@ class JobPlan:
     natives: tuple[NativePlan, ...]
     stages: tuple[StagePlan, ...]
     sinks: tuple[SinkPlan, ...]
-    bucket_labels: Buckets
-    frames: tuple[FramePlan, ...] = ()
+    buckets: Buckets
+    frames: tuple[DataFramePlan, ...] = ()
     steps: tuple[str, ...] = ()
     heartbeat_ms: int | None = None
     program: Program = Program()

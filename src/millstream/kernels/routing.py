@@ -1,9 +1,9 @@
-"""From a node's rows to the frames of its outgoing edges: steps, partials, buckets, books.
+"""From a node's rows to the frames of its outgoing edges: steps, partials, buckets, ledger.
 
-The ways down from a node are a tree. A table goes through a shared step once, and is counted there
+The paths from a node are a tree. A table goes through a shared step once, and is counted there
 once; what the step gives is counted as ``made``, and read by whatever comes next, so that an event
-can be followed through the books from its source to its exit. Rows on which the user's code fails
-are put aside: see :mod:`isolation`.
+can be followed through the ledger from its source to its outcome. Rows on which the user's code fails
+are sent to the side output: see :mod:`kernels/errors/user_code.py`.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Any, Protocol
 import polars as pl
 
 from millstream.errors import UserCodeError
+from millstream.kernels.errors.dead_letter_collector import DeadLetterCollector
 from millstream.kernels.frames import (
     DIFF,
     HIDDEN_PREFIX,
     ORDER,
     PORT_LEDGER,
     PORT_TIME,
-    REACHED,
+    WATERMARK_SEEN,
     Frame,
     FrameRow,
     encode_frame,
     encode_message,
     visible,
 )
-from millstream.kernels.keyhash import Buckets, buckets_of, hash_columns
-from millstream.kernels.log_order import in_log_order
-from millstream.kernels.plan import Edge, Passage, Way
-from millstream.kernels.rejects import Rejects
-from millstream.kernels.steps import Passed
+from millstream.kernels.plan import ConsumerEdge, PlanEdge, StepEdge
+from millstream.kernels.state.keyhash import Buckets, buckets_of, hash_columns
+from millstream.kernels.steps import StepResult
+from millstream.kernels.time.log_order import in_log_order
 
 _BUCKET = "__bucket"
 LEDGER_EXITS = ("emitted", "held", "late", "dead", "filtered", "duplicate")
@@ -41,35 +41,35 @@ LEDGER_COUNTS = ("read", *LEDGER_EXITS, "made")
 # What a line tells besides, and what takes no part in its balance: ``windows_missed`` counts pairs of
 # an event and a window that had expired for it. An event that missed some of its windows is held.
 LEDGER_NOTES = ("windows_missed",)
-GIVEN_LATE = (
-    "given_late"  # how many rows a step gave on as late ones: what reads them is another step
+SIDE_OUTPUT = (
+    "side_output"  # how many rows a step gave on as late ones: what reads them is another step
 )
 
 
-Range = tuple[int, int, int]  # of offsets: start, end, and how many records there were
+OffsetRange = tuple[int, int, int]  # of offsets: start, end, and how many records there were
 
 
 @dataclass
-class Books:
+class TaskLedger:
     """What a task reports: counts per step, and where it stands.
 
     At every step read = the sum of the exits; ``made`` counts the rows that it gave on, which are
     not always those that it read. ``ranges`` is source → partition → the ranges of offsets that
     were read, each as start, end and the number of records; ``arrived_ms`` is topic → partition → the
     timestamp in the log of the last record, ``event_times`` likewise the largest event time in the
-    batch. ``watermarks`` is operator → microseconds; ``facts`` are
+    batch. ``watermarks`` is operator → microseconds; ``operator_metrics`` are
     numbers by operator and name, none of them events; ``forgotten`` is source → producers let go,
     in all, because there were more than are followed. ``clocks`` is operator → input → where its
     time stands; ``late_by_us`` is step → the most that an event missed by. ``sent`` and ``arrived``
     are rows by port, and messages: what one process sends, another has to say that it has.
     """
 
-    lines: dict[str, Counter[str]] = field(default_factory=dict)
-    ranges: dict[str, dict[str, list[Range]]] = field(default_factory=dict)
+    step_counts: dict[str, Counter[str]] = field(default_factory=dict)
+    ranges: dict[str, dict[str, list[OffsetRange]]] = field(default_factory=dict)
     arrived_ms: dict[str, dict[str, int]] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
     event_times: dict[str, dict[str, int]] = field(default_factory=dict)
-    facts: dict[str, dict[str, float]] = field(default_factory=dict)
+    operator_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     state_bytes: int = 0
     forgotten: dict[str, int] = field(default_factory=dict)
     clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -82,34 +82,34 @@ class Books:
         self.sent[str(port)] += table.height
         return FrameRow(port, bucket, encode_frame(table))
 
-    def message(self, to: int, bucket: int, message: Frame) -> FrameRow:
+    def time_message(self, to: int, bucket: int, message: Frame) -> FrameRow:
         """Send a message about time to an operator, and count it."""
         self.sent[f"time of {to}"] += 1
         return FrameRow(PORT_TIME, bucket, message)
 
-    def missed(self, step: str, late_by_us: int) -> None:
+    def note_lateness(self, step: str, late_by_us: int) -> None:
         """Note by how much an event came too late."""
         if late_by_us > 0:
             self.late_by_us[step] = max(self.late_by_us.get(step, 0), late_by_us)
 
-    def saw(self, topic: str, partition: int, at_us: int) -> None:
+    def note_event_time(self, topic: str, partition: int, at_us: int) -> None:
         """Note an event time."""
         times = self.event_times.setdefault(topic, {})
         times[str(partition)] = max(times.get(str(partition), at_us), at_us)
 
     def count(self, step: str, **rows: int) -> None:
         """Add to a step's counts."""
-        self.lines.setdefault(step, Counter()).update(rows)
+        self.step_counts.setdefault(step, Counter()).update(rows)
 
-    def frame_row(self, bucket: int) -> FrameRow:
-        """Give the report as a row of the ledger port."""
+    def report_row(self, bucket: int) -> FrameRow:
+        """Return the report as a row of the ledger port."""
         report = {
-            "books": self.lines,
+            "steps": self.step_counts,
             "ranges": self.ranges,
             "arrived_ms": self.arrived_ms,
             "watermarks": self.watermarks,
             "event_times": self.event_times,
-            "facts": self.facts,
+            "metrics": self.operator_metrics,
             "state_bytes": self.state_bytes,
             "forgotten": self.forgotten,
             "clocks": self.clocks,
@@ -120,29 +120,29 @@ class Books:
         return FrameRow(PORT_LEDGER, bucket, encode_message(report))
 
 
-class Route(Protocol):
+class RowRouter(Protocol):
     """Takes the rows of one way, table by table, and gives its frames at the end of the batch."""
 
     def take(self, rows: pl.DataFrame) -> None: ...
-    def frames(self, home_bucket: int) -> Iterator[FrameRow]: ...
+    def frames(self, first_bucket: int) -> Iterator[FrameRow]: ...
 
 
 @dataclass
-class StepRoute:
+class StepRouter:
     """Takes rows through a stateless step, and on."""
 
-    passage: Passage
-    books: Books
-    rejects: Rejects
-    onward: list[Route]
+    edge: StepEdge
+    ledger: TaskLedger
+    dead_letters: DeadLetterCollector
+    downstream: list[RowRouter]
 
     def take(self, rows: pl.DataFrame) -> None:
         """Run the step over a table, count, and pass on what comes out."""
-        done = self.passage.code.run(self._apply, rows)
-        self.rejects.add(self.passage.step.name, done)
+        done = self.edge.code.run(self._apply, rows)
+        self.dead_letters.add(self.edge.step.name, done)
         table, kept = done.result or (None, 0)
-        self.books.count(
-            self.passage.step.name,
+        self.ledger.count(
+            self.edge.step.name,
             read=rows.height,
             emitted=kept,
             dead=done.failing.height,
@@ -150,28 +150,28 @@ class StepRoute:
             made=0 if table is None else table.height,
         )
         if table is not None and table.height:
-            for route in self.onward:
+            for route in self.downstream:
                 route.take(table)
 
-    def frames(self, home_bucket: int) -> Iterator[FrameRow]:
-        """Give the frames of all ways below."""
-        for route in self.onward:
-            yield from route.frames(home_bucket)
+    def frames(self, first_bucket: int) -> Iterator[FrameRow]:
+        """Return the frames of all ways below."""
+        for route in self.downstream:
+            yield from route.frames(first_bucket)
 
-    def _apply(self, rows: pl.DataFrame) -> Passed:
-        passed = self.passage.step.apply(rows)
+    def _apply(self, rows: pl.DataFrame) -> StepResult:
+        passed = self.edge.step.apply(rows)
         schema = passed.table.schema
         wrong = [
-            name for name, dtype in self.passage.made if name in schema and schema[name] != dtype
+            name for name, dtype in self.edge.schema_out if name in schema and schema[name] != dtype
         ]
-        return self._mended(passed, wrong) if wrong else passed
+        return self._with_declared_types(passed, wrong) if wrong else passed
 
-    def _mended(self, passed: Passed, wrong: list[str]) -> Passed:
-        """Give columns of nulls their type; refuse other types than those that were declared."""
-        declared = dict(self.passage.made)
+    def _with_declared_types(self, passed: StepResult, wrong: list[str]) -> StepResult:
+        """Return columns of nulls their type; refuse other types than those that were declared."""
+        declared = dict(self.edge.schema_out)
         for name in wrong:
             if passed.table.schema[name] != pl.Null:
-                step = self.passage.step.name
+                step = self.edge.step.name
                 raise UserCodeError(
                     f"step {step!r} gave the column {name!r} as {passed.table.schema[name]}. It is "
                     f"declared as {declared[name]}: cast it, or say return_dtype=.",
@@ -181,32 +181,32 @@ class StepRoute:
 
 
 @dataclass
-class EdgeRoute:
+class ConsumerRouter:
     """Takes the rows of one edge, table by table, and gives its frames at the end of the batch."""
 
-    edge: Edge
-    bucket_labels: Buckets
-    books: Books
-    rejects: Rejects
+    edge: ConsumerEdge
+    buckets: Buckets
+    ledger: TaskLedger
+    dead_letters: DeadLetterCollector
     tables: list[pl.DataFrame] = field(default_factory=list)
 
     def take(self, rows: pl.DataFrame) -> None:
         """Prepare a table for what takes it."""
-        self.books.count(self.edge.step, read=rows.height)
+        self.ledger.count(self.edge.step, read=rows.height)
         operator = self.edge.operator
         columns = self._columns(rows.columns)
         if operator is None:
-            self.books.count(self.edge.step, emitted=rows.height)
+            self.ledger.count(self.edge.step, emitted=rows.height)
             self._keep(rows[columns])
         elif rows.height:
             done = self.edge.code.run(
                 lambda table: operator.prepare(table[columns], self.edge.number), rows
             )
-            self.rejects.add(self.edge.step, done)
-            self.books.count(self.edge.step, dead=done.failing.height)
+            self.dead_letters.add(self.edge.step, done)
+            self.ledger.count(self.edge.step, dead=done.failing.height)
             if done.result is not None:
-                self.books.count(self.edge.step, late=done.result.late, **done.result.counts)
-                self.books.missed(self.edge.step, done.result.late_by_us)
+                self.ledger.count(self.edge.step, late=done.result.late, **done.result.counts)
+                self.ledger.note_lateness(self.edge.step, done.result.late_by_us)
                 self._keep(done.result.table)
 
     def _columns(self, there: list[str]) -> list[str]:
@@ -230,35 +230,38 @@ class EdgeRoute:
         keys = pl.DataFrame({str(n): table[key] for n, key in enumerate(self.edge.latest_by)})
         return table.filter(keys.to_struct("key").is_last_distinct())
 
-    def frames(self, home_bucket: int) -> Iterator[FrameRow]:
-        """Give the edge's frames: by bucket for an operator, all to ``home_bucket`` for a sink."""
+    def frames(self, first_bucket: int) -> Iterator[FrameRow]:
+        """Return the edge's frames: by bucket for an operator, all to ``first_bucket`` for a sink."""
         if not self.tables:
             return
         operator = self.edge.operator
         if operator is None:
-            table = pl.concat(self.tables).drop(REACHED, strict=False)
-            yield self.books.frame(self.edge.port, home_bucket, self._latest(table))
+            table = pl.concat(self.tables).drop(WATERMARK_SEEN, strict=False)
+            yield self.ledger.frame(self.edge.port, first_bucket, self._latest(table))
             return
         table = operator.pack(self.tables, self.edge.number)
         buckets = buckets_of(
-            hash_columns(table, operator.by, self.bucket_labels.seed), len(self.bucket_labels)
+            hash_columns(table, operator.by, self.buckets.seed), self.buckets.count
         )
         divided = table.hstack([pl.Series(_BUCKET, buckets)]).partition_by(
             _BUCKET, as_dict=True, include_key=False
         )
         for (bucket,), part in divided.items():
-            yield self.books.frame(self.edge.port, self.bucket_labels[int(bucket)], part)
+            yield self.ledger.frame(self.edge.port, int(bucket), part)
 
 
-def routes(
-    ways: Iterable[Way], bucket_labels: Buckets, books: Books, rejects: Rejects
-) -> list[Route]:
+def make_routers(
+    ways: Iterable[PlanEdge],
+    buckets: Buckets,
+    ledger: TaskLedger,
+    dead_letters: DeadLetterCollector,
+) -> list[RowRouter]:
     """Make one route per way."""
-    made: list[Route] = []
+    made: list[RowRouter] = []
     for way in ways:
-        if isinstance(way, Edge):
-            made.append(EdgeRoute(way, bucket_labels, books, rejects))
+        if isinstance(way, ConsumerEdge):
+            made.append(ConsumerRouter(way, buckets, ledger, dead_letters))
         else:
-            onward = routes(way.onward, bucket_labels, books, rejects)
-            made.append(StepRoute(way, books, rejects, onward))
+            onward = make_routers(way.downstream, buckets, ledger, dead_letters)
+            made.append(StepRouter(way, ledger, dead_letters, onward))
     return made

@@ -10,22 +10,23 @@ from typing import Any, Protocol
 import polars as pl
 
 from millstream.errors import ConfigError, CorruptionError
+from millstream.kernels.errors.dead_letter_collector import DeadLetterCollector
 from millstream.kernels.frames import (
-    LANE,
-    PORT_DEAD,
+    PORT_DEAD_LETTERS,
     PORT_TIME,
+    SPLIT,
     FrameRow,
     decode_frame,
     decode_message,
     encode_message,
 )
-from millstream.kernels.keyhash import Buckets
-from millstream.kernels.operator import Moment, OperatorState
-from millstream.kernels.plan import OperatorPlan, StagePlan, Way
-from millstream.kernels.rejects import Rejects
-from millstream.kernels.routing import GIVEN_LATE, Books, routes
-from millstream.kernels.sorted_runs import RunStore
-from millstream.kernels.watermarks import UNSEEN, InputClock, SourceTime
+from millstream.kernels.operator import BatchContext
+from millstream.kernels.plan import OperatorPlan, PlanEdge, StagePlan
+from millstream.kernels.routing import SIDE_OUTPUT, TaskLedger, make_routers
+from millstream.kernels.state.keyhash import Buckets
+from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.state.sorted_runs import RunStore
+from millstream.kernels.time.watermarks import NO_WATERMARK, InputClock, SourceTime
 
 
 class BucketState(Protocol):
@@ -47,12 +48,12 @@ class OperatorBatch:
 def run_stage(
     stage: StagePlan,
     bucket: int,
-    bucket_labels: Buckets,
+    buckets: Buckets,
     rows: Iterable[FrameRow],
     state: BucketState,
 ) -> Iterator[FrameRow]:
     """Run one batch of one bucket through a stage; rows for later stages and sinks pass through."""
-    books = Books()
+    books = TaskLedger()
     batches = {operator.port: OperatorBatch() for operator in stage.operators}
     takers = {
         port: (batches[operator.port], number)
@@ -75,31 +76,31 @@ def run_stage(
         yield row
     stored = state.manifest()
     manifest: dict[str, Any] = json.loads(stored) if stored else {}
-    _require_own(manifest, stage)
+    _require_same_operators(manifest, stage)
     for operator in stage.operators:
         runs = state.runs(operator.key)
-        run = OperatorRun(operator, bucket, bucket_labels, runs, books, stage.topics)
+        run = OperatorRun(operator, bucket, buckets, runs, books, stage.topics)
         frames, moved_on = run(batches[operator.port], manifest.get(operator.key))
         manifest[operator.key] = moved_on
         yield from frames
     state.put_manifest(json.dumps(manifest, separators=(",", ":")).encode())
-    yield books.frame_row(bucket)
+    yield books.report_row(bucket)
 
 
-def by_stream(frames: Mapping[int, list[pl.DataFrame]]) -> dict[int, list[pl.DataFrame]]:
+def in_stream_order(frames: Mapping[int, list[pl.DataFrame]]) -> dict[int, list[pl.DataFrame]]:
     """Put the frames of streams in the order of these, whichever task was done first.
 
     Rows that several streams of a topic made of one record share its place, and stay as they stand.
     """
 
-    def lane(rows: pl.DataFrame) -> int:
-        return int(rows[LANE][0]) if rows.height and LANE in rows.columns else -1
+    def split(rows: pl.DataFrame) -> int:
+        return int(rows[SPLIT][0]) if rows.height and SPLIT in rows.columns else -1
 
-    return {number: sorted(tables, key=lane) for number, tables in frames.items()}
+    return {number: sorted(tables, key=split) for number, tables in frames.items()}
 
 
-def _require_own(manifest: Mapping[str, Any], stage: StagePlan) -> None:
-    """Make sure that a manifest is of just the stage's operators: what is not there would begin anew.
+def _require_same_operators(manifest: Mapping[str, Any], stage: StagePlan) -> None:
+    """Make sure that a manifest is of just the stage's operators: what is not there would start empty.
 
     Raises:
         ConfigError: it is of others.
@@ -108,9 +109,9 @@ def _require_own(manifest: Mapping[str, Any], stage: StagePlan) -> None:
     if manifest and manifest.keys() != own.keys():
         new = ", ".join(repr(name) for key, name in own.items() if key not in manifest)
         raise ConfigError(
-            f"The state was made by other steps: {new or 'some'} of this program's "
-            f"{'is' if new else 'are'} not among them. Undo the change of the program, or build the "
-            "state anew: with another checkpoint, or under another name of the app."
+            f"The state belongs to other steps: {new or 'some'} of this program's "
+            f"{'is' if new else 'are'} not among them. Undo the change, or rebuild the state: with "
+            "another checkpoint, or under another name of the app."
         )
 
 
@@ -120,69 +121,69 @@ class OperatorRun:
 
     operator: OperatorPlan
     bucket: int
-    bucket_labels: Buckets
+    buckets: Buckets
     store: RunStore
-    books: Books
+    ledger: TaskLedger
     topics: tuple[str, ...]
 
     def __call__(
         self, batch: OperatorBatch, stored: dict[str, Any] | None
     ) -> tuple[list[FrameRow], dict[str, Any]]:
-        """Give the frames that go out, and the operator's part of the manifest."""
+        """Return the frames that go out, and the operator's part of the manifest."""
         kernel = self.operator.kernel
-        state = OperatorState.from_message(self._divided_as_now(stored), self.store)
+        state = OperatorState.from_message(self._check_hash_seed(stored), self.store)
         clocks = self._clocks(stored)
-        before_us = UNSEEN if stored is None else stored["watermark"]
+        before_us = NO_WATERMARK if stored is None else stored["watermark"]
         baselines, clock_ms, idle = self._advance(clocks, batch.messages, before_us)
-        watermark_us, seed = _watermark(clocks, before_us), self.bucket_labels.seed
-        moment = Moment(before_us, watermark_us, baselines, clock_ms, seed)
-        if self.bucket == self.bucket_labels[0]:  # what all buckets know, one tells
-            self.books.clocks[kernel.name] = {
-                name: {**clock.told(), "idle": sorted(idle.get(name, ()))}
+        watermark_us, seed = _watermark(clocks, before_us), self.buckets.seed
+        context = BatchContext(before_us, watermark_us, baselines, clock_ms, seed)
+        if self.bucket == 0:  # what all buckets know, one tells
+            self.ledger.clocks[kernel.name] = {
+                name: {**clock.to_status(), "idle": sorted(idle.get(name, ()))}
                 for name, clock in clocks.items()
             }
-        frames_in = by_stream(batch.frames) if kernel.ordered else batch.frames
-        outcome = kernel.process(state, frames_in, moment)
-        self.books.count(kernel.name, **outcome.counts)
-        if outcome.rows is not None:
-            self.books.count(kernel.name, made=outcome.rows.height)
-        if outcome.late is not None:
-            self.books.count(kernel.name, **{GIVEN_LATE: outcome.late.height})
-        self.books.missed(kernel.name, outcome.late_by_us)
-        if outcome.facts:
-            self.books.facts[kernel.name] = outcome.facts
-        self.books.watermarks[kernel.name] = moment.watermark_us
-        self.books.state_bytes += state.size_bytes
+        frames_in = in_stream_order(batch.frames) if kernel.ordered else batch.frames
+        result = kernel.process(state, frames_in, context)
+        self.ledger.count(kernel.name, **result.counts)
+        if result.rows is not None:
+            self.ledger.count(kernel.name, made=result.rows.height)
+        if result.late is not None:
+            self.ledger.count(kernel.name, **{SIDE_OUTPUT: result.late.height})
+        self.ledger.note_lateness(kernel.name, result.late_by_us)
+        if result.metrics:
+            self.ledger.operator_metrics[kernel.name] = result.metrics
+        self.ledger.watermarks[kernel.name] = context.watermark_us
+        self.ledger.state_bytes += state.size_bytes
         frames = [
-            *self._emit(outcome.rows, self.operator.edges),
-            *self._emit(outcome.late, self.operator.late_edges),
-            *self._tell_time(kernel.holds_back(moment.watermark_us), clock_ms, clocks),
+            *self._emit(result.rows, self.operator.edges),
+            *self._emit(result.late, self.operator.late_edges),
+            *self._time_messages(kernel.output_watermark(context.watermark_us), clock_ms, clocks),
         ]
         message = state.to_message()
-        message["watermark"] = moment.watermark_us
+        message["watermark"] = context.watermark_us
         message["clocks"] = {
             plan.key: clocks[plan.name].to_message() for plan in self.operator.clocks
         }
-        message["seed"] = moment.seed
+        message["seed"] = context.seed
         return frames, message
 
-    def _divided_as_now(self, stored: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _check_hash_seed(self, stored: dict[str, Any] | None) -> dict[str, Any] | None:
         """Make sure that keys are found where they were put.
 
         Raises:
-            CorruptionError: the state was divided by another seed than the app's.
+            CorruptionError: the state was partitioned with another seed than the app's.
         """
-        if stored is None or stored["seed"] == self.bucket_labels.seed:
+        if stored is None or stored["seed"] == self.buckets.seed:
             return stored
         raise CorruptionError(
-            f"The state of {self.operator.kernel.name!r} was divided by another hash seed than this "
-            "app has on record: one of the two was restored from elsewhere. Restore the record that "
-            "belongs to the state, or begin anew with millstream reset."
+            f"The state of {self.operator.kernel.name!r} was partitioned with another hash seed than "
+            "the one stored for this app: one of the two was restored from elsewhere. Restore the one "
+            "that belongs to the state, or restart from the log (millstream reset)."
         )
 
     def _clocks(self, stored: dict[str, Any] | None) -> dict[str, InputClock]:
         if stored is None:
-            return {plan.name: InputClock.fresh() for plan in self.operator.clocks}
+            return {plan.name: InputClock.initial() for plan in self.operator.clocks}
         told = stored["clocks"]
         return {plan.name: InputClock.from_message(told[plan.key]) for plan in self.operator.clocks}
 
@@ -191,7 +192,7 @@ class OperatorRun:
     ) -> tuple[dict[int, int], int, dict[str, frozenset[int]]]:
         """Move the clocks on by what the batch says.
 
-        Give the lanes' baselines, the running time, and which partitions are idle, by input.
+        Return the splits' baselines, the running time, and which partitions are idle, by input.
         """
         baselines: dict[int, int] = {}
         idle: dict[str, frozenset[int]] = {}
@@ -209,25 +210,27 @@ class OperatorRun:
             elif told:
                 assert plan.source is not None
                 seen = SourceTime.merge(message["source"] for message in told)
-                clock, lanes = clocks[plan.name].advanced(seen, plan.rule, plan.source, before_us)
+                clock, splits = clocks[plan.name].advanced(seen, plan.rule, plan.source, before_us)
                 clocks[plan.name] = clock
-                baselines |= lanes
+                baselines |= splits
                 if clock.forgotten:
-                    self.books.forgotten[plan.name] = clock.forgotten
+                    self.ledger.forgotten[plan.name] = clock.forgotten
                 clock_ms = max(clock_ms, seen.clock_ms)
                 idle[plan.name] = seen.idle
         return baselines, clock_ms, idle
 
-    def _emit(self, emitted: pl.DataFrame | None, edges: tuple[Way, ...]) -> Iterator[FrameRow]:
+    def _emit(
+        self, emitted: pl.DataFrame | None, edges: tuple[PlanEdge, ...]
+    ) -> Iterator[FrameRow]:
         if emitted is not None and emitted.height:
-            rejects = Rejects()
-            for route in routes(edges, self.bucket_labels, self.books, rejects):
+            dead_letters = DeadLetterCollector()
+            for route in make_routers(edges, self.buckets, self.ledger, dead_letters):
                 route.take(emitted)
                 yield from route.frames(self.bucket)
-            if dead := rejects.of_rows(self.topics):
-                yield self.books.frame(PORT_DEAD, self.bucket, pl.concat(dead))
+            if dead := dead_letters.drain_rows(self.topics):
+                yield self.ledger.frame(PORT_DEAD_LETTERS, self.bucket, pl.concat(dead))
 
-    def _tell_time(
+    def _time_messages(
         self, watermark_us: int, clock_ms: int, clocks: Mapping[str, InputClock]
     ) -> Iterator[FrameRow]:
         for port in self.operator.time_ports:
@@ -239,14 +242,14 @@ class OperatorRun:
                 "advances": any(clock.advances for clock in clocks.values()),
                 "clock_ms": clock_ms,
             }
-            yield self.books.message(port, self.bucket, encode_message(message))
+            yield self.ledger.time_message(port, self.bucket, encode_message(message))
 
 
 def _watermark(clocks: Mapping[str, InputClock], before_us: int) -> int:
-    """Give the minimum over the active inputs; while none is, over those that go on by themselves.
+    """Return the minimum over the active inputs; while none is, over those that go on by themselves.
 
     It never goes back, and holds while there is neither.
     """
     followed = [clock for clock in clocks.values() if clock.active]
     followed = followed or [clock for clock in clocks.values() if clock.advances]
-    return max(before_us, min((clock.watermark_us for clock in followed), default=UNSEEN))
+    return max(before_us, min((clock.watermark_us for clock in followed), default=NO_WATERMARK))

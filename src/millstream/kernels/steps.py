@@ -2,7 +2,7 @@
 
 A step looks at each row by itself, so that the answer does not depend on where one table ends and
 the next begins. It is applied to whole tables, keeps the hidden columns, and says of how many of
-the rows that came in it gave rows. What a failing row leads to is said in :mod:`isolation`.
+the rows that came in it gave rows. What a failing row leads to is said in :mod:`kernels/errors/user_code.py`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import polars as pl
 
 from millstream.kernels.frames import HIDDEN_PREFIX, visible
 
-PART = "__part"  # UInt16: to which part of a split the row belongs
+BRANCH = "__branch"  # UInt16: to which part of a split the row belongs
 _HIDDEN = pl.col(f"^{HIDDEN_PREFIX}.*$")
 
-Columns = set[str] | None  # names of columns; None stands for all
+ColumnNames = set[str] | None  # names of columns; None stands for all
 
 
-class Passed(NamedTuple):
+class StepResult(NamedTuple):
     """What a step made of a table, and of how many of the rows that came in."""
 
     table: pl.DataFrame
@@ -34,12 +34,12 @@ class Step(Protocol):
     @property
     def name(self) -> str: ...
 
-    def apply(self, table: pl.DataFrame) -> Passed:
+    def apply(self, table: pl.DataFrame) -> StepResult:
         """Run a table through; what the user's expressions and functions raise comes out."""
         ...
 
-    def columns_before(self, wanted: Columns) -> Columns:
-        """Say which columns must come in so that ``wanted`` can come out."""
+    def columns_before(self, wanted: ColumnNames) -> ColumnNames:
+        """Return which columns must come in so that ``wanted`` can come out."""
         ...
 
 
@@ -50,13 +50,13 @@ class Filter:
     name: str
     conditions: tuple[pl.Expr, ...]
 
-    def apply(self, table: pl.DataFrame) -> Passed:
+    def apply(self, table: pl.DataFrame) -> StepResult:
         if _is_wide(self.conditions):
             true = _visible(table).select(pl.all_horizontal(*self.conditions)).to_series()
             return _all_of(table.filter(true))
         return _all_of(table.filter(*self.conditions))
 
-    def columns_before(self, wanted: Columns) -> Columns:
+    def columns_before(self, wanted: ColumnNames) -> ColumnNames:
         return _joined(wanted, _roots(self.conditions))
 
 
@@ -67,13 +67,13 @@ class WithColumns:
     name: str
     expressions: tuple[pl.Expr, ...]
 
-    def apply(self, table: pl.DataFrame) -> Passed:
+    def apply(self, table: pl.DataFrame) -> StepResult:
         if _is_wide(self.expressions):
             made = _visible(table).with_columns(*self.expressions)
             return _all_of(pl.concat([made, table.select(_HIDDEN)], how="horizontal"))
         return _all_of(table.with_columns(*self.expressions))
 
-    def columns_before(self, wanted: Columns) -> Columns:
+    def columns_before(self, wanted: ColumnNames) -> ColumnNames:
         if wanted is None or _is_wide(self.expressions):
             return None
         made = {expression.meta.output_name() for expression in self.expressions}
@@ -87,27 +87,27 @@ class Select:
     name: str
     expressions: tuple[pl.Expr, ...]
 
-    def apply(self, table: pl.DataFrame) -> Passed:
+    def apply(self, table: pl.DataFrame) -> StepResult:
         if _is_wide(self.expressions):
             made = _visible(table).select(*self.expressions)
             return _all_of(pl.concat([made, table.select(_HIDDEN)], how="horizontal"))
         return _all_of(table.select(*self.expressions, _HIDDEN))
 
-    def columns_before(self, wanted: Columns) -> Columns:  # noqa: ARG002 - it computes them all
+    def columns_before(self, wanted: ColumnNames) -> ColumnNames:  # noqa: ARG002 - it computes them all
         return _roots(self.expressions)
 
 
 @dataclass(frozen=True)
 class Rename:
-    """Give columns other names: pairs of the old and the new."""
+    """Return columns other names: pairs of the old and the new."""
 
     name: str
     names: tuple[tuple[str, str], ...]
 
-    def apply(self, table: pl.DataFrame) -> Passed:
+    def apply(self, table: pl.DataFrame) -> StepResult:
         return _all_of(table.rename(dict(self.names), strict=False))
 
-    def columns_before(self, wanted: Columns) -> Columns:
+    def columns_before(self, wanted: ColumnNames) -> ColumnNames:
         old = {after: before for before, after in self.names}
         return None if wanted is None else {old.get(column, column) for column in wanted}
 
@@ -119,10 +119,10 @@ class Drop:
     name: str
     columns: tuple[str, ...]
 
-    def apply(self, table: pl.DataFrame) -> Passed:
+    def apply(self, table: pl.DataFrame) -> StepResult:
         return _all_of(table.drop(self.columns, strict=False))
 
-    def columns_before(self, wanted: Columns) -> Columns:
+    def columns_before(self, wanted: ColumnNames) -> ColumnNames:
         return wanted
 
 
@@ -136,7 +136,7 @@ class Explode:
     name: str
     columns: tuple[str, ...]
 
-    def apply(self, table: pl.DataFrame) -> Passed:
+    def apply(self, table: pl.DataFrame) -> StepResult:
         lengths = table.select(_length(column, table.schema[column]) for column in self.columns)
         length = lengths.to_series(0)
         for other in lengths.iter_columns():
@@ -146,40 +146,40 @@ class Explode:
                 )
         # Whether those without elements give a row depends on the version of polars.
         kept = table.filter(length > 0)
-        return Passed(kept.explode(*self.columns), kept.height)
+        return StepResult(kept.explode(*self.columns), kept.height)
 
-    def columns_before(self, wanted: Columns) -> Columns:
+    def columns_before(self, wanted: ColumnNames) -> ColumnNames:
         return _joined(wanted, set(self.columns))
 
 
 @dataclass(frozen=True)
-class Mark:
+class AssignBranch:
     """Note for each row to which part of a split it belongs: the first whose condition is true."""
 
     name: str
     conditions: tuple[pl.Expr, ...]
 
-    def apply(self, table: pl.DataFrame) -> Passed:
+    def apply(self, table: pl.DataFrame) -> StepResult:
         part = pl.lit(len(self.conditions), pl.UInt16)
         for number, condition in reversed(list(enumerate(self.conditions))):
             part = pl.when(condition).then(pl.lit(number, pl.UInt16)).otherwise(part)
-        return _all_of(table.with_columns(part.alias(PART)))
+        return _all_of(table.with_columns(part.alias(BRANCH)))
 
-    def columns_before(self, wanted: Columns) -> Columns:
+    def columns_before(self, wanted: ColumnNames) -> ColumnNames:
         return _joined(wanted, _roots(self.conditions))
 
 
 @dataclass(frozen=True)
-class Part:
+class SelectBranch:
     """Keep the rows of one part of a split."""
 
     name: str
     number: int
 
-    def apply(self, table: pl.DataFrame) -> Passed:
-        return _all_of(table.filter(pl.col(PART) == self.number).drop(PART))
+    def apply(self, table: pl.DataFrame) -> StepResult:
+        return _all_of(table.filter(pl.col(BRANCH) == self.number).drop(BRANCH))
 
-    def columns_before(self, wanted: Columns) -> Columns:
+    def columns_before(self, wanted: ColumnNames) -> ColumnNames:
         return wanted
 
 
@@ -189,8 +189,8 @@ def _length(column: str, dtype: pl.DataType) -> pl.Expr:
     return length.fill_null(0).cast(pl.UInt32).alias(column)
 
 
-def _all_of(table: pl.DataFrame) -> Passed:
-    return Passed(table, table.height)
+def _all_of(table: pl.DataFrame) -> StepResult:
+    return StepResult(table, table.height)
 
 
 def _visible(table: pl.DataFrame) -> pl.DataFrame:
@@ -198,15 +198,15 @@ def _visible(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _is_wide(expressions: Sequence[pl.Expr]) -> bool:
-    """Say whether an expression, such as ``pl.all()``, stands for columns that it does not name."""
+    """Return whether an expression, such as ``pl.all()``, stands for columns that it does not name."""
     return any(expression.meta.has_multiple_outputs() for expression in expressions)
 
 
-def _roots(expressions: Sequence[pl.Expr]) -> Columns:
+def _roots(expressions: Sequence[pl.Expr]) -> ColumnNames:
     if _is_wide(expressions):
         return None
     return {name for expression in expressions for name in expression.meta.root_names()}
 
 
-def _joined(columns: Columns, others: Columns) -> Columns:
+def _joined(columns: ColumnNames, others: ColumnNames) -> ColumnNames:
     return None if columns is None or others is None else columns | others

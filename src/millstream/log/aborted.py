@@ -1,16 +1,16 @@
-"""``<base offset>.aborted``: which transactions of a segment were taken back.
+"""``<base offset>.aborted``: the aborted transactions of a segment.
 
 One entry of 28 bytes for each abort marker in the segment, little-endian, in the order of markers::
 
     producer id      int64
-    first offset     int64   of the transaction in this partition; may lie in an earlier segment
+    first offset     int64   of the transaction in this partition; may be in an earlier segment
     last offset      int64   where its marker is
     CRC-32C          uint32  of the 24 bytes before
 
 An entry is durable before the last stable offset moves past its marker, so a reader that may see
 the records finds the entry too, with a living owner or after the loss of power. Readers look here
 first and read the records then: compaction and retention take the records away before the entries,
-so what is found is never too little. After a crash the file is made anew from the markers in the log.
+so what is found is never too little. After a crash the file is rebuilt from the markers in the log.
 
 Source: Kafka ``AbortedTxn``, ``TransactionIndex``.
 """
@@ -27,7 +27,7 @@ import google_crc32c
 from millstream.errors import CorruptionError
 from millstream.log.batch import TRANSACTIONAL, BatchHeader
 from millstream.log.files import Files, read_whole, replace_file, sync_names
-from millstream.log.producers import AbortedRange
+from millstream.log.producers import AbortedTransaction
 
 SUFFIX = ".aborted"
 _FIELDS = struct.Struct("<qqq")
@@ -35,7 +35,7 @@ _CRC = struct.Struct("<I")
 ENTRY_BYTES = _FIELDS.size + _CRC.size
 
 
-def pack(ranges: Iterable[AbortedRange]) -> bytes:
+def pack(ranges: Iterable[AbortedTransaction]) -> bytes:
     """Return the entries of these ranges."""
     parts = []
     for aborted in ranges:
@@ -44,27 +44,27 @@ def pack(ranges: Iterable[AbortedRange]) -> bytes:
     return b"".join(parts)
 
 
-def unpack(data: bytes) -> list[AbortedRange]:
+def unpack(data: bytes) -> list[AbortedTransaction]:
     """Return the ranges up to the first entry that is not whole."""
     found = []
     for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
         content = data[at : at + _FIELDS.size]
         if _CRC.unpack_from(data, at + _FIELDS.size)[0] != google_crc32c.value(content):
             break
-        found.append(AbortedRange._make(_FIELDS.unpack(content)))
+        found.append(AbortedTransaction._make(_FIELDS.unpack(content)))
     return found
 
 
-def read(files: Files, path: Path) -> list[AbortedRange]:
+def read(files: Files, path: Path) -> list[AbortedTransaction]:
     """Return the ranges of the segment at ``path`` (its .log file); none if it has no such file.
 
-    For those who know how many there must be, or make the file anew: an entry that is not whole
+    For those who know how many there must be, or rebuild the file: an entry that is not whole
     ends them.
     """
     return unpack(_content(files, path))
 
 
-def read_all(files: Files, path: Path) -> list[AbortedRange]:
+def read_all(files: Files, path: Path) -> list[AbortedTransaction]:
     """Return the ranges of the segment at ``path``, for those who hide records by them.
 
     Raises:
@@ -89,16 +89,16 @@ def _content(files: Files, path: Path) -> bytes:
 
 def _unreadable(path: Path, why: str) -> CorruptionError:
     return CorruptionError(
-        f"{path.with_suffix(SUFFIX)} does not tell which transactions were taken back: {why}. "
-        "Nothing committed is read there until it does; open the folder for writing anew, which "
+        f"{path.with_suffix(SUFFIX)} cannot be read: {why}. It lists the aborted transactions of the segment. "
+        "Nothing committed is read there until then; open the folder for writing again, which "
         "makes the file again from the segment"
     )
 
 
-def rewrite(files: Files, path: Path, ranges: Sequence[AbortedRange]) -> None:
+def rewrite(files: Files, path: Path, ranges: Sequence[AbortedTransaction]) -> None:
     """Make the file beside ``path`` say exactly ``ranges``; without any there is none. Durable.
 
-    A reader finds the old file or the new one, and so does whoever opens the folder after a crash.
+    A reader finds the old file or the new one, and so does the next opening after a crash.
     """
     target = path.with_suffix(SUFFIX)
     known = read_whole(files, target) if files.exists(target) else None
@@ -110,23 +110,23 @@ def rewrite(files: Files, path: Path, ranges: Sequence[AbortedRange]) -> None:
         replace_file(files, target, pack(ranges))
 
 
-class AbortedRanges:
-    """Which batches belong to transactions that were taken back."""
+class AbortedTransactions:
+    """Which batches belong to aborted transactions."""
 
-    def __init__(self, ranges: Iterable[AbortedRange]) -> None:
-        self._by_producer: dict[int, list[AbortedRange]] = {}
+    def __init__(self, ranges: Iterable[AbortedTransaction]) -> None:
+        self._by_producer: dict[int, list[AbortedTransaction]] = {}
         for one in sorted(ranges, key=lambda one: one.last_offset):
             self._by_producer.setdefault(one.producer_id, []).append(one)
 
     def __bool__(self) -> bool:
         return bool(self._by_producer)
 
-    def cover(self, header: BatchHeader) -> bool:
-        """Return whether a batch of records was taken back."""
+    def covers(self, header: BatchHeader) -> bool:
+        """Return whether a batch of records was aborted."""
         return self.find(header) is not None
 
-    def find(self, header: BatchHeader) -> AbortedRange | None:
-        """Return the transaction taken back that a batch, or a marker, belongs to."""
+    def find(self, header: BatchHeader) -> AbortedTransaction | None:
+        """Return the aborted transaction that a batch, or a marker, belongs to."""
         if not header.attributes & TRANSACTIONAL:
             return None
         # The transactions of one producer follow each other: only the next to end can cover it.
@@ -137,32 +137,33 @@ class AbortedRanges:
         return None
 
 
-class Telling:
-    """Which of ``ranges`` must be told to Kafka's clients together with some batches.
+class FetchedAborts:
+    """Which of ``ranges`` must be reported to Kafka's clients together with some batches.
 
     Such a client leaves out what a producer sends from the first offset of a range on, up to the
-    next abort marker of the producer in the same answer. Compaction may have taken the marker away
+    next abort marker of the producer in the same response. Compaction may have removed the marker
     after the ranges were read and before the segment was: then the client would leave out what
-    follows, too, so that must go into another answer.
+    follows, too, so that must go into another response.
     """
 
-    def __init__(self, ranges: Iterable[AbortedRange]) -> None:
-        self._ranges = AbortedRanges(ranges)
-        self._open: dict[int, AbortedRange] = {}  # by producer: told, and its marker not met yet
-        self._told: dict[AbortedRange, None] = {}
+    def __init__(self, ranges: Iterable[AbortedTransaction]) -> None:
+        self._ranges = AbortedTransactions(ranges)
+        # by producer: reported, and its marker not met yet
+        self._open: dict[int, AbortedTransaction] = {}
+        self._told: dict[AbortedTransaction, None] = {}
 
     @property
-    def told(self) -> list[AbortedRange]:
-        """The ranges to tell, by their first offsets."""
+    def transactions(self) -> list[AbortedTransaction]:
+        """The ranges to report, by their first offsets."""
         return sorted(self._told, key=lambda one: one.first_offset)
 
     @property
-    def waits(self) -> bool:
-        """Whether a marker is still to come: what follows then goes into another answer, too."""
+    def awaits_marker(self) -> bool:
+        """Whether a marker is still to come: what follows then goes into another response, too."""
         return bool(self._open)
 
     def admit(self, header: BatchHeader) -> bool:
-        """Note the next batch of the answer; False: it and what follows must go into another."""
+        """Add the next batch of the response; False: it and what follows must go into another."""
         if not self._ranges or not header.attributes & TRANSACTIONAL:
             return True
         before = self._open.pop(header.producer_id, None)

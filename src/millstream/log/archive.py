@@ -1,17 +1,17 @@
 """``<base offset>.parquet``: the records of a closed segment once more, as columns.
 
-An archive is made from its segment and from a schema that the log does not know (see ``archiving``).
+An archive is made from its segment and from a schema that the log does not know (see ``archiver``).
 It holds every committed record with its offset, partition, timestamp, key and headers, and the columns
 of its value; two marks tell a *tombstone* (a value that is null) from an *undecodable* record (one
 that does not fit the schema, whose bytes only the segment has). Of both, the value's columns are null.
 
-It is a copy, so it may be missing, be deleted at any time and be made again, and it decides nothing. It
+It is a copy, so it may be missing, be deleted at any time and be rebuilt, and it decides nothing. It
 counts only while the segment is the one that it was made from: same offsets, same size, same chain of
 batch headers, which have the checksums of all that is in the batches. That, and by what each column was
-made, stands in the file's note: the key ``millstream`` of its Parquet metadata.
+made, is in the file's metadata: the key ``millstream`` of its Parquet metadata.
 
 Pages have checksums in Parquet, and the footer, which says where they are and what they hold, has none.
-So four bytes stand between the last page and the footer, where no reader of Parquet looks: the CRC-32C
+So four bytes are between the last page and the footer, where no reader of Parquet looks: the CRC-32C
 of all that comes behind them, little-endian.
 """
 
@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.log import seal
-from millstream.log.checked import pack_checked, unpack_checked
+from millstream.log.checked_json import pack_checked, unpack_checked
 from millstream.log.decoding import SCHEMA
 from millstream.log.files import Files, size_of
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from millstream.log.seal import Seal
 
 SUFFIX = ".parquet"
-NOTE_KEY = b"millstream"
+METADATA_KEY = b"millstream"
 ROWS_PER_GROUP = 16_384  # a split that begins within a group reads all of it
 UNREADABLE = (OSError, ValueError, pa.ArrowException)  # what a missing or damaged archive raises
 _GROUPS_PER_READ = 8
@@ -60,10 +60,10 @@ RECORD_SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class ArchiveNote:
+class ArchiveMetadata:
     """What an archive says of itself.
 
-    ``made_of`` has a text for each column of the value that stands for all it was decoded by, and one
+    ``made_of`` has a text for each column of the value that identifies all it was decoded by, and one
     under the empty name for the format: who would decode it by the same may read it instead. ``groups``
     has the first offset of each row group.
     """
@@ -79,7 +79,7 @@ class ArchiveNote:
     made_of: Mapping[str, str]
     groups: Sequence[int]
 
-    def is_of(self, base_offset: int, found: Seal) -> bool:
+    def matches(self, base_offset: int, found: Seal) -> bool:
         """Return whether a segment with this seal is the one that the archive was made from."""
         return not found.damaged and (
             (self.base_offset, self.next_offset, self.segment_bytes, self.segment_chain)
@@ -87,11 +87,11 @@ class ArchiveNote:
         )
 
     def pack(self) -> bytes:
-        """Return the note as it stands in the file."""
+        """Return the metadata as stored in the file."""
         return pack_checked(asdict(self), version=_VERSION)
 
     @classmethod
-    def unpack(cls, content: bytes | None) -> ArchiveNote:
+    def unpack(cls, content: bytes | None) -> ArchiveMetadata:
         """Read a note back.
 
         Raises:
@@ -122,7 +122,9 @@ class ArchiveFile:
             self._parquet: Any = pq.ParquetFile(
                 pa.PythonFile(self._source, "r"), page_checksum_verification=True
             )
-            self.note = ArchiveNote.unpack((self._parquet.metadata.metadata or {}).get(NOTE_KEY))
+            self.note = ArchiveMetadata.unpack(
+                (self._parquet.metadata.metadata or {}).get(METADATA_KEY)
+            )
         except BaseException:
             self._source.close()
             raise
@@ -169,10 +171,10 @@ def open_fitting(files: Files, path: Path, base_offset: int) -> ArchiveFile | No
         One of UNREADABLE: there is none, or it cannot be read.
     """
     # First the archive, then the seal: compaction takes both away before it puts another segment in
-    # place, so a seal that is there then is of the segment that the archive was made from, or tells.
+    # place, so a seal that is there then is of the segment that the archive was made from, or does not fit it.
     found = ArchiveFile(files, path.with_suffix(SUFFIX))
     known = seal.read(files, path, size_of(files, path))
-    if known is not None and found.note.is_of(base_offset, known):
+    if known is not None and found.note.matches(base_offset, known):
         return found
     found.close()
     return None

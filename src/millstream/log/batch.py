@@ -62,7 +62,7 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 
 
 class ProducerStamp(NamedTuple):
-    """Which producer sent a batch, in which of its lives, and the sequence of its first record."""
+    """Which producer sent a batch, its producer epoch, and the sequence of its first record."""
 
     producer_id: int
     producer_epoch: int
@@ -122,7 +122,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def producer(self) -> ProducerStamp:
-        """Who sent it; NO_PRODUCER for nobody that can be told from others."""
+        """Who sent it; NO_PRODUCER for a producer without an identity."""
         return ProducerStamp(self.producer_id, self.producer_epoch, self.base_sequence)
 
     @property
@@ -161,7 +161,7 @@ def finish(
 
 
 def stamp(batch: EncodedBatch, producer: ProducerStamp, *, transactional: bool) -> EncodedBatch:
-    """Return a batch as one of ``producer``'s; its records stay as they are."""
+    """Return a batch as one of ``producer``'s; its records remain as they are."""
     attributes = batch.attributes & ~TRANSACTIONAL | (TRANSACTIONAL if transactional else 0)
     tail = bytearray(batch.tail)
     struct.pack_into(">h", tail, 4, attributes)

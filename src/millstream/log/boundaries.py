@@ -4,7 +4,7 @@ Each record's length says where the next record is, so a batch has to be followe
 Three ways to do that, of which the one that should be quickest here is taken:
 
 - record by record, in Python; records of equal size are found as one run;
-- side by side: the n-th record of every batch in one step, for many small batches;
+- in parallel: the n-th record of every batch in one step, for many small batches;
 - by a guess that is proved: a record without headers ends in a zero byte (their number), and the
   next one has a zero byte after its length (its attributes). All such places are taken for
   beginnings. They are right if the length at each of them leads exactly to the next and the last
@@ -27,18 +27,18 @@ from millstream.log.varint import Bytes, Int64s, read_varint, read_varints
 
 # What each way costs in microseconds, roughly: measured on the machine of benchmarks/results.md.
 _HOP_BATCH, _HOP_RECORD, _HOP_EQUAL = 25.0, 0.2, 0.02
-_LANE_STEP, _LANE_RECORD = 11.0, 0.03
+_PARALLEL_STEP, _PARALLEL_RECORD = 11.0, 0.03
 _GUESS_BATCH, _GUESS_RECORD, _GUESS_BYTE = 2.0, 0.03, 0.0004
 _GUESS_RECORDS_MIN = 500  # with fewer there is nothing to be won
 
 LENGTH_BYTES_MAX = 5  # Kafka reads a record's length as a number of 32 bits
 _RUN_MIN = 12  # equal lengths in a row before the rest is looked at as a run
 _GUESS_BYTES = 256 * 1024  # looked at in one step: small enough for the processor's cache
-_STRAYS_MAX = 3  # wrong guesses between two right ones that can be told from them
+_STRAYS_MAX = 3  # wrong guesses between two right ones that can be recognized
 
 
-class Bodies(NamedTuple):
-    """The records of some batches: body i lies in ``data`` at [starts[i], stops[i]).
+class BatchBodies(NamedTuple):
+    """The records of some batches: body i is in ``data`` at [starts[i], stops[i]).
 
     Each has ``counts[i]`` records, at least one, and no fewer bytes than so many records take.
     """
@@ -50,10 +50,10 @@ class Bodies(NamedTuple):
     counts: Int64s
 
 
-Misfit: TypeAlias = Callable[[str, int], CorruptBatchError]
+BatchErrorFactory: TypeAlias = Callable[[str, int], CorruptBatchError]
 
 
-def find_records(bodies: Bodies, misfit: Misfit) -> tuple[Int64s, Int64s]:
+def find_records(bodies: BatchBodies, misfit: BatchErrorFactory) -> tuple[Int64s, Int64s]:
     """Return where each record begins (behind its length) and where it ends, in order.
 
     Args:
@@ -69,7 +69,7 @@ def find_records(bodies: Bodies, misfit: Misfit) -> tuple[Int64s, Int64s]:
         hop = _HOP_EQUAL if _looks_equal(bodies) else _HOP_RECORD
         size = int((bodies.stops - bodies.starts).sum())
         guess = len(bodies.counts) * _GUESS_BATCH + records * _GUESS_RECORD + size * _GUESS_BYTE
-        if guess < min(_hop_cost(bodies.counts, hop), _lane_cost(bodies.counts)):
+        if guess < min(_hop_cost(bodies.counts, hop), _parallel_cost(bodies.counts)):
             found = _guess(bodies)
             if found is not None:
                 return found
@@ -80,11 +80,11 @@ def _hop_cost(counts: Int64s, per_record: float) -> float:
     return len(counts) * _HOP_BATCH + int(counts.sum()) * per_record
 
 
-def _lane_cost(counts: Int64s) -> float:
-    return int(counts.max()) * _LANE_STEP + int(counts.sum()) * _LANE_RECORD
+def _parallel_cost(counts: Int64s) -> float:
+    return int(counts.max()) * _PARALLEL_STEP + int(counts.sum()) * _PARALLEL_RECORD
 
 
-def _looks_equal(bodies: Bodies) -> bool:
+def _looks_equal(bodies: BatchBodies) -> bool:
     """Return whether the first records of the first batch are of one size."""
     at, stop = int(bodies.starts[0]), int(bodies.stops[0])
     sizes = set()
@@ -98,7 +98,7 @@ def _looks_equal(bodies: Bodies) -> bool:
     return len(sizes) == 1
 
 
-def _guess(bodies: Bodies) -> tuple[Int64s, Int64s] | None:
+def _guess(bodies: BatchBodies) -> tuple[Int64s, Int64s] | None:
     """Return the records by the zeros between them, or None if that is not proved right."""
     _, view, starts, stops, counts = bodies
     records = int(counts.sum())
@@ -151,13 +151,13 @@ def _between_zeros(view: Bytes, start: int, stop: int, count_max: int) -> Int64s
     return np.concatenate(pieces)
 
 
-def _follow(bodies: Bodies, hop: float, misfit: Misfit) -> tuple[Int64s, Int64s]:
-    """Follow the lengths: side by side while that pays, then batch by batch."""
+def _follow(bodies: BatchBodies, hop: float, misfit: BatchErrorFactory) -> tuple[Int64s, Int64s]:
+    """Follow the lengths: in parallel while that pays, then batch by batch."""
     data, view, at, stop, left = bodies
     begins = np.empty(int(left.sum()), np.int64)
     ends = np.empty_like(begins)
     slot, batch = np.cumsum(left) - left, np.arange(len(left))
-    side_by_side = len(left) > 1 and _lane_cost(left) < _hop_cost(left, hop)
+    side_by_side = len(left) > 1 and _parallel_cost(left) < _hop_cost(left, hop)
     while side_by_side:
         lengths, begin = read_varints(view, at)
         fits = (lengths >= RECORD_BYTES_MIN - 1) & (lengths <= stop - begin)
@@ -172,7 +172,7 @@ def _follow(bodies: Bodies, hop: float, misfit: Misfit) -> tuple[Int64s, Int64s]
             if (at[done] != stop[done]).any():
                 raise misfit("the end of the last record", int(batch[done & (at != stop)][0]))
             batch, slot, left, at, stop = (x[~done] for x in (batch, slot, left, at, stop))
-            side_by_side = len(left) > 1 and _lane_cost(left) < _hop_cost(left, hop)
+            side_by_side = len(left) > 1 and _parallel_cost(left) < _hop_cost(left, hop)
     for number, start, end, count, first in zip(
         *(x.tolist() for x in (batch, at, stop, left, slot)), strict=True
     ):

@@ -55,7 +55,7 @@ _LZ4_END = bytes(4)
 _LZ4_STORED = 1 << 31  # the block is not compressed
 
 
-class _TooLargeError(Exception):
+class _DecompressedTooLargeError(Exception):
     """The records would take more bytes than they may."""
 
 
@@ -111,7 +111,7 @@ def decompress(
     name = COMPRESSIONS[code]
     try:
         return _unpack(body, name, DECOMPRESSED_BYTES_MAX if bytes_max is None else bytes_max)
-    except _TooLargeError:
+    except _DecompressedTooLargeError:
         if bytes_max is not None and bytes_max < DECOMPRESSED_BYTES_MAX:
             raise RecordTooLargeError(
                 f"a batch whose {name} records take more than {bytes_max:,} bytes; send fewer in one"
@@ -164,7 +164,7 @@ def _unpack(body: bytes, name: CompressionName, bytes_max: int) -> bytes:
 
 
 def _zstd_size(body: bytes) -> int | None:
-    """Return how many bytes the first frame says it stands for; None if it does not say."""
+    """Return how many bytes the first frame gives as its decompressed size; None if it gives none."""
     if len(body) < 6 or not body.startswith(_ZSTD_MAGIC):
         return None
     flags = body[4]
@@ -177,12 +177,12 @@ def _zstd_size(body: bytes) -> int | None:
 
 
 def _read_exactly(body: bytes, name: CompressionName, size: int, bytes_max: int) -> bytes:
-    """Return what ``body`` stands for, which its own header says to be ``size`` bytes.
+    """Return ``body`` decompressed, which its own header says to be ``size`` bytes.
 
-    The codec holds it against the header; Arrow would not tell that it filled only a part.
+    The codec checks it against the header; Arrow would not report that it filled only a part.
     """
     if size > bytes_max:
-        raise _TooLargeError
+        raise _DecompressedTooLargeError
     plain: bytes = pa.Codec(name).decompress(body, decompressed_size=size, asbytes=True)
     return plain
 
@@ -205,7 +205,7 @@ def _read_snappy_blocks(body: bytes, bytes_max: int) -> bytes:
 
 
 def _read_snappy(block: bytes, bytes_max: int) -> bytes:
-    """Return what a raw snappy block stands for; it begins with its length when decompressed."""
+    """Return a raw snappy block decompressed; it begins with its length when decompressed."""
     size = 0
     for place, byte in enumerate(block[:5]):
         size |= (byte & 127) << 7 * place
@@ -223,6 +223,6 @@ def _read_stream(body: bytes, name: CompressionName, bytes_max: int) -> bytes:
             pieces.append(piece)
             size += piece.size
             if size > bytes_max:
-                raise _TooLargeError
+                raise _DecompressedTooLargeError
             want = max(want, size)
     return b"".join(pieces)

@@ -1,4 +1,4 @@
-"""What a topic may be told about its records: how long to keep them, and how to cut its files.
+"""Topic settings: how long records are kept, and how files are rolled.
 
 Settings have Kafka's names and units, so that a topic means the same here, on the wire, and on
 Apache Kafka. Two defaults differ on purpose: records are kept for ever until a topic says otherwise,
@@ -27,7 +27,7 @@ class TopicConfig:
     """The settings of one topic. ``-1`` (FOREVER) switches a limit off.
 
     ``compact`` keeps the last record of each key; ``delete`` removes whole segments by age and
-    size; both together do both. A tombstone stays ``delete_retention_ms`` after the first
+    size; both together do both. A tombstone remains ``delete_retention_ms`` after the first
     compaction that kept it, so that a reader at work meets it.
     """
 

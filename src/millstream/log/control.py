@@ -67,7 +67,7 @@ CREATE TABLE IF NOT EXISTS share_partitions (
 CREATE TABLE IF NOT EXISTS share_spans (
     group_name TEXT NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL,
     first_offset INTEGER NOT NULL, end_offset INTEGER NOT NULL,
-    state TEXT NOT NULL, deliveries INTEGER NOT NULL,
+    state TEXT NOT NULL, delivery_count INTEGER NOT NULL,
     PRIMARY KEY (group_name, topic_id, partition, first_offset),
     FOREIGN KEY (group_name, topic_id, partition) REFERENCES share_partitions ON DELETE CASCADE)
     STRICT;
@@ -124,7 +124,7 @@ class ControlDb:
             )
             return cls(connection, write=write)
         except (sqlite3.Error, UnicodeDecodeError) as error:
-            ours = _as_ours(error)
+            ours = _to_millstream_error(error)
             if isinstance(ours, ConfigError):
                 ours = ConfigError(f"{path} cannot be opened: {error}; is {folder} a log?")
             raise ours from error
@@ -142,7 +142,7 @@ class ControlDb:
             DiskFullError: the disk is full.
             CorruptionError: the file is damaged; restore it from a backup.
         """
-        with self._lock, _translated():
+        with self._lock, _translate_errors():
             return self._connection.execute(query, values).fetchall()
 
     @contextmanager
@@ -154,7 +154,7 @@ class ControlDb:
             DiskFullError: the disk is full; nothing has changed.
             CorruptionError: the file is damaged; restore it from a backup.
         """
-        with self._lock, _translated():
+        with self._lock, _translate_errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -167,7 +167,7 @@ class ControlDb:
 
 
 @contextmanager
-def understood(what: str) -> Iterator[None]:
+def corruption_if_unreadable(what: str) -> Iterator[None]:
     """Take what cannot be made sense of, of the rows of control.db, for damage.
 
     Raises:
@@ -177,26 +177,26 @@ def understood(what: str) -> Iterator[None]:
         yield
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptionError(
-            f"{CONTROL_NAME} is damaged: it does not tell {what} ({error}); restore it from a backup "
+            f"{CONTROL_NAME} is damaged: {what} cannot be read ({error}); restore it from a backup "
             "of the folder"
         ) from error
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.IntegrityError:
         raise  # a rule of the tables, of which the caller knows
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise _as_ours(error) from error
+        raise _to_millstream_error(error) from error
 
 
-def _as_ours(error: Exception) -> MillstreamError:
+def _to_millstream_error(error: Exception) -> MillstreamError:
     """Return what an error means to the caller.
 
     What is neither busy nor full is damage: our statements are right, so a table or a column that
-    is missing, or a text that is none, was changed by somebody else, or by the disk.
+    is missing, or a text that is none, was changed by another program, or by the disk.
     """
     primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if primary == sqlite3.SQLITE_FULL:

@@ -26,7 +26,7 @@ from millstream.log.batch import (
     BatchHeader,
     damaged,
 )
-from millstream.log.boundaries import LENGTH_BYTES_MAX, Bodies, find_records
+from millstream.log.boundaries import LENGTH_BYTES_MAX, BatchBodies, find_records
 from millstream.log.compression import decompress
 from millstream.log.markers import NO_TIMESTAMP_MS
 from millstream.log.varint import Bytes, Int64s, read_varint, read_varints
@@ -48,7 +48,7 @@ SCHEMA = pa.schema(
 )
 _FEW_RECORDS = 40  # up to here it is quicker to look at them one by one
 _TIMES = 1 << 63  # a timestamp has 64 bits, and a batch adds two such numbers
-PART_BYTES_MAX = 64 * 1024 * 1024  # decompressed batches are decoded together up to this
+DECODED_BYTES_MAX = 64 * 1024 * 1024  # decompressed batches are decoded together up to this
 
 
 class Block(NamedTuple):
@@ -60,7 +60,7 @@ class Block(NamedTuple):
     position: int
 
 
-class _Part(NamedTuple):
+class _Decompressed(NamedTuple):
     """Batches without compression, and where each came from; body i is at [starts[i], stops[i])."""
 
     data: bytes
@@ -134,7 +134,7 @@ def decode_parts(
         yield batch
 
 
-def records_said(block: Block, start: int, end: int) -> int | None:
+def count_by_headers(block: Block, start: int, end: int) -> int | None:
     """Return how many records with offsets in [start, end) the headers of the batches say there are.
 
     None where they do not say: a batch reaches out of the range, and has had records taken out.
@@ -153,15 +153,15 @@ def records_said(block: Block, start: int, end: int) -> int | None:
     return said
 
 
-class RecordFacts(NamedTuple):
+class CheckedRecords(NamedTuple):
     """What is known of records that were looked at one and all."""
 
     unkeyed: bool
     max_timestamp_ms: int
 
 
-def check_records(block: Block, *, plain_bytes_max: int | None = None) -> RecordFacts:
-    """Hold every record of ``block`` against its batch, whoever encoded it.
+def check_records(block: Block, *, plain_bytes_max: int | None = None) -> CheckedRecords:
+    """Check every record of ``block`` against its batch, whichever client encoded it.
 
     What passes gives no error when it is decoded, and its n-th record has the n-th offset.
 
@@ -178,13 +178,13 @@ def check_records(block: Block, *, plain_bytes_max: int | None = None) -> Record
         records = _Records(block, part)
         few = sum(header.record_count for _, header in part.batches) <= _FEW_RECORDS
         facts.append(records.check_one_by_one() if few else records.check())
-    return RecordFacts(
+    return CheckedRecords(
         any(one.unkeyed for one in facts),
         max((one.max_timestamp_ms for one in facts), default=NO_TIMESTAMP_MS),
     )
 
 
-def _parts(block: Block, plain_bytes_max: int | None = None) -> Iterator[_Part]:
+def _parts(block: Block, plain_bytes_max: int | None = None) -> Iterator[_Decompressed]:
     """Yield the batches that have records for a reader, decompressed."""
     batches = [
         (at, header)
@@ -195,13 +195,15 @@ def _parts(block: Block, plain_bytes_max: int | None = None) -> Iterator[_Part]:
         return
     if not any(header.attributes & COMPRESSION_MASK for _, header in batches):
         starts = [at + HEADER_BYTES for at, _ in batches]
-        yield _Part(block.data, starts, [at + header.size for at, header in batches], batches)
+        yield _Decompressed(
+            block.data, starts, [at + header.size for at, header in batches], batches
+        )
         return
     bodies: list[bytes] = []
     size = 0
     for number, (at, header) in enumerate(batches):
         body = _body(block, at, header, plain_bytes_max)
-        if bodies and size + len(body) > PART_BYTES_MAX:
+        if bodies and size + len(body) > DECODED_BYTES_MAX:
             yield _joined(bodies, batches[number - len(bodies) : number])
             bodies, size = [], 0
         bodies.append(body)
@@ -209,9 +211,9 @@ def _parts(block: Block, plain_bytes_max: int | None = None) -> Iterator[_Part]:
     yield _joined(bodies, batches[-len(bodies) :])
 
 
-def _joined(bodies: list[bytes], batches: Sequence[tuple[int, BatchHeader]]) -> _Part:
+def _joined(bodies: list[bytes], batches: Sequence[tuple[int, BatchHeader]]) -> _Decompressed:
     stops = np.cumsum([len(body) for body in bodies]).tolist()
-    return _Part(b"".join(bodies), [0, *stops[:-1]], stops, batches)
+    return _Decompressed(b"".join(bodies), [0, *stops[:-1]], stops, batches)
 
 
 def _body(block: Block, at: int, header: BatchHeader, plain_bytes_max: int | None) -> bytes:
@@ -256,7 +258,7 @@ def _check_record(data: bytes, at: int, end: int, number: int) -> tuple[bool, in
 class _Records:
     """The records of a part as columns of positions into its bytes."""
 
-    def __init__(self, block: Block, part: _Part) -> None:
+    def __init__(self, block: Block, part: _Decompressed) -> None:
         self._block = block
         self._part = part
         self._bytes: Bytes = np.frombuffer(part.data, np.uint8)
@@ -303,7 +305,7 @@ class _Records:
             out["headers"] = self._headers_column(at + np.maximum(lengths, 0), ends)
         return out
 
-    def check_one_by_one(self) -> RecordFacts:
+    def check_one_by_one(self) -> CheckedRecords:
         """Do as :meth:`check` does; quicker for few records, which columns are too wide for."""
         unkeyed, latest = False, NO_TIMESTAMP_MS
         for number, (start, stop, header) in enumerate(
@@ -322,9 +324,9 @@ class _Records:
                 raise self._misfit("a record", number) from None
             if at != stop:
                 raise self._misfit("the end of the last record", number)
-        return RecordFacts(unkeyed, latest)
+        return CheckedRecords(unkeyed, latest)
 
-    def check(self) -> RecordFacts:
+    def check(self) -> CheckedRecords:
         """Look at every field of every record, and gather none."""
         at, ends = self._bounds()
         time_deltas, at = read_varints(self._bytes, at + 1)
@@ -335,13 +337,13 @@ class _Records:
         values, at = self._field(at + np.maximum(keys, 0), ends)
         self._headers(at + np.maximum(values, 0), ends)
         bases = self._repeat([h.base_timestamp_ms for h in self._heads])
-        times = bases + time_deltas  # which begins anew beyond 64 bits, and then has another sign
+        times = bases + time_deltas  # which wraps around at 64 bits, and then has another sign
         self._check(((bases ^ times) & (time_deltas ^ times)) >= 0, "a timestamp")
-        return RecordFacts(bool((keys < 0).any()), max(int(times.max()), NO_TIMESTAMP_MS))
+        return CheckedRecords(bool((keys < 0).any()), max(int(times.max()), NO_TIMESTAMP_MS))
 
     def _bounds(self) -> tuple[Int64s, Int64s]:
         starts, stops = (np.array(x, np.int64) for x in (self._part.starts, self._part.stops))
-        bodies = Bodies(self._part.data, self._bytes, starts, stops, self._counts)
+        bodies = BatchBodies(self._part.data, self._bytes, starts, stops, self._counts)
         return find_records(bodies, self._misfit)
 
     def _field(self, at: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
@@ -420,7 +422,7 @@ class _Records:
         absent = lengths < 0
         if absent.all():
             return pa.nulls(count, pa.binary())
-        # An array whose odd elements are the gaps between the values lies over the block as it
+        # An array whose odd elements are the gaps between the values is over the block as it
         # is; taking the even elements makes Arrow do the copying.
         offsets = np.empty(2 * count, np.int32)
         offsets[0::2] = at

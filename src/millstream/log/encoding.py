@@ -2,7 +2,7 @@
 
 Two ways in, one format out: a few records go through plain Python (a batch of one costs a few
 microseconds), many go through NumPy and Arrow without a Python object per record. Null keys, null
-values (tombstones) and empty ones stay what they are.
+values (tombstones) and empty ones remain what they are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millstream.log.varint import (
     WORD_BYTES,
     WORD_NUMBER_MAX,
     Int64s,
-    Words,
+    Uint64s,
     encode_varint,
     varint_words,
 )
@@ -29,7 +29,7 @@ from millstream.log.varint import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ROWS_BY_HAND_MAX = 400  # measured: above this many records the columns are quicker
+RECORDS_BY_HAND_MAX = 400  # measured: above this many records the columns are quicker
 _RECORD_OVERHEAD = 32  # varints, attributes and header count of one record, rounded up
 _HEADER_OVERHEAD = 10  # the two lengths of one header, rounded up
 _NULL = encode_varint(-1)
@@ -37,7 +37,7 @@ _NULL = encode_varint(-1)
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 
 
-class Row(NamedTuple):
+class SimpleRecord(NamedTuple):
     """One record before it has an offset."""
 
     timestamp_ms: int
@@ -54,13 +54,13 @@ class Row(NamedTuple):
         )
 
 
-def encode_rows(rows: Sequence[Row]) -> EncodedBatch:
+def encode_records(rows: Sequence[SimpleRecord]) -> EncodedBatch:
     """Return one batch of these records, in this order.
 
     Raises:
         RecordTooLargeError: a record is larger than 64 MiB; send a reference to it instead.
     """
-    if len(rows) > ROWS_BY_HAND_MAX:
+    if len(rows) > RECORDS_BY_HAND_MAX:
         timestamps_ms, keys, values, headers = zip(*rows, strict=True)
         if not any(headers):
             return encode_columns(
@@ -71,7 +71,7 @@ def encode_rows(rows: Sequence[Row]) -> EncodedBatch:
     return _encode_by_hand(rows)
 
 
-def _encode_by_hand(rows: Sequence[Row]) -> EncodedBatch:
+def _encode_by_hand(rows: Sequence[SimpleRecord]) -> EncodedBatch:
     base = rows[0].timestamp_ms
     parts: list[bytes] = []
     for delta, (timestamp_ms, key, value, pairs) in enumerate(rows):
@@ -165,7 +165,7 @@ def split_columns(
         rows = _rows(timestamps_ms, keys, values, headers)
         sizes = np.array([row.size for row in rows], np.int64)
         for start, stop in _cuts(sizes, bytes_max):
-            yield encode_rows(rows[start:stop])
+            yield encode_records(rows[start:stop])
         return
     sizes = np.full(count, _RECORD_OVERHEAD, np.int64)
     for column in (keys, values):
@@ -189,14 +189,14 @@ def _cuts(sizes: Int64s, bytes_max: int) -> Iterator[tuple[int, int]]:
 
 def _rows(
     timestamps_ms: Int64s, keys: pa.Array | None, values: pa.Array, headers: pa.Array | None
-) -> list[Row]:
+) -> list[SimpleRecord]:
     pairs = (
         tuple((header["key"], header["value"]) for header in of_record or ())
         for of_record in (repeat(()) if headers is None else headers.to_pylist())
     )
     named = repeat(None) if keys is None else keys.to_pylist()
     columns = (timestamps_ms.tolist(), named, values.to_pylist(), pairs)
-    return [Row(*row) for row in zip(*columns, strict=False)]
+    return [SimpleRecord(*row) for row in zip(*columns, strict=False)]
 
 
 def check_record_size(size: int) -> None:
@@ -235,7 +235,7 @@ def _binary_array(offsets: NDArray[np.int32], data: pa.Buffer) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), data])
 
 
-def _binary(columns: list[tuple[Words, Int64s]], last: bytes) -> pa.Array:
+def _binary(columns: list[tuple[Uint64s, Int64s]], last: bytes) -> pa.Array:
     """Return, row by row, the bytes of several columns of short words put together; then ``last``.
 
     Every word is written whole, in order, to where it begins; what is behind its end is written
@@ -254,7 +254,7 @@ def _binary(columns: list[tuple[Words, Int64s]], last: bytes) -> pa.Array:
     return _binary_array(offsets, pa.py_buffer(flat))
 
 
-def _merged(columns: list[tuple[Words, Int64s]]) -> list[tuple[Words, Int64s]]:
+def _merged(columns: list[tuple[Uint64s, Int64s]]) -> list[tuple[Uint64s, Int64s]]:
     """Return the same bytes in as few columns as fit into words."""
     merged = [columns[0]]
     widest = int(columns[0][1].max())

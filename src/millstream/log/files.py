@@ -59,7 +59,7 @@ class Files(Protocol):
         """Return the first ``size`` bytes of a file; with ``write`` it is made that long first."""
 
     def lock(self, path: Path) -> int:
-        """Return a handle that holds the file's lock; BlockingIOError if somebody else does."""
+        """Return a handle that holds the file's lock; BlockingIOError if another process does."""
 
     def unlock(self, handle: int) -> None:
         """Give up the lock that :meth:`lock` took, also for copies of the handle in other processes."""
@@ -253,7 +253,7 @@ def sync_names(files: Files, folder: Path) -> None:
     succeed without it.
 
     Raises:
-        SyncFailedError: the disk failed to; whoever writes there must stop.
+        SyncFailedError: the disk failed to; its writer must stop.
     """
     try:
         files.sync_folder(folder)

@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 
 from millstream.log.batch import HEADER_BYTES, header_fault, read_header
 from millstream.log.files import Files, size_of
-from millstream.log.scan import Scan
+from millstream.log.scan import SegmentScan
 
-Kind = Literal[
+FindingKind = Literal[
     "aborted index",
     "control",
     "damage",
@@ -34,11 +34,11 @@ class Finding:
     """One thing that is not as it should be: what it is, what it means, and what to do.
 
     ``harmless``: every committed record is there and can be read. ``records lost``: some cannot be
-    read until somebody acts, or ever. ``position`` is the first byte of ``path`` that is meant, and
+    read until a person acts, or ever. ``position`` is the first byte of ``path`` that is meant, and
     ``[start, end)`` are the offsets, where it is about some.
     """
 
-    kind: Kind
+    kind: FindingKind
     severity: Severity
     text: str
     advice: str
@@ -64,7 +64,7 @@ class Finding:
         return f"{self.topic}/{self.partition}{offsets} ({place})"
 
 
-class Hole(NamedTuple):
+class UnreadableRange(NamedTuple):
     """Bytes ``[position, position_end)`` of a segment that are no whole batch.
 
     ``[start, end)`` are the offsets that belong there; none where bytes were only put in.
@@ -76,14 +76,16 @@ class Hole(NamedTuple):
     end: int
 
 
-def holes(files: Files, path: Path, scan: Scan, end_offset: int) -> list[Hole]:
+def unreadable_ranges(
+    files: Files, path: Path, scan: SegmentScan, end_offset: int
+) -> list[UnreadableRange]:
     """Return where the segment at ``path`` is not whole, in order; it should end at ``end_offset``.
 
-    The last hole may have no bytes: the file ends too early. A batch that claims to begin at
+    The last one may have no bytes: the file ends too early. A batch that claims to begin at
     ``end_offset`` or above cannot be right, because base offsets lie outside the CRC: from there on
-    all is one hole.
+    all is one unreadable range.
     """
-    found: list[Hole] = []
+    found: list[UnreadableRange] = []
     starts = {stop: start for start, stop in scan.damaged}
     handle = files.open(path)
     try:
@@ -91,25 +93,25 @@ def holes(files: Files, path: Path, scan: Scan, end_offset: int) -> list[Hole]:
             after = read_header(files.pread(handle, HEADER_BYTES, stop), 0).base_offset
             start = starts.get(after, after)
             if after >= end_offset:
-                return [*found, Hole(begin, scan.size, start, end_offset)]
-            found.append(Hole(begin, stop, start, after))
+                return [*found, UnreadableRange(begin, scan.size, start, end_offset)]
+            found.append(UnreadableRange(begin, stop, start, after))
     finally:
         files.close(handle)
     if scan.position < scan.size or scan.end_offset < end_offset:
-        found.append(Hole(scan.position, scan.size, scan.end_offset, end_offset))
+        found.append(UnreadableRange(scan.position, scan.size, scan.end_offset, end_offset))
     return found
 
 
-def fault_at(files: Files, path: Path, hole: Hole) -> str:
-    """Return what is wrong with the bytes where a hole begins."""
+def fault_at(files: Files, path: Path, unreadable: UnreadableRange) -> str:
+    """Return what is wrong with the bytes where an unreadable range begins."""
     handle = files.open(path)
     try:
-        head = files.pread(handle, HEADER_BYTES, hole.position)
+        head = files.pread(handle, HEADER_BYTES, unreadable.position)
         if len(head) < HEADER_BYTES:
             return "the file ends there"
         header = read_header(head, 0)
-        fault = header_fault(header, hole.start)
-        if fault is None and header.size > files.size(handle) - hole.position:
+        fault = header_fault(header, unreadable.start)
+        if fault is None and header.size > files.size(handle) - unreadable.position:
             return f"it would take {header.size} bytes, more than the file has"
         return fault or "its bytes do not match its CRC-32C"
     finally:
@@ -117,7 +119,7 @@ def fault_at(files: Files, path: Path, hole: Hole) -> str:
 
 
 def size_if_readable(files: Files, path: Path) -> int:
-    """Return how many bytes a file has; 0 if there is none, or nobody may look at it."""
+    """Return how many bytes a file has; 0 if there is none, or it cannot be read."""
     try:
         return size_of(files, path)
     except OSError:

@@ -4,10 +4,10 @@ Appends from any number of threads gather in a queue. One thread at a time takes
 and commits it; the others wait, and what gathers meanwhile is the next group. A commit is
 
 1. Write every batch to its segment. A crash leaves a torn tail: recovery cuts what is not whole.
-2. One fdatasync for each segment written to. A crash leaves whole batches that nobody was told of:
+2. One fdatasync for each segment written to. A crash leaves whole batches that were not acknowledged:
    recovery keeps them.
 3. Publish the high watermarks in state.mm. A crash leaves records that readers may have seen and
-   whose producers were not told: they are durable, and stay.
+   that were not acknowledged: they are durable, and remain.
 4. Acknowledge. Now the records survive the loss of power; not the loss of the disk.
 
 How much of that an append waits for is its durability:
@@ -24,7 +24,7 @@ periodic     after step 1; synced every        the same, with up to a second of 
 
 Readers see a record after step 3 in every case: what is seen is never lost.
 
-A sync that failed is never tried again: the kernel may have dropped the dirty pages, so that the
+A sync that failed is never retried: the kernel may have dropped the dirty pages, so that the
 next one would succeed without them. The log stops, and is verified when it is opened again.
 
 Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
@@ -56,7 +56,7 @@ SYNC_EVERY_S = 1.0
 
 
 class PendingAppend:
-    """One batch on its way into one partition; ``offset`` or ``error`` is set when it is done."""
+    """One batch in flight to one partition; ``offset`` or ``error`` is set when it is done."""
 
     __slots__ = ("batch", "done", "error", "offset", "partition")
 
@@ -69,10 +69,10 @@ class PendingAppend:
 
 
 @dataclass(slots=True)
-class _Run:
+class _WriteRun:
     """Batches that are written in one go: all of them or none.
 
-    Those ``again`` are in it already, at the offsets told, so what becomes of it becomes of them.
+    Those in ``again`` are in it already, at the given offsets, so they share its result.
     """
 
     fresh: list[PendingAppend] = field(default_factory=list)
@@ -86,7 +86,7 @@ class GroupCommit:
         leader_epoch: Stamped into every batch.
         admit: Called with each batch before it is written; raises for one that may not be.
         publish: Called with the partitions just synced; makes their records visible.
-        stop: Called once when the disk failed; leaves word for the next opening.
+        stop: Called once when the disk failed; marks the folder for the next opening.
         sync_threads: How many segments are synced at the same time.
         background: Sync what was only written from a thread; without it, call :meth:`sync`.
     """
@@ -143,14 +143,14 @@ class GroupCommit:
         with self._commit_lock:
             if self._unsynced:
                 self._commit_group((), sync=True)
-            self._check()
+            self._check_open()
 
     def exclusively(self, action: Callable[[], None], *, synced: bool = False) -> None:
         """Run ``action`` while nothing is being committed; with ``synced``, after a sync of all."""
         with self._commit_lock:
             if synced and self._unsynced:
                 self._commit_group((), sync=True)
-                self._check()
+                self._check_open()
             try:
                 action()
             except SyncFailedError as error:
@@ -198,7 +198,7 @@ class GroupCommit:
 
     def _commit_group(self, group: Sequence[PendingAppend], *, sync: bool) -> None:
         try:
-            self._check()
+            self._check_open()
             for partition in self._write(group):
                 self._unsynced[id(partition)] = partition
             if sync:
@@ -221,12 +221,12 @@ class GroupCommit:
                 append.done = True
 
     def _fail(self, error: MillstreamError) -> None:
-        """Accept nothing more, and leave word; only the first failure counts."""
+        """Accept nothing more, and mark the folder; only the first failure counts."""
         if self.failure is None:
             self.failure, self.healthy = error, False
             self._stop(error)
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self.failure is not None:
             raise self.failure
 
@@ -252,13 +252,13 @@ class GroupCommit:
                     "to it; create it, or send elsewhere"
                 )
             return
-        run = _Run()
+        run = _WriteRun()
         room = partition.room()
         for place, append in enumerate(appends):
             if run.fresh and room < append.batch.size:
                 if not self._write_run(partition, run, appends[place:]):
                     return
-                run, room = _Run(), partition.room()
+                run, room = _WriteRun(), partition.room()
             try:
                 self._admit(append.batch)
                 known = partition.reserve(append.batch)
@@ -275,7 +275,9 @@ class GroupCommit:
         if run.fresh:
             self._write_run(partition, run, ())
 
-    def _write_run(self, partition: Partition, run: _Run, behind: Sequence[PendingAppend]) -> bool:
+    def _write_run(
+        self, partition: Partition, run: _WriteRun, behind: Sequence[PendingAppend]
+    ) -> bool:
         """Write reserved batches in one go; False if there was no room, for those behind either."""
         try:
             offset = partition.write([append.batch for append in run.fresh], self._leader_epoch)

@@ -1,7 +1,7 @@
 """Committed offsets: how far each group has read each partition; kept in control.db.
 
 A committed offset is the next offset that the group will read. It belongs to the topic's id, so a
-topic that is made anew under the same name begins anew. Offsets are committed by any process on the
+recreated topic under the same name has none. Offsets are committed by any process on the
 machine, alone or together with a transaction.
 """
 
@@ -31,7 +31,7 @@ class CommittedOffset(NamedTuple):
     leader_epoch: int = -1
 
 
-class NotedOffset(NamedTuple):
+class OffsetAndMetadata(NamedTuple):
     """An offset to commit, with what is to be kept beside it."""
 
     offset: int
@@ -39,12 +39,12 @@ class NotedOffset(NamedTuple):
     leader_epoch: int = -1
 
 
-Offsets = Mapping[TopicPartition, int | tuple[int, str] | NotedOffset]
+Offsets = Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetadata]
 
 
-def noted(given: int | tuple[int, str] | NotedOffset) -> NotedOffset:
+def offset_and_metadata(given: int | tuple[int, str] | OffsetAndMetadata) -> OffsetAndMetadata:
     """Return an offset with what is to be kept beside it."""
-    return NotedOffset(*given) if isinstance(given, tuple) else NotedOffset(given)
+    return OffsetAndMetadata(*given) if isinstance(given, tuple) else OffsetAndMetadata(given)
 
 
 def check_offsets(group: str, offsets: Offsets) -> None:
@@ -61,7 +61,7 @@ def check_offsets(group: str, offsets: Offsets) -> None:
             "'billing'"
         )
     for name, given in offsets.items():
-        offset, metadata, _ = noted(given)
+        offset, metadata, _ = offset_and_metadata(given)
         if offset < 0:
             raise ConfigError(
                 f"offset {offset} of {name.topic}/{name.partition} is negative; commit the next "
@@ -88,8 +88,10 @@ def put_offsets(
     """
     rows = []
     for name, given in offsets.items():
-        rows.append((group, topic_ids[name.topic], name.partition, *noted(given), now_ms))
-    with of_topics(topic_ids):
+        rows.append(
+            (group, topic_ids[name.topic], name.partition, *offset_and_metadata(given), now_ms)
+        )
+    with translate_missing_topic(topic_ids):
         connection.executemany(
             "INSERT INTO group_offsets VALUES (?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (group_name, topic_id, partition) DO UPDATE SET "
@@ -100,7 +102,7 @@ def put_offsets(
 
 
 @contextmanager
-def of_topics(names: Iterable[str]) -> Iterator[None]:
+def translate_missing_topic(names: Iterable[str]) -> Iterator[None]:
     """Say what it means that offsets cannot be written: a topic went after its id was looked up.
 
     Raises:
@@ -151,7 +153,7 @@ def group_names(control: ControlDb) -> list[str]:
     ]
 
 
-def forget_offsets(control: ControlDb, group: str, topic: str | None = None) -> int:
+def delete_offsets(control: ControlDb, group: str, topic: str | None = None) -> int:
     """Forget what a group has committed, of one topic or of all; return how many offsets."""
     with control.commit() as connection:
         if topic is None:
@@ -165,7 +167,9 @@ def forget_offsets(control: ControlDb, group: str, topic: str | None = None) -> 
         return cursor.rowcount
 
 
-def forget_places(control: ControlDb, group: str, places: Iterable[TopicPartition]) -> None:
+def delete_partition_offsets(
+    control: ControlDb, group: str, places: Iterable[TopicPartition]
+) -> None:
     """Forget what a group has committed of these partitions."""
     with control.commit() as connection:
         connection.executemany(
@@ -175,7 +179,7 @@ def forget_places(control: ControlDb, group: str, places: Iterable[TopicPartitio
         )
 
 
-def forget_silent_groups(control: ControlDb, before_ms: int, *, keep: Iterable[str]) -> list[str]:
+def expire_groups(control: ControlDb, before_ms: int, *, keep: Iterable[str]) -> list[str]:
     """Forget groups that have committed nothing since ``before_ms``; return which.
 
     Args:
@@ -196,14 +200,14 @@ def forget_silent_groups(control: ControlDb, before_ms: int, *, keep: Iterable[s
 
 
 def fences_from(control: ControlDb, prefix: str) -> dict[str, int]:
-    """Return the batch ids at which the fences stand of all writers whose names begin so."""
+    """Return the batch ids of the fences of all writers whose names begin with ``prefix``."""
     rows = control.rows(
         "SELECT writer, batch_id FROM fences WHERE substr(writer, 1, ?) = ?", (len(prefix), prefix)
     )
     return {str(writer): int(batch_id) for writer, batch_id in rows}
 
 
-def forget_fences(control: ControlDb, prefix: str) -> int:
+def delete_fences(control: ControlDb, prefix: str) -> int:
     """Forget the fences of all writers whose names begin so; return how many."""
     with control.commit() as connection:
         return connection.execute(
@@ -212,22 +216,22 @@ def forget_fences(control: ControlDb, prefix: str) -> int:
 
 
 def fence_of(control: ControlDb, writer: str) -> int | None:
-    """Return the batch id at which the fence of ``writer`` stands; None if it has none."""
+    """Return the batch id that the fence of ``writer`` is at; None if it has none."""
     rows = control.rows("SELECT batch_id FROM fences WHERE writer = ?", (writer,))
     return int(rows[0][0]) if rows else None
 
 
-def pass_fence(connection: sqlite3.Connection, writer: str, batch_id: int) -> None:
+def advance_fence(connection: sqlite3.Connection, writer: str, batch_id: int) -> None:
     """Move the fence of ``writer`` to ``batch_id`` within a commit of control.db.
 
     Raises:
-        FencePassedError: it stands there already, or further on.
+        FencePassedError: it is there already, or beyond.
     """
     execute = connection.execute
     row = execute("SELECT batch_id FROM fences WHERE writer = ?", (writer,)).fetchone()
     if row is not None and row[0] >= batch_id:
         raise FencePassedError(
-            f"the fence of {writer!r} stands at batch {row[0]}, so batch {batch_id} is committed "
+            f"the fence of {writer!r} is at batch {row[0]}, so batch {batch_id} is committed "
             "already; skip it",
             batch_id=row[0],
         )

@@ -22,7 +22,7 @@ import google_crc32c
 import numpy as np
 
 from millstream.log.files import Files, read_whole
-from millstream.log.resuming import Boundary
+from millstream.log.resync import Boundary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,7 +66,7 @@ class IndexBuilder:
         same.content = bytearray(self.content)
         return same
 
-    def resume_at(self, position: int) -> None:
+    def restart_at(self, position: int) -> None:
         """Have an entry for the batch at ``position``, before which there is damage."""
         self._next_entry = min(self._next_entry, position)
 

@@ -76,7 +76,7 @@ def encode_filler(
 ) -> EncodedBatch:
     """Return a batch without records that takes ``count`` offsets.
 
-    Stands where compaction or repair left nothing, so that every offset of a segment lies in
+    Fills the offsets where compaction or repair left nothing, so that every offset of a segment is in
     exactly one batch and a missing one is always a fault. Kafka's readers pass over such batches:
     Kafka's own compaction writes them.
     """

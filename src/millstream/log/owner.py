@@ -1,6 +1,6 @@
-"""Who may write: one process at a time holds ``flock(LOCK)`` on the folder.
+"""The writer's lock: one process at a time holds ``flock(LOCK)`` on the folder.
 
-The kernel lets go of the lock exactly when the owner dies, so there are no leases and no timeouts:
+The kernel releases the lock exactly when the owner dies, so there are no leases and no timeouts:
 a stopped owner still owns. The handle is neither inherited by programs that the owner starts
 (O_CLOEXEC) nor kept by a forked child (closed at the fork, so that the lock dies with its owner).
 Readers need no lock.
@@ -17,8 +17,8 @@ from pathlib import Path
 from millstream.errors import ConfigError, FolderOwnedError
 from millstream.log.files import Files, read_whole, replace_file, sync_names, write_whole
 
-FORMAT_VERSION = 2
-GATE_NAME = "GATE"  # the socket at which other processes reach the owner
+FORMAT_VERSION = 3
+SOCKET_NAME = "owner.sock"  # the socket at which other processes reach the owner
 
 _held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
@@ -51,11 +51,11 @@ class FolderLock:
         return self._handle is not None
 
     def release(self) -> None:
-        """Let the next owner in. Harmless when called again."""
+        """Let the next owner in. Calling it again does nothing."""
         handle, self._handle = self._handle, None
         if handle is not None:
             # A forked child may not have come to closing its copy yet, and as long as it has one,
-            # the lock would go on: so it is given up, and not only the handle.
+            # the lock would remain: so it is released, and not only the handle.
             self._files.unlock(handle)
             self._files.close(handle)
 
@@ -68,7 +68,7 @@ class FolderLock:
 
 def _drop_in_child() -> None:
     # A flock belongs to the open file, which parent and child share: if the child kept its copy,
-    # the folder would stay locked after the owner's death.
+    # the folder would remain locked after the owner's death.
     for lock in list(_held):
         lock.drop()
 
@@ -81,17 +81,17 @@ def owner_of(folder: Path, files: Files) -> str:
     return read_whole(files, folder / "LOCK").decode("ascii", "replace").strip() or "unknown"
 
 
-def remove_gate(folder: Path, files: Files) -> None:
-    """Remove the gate of an owner that died. Only the holder of the lock may do so."""
-    if files.exists(folder / GATE_NAME):
-        files.remove(folder / GATE_NAME)
+def remove_socket(folder: Path, files: Files) -> None:
+    """Remove the socket of an owner that died. Only the holder of the lock may do so."""
+    if files.exists(folder / SOCKET_NAME):
+        files.remove(folder / SOCKET_NAME)
 
 
 def read_format(folder: Path, files: Files) -> str | None:
     """Return the folder's identity (32 hexadecimal digits), or None if it is not a log yet.
 
     Raises:
-        ConfigError: the folder was written by a newer version, or FORMAT cannot be read.
+        ConfigError: another version of Millstream made the folder, or FORMAT cannot be read.
     """
     path = folder / "FORMAT"
     if not files.exists(path):
@@ -104,11 +104,18 @@ def read_format(folder: Path, files: Files) -> str | None:
             f"{path} is not what a log writes there ({error}); restore it from a backup"
         ) from error
     if version != FORMAT_VERSION:
-        raise ConfigError(
-            f"{folder} has log format version {version}; this program reads {FORMAT_VERSION}: "
-            "use the version of Millstream that wrote it"
-        )
+        raise ConfigError(_other_version(folder, version))
     return directory_id
+
+
+def _other_version(folder: Path, version: object) -> str:
+    formats = f"log format {version}; this one reads {FORMAT_VERSION}"
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        return f"{folder} was made by a newer version of Millstream ({formats}). Read it with that version"
+    return (
+        f"{folder} was made by an earlier version of Millstream ({formats}). Read it with that "
+        "version, or begin in a new folder"
+    )
 
 
 def make_format(folder: Path, files: Files) -> str:

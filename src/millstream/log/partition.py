@@ -25,7 +25,7 @@ from millstream.log.config import TopicConfig
 from millstream.log.files import Files
 from millstream.log.markers import is_commit
 from millstream.log.producers import ProducerStates
-from millstream.log.retention import Holding
+from millstream.log.retention import PartitionContents
 from millstream.log.seal import Seal
 from millstream.log.segment import Segment, remove_segment, segment_name
 from millstream.log.state_file import PartitionState, StateFile
@@ -132,7 +132,7 @@ class Partition:
         self.log_end_offset = end
         self.dirty = True
         self._note_markers(batches, first)
-        self.producers.keep()
+        self.producers.commit()
         return first
 
     def room(self) -> int:
@@ -197,7 +197,7 @@ class Partition:
                     ranges += [aborted] if aborted else []
             offset += batch.count
         if ranges:
-            self._active.note_aborted(ranges)
+            self._active.append_aborted(ranges)
 
     def check_holds(self, before_offset: int) -> None:
         """Refuse to delete what is not there.
@@ -221,7 +221,7 @@ class Partition:
         1. Sync the full one. A crash leaves it as the last segment, with a torn tail at worst.
         2. Create the next one and sync the folder (see :meth:`Segment.create`). A crash leaves an
            empty last segment. Since step 1 came first, only the last segment can have a torn tail.
-        3. Seal the full one. A crash leaves no seal: it is made again from the segment.
+        3. Seal the full one. A crash leaves no seal: it is rebuilt from the segment.
 
         Raises:
             DiskFullError: there is no room for another segment; nothing has changed.
@@ -248,7 +248,7 @@ class Partition:
     def roll_if_old(self, now_ms: int) -> bool:
         """Close the growing segment if its first record came longer ago than a segment may grow.
 
-        Old records may come today. So their own time counts only where nobody knows when they came:
+        Old records may come today. So their own time counts only where their arrival is not known:
         in the segment that an owner finds, and ``now_ms`` is what it is held against.
         """
         if not self._active.size or self._age_ms(now_ms) < self.config.segment_ms:
@@ -263,7 +263,7 @@ class Partition:
         return 0 if first_ms is None else now_ms - first_ms
 
     def drop_below_start(self) -> int:
-        """Remove the sealed segments that lie below the log start; return how many.
+        """Remove the sealed segments that are below the log start; return how many.
 
         OSError: some could not be removed; call it again later.
         """
@@ -276,7 +276,7 @@ class Partition:
 
     @property
     def has_below_start(self) -> bool:
-        """Whether a sealed segment lies below the log start, and is still there."""
+        """Whether a sealed segment is below the log start, and is still there."""
         return bool(self.sealed) and self.sealed[0].seal.next_offset <= self.log_start
 
     @property
@@ -289,9 +289,9 @@ class Partition:
         """Bytes in the growing segment."""
         return self._active.size
 
-    def holding(self) -> Holding:
+    def contents(self) -> PartitionContents:
         """Return what retention must know."""
-        return Holding(
+        return PartitionContents(
             self.name,
             self.config,
             self.log_start,
@@ -322,7 +322,7 @@ class Partition:
 
     def _seal(self, segment: Segment) -> Seal:
         # What is reserved and not yet written belongs to the next segment.
-        producers = self.producers.kept()
+        producers = self.producers.committed()
         # A seal is a copy of what the segment says: a disk without room for it fails nothing.
         with suppress(OSError):
             return segment.seal(self.log_end_offset, producers)

@@ -1,13 +1,13 @@
 """What a partition knows of its producers: which batches it has, and whose transaction is open.
 
 A producer that names itself (producer id, producer epoch) numbers its records. A batch that comes
-again is answered with the offset that it got the first time; a gap is refused; a batch of an older
+again gets the offset that it got the first time; a gap is refused; a batch of an older
 producer epoch is fenced. The last five batches of each producer are kept: a client has at most five on their way.
 
 =====================================  ==========================================================
-a batch of producer id p comes with    answer
+a batch of producer id p has           result
 =====================================  ==========================================================
-p not known here                       taken, whatever its sequence (it may have been forgotten)
+p not known here                       accepted, whatever its sequence (p may have been forgotten)
 a producer epoch below the known one   refused: ``ProducerFencedError``
 a producer epoch above the known one   taken if its sequence is 0, else ``OutOfOrderSequenceError``
 the sequence that follows the last     taken
@@ -60,8 +60,8 @@ class ProducerEntry:
     open_since: int | None = None
 
 
-class AbortedRange(NamedTuple):
-    """A transaction that was taken back: its batches lie in [first_offset, last_offset]."""
+class AbortedTransaction(NamedTuple):
+    """An aborted transaction: its batches are in [first_offset, last_offset]."""
 
     producer_id: int
     first_offset: int
@@ -81,12 +81,12 @@ class ProducerStates:
         }
         self._before: dict[int, ProducerEntry | None] = {}  # what to go back to
 
-    def keep(self) -> None:
+    def commit(self) -> None:
         """Make everything noted so far final."""
         self._before.clear()
 
     def rollback(self) -> None:
-        """Forget everything noted since the last :meth:`keep`: it was not written."""
+        """Forget everything noted since the last :meth:`commit`: it was not written."""
         for producer_id, entry in self._before.items():
             self._set(producer_id, entry)
         self._before.clear()
@@ -109,8 +109,8 @@ class ProducerStates:
         """Return the same, to go on from independently; entries are immutable."""
         return ProducerStates(self._entries)
 
-    def kept(self) -> ProducerStates:
-        """Return a copy without what was noted since the last :meth:`keep`."""
+    def committed(self) -> ProducerStates:
+        """Return a copy without what was noted since the last :meth:`commit`."""
         known = ProducerStates(self._entries)
         known._before = dict(self._before)
         known.rollback()
@@ -124,7 +124,7 @@ class ProducerStates:
         """Return the offset of a batch that is here already; None for one that may be written.
 
         Raises:
-            ProducerFencedError: a newer life of this producer has written.
+            ProducerFencedError: a newer producer epoch has written.
             OutOfOrderSequenceError: batches before this one are missing.
         """
         stamp = batch.producer
@@ -182,7 +182,7 @@ class ProducerStates:
 
     def end_transaction(
         self, producer: ProducerStamp, marker_offset: int, *, commit: bool
-    ) -> AbortedRange | None:
+    ) -> AbortedTransaction | None:
         """Note a marker; return the range that it took back, if it did."""
         entry = self._entries.get(producer.producer_id)
         if entry is None or producer.producer_epoch < entry.producer_epoch:
@@ -198,9 +198,9 @@ class ProducerStates:
         self._put(producer.producer_id, ended)
         if since is None or commit:
             return None
-        return AbortedRange(producer.producer_id, since, marker_offset)
+        return AbortedTransaction(producer.producer_id, since, marker_offset)
 
-    def replay(self, header: BatchHeader, *, commit: bool | None) -> AbortedRange | None:
+    def replay(self, header: BatchHeader, *, commit: bool | None) -> AbortedTransaction | None:
         """Note a batch found in the log; ``commit`` is what a marker says. See the other two."""
         if header.attributes & CONTROL:
             if commit is None:
@@ -219,7 +219,7 @@ class ProducerStates:
         """Return the offset below which every transaction has ended; ``end`` if none is open."""
         return min((first for _, first in self.open_transactions().values()), default=end)
 
-    def settle(self, last_stable: int) -> None:
+    def end_transactions_below(self, last_stable: int) -> None:
         """Note that every transaction which began below ``last_stable`` has ended.
 
         So it was published once; one that still seems open has lost its marker to damage.
@@ -247,7 +247,7 @@ class ProducerStates:
                 self._entries[producer_id] = replace(entry, last_used_ms=now_ms)
 
     def forget_idle(self, before_ms: int) -> int:
-        """Forget producers silent since before ``before_ms``; return how many. Open ones stay."""
+        """Forget producers silent since before ``before_ms``; return how many. Open ones remain."""
         idle = [
             producer_id
             for producer_id, entry in self._entries.items()
@@ -289,8 +289,8 @@ def _fenced(
     name: TopicPartition, stamp: ProducerStamp, entry: ProducerEntry
 ) -> ProducerFencedError:
     return ProducerFencedError(
-        f"producer {stamp.producer_id} wrote to {name.topic}/{name.partition} in its life "
-        f"{entry.producer_epoch}; this batch is of life {stamp.producer_epoch}: another producer "
+        f"producer {stamp.producer_id} wrote to {name.topic}/{name.partition} with producer epoch "
+        f"{entry.producer_epoch}; this batch has producer epoch {stamp.producer_epoch}: another producer "
         "has taken over, so close this one"
     )
 

@@ -1,4 +1,4 @@
-"""The reader's face of the log: columnar, without locks, in any process.
+"""Reads the log: columnar, without locks, in any process.
 
 A reader maps ``state.mm`` to see how far each partition is committed, and reads segment files up to
 there. It never disturbs the owner and needs none: a folder whose owner is gone reads the same. It
@@ -23,7 +23,7 @@ from millstream.errors import (
     OffsetOutOfRangeError,
 )
 from millstream.log import aborted, seal
-from millstream.log.aborted import AbortedRanges
+from millstream.log.aborted import AbortedTransactions
 from millstream.log.archive import SUFFIX as ARCHIVE_SUFFIX
 from millstream.log.archive import UNREADABLE, ArchiveFile, open_fitting
 from millstream.log.batch import (
@@ -33,25 +33,25 @@ from millstream.log.control import ControlDb
 from millstream.log.decoding import (
     COLUMNS,
     Block,
+    count_by_headers,
     decode,
     decode_parts,
-    records_said,
     select_schema,
 )
 from millstream.log.files import DISK, Files, numbered, size_of
 from millstream.log.owner import read_format
-from millstream.log.producers import AbortedRange
-from millstream.log.retention import Holding
+from millstream.log.producers import AbortedTransaction
+from millstream.log.retention import PartitionContents
 from millstream.log.segment import (
-    Room,
+    ReadBudget,
     segment_name,
     segment_offsets,
 )
-from millstream.log.segment_reader import Place, SegmentReader
+from millstream.log.segment_reader import BatchPosition, SegmentReader
 from millstream.log.signal import signal_of
 from millstream.log.state_file import STATE_NAME, PartitionState, StateFile, check_same_folder
 from millstream.log.topics import (
-    Topic,
+    TopicMetadata,
     catalog_of,
     check_topic_id,
     no_partition,
@@ -103,7 +103,7 @@ def check_range(name: str, bounds: tuple[int, int], start: int, end: int) -> Non
 class LogReader:
     """Reads a log folder, while its owner appends or without one. One thread at a time.
 
-    Cheap to open; can be pickled (the copy opens the folder anew when it is first used).
+    Cheap to open; can be pickled (the copy opens the folder when it is first used).
 
     Args:
         folder: The log folder. A folder that is not a log yet has no topics; it becomes visible
@@ -112,7 +112,7 @@ class LogReader:
             so it ends at the first record of the oldest open one; ``read_uncommitted`` shows all.
         topic_ids: The ids of topics in which its user has positions; see :meth:`pinned`.
         files: The file system; only tests give another one.
-        control: What stands in control.db; only tests give another one.
+        control: The content of control.db; only tests give another one.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class LogReader:
         self._files = files
         self._given_control = control
         self._state: StateFile | None = None
-        self._topics: dict[str, Topic] = {}
+        self._topics: dict[str, TopicMetadata] = {}
         self._catalog_version = -1
 
     def __getstate__(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class LogReader:
     # -- what there is ------------------------------------------------------------------------
 
     def topic_id(self, topic: str) -> str:
-        """Return what tells a topic from one that is made under its name later.
+        """Return the id that distinguishes a topic from a later one of its name.
 
         Raises:
             UnknownTopicError: there is no such topic.
@@ -235,8 +235,8 @@ class LogReader:
         """
         return self._topic(topic).config.settings()
 
-    def holding(self, topic: str, partition: int) -> Holding:
-        """Return what the partition holds, as its seals tell.
+    def contents(self, topic: str, partition: int) -> PartitionContents:
+        """Return what the partition holds, by its seals.
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition.
@@ -247,7 +247,7 @@ class LogReader:
         paths = [folder / segment_name(base) for base in segment_offsets(self._files.names(folder))]
         seals = [seal.read_any(self._files, path) for path in paths[:-1]]
         active_bytes = size_of(self._files, paths[-1]) if paths else 0
-        return Holding(
+        return PartitionContents(
             TopicPartition(topic, partition),
             found.config,
             state.log_start,
@@ -325,7 +325,7 @@ class LogReader:
                     given += batch.num_rows
                     yield batch
             if tally is not None:
-                said = records_said(block, start, end)
+                said = count_by_headers(block, start, end)
                 tally(given if said is None else said)
 
     def archives(self, topic: str, partition: int, start: int, end: int) -> Iterator[ArchiveFile]:
@@ -368,7 +368,7 @@ class LogReader:
     def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """Return the first offset whose timestamp is ``timestamp_ms`` or later.
 
-        The high watermark if there is none. Uses the index; reads one stretch of a segment.
+        The high watermark if there is none. Uses the index; reads one interval of a segment.
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition.
@@ -389,7 +389,7 @@ class LogReader:
         return end
 
     def _segment_for_time(
-        self, topic: Topic, partition: int, timestamp_ms: int, log_start: int
+        self, topic: TopicMetadata, partition: int, timestamp_ms: int, log_start: int
     ) -> int:
         """Return an offset before which every timestamp is lower, by seals and one index."""
         folder = partition_folder(self.folder, topic, partition)
@@ -405,14 +405,14 @@ class LogReader:
 
     def _blocks(
         self,
-        topic: Topic,
+        topic: TopicMetadata,
         partition: int,
         start: int,
         end: int,
         block_bytes: int,
         *,
-        room: Room | None = None,
-        known: Place | None = None,
+        room: ReadBudget | None = None,
+        known: BatchPosition | None = None,
     ) -> Iterator[Block]:
         """Yield the batches that hold [start, end), from one segment after the other.
 
@@ -424,9 +424,11 @@ class LogReader:
         folder = partition_folder(self.folder, topic, partition)
         names = self._files.names(folder)
         hides = self._isolation == "read_committed"
-        aborted_ranges = AbortedRanges(self._aborted(folder, names, start, end) if hides else ())
+        aborted_ranges = AbortedTransactions(
+            self._aborted(folder, names, start, end) if hides else ()
+        )
         offset, vanished = start, -1
-        room = room or Room(start, OFFSET_MAX)
+        room = room or ReadBudget(start, OFFSET_MAX)
         while offset < end and not room.full:
             bases = segment_offsets(names)
             later = bisect_right(bases, offset)
@@ -448,7 +450,7 @@ class LogReader:
                 vanished = offset
                 names = self._files.names(folder)
 
-    def _check_gone(self, topic: Topic, partition: int, start: int, end: int) -> None:
+    def _check_gone(self, topic: TopicMetadata, partition: int, start: int, end: int) -> None:
         """Say so if the topic was deleted, or the records removed, since they were asked for."""
         check_topic_id(topic.name, topic.topic_id, self._topic(topic.name).topic_id)
         state = self._partition_state(topic, partition)
@@ -457,7 +459,7 @@ class LogReader:
 
     def _aborted(
         self, folder: Path, names: Sequence[str], start: int, end: int
-    ) -> list[AbortedRange]:
+    ) -> list[AbortedTransaction]:
         """Return the aborted transactions with records in [start, end), to be asked for before these.
 
         Their markers lie behind ``start``, and are all there: nothing at or after the last stable
@@ -474,7 +476,7 @@ class LogReader:
 
     # -- the mapped state and the catalog -----------------------------------------------------
 
-    def _partition_state(self, topic: Topic, partition: int) -> PartitionState:
+    def _partition_state(self, topic: TopicMetadata, partition: int) -> PartitionState:
         if not 0 <= partition < len(topic.slots):
             raise no_partition(topic.name, partition, len(topic.slots))
         assert self._state is not None
@@ -487,7 +489,7 @@ class LogReader:
             )
         return state
 
-    def _topic(self, name: str) -> Topic:
+    def _topic(self, name: str) -> TopicMetadata:
         self._refresh()
         topic = self._topics.get(name)
         if topic is None:
@@ -529,6 +531,6 @@ class LogReader:
         return True
 
 
-def _without_aborted(block: Block, ranges: AbortedRanges) -> Block:
+def _without_aborted(block: Block, ranges: AbortedTransactions) -> Block:
     """Return the block without the batches of aborted transactions."""
-    return block._replace(batches=[one for one in block.batches if not ranges.cover(one[1])])
+    return block._replace(batches=[one for one in block.batches if not ranges.covers(one[1])])

@@ -1,10 +1,10 @@
-"""What a partition needs after its owner is gone: check the end of the log, and mend only that.
+"""What a partition needs after its owner is gone: check the end of the log, and repair only that.
 
 Three facts decide. The *durable end* is the high watermark found in ``state.mm``: everything below
 it was synced before it was published, so it must be there, whatever happened. It is *exact* if the
 machine has not restarted since (same boot id): then the writes that were acknowledged above it are
 all in the file, before the first that is not whole. After a power cut it may be older than the last
-acknowledgement, so what lies above it is cut only if it looks like writes that never reached the
+acknowledgement, so what is above it is cut only if it looks like writes that never reached the
 disk. Without a whole state.mm the durable end is the start of the last segment, because a segment
 is synced before the next one begins.
 
@@ -23,8 +23,8 @@ E      p >= durable end           whole batches, but a page before them is     c
 F      p >= durable end           whole batches, no page of zeros              damage: keep, report
 =====  =========================  ==========================================  =====================
 
-What is a whole batch is seen by its bytes, so one may lie in a value: what is *read* behind damage is
-decided by ``resuming``, and is less.
+What is a whole batch is seen by its bytes, so one may be in a value: what is *read* behind damage is
+decided by ``resync``, and is less.
 
 *Cut* is for a torn tail: the bytes are kept in ``quarantine/`` first. *Damage* is for records that
 were acknowledged, or may have been: nothing is removed but what cannot be read behind the last whole
@@ -34,12 +34,12 @@ segment that begins after everything that was ever acknowledged, so that no offs
 What is whole can be read; reading the damaged offsets raises an error that names them. ``millstream
 log repair`` puts an empty batch in their place.
 
-A sealed segment is trusted if its seal is whole and tells its size; otherwise it is read, and what
-lies beside it (index, seal, aborted transactions) is made again. After a failed sync
+A sealed segment is trusted if its seal is whole and has its size; otherwise it is read, and what
+is beside it (index, seal, aborted transactions) is rebuilt. After a failed sync
 (``NEEDS_VERIFY``) all of them are read. What a crash may leave is removed: ``.new``, ``.cleaned``
 and ``.merged`` files, segments below the log start, segments that were merged into the one before
 them, and archives whose segments are gone. The archive of a segment that turns out to be another one
-goes, too; where records are lost, archives stay: theirs may be the only copy.
+goes, too; where records are lost, archives remain: theirs may be the only copy.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from pathlib import Path
 from millstream.errors import CorruptionError
 from millstream.log import aborted, archive, seal
 from millstream.log.files import Files, NewFile, numbered, read_whole, sync_names
-from millstream.log.findings import holes
+from millstream.log.findings import unreadable_ranges
 from millstream.log.index import IndexBuilder, SparseIndex
 from millstream.log.partition import SealedSegment
 from millstream.log.producers import ProducerStates
-from millstream.log.scan import Scan, scan_segment
+from millstream.log.scan import SegmentScan, scan_segment
 from millstream.log.seal import Seal
 from millstream.log.segment import Segment, remove_segment, segment_name, segment_offsets
 
@@ -82,7 +82,7 @@ class DurableEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RecoveredPartition:
     """A partition that may be appended to: its segments, its bounds, its producers."""
 
     sealed: list[SealedSegment]
@@ -97,7 +97,7 @@ class Recovery:
 
     Args:
         quarantine: Where bytes that are cut are kept.
-        clean: The last owner closed the folder; otherwise the last segments are read anew from the
+        clean: The last owner closed the folder; otherwise the last segments are read again from the
             device.
         verify: Read the sealed segments too.
     """
@@ -108,7 +108,7 @@ class Recovery:
         self._clean = clean
         self._verify = verify
 
-    def partition(self, folder: Path, durable: DurableEnd) -> Recovered:
+    def partition(self, folder: Path, durable: DurableEnd) -> RecoveredPartition:
         """Return the partition in ``folder``, with its torn tail cut and everything left synced.
 
         Raises:
@@ -127,11 +127,13 @@ class Recovery:
                     f"{folder} holds no segment, but offsets [{durable.log_start}, "
                     f"{durable.offset}) were acknowledged; restore the folder from a backup"
                 )
-            return Recovered([], Segment.create(self._files, folder, 0), 0, 0, ProducerStates())
-        sealed, producers = self._sealed(folder, bases, durable.log_start)
+            return RecoveredPartition(
+                [], Segment.create(self._files, folder, 0), 0, 0, ProducerStates()
+            )
+        sealed, producers = self._recover_sealed(folder, bases, durable.log_start)
         self._remove_orphaned_archives(folder, sealed, durable.log_start)
-        active, end, producers = self._last(folder, bases[-1], durable, producers, sealed)
-        producers.settle(durable.last_stable)
+        active, end, producers = self._recover_last(folder, bases[-1], durable, producers, sealed)
+        producers.end_transactions_below(durable.last_stable)
         first = sealed[0].base_offset if sealed else active.base_offset
         log_start = durable.log_start
         if first > log_start and not durable.published:
@@ -145,11 +147,11 @@ class Recovery:
                 log_start,
                 first,
             )
-        return Recovered(sealed, active, log_start, end, producers)
+        return RecoveredPartition(sealed, active, log_start, end, producers)
 
     # -- sealed segments ----------------------------------------------------------------------
 
-    def _sealed(
+    def _recover_sealed(
         self, folder: Path, bases: Sequence[int], log_start: int
     ) -> tuple[list[SealedSegment], ProducerStates]:
         """Return all segments but the last, each with its seal, and the producers at their end."""
@@ -193,7 +195,7 @@ class Recovery:
     def _resealed(
         self, path: Path, base: int, producers: ProducerStates, later: Sequence[int]
     ) -> Seal:
-        """Read a sealed segment, and make again what lies beside it.
+        """Read a sealed segment, and make again what is beside it.
 
         ``later`` are the base offsets of the segments behind it. It ends where the next one begins,
         or, if some were merged into it, where the one after those does. Where else it seems to end
@@ -206,8 +208,12 @@ class Recovery:
         end = scan.end_offset if scan.end_offset in later else later[0]
         if scan.end_offset > end:
             scan = scan_segment(self._files, path, base, producers, end_offset=end)
-        parts = holes(self._files, path, scan, end)
-        damaged = [(hole.start, hole.end) for hole in parts if hole.start < hole.end]
+        parts = unreadable_ranges(self._files, path, scan, end)
+        damaged = [
+            (unreadable.start, unreadable.end)
+            for unreadable in parts
+            if unreadable.start < unreadable.end
+        ]
         for start, stop in damaged:
             _log.error(
                 "%s is damaged: offsets [%d, %d) cannot be read; %s. What is around them can. "
@@ -217,20 +223,20 @@ class Recovery:
                 stop,
                 scan.fault or "the file ends there",
             )
-        scan.believe(aborted.read(self._files, path), damaged)
+        scan.apply_known_aborts(aborted.read(self._files, path), damaged)
         made = scan.as_seal(end, damaged)
         if before is not None and before.chain == made.chain:
             made = replace(made, cleaned_ms=before.cleaned_ms, horizon_ms=before.horizon_ms)
         elif not damaged:
             self._files.remove(path.with_suffix(archive.SUFFIX))
-        self._write_beside(path, scan)
+        self._write_side_files(path, scan)
         with suppress(OSError):  # it is a copy: an opening needs no room on the disk
             seal.write(self._files, path, made)
         return made
 
     # -- the last segment ---------------------------------------------------------------------
 
-    def _last(
+    def _recover_last(
         self,
         folder: Path,
         base: int,
@@ -241,7 +247,7 @@ class Recovery:
         path = folder / segment_name(base)
         if self._clean and not self._verify and (trusted := self._reopened(path, base, durable)):
             return trusted
-        # The last owner may have died of a failed sync before it could leave word: then the cache
+        # The last owner may have died of a failed sync before it could mark the folder: then the cache
         # shows records that the disk does not have. Without a clean close only the disk counts.
         scan = scan_segment(
             self._files,
@@ -251,7 +257,7 @@ class Recovery:
             fresh=self._verify or not self._clean,
             complete_to=durable.offset,
         )
-        beyond = scan.beyond
+        beyond = scan.apparent
         if not self.must_keep(path, scan, durable):
             scan, beyond = scan.first_run(), None  # cases A, C, D, E
         end = max(scan.end_offset, durable.offset, beyond.end_offset if beyond else 0)
@@ -260,8 +266,8 @@ class Recovery:
         damaged = [*scan.damaged]
         if scan.end_offset < end:
             damaged.append((scan.end_offset, end))
-        scan.believe(aborted.read(self._files, path), damaged)
-        self._write_beside(path, scan)
+        scan.apply_known_aborts(aborted.read(self._files, path), damaged)
+        self._write_side_files(path, scan)
         if self._files.exists(path.with_suffix(seal.SUFFIX)):
             self._files.remove(path.with_suffix(seal.SUFFIX))
         segment = Segment(
@@ -299,7 +305,7 @@ class Recovery:
         )
         return segment, found.next_offset, found.producers.copy()
 
-    def must_keep(self, path: Path, scan: Scan, durable: DurableEnd) -> bool:
+    def must_keep(self, path: Path, scan: SegmentScan, durable: DurableEnd) -> bool:
         """Return whether there is damage (cases B and F), not just a torn tail."""
         first = scan.first_run()
         if first.end_offset < durable.offset:
@@ -313,7 +319,7 @@ class Recovery:
         return not _has_lost_page(self._read(path, start, end - start), start)  # case F, or else E
 
     def _closed_with_damage(
-        self, segment: Segment, scan: Scan, end: int, damaged: Sequence[tuple[int, int]]
+        self, segment: Segment, scan: SegmentScan, end: int, damaged: Sequence[tuple[int, int]]
     ) -> tuple[Segment, SealedSegment]:
         """Close a damaged last segment; return a new one after all that was acknowledged, and it.
 
@@ -337,7 +343,7 @@ class Recovery:
         segment.close()
         return fresh, SealedSegment(segment.base_offset, made)
 
-    def _cut(self, path: Path, scan: Scan, *, damaged: bool) -> None:
+    def _cut(self, path: Path, scan: SegmentScan, *, damaged: bool) -> None:
         rest = self._read(path, scan.position, scan.size - scan.position)
         self._quarantine_bytes(path, scan.position, rest)
         _log.warning(
@@ -384,7 +390,7 @@ class Recovery:
     ) -> None:
         """Remove archives of segments that retention or compaction removed before it died.
 
-        Where a segment is missing that neither would have removed, its archive stays.
+        Where a segment is missing that neither would have removed, its archive remains.
         """
         known = {one.base_offset for one in sealed}
         for base in numbered(self._files.names(folder), archive.SUFFIX):
@@ -392,7 +398,7 @@ class Recovery:
             if base not in known and (merged or base < log_start):
                 self._files.remove((folder / segment_name(base)).with_suffix(archive.SUFFIX))
 
-    def _write_beside(self, path: Path, scan: Scan) -> None:
+    def _write_side_files(self, path: Path, scan: SegmentScan) -> None:
         """Make index and aborted transactions say what the segment says."""
         aborted.rewrite(self._files, path, scan.aborted)
         target = path.with_suffix(".idx")

@@ -51,7 +51,7 @@ class RetentionRisk:
         )
 
 
-class RunningClock:
+class BoundedClock:
     """A wall clock that never gets further ahead than the time that has passed since it was made.
 
     After a jump forward it shows what it would have shown without; a jump back it follows.
@@ -66,7 +66,7 @@ class RunningClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class PartitionContents:
     """What a partition holds, as far as retention must know: its sealed segments, oldest first."""
 
     name: TopicPartition
@@ -82,11 +82,11 @@ class Holding:
         return sum(seal.size for seal in self.sealed) + self.active_bytes
 
 
-def start_after_retention(holding: Holding, now_ms: int, *, share: float = 1.0) -> int:
+def start_after_retention(holding: PartitionContents, now_ms: int, *, share: float = 1.0) -> int:
     """Return where the partition begins once everything that is too old or too much is gone.
 
     Args:
-        share: Of the limits; below 1 it tells what goes soon.
+        share: Of the limits; below 1 it gives what is removed soon.
     """
     config = holding.config
     if not config.deletes:
@@ -105,7 +105,7 @@ def start_after_retention(holding: Holding, now_ms: int, *, share: float = 1.0) 
     return start
 
 
-def start_after_pass(holding: Holding, now_ms: int) -> int:
+def start_after_pass(holding: PartitionContents, now_ms: int) -> int:
     """Return where the partition begins after one pass, which may remove only so much by age."""
     goal = start_after_retention(holding, now_ms)
     limit_bytes = holding.config.retention_bytes
@@ -123,7 +123,7 @@ def start_after_pass(holding: Holding, now_ms: int) -> int:
     return start
 
 
-def first_safe_offset(holding: Holding, now_ms: int) -> int:
+def first_safe_offset(holding: PartitionContents, now_ms: int) -> int:
     """Return the offset from which on nothing is lost, or is soon."""
     soon = start_after_retention(holding, now_ms, share=RISK_MARGIN)
     return max(soon, holding.log_start)
@@ -131,7 +131,7 @@ def first_safe_offset(holding: Holding, now_ms: int) -> int:
 
 def risks(
     committed: Mapping[TopicPartition, Mapping[str, int]],
-    holdings: Iterable[Holding],
+    holdings: Iterable[PartitionContents],
     now_ms: int,
 ) -> list[RetentionRisk]:
     """Return the groups that have lost records or are about to, by their ``committed`` offsets."""

@@ -1,7 +1,7 @@
 """One pass over the batches of a segment: what it holds, what is damaged, what follows from it.
 
 Recovery, verification and repair all go by a scan. It reads headers and checksums, never records;
-it goes over damage to where ``resuming`` says that the next batch begins, and remembers how things
+it goes over damage to where ``resync`` says that the next batch begins, and remembers how things
 stood before the first.
 """
 
@@ -18,13 +18,13 @@ from millstream.log.decoding import Block
 from millstream.log.files import Files
 from millstream.log.index import IndexBuilder, index_of
 from millstream.log.markers import is_commit
-from millstream.log.producers import AbortedRange, ProducerStates
-from millstream.log.resuming import Boundary, batches_in, boundary_after
+from millstream.log.producers import AbortedTransaction, ProducerStates
+from millstream.log.resync import Boundary, apparent_batches, boundary_after
 from millstream.log.seal import Seal
 from millstream.log.segment import read_blocks
 
 
-class Beyond(NamedTuple):
+class ApparentBatches(NamedTuple):
     """Bytes that look like batches: where the first begins, and the highest offset after one."""
 
     place: int
@@ -32,13 +32,13 @@ class Beyond(NamedTuple):
 
 
 @dataclass(slots=True)
-class Scan:
+class SegmentScan:
     """How a segment looks up to ``position``, where ``end_offset`` would come next.
 
     ``damaged`` holds the offsets ``[start, end)`` between whole batches that cannot be read, and
     ``gaps`` the bytes ``[start, end)`` where they would be. ``fault`` says what was wrong first;
-    None for a segment that merely ends in the middle of a batch. ``beyond`` is set where bytes behind
-    ``position`` look like batches and nothing says that they are: they may lie in a value.
+    None for a segment that merely ends in the middle of a batch. ``apparent`` is set where bytes behind
+    ``position`` look like batches and nothing says that they are: they may be in a value.
     """
 
     base_offset: int
@@ -50,21 +50,21 @@ class Scan:
     fault: str | None = None
     batches: int = 0
     records: int = 0
-    aborted: list[AbortedRange] = field(default_factory=list)
+    aborted: list[AbortedTransaction] = field(default_factory=list)
     damaged: list[tuple[int, int]] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
-    beyond: Beyond | None = None
-    before_damage: Scan | None = None
+    apparent: ApparentBatches | None = None
+    before_damage: SegmentScan | None = None
 
-    def first_run(self) -> Scan:
-        """Return the scan as it stood before the first damage."""
+    def first_run(self) -> SegmentScan:
+        """Return the scan as it was before the first damage."""
         return self.before_damage or self
 
     def first_gap(self) -> tuple[int, int] | None:
         """Return the bytes from the first damage to what looks like a batch; None if nothing does."""
         if self.gaps:
             return self.gaps[0]
-        return None if self.beyond is None else (self.position, self.beyond.place)
+        return None if self.apparent is None else (self.position, self.apparent.place)
 
     def as_seal(self, next_offset: int, damaged: Sequence[tuple[int, int]]) -> Seal:
         """Return the seal of the whole file."""
@@ -92,7 +92,9 @@ class Scan:
             self.position = place + header.size
             self.end_offset = header.next_offset
 
-    def believe(self, known: Sequence[AbortedRange], damaged: Sequence[tuple[int, int]]) -> None:
+    def apply_known_aborts(
+        self, known: Sequence[AbortedTransaction], damaged: Sequence[tuple[int, int]]
+    ) -> None:
         """Go by what was ``known`` of aborted transactions where their markers are ``damaged``.
 
         Without its marker, a transaction would seem to go on into the next one of its producer, and
@@ -107,8 +109,8 @@ class Scan:
         }
         self.aborted = [found[offset] for offset in sorted(found)]
 
-    def _copy(self) -> Scan:
-        return Scan(
+    def _copy(self) -> SegmentScan:
+        return SegmentScan(
             self.base_offset,
             self.size,
             self.index.copy(),
@@ -121,11 +123,11 @@ class Scan:
             list(self.aborted),
         )
 
-    def go_over_damage(self, rest: bytes, known: Sequence[Boundary], below: int) -> bool:
+    def skip_damage(self, rest: bytes, known: Sequence[Boundary], below: int) -> bool:
         """Move on to the next batch in ``rest``, which begins here; False if none can be believed."""
         found = boundary_after(rest, self.end_offset, self.position, known, below=below)
         if found is None:
-            self.beyond = self._beyond(rest)
+            self.apparent = self._beyond(rest)
             return False
         if self.before_damage is None:
             self.before_damage = self._copy()
@@ -133,15 +135,15 @@ class Scan:
         self.gaps.append((self.position, self.position + found.place))
         self.position += found.place
         self.end_offset = found.offset
-        self.index.resume_at(self.position)
+        self.index.restart_at(self.position)
         return True
 
-    def _beyond(self, rest: bytes) -> Beyond | None:
+    def _beyond(self, rest: bytes) -> ApparentBatches | None:
         first, end_offset = None, 0
-        for place, header in batches_in(rest, self.end_offset):
+        for place, header in apparent_batches(rest, self.end_offset):
             first = self.position + place if first is None else first
             end_offset = max(end_offset, header.next_offset)
-        return None if first is None else Beyond(first, end_offset)
+        return None if first is None else ApparentBatches(first, end_offset)
 
 
 def scan_segment(
@@ -153,20 +155,20 @@ def scan_segment(
     fresh: bool = False,
     end_offset: int = OFFSET_MAX,
     complete_to: int = OFFSET_MAX,
-) -> Scan:
+) -> SegmentScan:
     """Read a segment from its start to its end, over any damage.
 
     Args:
         producers: What is known of producers where the segment begins; is not changed.
         fresh: Read from the device, not from what the kernel keeps.
         end_offset: Stop before this offset.
-        complete_to: The segment was given all offsets up to here; beyond, nobody knows.
+        complete_to: The segment was given all offsets up to here; beyond, it is not known.
     """
     handle = files.open(path)
     try:
         if fresh:
             files.forget_cached(handle)
-        scan = Scan(
+        scan = SegmentScan(
             base_offset,
             files.size(handle),
             IndexBuilder(base_offset),
@@ -190,9 +192,9 @@ def scan_segment(
                 break
             rest = files.pread(handle, scan.size - scan.position, scan.position)
             known = index_of(files, path, base_offset).boundaries()
-            if not scan.go_over_damage(rest, known, min(complete_to, end_offset)):
+            if not scan.skip_damage(rest, known, min(complete_to, end_offset)):
                 break
     finally:
         files.close(handle)
-    scan.producers.keep()
+    scan.producers.commit()
     return scan

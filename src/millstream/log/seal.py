@@ -2,7 +2,7 @@
 
 Written and synced when a segment is closed for good, and for the growing one when the log is closed
 cleanly. It is a copy of what the segment says itself, so it may be missing; it counts only if it
-is whole and tells the segment's very size. JSON on one line, and its CRC-32C on the next.
+is whole and has exactly the segment's size. JSON on one line, and its CRC-32C on the next.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millstream.log.checked import pack_checked, unpack_checked
+from millstream.log.checked_json import pack_checked, unpack_checked
 from millstream.log.files import Files, read_whole, replace_file
 from millstream.log.index import NO_TIME, IndexBuilder
 from millstream.log.producers import ProducerStates

@@ -26,7 +26,7 @@ from millstream.log.batch import (
 from millstream.log.decoding import Block
 from millstream.log.files import Files, numbered, sync_names, write_whole
 from millstream.log.index import INDEX_BYTES, IndexBuilder
-from millstream.log.producers import AbortedRange, ProducerStates
+from millstream.log.producers import AbortedTransaction, ProducerStates
 from millstream.log.seal import Seal
 
 SIDE_SUFFIXES = (".idx", seal.SUFFIX, aborted.SUFFIX, archive.SUFFIX)
@@ -136,11 +136,11 @@ class Segment:
             "Make room on the disk, then send them again"
         ) from error
 
-    def note_aborted(self, ranges: Sequence[AbortedRange]) -> None:
+    def append_aborted(self, ranges: Sequence[AbortedTransaction]) -> None:
         """Write down transactions whose abort markers were just appended.
 
         Raises:
-            SyncFailedError: it could not be written; readers would see what was taken back.
+            SyncFailedError: it could not be written; readers would see what was aborted.
         """
         try:
             if self._aborted_handle is None:
@@ -161,7 +161,7 @@ class Segment:
         """Return when everything appended is on stable storage. Never call it again after OSError."""
         self._files.sync(self._handle)
         if self._aborted_dirty:
-            # Else readers would be shown, after a power cut, what was taken back.
+            # Else readers would be shown, after a power cut, what was aborted.
             assert self._aborted_handle is not None, "what is dirty is open"
             self._files.sync(self._aborted_handle)
             if self._aborted_unnamed:
@@ -221,7 +221,7 @@ class Segment:
 
 
 def remove_segment(files: Files, folder: Path, base_offset: int) -> None:
-    """Remove a segment and what lies beside it; the segment first, as it is what counts."""
+    """Remove a segment and what is beside it; the segment first, as it is what counts."""
     path = folder / segment_name(base_offset)
     for target in (path, *(path.with_suffix(suffix) for suffix in SIDE_SUFFIXES)):
         if files.exists(target):
@@ -229,7 +229,7 @@ def remove_segment(files: Files, folder: Path, base_offset: int) -> None:
 
 
 @dataclass(slots=True)
-class Room:
+class ReadBudget:
     """How many bytes of batches are still wanted, from the batch on that holds ``start``.
 
     Whoever is given blocks asks for each batch, and says how much was taken. Where it is full, no more is read.
@@ -268,7 +268,7 @@ def read_blocks(
     end_offset: int = OFFSET_MAX,
     block_bytes: int = READ_BYTES,
     position_end: int | None = None,
-    room: Room | None = None,
+    room: ReadBudget | None = None,
 ) -> Iterator[Block]:
     """Yield the whole batches of a segment from ``position`` (where ``offset`` begins) on.
 
@@ -276,7 +276,7 @@ def read_blocks(
     before a damaged one are yielded before the error is raised.
 
     Args:
-        position_end: A hint that nothing before ``end_offset`` lies behind it.
+        position_end: A hint that nothing before ``end_offset`` is behind it.
         room: Stop before a batch that has no room here.
 
     Raises:
@@ -284,7 +284,7 @@ def read_blocks(
     """
     size = files.size(handle)
     block_bytes = max(block_bytes, HEADER_BYTES)  # with less, not even a size could be read
-    room = room or Room(0, OFFSET_MAX)
+    room = room or ReadBudget(0, OFFSET_MAX)
     want = room.limit(block_bytes)
     if position_end is not None and position_end > position:
         want = max(min(want, position_end - position), HEADER_BYTES)
@@ -317,7 +317,7 @@ def _before_damage(
     batches: list[tuple[int, BatchHeader]] = []
     try:
         for found in walked:
-            batches.append(found)  # noqa: PERF402 - what came before the damage must stay
+            batches.append(found)  # noqa: PERF402 - what came before the damage must remain
     except CorruptBatchError as error:
         return batches, error
     return batches, None

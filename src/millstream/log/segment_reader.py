@@ -1,6 +1,6 @@
 """Reads stretches of one segment: from an offset, found by the index or by where reading ended, over damage.
 
-``reader`` goes from one segment to the next. How batches lie in a file is in ``segment``.
+``reader`` goes from one segment to the next. How batches are in a file is in ``segment``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from millstream.log.batch import HEADER_BYTES, BatchHeader, header_fault, read_h
 from millstream.log.decoding import Block
 from millstream.log.files import Files
 from millstream.log.index import SparseIndex, index_of
-from millstream.log.resuming import Boundary, boundary_after
-from millstream.log.segment import Room, read_blocks
+from millstream.log.resync import Boundary, boundary_after
+from millstream.log.segment import ReadBudget, read_blocks
 
 _LOOKS_MAX = 20  # at a segment that grows meanwhile
 
 
-class Place(NamedTuple):
+class BatchPosition(NamedTuple):
     """Where a batch begins that was not read yet: right behind one that was."""
 
     path: str
@@ -43,7 +43,12 @@ class SegmentReader:
         return index_of(self._files, self._path, self._base_offset)
 
     def blocks(
-        self, start: int, end: int, block_bytes: int, room: Room, known: Place | None = None
+        self,
+        start: int,
+        end: int,
+        block_bytes: int,
+        room: ReadBudget,
+        known: BatchPosition | None = None,
     ) -> Iterator[Block]:
         """Yield the batches that hold [start, end); end is at most the end of the segment.
 
@@ -92,7 +97,7 @@ class SegmentReader:
                 self._files.close(handle)
 
     def _seek(
-        self, handle: int, start: int, end: int, known: Place | None
+        self, handle: int, start: int, end: int, known: BatchPosition | None
     ) -> tuple[int, int, int | None]:
         """Return (offset, position) of a batch at or before ``start``; and where ``end`` is, if known.
 
@@ -112,7 +117,7 @@ class SegmentReader:
     def _over_damage(
         self, handle: int, at: tuple[int, int], wanted: tuple[int, int], fault: str
     ) -> tuple[int, int]:
-        """Return (offset, position) of the next batch, if nothing that is wanted lies before.
+        """Return (offset, position) of the next batch, if nothing that is wanted is before.
 
         Raises:
             CorruptBatchError: some of the offsets ``wanted`` cannot be read.
@@ -133,7 +138,7 @@ class SegmentReader:
         return after, place
 
     def _boundary_after(self, handle: int, offset: int, position: int, end: int) -> Boundary | None:
-        """Return where reading goes on behind damage; see ``resuming``."""
+        """Return where reading goes on behind damage; see ``resync``."""
         known = self._index.boundaries()
         for _ in range(_LOOKS_MAX):
             rest = self._files.pread(handle, self._files.size(handle) - position, position)
@@ -148,7 +153,7 @@ class SegmentReader:
         return self._index.seek_time(timestamp_ms)[0]
 
     def _begins_at(self, handle: int, offset: int, position: int) -> bool:
-        """Return whether the index told the truth: a batch with this offset begins there."""
+        """Return whether the index is right: a batch with this offset begins there."""
         head = self._files.pread(handle, HEADER_BYTES, position)
         return len(head) == HEADER_BYTES and header_fault(read_header(head, 0), offset) is None
 

@@ -18,12 +18,12 @@ from weakref import WeakValueDictionary
 
 from millstream.record import TopicPartition
 
-_LOOK_FIRST_S = 0.0002
-_LOOK_LAST_S = 0.002
-_LOOK_GROWTH = 1.1
+_POLL_FIRST_S = 0.0002
+_POLL_LAST_S = 0.002
+_POLL_GROWTH = 1.1
 _RECHECK_S = 0.5  # the owner may leave this process between two looks
 
-Listener: TypeAlias = Callable[[Sequence[TopicPartition]], None]
+CommitListener: TypeAlias = Callable[[Sequence[TopicPartition]], None]
 _signals: WeakValueDictionary[str, CommitSignal] = WeakValueDictionary()
 _signals_lock = threading.Lock()
 
@@ -34,7 +34,7 @@ class CommitSignal:
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._owners = 0
-        self._listeners: list[Listener] = []
+        self._listeners: list[CommitListener] = []
 
     def notify(self, changed: Sequence[TopicPartition] = ()) -> None:
         """Wake every waiting reader of this process.
@@ -48,7 +48,7 @@ class CommitSignal:
             listener(changed)
 
     @contextmanager
-    def listened(self, listener: Listener) -> Iterator[None]:
+    def subscribe(self, listener: CommitListener) -> Iterator[None]:
         """Call ``listener`` with what changed at every commit of this process, within the context.
 
         From the thread that commits, which waits for it: it must be quick and raise nothing.
@@ -62,7 +62,7 @@ class CommitSignal:
                 self._listeners = [one for one in self._listeners if one is not listener]
 
     @contextmanager
-    def owned(self) -> Iterator[None]:
+    def writer_active(self) -> Iterator[None]:
         """Say that this process commits to the folder, as long as the context lasts."""
         with self._condition:
             self._owners += 1
@@ -76,7 +76,7 @@ class CommitSignal:
     def wait_until(self, true: Callable[[], bool], timeout_s: float) -> bool:
         """Return True as soon as ``true()`` is, False after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
-        pause = _LOOK_FIRST_S
+        pause = _POLL_FIRST_S
         while True:
             with self._condition:
                 if true():
@@ -88,7 +88,7 @@ class CommitSignal:
                     self._condition.wait(min(left, _RECHECK_S))
                     continue
             time.sleep(min(left, pause))
-            pause = min(pause * _LOOK_GROWTH, _LOOK_LAST_S)
+            pause = min(pause * _POLL_GROWTH, _POLL_LAST_S)
 
 
 def signal_of(folder: Path) -> CommitSignal:
@@ -98,7 +98,7 @@ def signal_of(folder: Path) -> CommitSignal:
 
 
 def _renew_locks() -> None:
-    # Another thread of the parent may have held a lock at the fork; nobody would release it here.
+    # Another thread of the parent may have held a lock at the fork; no thread would release it here.
     global _signals, _signals_lock
     _signals, _signals_lock = WeakValueDictionary(), threading.Lock()
 

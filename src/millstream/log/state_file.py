@@ -5,7 +5,7 @@ older copy, and a copy counts only if its checksum holds, so that a reader in an
 after a crash at any byte, finds the last whole value and never a torn one. Among whole copies the
 higher generation wins.
 
-The high watermark here is published after the data is synced and before anybody is told. So what
+The high watermark here is published after the data is synced and before anything is acknowledged. So what
 survives is a lower bound on what was acknowledged; after a kill -9 (same boot id) it is exact.
 
 ::
@@ -85,7 +85,7 @@ class StateFile:
         """Return when the file is on stable storage.
 
         Raises:
-            SyncFailedError: the disk failed; whoever writes here must stop.
+            SyncFailedError: the disk failed; its writer must stop.
         """
         try:
             self._map.flush()

@@ -13,18 +13,18 @@ from millstream.errors import CorruptionError
 from millstream.log import seal
 from millstream.log.control import ControlDb
 from millstream.log.files import DISK, Files, size_of
-from millstream.log.inspection import check_is_log
 from millstream.log.owner import read_format
 from millstream.log.producers import ProducerStates
+from millstream.log.repair.inspection import check_is_log
 from millstream.log.scan import scan_segment
 from millstream.log.seal import Seal
 from millstream.log.segment import segment_name, segment_offsets
 from millstream.log.state_file import STATE_NAME, PartitionState, StateFile
-from millstream.log.topics import Topic, catalog_of, partition_folder
+from millstream.log.topics import TopicMetadata, catalog_of, partition_folder
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionFacts:
+class PartitionStatistics:
     """One partition. Offsets ``[start, end)`` are committed.
 
     ``oldest_ms`` is the timestamp of the first batch and ``newest_ms`` the largest of all; None if
@@ -46,11 +46,11 @@ class PartitionFacts:
 
 def measure(
     folder: Path | str, files: Files = DISK, *, control: ControlDb | None = None
-) -> list[PartitionFacts]:
+) -> list[PartitionStatistics]:
     """Return what each partition holds, by topic and number.
 
     Args:
-        control: What stands in control.db; only tests give another one.
+        control: The content of control.db; only tests give another one.
 
     Raises:
         ConfigError: the folder is not a log, or control.db cannot be opened.
@@ -78,14 +78,14 @@ def measure(
 
 def _unknown(folder: Path) -> CorruptionError:
     return CorruptionError(
-        f"{folder / STATE_NAME} does not tell how far the partitions go; open the folder for "
+        f"{folder / STATE_NAME} has no valid high watermarks; open the folder for "
         "writing once, to have it recovered"
     )
 
 
 def _facts(
-    folder: Path, files: Files, state: StateFile, topic: Topic, number: int
-) -> PartitionFacts:
+    folder: Path, files: Files, state: StateFile, topic: TopicMetadata, number: int
+) -> PartitionStatistics:
     published = state.partition(topic.slots[number], topic.topic_id, number)
     if published is None:
         raise _unknown(folder)
@@ -98,10 +98,10 @@ def _facts(
         producers = found.producers
         seals.append(found)
     producers = producers.copy()
-    producers.settle(published.last_stable_offset)
+    producers.end_transactions_below(published.last_stable_offset)
     times = [one.first_timestamp_ms for one in seals if one.first_timestamp_ms >= 0]
     latest = [one.max_timestamp_ms for one in seals if one.max_timestamp_ms >= 0]
-    return PartitionFacts(
+    return PartitionStatistics(
         topic=topic.name,
         partition=number,
         segments=len(bases),

@@ -18,7 +18,7 @@ from millstream.log.files import Files, replace_file, size_of, sync_names
 from millstream.log.recovery import DurableEnd
 from millstream.log.segment import Segment, segment_offsets
 from millstream.log.state_file import StateFile
-from millstream.log.topics import Catalog, Topic, partition_folder
+from millstream.log.topics import Catalog, TopicMetadata, partition_folder
 
 NEEDS_VERIFY = "NEEDS_VERIFY"
 SPARE_FILES = 100  # open besides those of partitions and connections
@@ -33,7 +33,7 @@ def mark_needs_verify(files: Files, folder: Path, error: MillstreamError) -> Non
 
 
 @contextmanager
-def opening(folder: Path, files: Files) -> Iterator[None]:
+def translate_opening_errors(folder: Path, files: Files) -> Iterator[None]:
     """Turn what the system refuses while a folder is opened into one clear error.
 
     Raises:
@@ -53,7 +53,13 @@ def opening(folder: Path, files: Files) -> Iterator[None]:
 
 
 def durable_end(
-    files: Files, folder: Path, state: StateFile, topic: Topic, partition: int, *, exact: bool
+    files: Files,
+    folder: Path,
+    state: StateFile,
+    topic: TopicMetadata,
+    partition: int,
+    *,
+    exact: bool,
 ) -> DurableEnd:
     """Return how far a partition was durable when its last owner went."""
     found = state.partition(topic.slots[partition], topic.topic_id, partition)
@@ -94,7 +100,7 @@ def check_files_open(partitions: int, *, readers: int = 0) -> None:
 
 @contextmanager
 def partition_folders(
-    files: Files, folder: Path, topic: Topic, first: int
+    files: Files, folder: Path, topic: TopicMetadata, first: int
 ) -> Iterator[list[Segment]]:
     """Give an empty segment for each of a topic's partitions from ``first`` on.
 
@@ -118,7 +124,7 @@ def _close(segments: Sequence[Segment]) -> None:
             segment.close()
 
 
-def _make_folders(files: Files, folder: Path, topic: Topic, first: int) -> list[Segment]:
+def _make_folders(files: Files, folder: Path, topic: TopicMetadata, first: int) -> list[Segment]:
     segments: list[Segment] = []
     try:
         for number in range(first, len(topic.slots)):
@@ -143,7 +149,7 @@ def _make_folders(files: Files, folder: Path, topic: Topic, first: int) -> list[
 
 
 def remove_leftovers(
-    files: Files, folder: Path, catalog: Catalog, topics: Mapping[str, Topic]
+    files: Files, folder: Path, catalog: Catalog, topics: Mapping[str, TopicMetadata]
 ) -> None:
     """Finish deletions, and remove folders of topics that were never quite created.
 
@@ -165,10 +171,10 @@ def remove_leftovers(
         files.remove_folder(path)
 
 
-def remove_topic(files: Files, folder: Path, catalog: Catalog, topic: Topic) -> None:
+def remove_topic(files: Files, folder: Path, catalog: Catalog, topic: TopicMetadata) -> None:
     """Remove the files of a deleted topic, then its last trace; see :meth:`Catalog.mark_deleted`."""
     files.remove_folder(folder / "t" / topic.folder_name)
-    catalog.forget(topic.topic_id)
+    catalog.delete(topic.topic_id)
 
 
 def holds_bytes(files: Files, folder: Path) -> bool:

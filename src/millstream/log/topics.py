@@ -23,7 +23,7 @@ from millstream.errors import (
     UnknownTopicError,
 )
 from millstream.log.config import TopicConfig
-from millstream.log.control import ControlDb, understood
+from millstream.log.control import ControlDb, corruption_if_unreadable
 from millstream.log.state_file import SLOTS_MAX
 from millstream.record import TopicInfo
 
@@ -32,7 +32,7 @@ _TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class TopicMetadata:
     """A topic as the catalog knows it; ``slots[p]`` is where state.mm keeps partition p.
 
     ``settings`` holds what was set, under Kafka's names; ``config`` what is in force.
@@ -59,7 +59,7 @@ class Topic:
         return TopicInfo(self.name, self.topic_id, len(self.slots))
 
 
-def partition_folder(folder: Path, topic: Topic, partition: int) -> Path:
+def partition_folder(folder: Path, topic: TopicMetadata, partition: int) -> Path:
     """Return where the segments of a partition lie."""
     return folder / "t" / topic.folder_name / str(partition)
 
@@ -81,7 +81,7 @@ def unknown_topic(name: str, known: Mapping[str, object]) -> UnknownTopicError:
     """Return the error for a topic that is not there, with the names that are."""
     there = ", ".join(sorted(known)[:10]) or "none yet"
     return UnknownTopicError(
-        f"there is no topic {name!r} (topics: {there}); create it, or mend the name."
+        f"there is no topic {name!r} (topics: {there}); create it, or correct the name."
         f"{did_you_mean(name, known)}"
     )
 
@@ -95,7 +95,7 @@ def check_topic_id(name: str, expected: str | None, found: str) -> None:
     if expected not in (None, found):
         raise TopicRecreatedError(
             f"topic {name!r} was deleted and created again: its id was {expected}, and is {found}, so "
-            "positions in the old one mean nothing in the new; give them up, and begin anew"
+            "positions in the old one mean nothing in the new; delete them, and start over"
         )
 
 
@@ -121,11 +121,11 @@ class Catalog:
             ).fetchall()
         return int(rows[0][0])
 
-    def topics(self) -> dict[str, Topic]:
+    def topics(self) -> dict[str, TopicMetadata]:
         """Return the topics that exist, by name, in the order of names."""
         return self._select(deleted=False)
 
-    def deleted_topics(self) -> dict[str, Topic]:
+    def deleted_topics(self) -> dict[str, TopicMetadata]:
         """Return the topics whose files are still to be removed."""
         return self._select(deleted=True)
 
@@ -144,7 +144,7 @@ class Catalog:
             )
         return free
 
-    def insert(self, topic: Topic) -> None:
+    def insert(self, topic: TopicMetadata) -> None:
         """Make a topic exist, in one commit. Its folders must be on stable storage already.
 
         Raises:
@@ -162,7 +162,7 @@ class Catalog:
                 f"there is a topic {topic.name!r} already; use it, or choose another name"
             ) from None
 
-    def update(self, topic: Topic, *, partitions_before: int) -> None:
+    def update(self, topic: TopicMetadata, *, partitions_before: int) -> None:
         """Write down changed settings and added partitions, in one commit."""
         with self._control.commit() as connection:
             connection.execute(
@@ -171,12 +171,12 @@ class Catalog:
             )
             _insert_partitions(connection, topic, partitions_before)
 
-    def mark_deleted(self, topic: Topic) -> None:
+    def mark_deleted(self, topic: TopicMetadata) -> None:
         """Make a topic vanish, in one commit; its files and its row go afterwards.
 
         1. This commit. A crash after it leaves files of a deleted topic: recovery removes them.
         2. The folder is removed. A crash leaves the row: recovery does step 3.
-        3. :meth:`forget`. Only now may the slots in state.mm be given to another topic.
+        3. :meth:`delete`. Only now may the slots in state.mm be given to another topic.
         """
         with self._control.commit() as connection:
             # The name is free at once: a deleted row carries the id in its place.
@@ -185,12 +185,12 @@ class Catalog:
                 (topic.topic_id,),
             )
 
-    def forget(self, topic_id: str) -> None:
+    def delete(self, topic_id: str) -> None:
         """Remove the last trace of a deleted topic."""
         with self._control.commit() as connection:
             connection.execute("DELETE FROM topics WHERE topic_id = ?", (topic_id,))
 
-    def _select(self, *, deleted: bool) -> dict[str, Topic]:
+    def _select(self, *, deleted: bool) -> dict[str, TopicMetadata]:
         rows = self._control.rows(
             "SELECT name, topics.topic_id, config, slot FROM topics "
             "JOIN partitions USING (topic_id) WHERE deleted = ? ORDER BY name, partition",
@@ -200,16 +200,16 @@ class Catalog:
         for name, topic_id, config, slot in rows:
             shown = name.partition("/")[0] if deleted else name
             slots.setdefault((shown, topic_id, config), []).append(slot)
-        with understood("which topics there are"):
+        with corruption_if_unreadable("which topics there are"):
             return {
                 (topic_id if deleted else name): _checked(
-                    Topic(name, topic_id, tuple(places), json.loads(config))
+                    TopicMetadata(name, topic_id, tuple(places), json.loads(config))
                 )
                 for (name, topic_id, config), places in slots.items()
             }
 
 
-def _checked(topic: Topic) -> Topic:
+def _checked(topic: TopicMetadata) -> TopicMetadata:
     """Return a topic of whom everything can be true; its name and id become those of folders."""
     check_topic_name(topic.name)
     if not _TOPIC_ID.match(topic.topic_id):
@@ -220,7 +220,7 @@ def _checked(topic: Topic) -> Topic:
     return topic
 
 
-def _insert_partitions(connection: sqlite3.Connection, topic: Topic, first: int) -> None:
+def _insert_partitions(connection: sqlite3.Connection, topic: TopicMetadata, first: int) -> None:
     connection.executemany(
         "INSERT INTO partitions VALUES (?, ?, ?)",
         [

@@ -1,7 +1,7 @@
 """Producers with a name, and transactions: several partitions, group offsets and a fence at once.
 
 A producer registers and gets an identity: a producer id and a producer epoch. Registering the same
-transactional id again raises the producer epoch; whoever still has the older one is fenced. A
+transactional id again raises the producer epoch; a producer that still uses the older one is fenced. A
 transaction is ended in these steps:
 
 1. No more appends of the producer are let in; everything that it wrote is synced. A crash leaves an
@@ -13,20 +13,19 @@ transaction is ended in these steps:
    some partitions with a marker and some without: the next owner appends the rest. A transaction
    that a decision speaks of is known by its first offset, so an old decision never ends a new one.
 
-An open transaction is found in the partitions' own knowledge of producers, so beginning one and
-adding a partition to it cost nothing. Every end raises the producer epoch: an append that was delayed on
-its way cannot get into the transaction after it.
+The partitions know their open transactions, so beginning one and adding a partition cost nothing.
+Every end raises the producer epoch, so a delayed append cannot get into the next transaction.
 
 At an opening, each transaction that is open in some partition is
 
-=====================================================  ======================================
-case                                                   done
-=====================================================  ======================================
-a decision names this partition and this first offset  ended as it was decided
-its producer is not known, or has a newer life         aborted
-its producer lived in the owner's process              aborted: it died with the owner
-any other                                              left open, until its timeout
-=====================================================  ======================================
+======================================================  ======================================
+case                                                    done
+======================================================  ======================================
+a decision names this partition and this first offset   ended as it was decided
+its producer is unknown, or has a newer producer epoch  aborted
+its producer lived in the owner's process               aborted: it died with the owner
+any other                                               left open, until its timeout
+======================================================  ======================================
 
 Source: Kafka KIP-98 and KIP-890; Jepsen's analysis of Bufstream 0.1.0 for why the
 producer epoch must rise.
@@ -48,41 +47,41 @@ from millstream.errors import (
 )
 from millstream.log.batch import CONTROL, TRANSACTIONAL, EncodedBatch
 from millstream.log.control import ControlDb
-from millstream.log.groups import Offsets, check_offsets, pass_fence, put_offsets
+from millstream.log.coordinator_log import CoordinatorLog, OpenPartition
+from millstream.log.groups import Offsets, advance_fence, check_offsets, put_offsets
 from millstream.log.markers import encode_marker
-from millstream.log.named_producers import (
+from millstream.log.producer_identity import (
     NOBODY,
     PRODUCER_EPOCH_MAX,
     TIMEOUT_MS,
-    NamedProducer,
-    Producer,
     ProducerIdentity,
-    check_last_life,
+    TransactionDescription,
+    TransactionMetadata,
+    check_not_replaced,
     check_registration,
     identity_or_none,
     next_producer_id,
 )
-from millstream.log.remote import (
-    forget_producers,
-    note_begun,
-    note_home,
+from millstream.log.remote_transactions import (
+    delete_producers,
+    put_end,
+    put_in_process,
+    put_open,
     put_pending,
     remote_transactions,
-    settle,
 )
-from millstream.log.transaction_log import OpenPartition, TransactionLog
 from millstream.record import TopicPartition
 
 _log = logging.getLogger(__name__)
 
 
-class Transactions:
+class TransactionCoordinator:
     """The transaction coordinator of one folder. Thread-safe."""
 
     def __init__(
         self,
         control: ControlDb,
-        log: TransactionLog,
+        log: CoordinatorLog,
         *,
         clock_ms: Callable[[], int],
         running_ms: Callable[[], int],
@@ -94,7 +93,7 @@ class Transactions:
         self._lock = threading.RLock()
         self._unmarked: list[tuple[TopicPartition, EncodedBatch]] = []
         self._producers = {
-            row[0]: Producer(
+            row[0]: TransactionMetadata(
                 row[0], row[1], row[2], row[3], bool(row[4]), identity_or_none(row[5], row[6])
             )
             for row in control.rows(
@@ -124,15 +123,15 @@ class Transactions:
 
         Args:
             in_process: Whether the producer dies with this process.
-            resumes: The identity that the producer had, if it was its last life; so one that was
-                replaced meanwhile does not fence the newer. Who asks again, as it was not answered,
+            resumes: The identity that the producer had, if it was the last one of this name; so one that was
+                replaced meanwhile does not fence the newer. A retry, after a response was lost,
                 gets the identity that it was given the first time.
 
         Raises:
             ConfigError: the name or the timeout is not possible.
-            ProducerFencedError: ``resumes`` is not the last life of this name.
-            DiskFullError: its next life has begun, but what the last left open is not yet aborted in
-                all partitions; ask again with the same ``resumes``.
+            ProducerFencedError: ``resumes`` is not the last identity of this name.
+            DiskFullError: its next producer epoch has begun, but what the last left open is not yet aborted in
+                all partitions; retry with the same ``resumes``.
         """
         check_registration(transactional_id, timeout_ms)
         with self._lock:
@@ -140,26 +139,26 @@ class Transactions:
                 return self._number()
             known = self._by_name.get(transactional_id) if transactional_id else None
             if resumes is not None:
-                check_last_life(known, resumes)
+                check_not_replaced(known, resumes)
             if known is None or known.following_epoch >= PRODUCER_EPOCH_MAX:
                 return self._insert(
                     known, transactional_id, timeout_ms, in_process=in_process, previous=resumes
                 )
             if resumes is not None and resumes == known.previous:
-                self._write_unmarked()  # what the first answer was to wait for
+                self._write_unmarked()  # what the first response had to wait for
                 return known.identity
             self._raise_epoch(known, timeout_ms=timeout_ms, in_process=in_process, previous=resumes)
             self._abort_open(known)
             return known.identity
 
     def _number(self) -> ProducerIdentity:
-        """Return an identity of which nothing is kept: whoever has it begins no transaction."""
+        """Return an identity of which nothing is stored: its producer begins no transaction."""
         with self._control.commit() as connection:
             return ProducerIdentity(next_producer_id(connection), 0)
 
     def _insert(
         self,
-        before: Producer | None,
+        before: TransactionMetadata | None,
         transactional_id: str | None,
         timeout_ms: int,
         *,
@@ -172,7 +171,7 @@ class Transactions:
             self._abort_open(before)
         with self._control.commit() as connection:
             if before is not None:
-                settle(connection, before.producer_id, commit=False, now_ms=self._clock_ms())
+                put_end(connection, before.producer_id, commit=False, now_ms=self._clock_ms())
                 connection.execute(
                     "UPDATE producers SET transactional_id = NULL, producer_epoch = ? "
                     "WHERE producer_id = ?",
@@ -190,7 +189,9 @@ class Transactions:
                     *(previous or NOBODY),
                 ),
             )
-        producer = Producer(producer_id, transactional_id, 0, timeout_ms, in_process, previous)
+        producer = TransactionMetadata(
+            producer_id, transactional_id, 0, timeout_ms, in_process, previous
+        )
         self._producers[producer_id] = producer
         if transactional_id is not None:
             self._by_name[transactional_id] = producer
@@ -198,16 +199,16 @@ class Transactions:
 
     def _raise_epoch(
         self,
-        producer: Producer,
+        producer: TransactionMetadata,
         *,
         timeout_ms: int,
         in_process: bool,
         previous: ProducerIdentity | None,
     ) -> None:
-        """Begin the next life of a producer."""
+        """Begin the next producer epoch."""
         following, now_ms = producer.following_epoch, self._clock_ms()
         with self._control.commit() as connection:
-            settle(connection, producer.producer_id, commit=False, now_ms=now_ms)
+            put_end(connection, producer.producer_id, commit=False, now_ms=now_ms)
             connection.execute(
                 "UPDATE producers SET producer_epoch = ?, timeout_ms = ?, in_process = ?, "
                 "used_ms = ?, previous_id = ?, previous_epoch = ? WHERE producer_id = ?",
@@ -222,7 +223,7 @@ class Transactions:
             )
         producer.producer_epoch, producer.previous = following, previous
         producer.timeout_ms, producer.in_process = timeout_ms, in_process
-        producer.asked = False
+        producer.replied = False
 
     # -- one transaction ----------------------------------------------------------------------
 
@@ -236,7 +237,7 @@ class Transactions:
         """Open a transaction.
 
         Args:
-            again: One that is open goes on; it, and how it ends, is known to the next owner too.
+            again: An open one continues; the next owner knows of it, and how it ends, too.
             in_process: Whether the producer dies with this process; as it was if not given.
 
         Raises:
@@ -246,7 +247,7 @@ class Transactions:
         """
         with self._lock:
             producer = self._checked(identity)
-            producer.asked = producer.state == "idle"  # until it is open
+            producer.replied = producer.state == "idle"  # until it is open
             self._write_unmarked()
             if producer.state == "open" and again:
                 return
@@ -258,9 +259,11 @@ class Transactions:
             if again or moved:
                 with self._control.commit() as connection:
                     if again:
-                        note_begun(connection, *identity)
+                        put_open(connection, *identity)
                     if moved:
-                        note_home(connection, identity.producer_id, in_process=bool(in_process))
+                        put_in_process(
+                            connection, identity.producer_id, in_process=bool(in_process)
+                        )
             if moved:
                 producer.in_process = bool(in_process)
             self._note_open(producer)
@@ -311,9 +314,9 @@ class Transactions:
         """Commit or abort the open transaction; return the identity for the next one.
 
         Args:
-            raise_epoch: False only for clients whose protocol cannot tell them a new producer epoch.
+            raise_epoch: False only for clients whose protocol has no field for a new producer epoch.
             offsets: By group, what it has read; committed together with the transaction.
-            fence: A writer's name and the id of the batch that this transaction is. It stands until
+            fence: A writer's name and the id of the batch that this transaction is. It remains until
                 a higher one is committed.
             also: What else becomes true with the decision to commit, written by this.
 
@@ -325,7 +328,7 @@ class Transactions:
         """
         with self._lock:
             producer = self._checked(identity)
-            if producer.state == "idle" and producer.asked and not commit:
+            if producer.state == "idle" and producer.replied and not commit:
                 return identity  # the client cannot know that it was never begun
             if producer.state != "open":
                 raise TransactionAbortedError(
@@ -336,7 +339,7 @@ class Transactions:
                 check_offsets(group, of_group)
             names = sorted({name.topic for of_group in given.values() for name in of_group})
             topic_ids = self._log.topic_ids(names)
-            self._close_door(producer)
+            self._block_appends(producer)
             try:
                 self._log.sync()
                 self._decide(
@@ -365,8 +368,8 @@ class Transactions:
                 )
             return producer.identity
 
-    def _note_open(self, producer: Producer) -> None:
-        producer.state, producer.asked = "open", False
+    def _note_open(self, producer: TransactionMetadata) -> None:
+        producer.state, producer.replied = "open", False
         producer.started_ms, producer.began_ms = self._clock_ms(), self._running_ms()
 
     def expire(self) -> int:
@@ -385,32 +388,32 @@ class Transactions:
                         producer.transactional_id or producer.producer_id,
                         producer.timeout_ms,
                     )
-                    self._take_back(producer)
+                    self._abort_expired(producer)
                     expired += 1
         return expired
 
-    def take_back(self, identity: ProducerIdentity) -> None:
-        """Abort the open transaction of a producer whose process is gone, if that is its last life."""
+    def abort_orphaned(self, identity: ProducerIdentity) -> None:
+        """Abort the open transaction of a producer whose process is gone, if that is its last producer epoch."""
         with self._lock:
             producer = self._producers.get(identity.producer_id)
             here = producer is not None and producer.producer_epoch == identity.producer_epoch
             if producer is not None and here and producer.state == "open":
-                self._take_back(producer)
+                self._abort_expired(producer)
 
-    def _take_back(self, producer: Producer) -> None:
-        """Abort a transaction whose time is over; it stays open where that cannot be noted."""
-        self._close_door(producer)
-        life = producer.identity
+    def _abort_expired(self, producer: TransactionMetadata) -> None:
+        """Abort a transaction whose timeout has passed; it remains open where that cannot be stored."""
+        self._block_appends(producer)
+        before = producer.identity
         try:
-            self._decide(producer, commit=False, previous=life)
+            self._decide(producer, commit=False, previous=before)
         except BaseException:
             producer.state = "open"
             raise
-        producer.timed_out_epoch = life.producer_epoch
+        producer.timed_out_epoch = before.producer_epoch
         self._write_unmarked_or_warn()
 
     def forget_idle(self, before_ms: int) -> int:
-        """Forget producers unused since before ``before_ms``; return how many. Open ones stay."""
+        """Forget producers unused since before ``before_ms``; return how many. Open ones remain."""
         with self._lock:
             with self._control.commit() as connection:
                 rows = connection.execute(
@@ -424,7 +427,7 @@ class Transactions:
                 connection.executemany(
                     "DELETE FROM producers WHERE producer_id = ?", [(one,) for one in idle]
                 )
-                forget_producers(connection, idle)
+                delete_producers(connection, idle)
             for producer_id in idle:
                 producer = self._producers.pop(producer_id)
                 if producer.transactional_id is not None:
@@ -432,19 +435,17 @@ class Transactions:
         return len(idle)
 
     def identity_of(self, transactional_id: str) -> ProducerIdentity | None:
-        """Return who has this name now; None if nobody does."""
+        """Return the producer of this name; None if there is none."""
         with self._lock:
             known = self._by_name.get(transactional_id)
-            if known is None:
-                return None
-            return known.identity
+            return None if known is None else known.identity
 
-    def named(self) -> list[NamedProducer]:
+    def transactional_producers(self) -> list[TransactionDescription]:
         """Return the producers that have names, by name."""
         with self._lock:
-            return [one.described(name) for name, one in sorted(self._by_name.items())]
+            return [one.describe(name) for name, one in sorted(self._by_name.items())]
 
-    def named_count(self) -> int:
+    def transactional_count(self) -> int:
         """Return how many producers have names."""
         with self._lock:
             return len(self._by_name)
@@ -485,12 +486,12 @@ class Transactions:
                     if commit is None and not newer and producer and not producer.in_process:
                         self._note_open(producer)
                         continue
-                    self._mark(producer_id, place, commit=bool(commit))
+                    self._append_marker(producer_id, place, commit=bool(commit))
             self._write_unmarked()
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _checked(self, identity: ProducerIdentity) -> Producer:
+    def _checked(self, identity: ProducerIdentity) -> TransactionMetadata:
         producer = self._producers.get(identity.producer_id)
         if producer is None:
             raise ProducerFencedError(
@@ -510,7 +511,7 @@ class Transactions:
             )
         return producer
 
-    def _close_door(self, producer: Producer) -> None:
+    def _block_appends(self, producer: TransactionMetadata) -> None:
         def close() -> None:
             producer.state = "ending"
 
@@ -518,7 +519,7 @@ class Transactions:
 
     def _decide(
         self,
-        producer: Producer,
+        producer: TransactionMetadata,
         *,
         commit: bool,
         offsets: Mapping[str, Offsets] | None = None,
@@ -535,7 +536,7 @@ class Transactions:
         next_epoch, now_ms = producer.producer_epoch + int(raise_epoch), self._clock_ms()
         with self._control.commit() as connection:
             if fence is not None:
-                pass_fence(connection, *fence)
+                advance_fence(connection, *fence)
             if also is not None:
                 also(connection)
             connection.execute(
@@ -557,26 +558,26 @@ class Transactions:
             )
             for group, of_group in (offsets or {}).items():
                 put_offsets(connection, group, of_group, topic_ids=topic_ids or {}, now_ms=now_ms)
-            settle(connection, producer.producer_id, commit=commit, now_ms=now_ms)
+            put_end(connection, producer.producer_id, commit=commit, now_ms=now_ms)
             connection.execute(
                 "UPDATE producers SET producer_epoch = ?, used_ms = ?, previous_id = ?, "
                 "previous_epoch = ? WHERE producer_id = ?",
                 (next_epoch, now_ms, *(previous or NOBODY), producer.producer_id),
             )
         for place in places:
-            self._mark(producer.producer_id, place, commit=commit)
+            self._append_marker(producer.producer_id, place, commit=commit)
         producer.producer_epoch, producer.previous = next_epoch, previous
         producer.state = "idle"
 
-    def _abort_open(self, producer: Producer) -> None:
-        """Take back what an older life of a producer left open; its number was raised before."""
-        self._close_door(producer)
+    def _abort_open(self, producer: TransactionMetadata) -> None:
+        """Abort what an older producer epoch left open; it was raised before."""
+        self._block_appends(producer)
         for place in self._log.open_partitions().get(producer.producer_id, []):
-            self._mark(producer.producer_id, place, commit=False)
+            self._append_marker(producer.producer_id, place, commit=False)
         producer.state = "idle"
         self._write_unmarked()
 
-    def _mark(self, producer_id: int, place: OpenPartition, *, commit: bool) -> None:
+    def _append_marker(self, producer_id: int, place: OpenPartition, *, commit: bool) -> None:
         marker = encode_marker(
             commit=commit,
             producer_id=producer_id,
@@ -587,7 +588,7 @@ class Transactions:
         self._unmarked.append((place.name, marker))
 
     def _write_unmarked(self) -> None:
-        """Step 3: append the markers that are due. Those that fail stay due."""
+        """Step 3: append the markers that are due. Those that fail remain due."""
         if self._unmarked:
             self._log.append_markers(self._unmarked)
             self._unmarked = []
@@ -595,6 +596,5 @@ class Transactions:
     def _write_unmarked_or_warn(self) -> None:
         try:
             self._write_unmarked()
-        except DiskFullError as error:
-            # It is decided, and durable: only its records are not to be seen yet.
+        except DiskFullError as error:  # decided, and durable: its records are not visible yet
             _log.warning("markers of ended transactions wait for room on the disk: %s", error)

@@ -17,7 +17,7 @@ BLOCK_BYTES = 256 << 10
 BLOCKS_MAX = 4
 
 
-class Reads(Protocol):
+class RangeReader(Protocol):
     """What is asked of a reader: see :meth:`millstream.log.reader.LogReader.read`."""
 
     def read(
@@ -32,10 +32,10 @@ class Reads(Protocol):
     ) -> Iterator[pa.RecordBatch]: ...
 
 
-def count_unread(reader: Reads, topic: str, partition: int, start: int, end: int) -> int:
+def count_unread(reader: RangeReader, topic: str, partition: int, start: int, end: int) -> int:
     """Count the records with offsets in [start, end) that the reader would give.
 
-    Exact as far as the first ``BLOCKS_MAX`` blocks go; of what lies beyond the offsets are counted, as
+    Exact as far as the first ``BLOCKS_MAX`` blocks go; beyond them offsets are counted, as
     Kafka does. So 0 is always exact: only then is there no record.
     """
     if start >= end:

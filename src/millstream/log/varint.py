@@ -1,6 +1,6 @@
 """Zigzag varints as Protocol Buffers and Kafka write them: one at a time, and whole columns.
 
-A number is folded so that small negative ones stay short (0, -1, 1, -2 become 0, 1, 2, 3) and
+A number is folded so that small negative ones remain short (0, -1, 1, -2 become 0, 1, 2, 3) and
 written seven bits per byte, lowest first. The column forms work on NumPy arrays without a Python
 object per number; they are what makes the codec in ``encoding`` and ``decoding`` fast.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Int64s: TypeAlias = "NDArray[np.int64]"
 Bytes: TypeAlias = "NDArray[np.uint8]"
-Words: TypeAlias = "NDArray[np.uint64]"
+Uint64s: TypeAlias = "NDArray[np.uint64]"
 
 VARINT_BYTES_MAX = 10  # 64 bits, seven to a byte
 WORD_BYTES = 8
@@ -77,7 +77,7 @@ def varint_columns(numbers: Int64s) -> tuple[Bytes, Int64s]:
         folded = folded >> np.uint64(7)
 
 
-def varint_words(numbers: Int64s) -> tuple[Words, Int64s]:
+def varint_words(numbers: Int64s) -> tuple[Uint64s, Int64s]:
     """Return the varints of a column as words, and the length of each in bytes.
 
     The lowest byte of a word is the varint's first; bytes behind its end are 0. No number may be

@@ -1,4 +1,4 @@
-"""The owner's face of the log: opens a folder for writing, recovers it, appends, makes topics.
+"""The writer of a log: opens a folder for writing, recovers it, appends, creates topics.
 
 One :class:`LogWriter` per folder on the whole machine (see ``owner``). An append returns when the
 records are on stable storage and visible to every reader. For reading see ``reader``.
@@ -28,46 +28,41 @@ from millstream.log.batch import EncodedBatch
 from millstream.log.clocks import running_time_ms, wall_clock_ms
 from millstream.log.config import TopicConfig
 from millstream.log.control import ControlDb
+from millstream.log.coordinator_log import OpenPartition, open_partitions_of
 from millstream.log.files import DISK, Files, sync_names
-from millstream.log.forking import forbid_in_children, forget
+from millstream.log.fork_guard import guard, unguard
 from millstream.log.group_commit import Durability, GroupCommit, PendingAppend
 from millstream.log.groups import Offsets, check_offsets, put_offsets
-from millstream.log.housekeeping import Housekeeper, KeepingReport
-from millstream.log.owner import FolderLock, make_format, remove_gate
+from millstream.log.maintenance import LogMaintenance, MaintenanceReport
+from millstream.log.owner import FolderLock, make_format, remove_socket
 from millstream.log.partition import Partition
 from millstream.log.producers import ProducerStates
-from millstream.log.recovery import Recovered, Recovery
+from millstream.log.recovery import RecoveredPartition, Recovery
 from millstream.log.segment import Segment
 from millstream.log.signal import signal_of
-from millstream.log.state_file import (
-    CLEAN,
-    FolderState,
-    StateFile,
-    check_same_folder,
-)
+from millstream.log.state_file import CLEAN, FolderState, StateFile, check_same_folder
 from millstream.log.takeover import (
     NEEDS_VERIFY,
     check_files_open,
     durable_end,
     mark_needs_verify,
-    opening,
     partition_folders,
     remove_leftovers,
     remove_topic,
+    translate_opening_errors,
 )
 from millstream.log.topics import (
     Catalog,
-    Topic,
+    TopicMetadata,
     check_topic_name,
     no_partition,
     partition_folder,
     unknown_topic,
 )
-from millstream.log.transaction_log import OpenPartition, open_places
-from millstream.log.transactions import Transactions
+from millstream.log.transactions import TransactionCoordinator
 from millstream.record import TopicInfo, TopicPartition
 
-HOUSEKEEPING_S = 30.0
+MAINTENANCE_S = 30.0
 _log = logging.getLogger(__name__)
 
 
@@ -78,15 +73,14 @@ class LogWriter:
         folder: Made if it is missing.
         segment_bytes: A segment is closed before it grows past this, in topics that do not say.
         files: The file system; only tests give another one.
-        control: What stands in control.db; only tests give another one.
+        control: The content of control.db; only tests give another one.
         clock_ms: Milliseconds since 1970; only tests give another clock.
-        running_ms: Milliseconds that pass however the clock is set; only tests give others, and where
-            they give none, these are their clock's.
+        running_ms: Milliseconds that pass however the clock is set; only tests give others.
         sync_threads: How many partitions are synced at the same time.
-        gate: Where other processes come to this one; entered as soon as the folder is owned, and
-            left when it is about to be given up.
-        background: Keep house (retention, compaction, timeouts) and sync from threads; without it,
-            the caller does: :meth:`keep_house`, :meth:`sync`.
+        server: Serves other processes; entered as soon as the folder is owned, and left when it is
+            about to be released.
+        background: Run maintenance (retention, compaction, timeouts) and sync from threads; without it,
+            the caller does: :meth:`run_maintenance`, :meth:`sync`.
 
     Raises:
         FolderOwnedError: another process writes to this folder.
@@ -104,7 +98,7 @@ class LogWriter:
         clock_ms: Callable[[], int] = wall_clock_ms,
         running_ms: Callable[[], int] | None = None,
         sync_threads: int = 4,
-        gate: AbstractContextManager[object] | None = None,
+        server: AbstractContextManager[object] | None = None,
         background: bool = True,
     ) -> None:
         self.folder = Path(folder)
@@ -115,13 +109,13 @@ class LogWriter:
         TopicConfig.parse(self._defaults)
         self._topics_lock = threading.Lock()
         self._closing = ExitStack()
-        with ExitStack() as undo, opening(self.folder, files):
+        with ExitStack() as undo, translate_opening_errors(self.folder, files):
             files.make_folder(self.folder)
             lock = FolderLock(self.folder, files)
             undo.callback(lock.release)
-            remove_gate(self.folder, files)  # whose owner is dead
-            if gate is not None:
-                undo.enter_context(gate)
+            remove_socket(self.folder, files)  # whose owner is dead
+            if server is not None:
+                undo.enter_context(server)
             directory_id = make_format(self.folder, files)
             self._state = StateFile(self.folder, files, write=True)
             undo.callback(self._state.close)
@@ -130,11 +124,11 @@ class LogWriter:
                 undo.callback(self.control.close)
             self._catalog = Catalog(self.control)
             self._signal = signal_of(self.folder)
-            undo.enter_context(self._signal.owned())
+            undo.enter_context(self._signal.writer_active())
             self._take_over(directory_id, sync_threads, background=background)
             self._closing = undo.pop_all()
-        forbid_in_children(self)
-        self.housekeeper = Housekeeper(self, every_s=HOUSEKEEPING_S if background else None)
+        guard(self)
+        self.maintenance = LogMaintenance(self, every_s=MAINTENANCE_S if background else None)
 
     # -- opening ------------------------------------------------------------------------------
 
@@ -145,7 +139,7 @@ class LogWriter:
             check_same_folder(before, directory_id, self.folder)
         boot_id = self._files.boot_id()
         exact = before is not None and boot_id == before.boot_id and any(boot_id)
-        self._topics: Mapping[str, Topic] = self._catalog.topics()
+        self._topics: Mapping[str, TopicMetadata] = self._catalog.topics()
         remove_leftovers(self._files, self.folder, self._catalog, self._topics)
         clean = before is not None and bool(before.flags & CLEAN)
         verify = self._files.exists(self.folder / NEEDS_VERIFY)
@@ -161,7 +155,9 @@ class LogWriter:
                 found = recovery.partition(folder, durable)
                 if not clean or verify:
                     found.producers.touch(self._clock_ms())
-                partitions[TopicPartition(topic.name, number)] = self._made(topic, number, found)
+                partitions[TopicPartition(topic.name, number)] = self._partition(
+                    topic, number, found
+                )
         # Neither of these is ever changed in place: any thread may be going through them.
         self._partitions: Mapping[TopicPartition, Partition] = partitions
         self.leader_epoch = self._catalog.next_leader_epoch()
@@ -181,7 +177,7 @@ class LogWriter:
             sync_threads=sync_threads,
             background=background,
         )
-        self.transactions = Transactions(
+        self.transactions = TransactionCoordinator(
             self.control, self, clock_ms=self._clock_ms, running_ms=self.running_ms
         )
         # 1. The partitions were recovered and synced; 2. their state and the header are published;
@@ -196,7 +192,7 @@ class LogWriter:
         with suppress(DiskFullError):
             self.transactions.recover()
 
-    def _made(self, topic: Topic, number: int, found: Recovered) -> Partition:
+    def _partition(self, topic: TopicMetadata, number: int, found: RecoveredPartition) -> Partition:
         return Partition(
             self._files,
             partition_folder(self.folder, topic, number),
@@ -211,7 +207,7 @@ class LogWriter:
             running_ms=self.running_ms,
         )
 
-    def config_of(self, topic: Topic) -> TopicConfig:
+    def config_of(self, topic: TopicMetadata) -> TopicConfig:
         """Return the settings of a topic that are in force here."""
         return TopicConfig.parse({**self._defaults, **topic.settings})
 
@@ -266,14 +262,14 @@ class LogWriter:
                     f"there is a topic {name!r} already; use it, or choose another name"
                 )
             slots = self._catalog.free_slots(partitions)
-            topic = Topic(name, topic_id or uuid.uuid4().hex, slots, dict(settings or {}))
+            topic = TopicMetadata(name, topic_id or uuid.uuid4().hex, slots, dict(settings or {}))
             self._check_files_open(partitions)
             with (
                 self._commit.stopping(),
                 partition_folders(self._files, self.folder, topic, 0) as segments,
             ):
                 self._catalog.insert(topic)
-            self._show(topic, segments, 0)
+            self._publish_partitions(topic, segments, 0)
         return topic.info
 
     def alter_topic(
@@ -285,7 +281,7 @@ class LogWriter:
     ) -> TopicInfo:
         """Change settings of a topic (None takes one back to its default), or add partitions.
 
-        Steps as in :meth:`create_topic`. Records stay where they are: with more partitions, a key
+        Steps as in :meth:`create_topic`. Records remain where they are: with more partitions, a key
         may go to another one from now on.
 
         Raises:
@@ -314,7 +310,7 @@ class LogWriter:
                 partition_folders(self._files, self.folder, topic, count) as segments,
             ):
                 self._catalog.update(topic, partitions_before=count)
-            self._show(topic, segments, count)
+            self._publish_partitions(topic, segments, count)
             for number in range(count):
                 self._partitions[TopicPartition(name, number)].config = self.config_of(topic)
         return topic.info
@@ -327,14 +323,16 @@ class LogWriter:
         """
         return self.config_of(self._topic(name)).settings()
 
-    def given_settings(self, name: str) -> dict[str, str]:
+    def explicit_settings(self, name: str) -> dict[str, str]:
         """Return those of a topic's :meth:`settings` that were given and are not defaults."""
         return dict(self._topic(name).settings)
 
-    def _show(self, topic: Topic, segments: Sequence[Segment], first: int) -> None:
+    def _publish_partitions(
+        self, topic: TopicMetadata, segments: Sequence[Segment], first: int
+    ) -> None:
         """Begin to use partitions from ``first`` on, and let readers see them."""
         fresh = [
-            self._made(topic, number, Recovered([], segment, 0, 0, ProducerStates()))
+            self._partition(topic, number, RecoveredPartition([], segment, 0, 0, ProducerStates()))
             for number, segment in enumerate(segments, start=first)
         ]
 
@@ -343,7 +341,7 @@ class LogWriter:
             self._topics = {**self._topics, topic.name: topic}
             self._publish(fresh)
 
-        self._commit.exclusively(show)  # a client may try a partition that it was not told of
+        self._commit.exclusively(show)  # a client may try a partition that it does not know of
         self._bump_catalog_version()
 
     def _check_files_open(self, more: int) -> None:
@@ -373,7 +371,7 @@ class LogWriter:
             self._bump_catalog_version()
             remove_topic(self._files, self.folder, self._catalog, topic)
 
-    def _topic(self, name: str) -> Topic:
+    def _topic(self, name: str) -> TopicMetadata:
         topic = self._topics.get(name)
         if topic is None:
             raise unknown_topic(name, self._topics)
@@ -444,7 +442,7 @@ class LogWriter:
     def _admit(self, batch: EncodedBatch) -> None:
         self.transactions.admit(batch)
 
-    # -- what transactions and housekeeping need -----------------------------------------------
+    # -- what transactions and maintenance need ------------------------------------------------
 
     def exclusively(self, action: Callable[[], None]) -> None:
         """Run ``action`` while nothing is being appended."""
@@ -461,7 +459,9 @@ class LogWriter:
     def open_partitions(self) -> dict[int, list[OpenPartition]]:
         """Return where transactions are open, by producer id."""
         found: list[dict[int, list[OpenPartition]]] = []
-        self._commit.exclusively(lambda: found.append(open_places(self._partitions, self._topics)))
+        self._commit.exclusively(
+            lambda: found.append(open_partitions_of(self._partitions, self._topics))
+        )
         return found[0]
 
     def append_markers(self, markers: Sequence[tuple[TopicPartition, EncodedBatch]]) -> None:
@@ -507,7 +507,7 @@ class LogWriter:
 
         1. Publish the log start, and sync state.mm. A crash leaves segments below the log start:
            recovery removes them.
-        2. Remove the segments that lie below it; what cannot be removed is left to housekeeping.
+        2. Remove the segments that are below it; what cannot be removed is left to maintenance.
 
         Raises:
             OffsetOutOfRangeError: the offset is above the high watermark.
@@ -531,16 +531,16 @@ class LogWriter:
                 self._state.flush()
             try:
                 partition.drop_below_start()
-            except OSError as error:  # they are gone for readers; housekeeping tries again
+            except OSError as error:  # they are gone for readers; maintenance retries
                 _log.warning("segments below the log start are left for later: %s", error)
 
         self._check_usable()
         self._commit.exclusively(move, synced=True)
         self._check_usable()
 
-    def keep_house(self, now_ms: int | None = None) -> KeepingReport:
-        """Do now what housekeeping does every half minute; return what was done."""
-        return self.housekeeper.keep_house(self._clock_ms() if now_ms is None else now_ms)
+    def run_maintenance(self, now_ms: int | None = None) -> MaintenanceReport:
+        """Run the maintenance of every half minute now; return what was done."""
+        return self.maintenance.run_pass(self._clock_ms() if now_ms is None else now_ms)
 
     def _publish(self, partitions: Iterable[Partition]) -> None:
         published = []
@@ -569,9 +569,9 @@ class LogWriter:
         Raises:
             SyncFailedError: records that were acknowledged when they were written may be lost.
         """
-        if not forget(self):
+        if not unguard(self):
             return
-        self.housekeeper.stop()
+        self.maintenance.stop()
         try:
             self._commit.close(FencedError(f"the log {self.folder} was closed; connect again"))
         finally:

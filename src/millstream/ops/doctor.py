@@ -2,7 +2,7 @@
 
 Promises to look and not to change: no file stays behind, no session is started, and whatever is
 missing is reported and never raised, PySpark itself included. What is looked for is what
-``spark/session.py`` and the log will use.
+``spark/runtime/session.py`` and the log will use.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ print(json.dumps([sys.version.split()[0], pyspark.__version__]))
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorCheck:
     """One thing that was looked at.
 
     ``seen`` is what is there; ``advice`` is what to do about it, empty when ``ok``.
@@ -70,7 +70,7 @@ class Finding:
     advice: str = ""
 
 
-def diagnose(folder: Path | str | None = None) -> list[Finding]:
+def diagnose(folder: Path | str | None = None) -> list[DoctorCheck]:
     """Return what this machine has of all that Millstream needs, in a fixed order.
 
     Takes a few seconds: Java and a Python worker are started once, and the disk is made to write.
@@ -79,14 +79,14 @@ def diagnose(folder: Path | str | None = None) -> list[Finding]:
         folder: The folder of the log, which need not exist yet; by default the current folder.
 
     """
-    home = Path.cwd() if folder is None else Path(folder).absolute()
+    state_store = Path.cwd() if folder is None else Path(folder).absolute()
     return [
         *(_package(name, *wanted) for name, wanted in PACKAGES.items()),
         _java(),
         _worker(),
-        _file_system(home),
-        _free_space(home),
-        _sync(home),
+        _file_system(state_store),
+        _free_space(state_store),
+        _sync(state_store),
         _ports(),
         _memory(),
     ]
@@ -95,15 +95,15 @@ def diagnose(folder: Path | str | None = None) -> list[Finding]:
 # ── programs ────────────────────────────────────────────────────────────────────
 
 
-def _package(name: str, extra: str, lowest: str, below: str) -> Finding:
+def _package(name: str, extra: str, lowest: str, below: str) -> DoctorCheck:
     """Look at a package's version, without importing it."""
     allowed = f'pip install "millstream{extra}" "{name}>={lowest},<{below}"'
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Finding(name, ok=False, seen="not installed", advice=allowed)
+        return DoctorCheck(name, ok=False, seen="not installed", advice=allowed)
     fits = _release(lowest) <= _release(version) < _release(below)
-    return Finding(name, ok=fits, seen=version, advice="" if fits else allowed)
+    return DoctorCheck(name, ok=fits, seen=version, advice="" if fits else allowed)
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -122,17 +122,19 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _java() -> Finding:
-    from millstream.spark.java import find_java  # noqa: PLC0415 - the engine is an extra
+def _java() -> DoctorCheck:
+    from millstream.spark.runtime.java import find_java  # noqa: PLC0415 - the engine is an extra
 
     try:
         java = find_java(os.environ)
     except EnvironmentProblem as problem:
-        return Finding("java", ok=False, seen="none that fits", advice=str(problem))
-    return Finding("java", ok=True, seen=f"{java.version} from {java.source}: {java.executable}")
+        return DoctorCheck("java", ok=False, seen="none that fits", advice=str(problem))
+    return DoctorCheck(
+        "java", ok=True, seen=f"{java.version} from {java.source}: {java.executable}"
+    )
 
 
-def _worker() -> Finding:
+def _worker() -> DoctorCheck:
     """Start the Python that Spark's workers run on and have it import what they need."""
     try:
         ended = subprocess.run(  # noqa: S603 - this very Python
@@ -146,13 +148,13 @@ def _worker() -> Finding:
         )
         said = ended.stderr if ended.returncode else ended.stdout
     except (OSError, subprocess.SubprocessError) as problem:
-        return Finding("workers", ok=False, seen=str(problem), advice="run from a whole Python")
+        return DoctorCheck("workers", ok=False, seen=str(problem), advice="run from a whole Python")
     last = said.strip().splitlines()[-1] if said.strip() else f"exit code {ended.returncode}"
     if ended.returncode:
         advice = f"make this work: {sys.executable} -c 'import pyspark.worker, pyarrow, pandas'"
-        return Finding("workers", ok=False, seen=last, advice=advice)
+        return DoctorCheck("workers", ok=False, seen=last, advice=advice)
     python, pyspark = json.loads(last)
-    return Finding("workers", ok=True, seen=f"Python {python}, pyspark {pyspark}")
+    return DoctorCheck("workers", ok=True, seen=f"Python {python}, pyspark {pyspark}")
 
 
 # ── the disk ────────────────────────────────────────────────────────────────────
@@ -163,7 +165,7 @@ def _existing(folder: Path) -> Path:
     return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
-def _file_system(folder: Path) -> Finding:
+def _file_system(folder: Path) -> DoctorCheck:
     place = _existing(folder)
     kind = file_system_of(place)
     seen = f"{kind} at {place}"
@@ -171,11 +173,11 @@ def _file_system(folder: Path) -> Finding:
         advice = (
             "keep the log on a disk of this machine: locks and syncs do not hold over a network"
         )
-        return Finding("file system", ok=False, seen=seen, advice=advice)
+        return DoctorCheck("file system", ok=False, seen=seen, advice=advice)
     if kind in _MEMORY_FILE_SYSTEMS:
         advice = "keep the log on a disk: this is memory, and a restart of the machine empties it"
-        return Finding("file system", ok=False, seen=seen, advice=advice)
-    return Finding("file system", ok=True, seen=seen)
+        return DoctorCheck("file system", ok=False, seen=seen, advice=advice)
+    return DoctorCheck("file system", ok=True, seen=seen)
 
 
 def file_system_of(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
@@ -202,14 +204,14 @@ def _mounts(mounts: Path) -> Iterator[tuple[Path, str]]:
         yield Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), point)), kind
 
 
-def _free_space(folder: Path) -> Finding:
+def _free_space(folder: Path) -> DoctorCheck:
     free = shutil.disk_usage(_existing(folder)).free
     ok = free >= _DISK_FREE_MIN
     advice = "" if ok else f"make room: at least {_DISK_FREE_MIN / _GIB:.0f} GiB"
-    return Finding("free space", ok=ok, seen=f"{free / _GIB:.1f} GiB", advice=advice)
+    return DoctorCheck("free space", ok=ok, seen=f"{free / _GIB:.1f} GiB", advice=advice)
 
 
-def _sync(folder: Path) -> Finding:
+def _sync(folder: Path) -> DoctorCheck:
     """Have the disk write one page for good, and say how long that took."""
     place = _existing(folder)
     sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
@@ -222,36 +224,38 @@ def _sync(folder: Path) -> Finding:
             took_ms = (time.perf_counter() - started) * 1e3
     except OSError as problem:
         seen = f"cannot write in {place}: {problem.strerror}"
-        return Finding("sync", ok=False, seen=seen, advice="choose a folder that you may write in")
+        return DoctorCheck(
+            "sync", ok=False, seen=seen, advice="choose a folder that you may write in"
+        )
     ok = took_ms <= _SYNC_MS_MAX
     advice = "" if ok else "use a faster disk: every acknowledged write waits for it"
-    return Finding("sync", ok=ok, seen=f"{took_ms:.1f} ms", advice=advice)
+    return DoctorCheck("sync", ok=ok, seen=f"{took_ms:.1f} ms", advice=advice)
 
 
 # ── the machine ─────────────────────────────────────────────────────────────────
 
 
-def _ports() -> Finding:
+def _ports() -> DoctorCheck:
     """Open a port on the loopback address and reach it, as driver and workers do."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             with socket.create_connection(("127.0.0.1", port), timeout=5):
-                return Finding("ports", ok=True, seen="127.0.0.1 can be reached")
+                return DoctorCheck("ports", ok=True, seen="127.0.0.1 can be reached")
     except OSError as problem:
         advice = "allow connections to 127.0.0.1: Spark's parts talk over it"
-        return Finding("ports", ok=False, seen=f"127.0.0.1: {problem}", advice=advice)
+        return DoctorCheck("ports", ok=False, seen=f"127.0.0.1: {problem}", advice=advice)
 
 
-def _memory() -> Finding:
+def _memory() -> DoctorCheck:
     """Compare the memory there is with what a session on all cores takes, workers included."""
-    from millstream.spark import session  # noqa: PLC0415 - the engine is an extra
+    from millstream.spark.runtime import session  # noqa: PLC0415 - the engine is an extra
 
     cores, memory = session.cores_available(), session.memory_mib()
     driver = session.driver_memory_mib(memory)
     needed = driver + _WORKER_MIB * (cores + 2)
     seen = f"{memory / 1024:.1f} GiB, {cores} cores; Spark takes {driver} MiB of heap"
     if memory >= needed:
-        return Finding("memory", ok=True, seen=seen)
+        return DoctorCheck("memory", ok=True, seen=seen)
     advice = f"{cores} cores need {needed} MiB: use fewer cores, or a machine with more memory"
-    return Finding("memory", ok=False, seen=seen, advice=advice)
+    return DoctorCheck("memory", ok=False, seen=seen, advice=advice)

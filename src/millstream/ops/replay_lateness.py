@@ -21,25 +21,25 @@ from typing import Any
 import polars as pl
 
 from millstream.client.json_fields import timestamp_ms_of
-from millstream.kernels.watermarks import UNSEEN
+from millstream.kernels.time.watermarks import NO_WATERMARK
 from millstream.record import to_timestamp_ms
-from millstream.views.store import ViewStore
+from millstream.views.state_store.store import StateStore
 
-_PLACE = ("topic", "partition", "offset")
+_RECORD_ID = ("topic", "partition", "offset")
 
 
-def may_be_late(store: ViewStore, app: str, rows: pl.DataFrame) -> int:
+def count_maybe_late(store: StateStore, app: str, rows: pl.DataFrame) -> int:
     """Count the dead records of ``rows`` that may be late when they are appended again now."""
     status = store.status(app)
     fields = _time_fields(status)
     limits: dict[tuple[str, int], int] = {}
     count = 0
-    for row in rows.unique(_PLACE, keep="first", maintain_order=True).iter_rows(named=True):
+    for row in rows.unique(_RECORD_ID, keep="first", maintain_order=True).iter_rows(named=True):
         place = row["topic"], row["partition"]
         if place not in limits:
             limits[place] = _limit_us(status, *place)
         at_us = _time_us(row, fields.get(row["topic"], set()))
-        count += limits[place] > UNSEEN and (at_us is None or at_us <= limits[place])
+        count += limits[place] > NO_WATERMARK and (at_us is None or at_us <= limits[place])
         behind_us = _behind_us(status, row["topic"])
         if at_us is not None and behind_us is not None:  # it is appended before those that follow
             limits[place] = max(limits[place], at_us - behind_us)
@@ -71,12 +71,12 @@ def _time_fields(status: Mapping[str, Any]) -> dict[str, set[str | None]]:
 def _limit_us(status: Mapping[str, Any], topic: str, partition: int) -> int:
     """Give the time up to which events of a partition may be late at some operator."""
     names = [name for name, one in status.get("sources", {}).items() if one["topic"] == topic]
-    limits = [UNSEEN]
+    limits = [NO_WATERMARK]
     for operator in status.get("time", {}).values():
         for name in names:
             clock = operator["clocks"].get(name)
             if clock is not None:
-                reached = clock["partitions"].get(str(partition), UNSEEN)
+                reached = clock["partitions"].get(str(partition), NO_WATERMARK)
                 limits.append(
                     max(operator["watermark_us"], reached) - operator.get("lateness_us", 0)
                 )

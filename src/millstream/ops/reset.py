@@ -7,16 +7,16 @@ all together:
 =====================================  ==========================================================
 a crash, or a failure, after           leaves
 =====================================  ==========================================================
-1. the mark ``reset-begun``            the app whole; no run begins (``views/running.py``), as after
+1. the mark ``reset-begun``            the app whole; no run begins (``views/runs/control_files.py``), as after
                                        every later step until the last: reset it again
-2. older runs are refused by the home  the same; a run that slept through all of this can commit nothing
-3. the databases have forgotten it     its views are gone there; the home still knows the database, which
+2. older runs are refused by the state store  the same; a run that slept through all of this can commit nothing
+3. the databases have forgotten it     its views are gone there; the state store still knows the database, which
                                        says, when asked again, that there is nothing
 4. its datasets are emptied            some of them are; each keeps its identity until its files are gone
 5. its fences in the log are gone      batches could be committed to topics again, by a run that may not
                                        begin. Whoever held the producer's name is fenced off before
 6. its folder is empty but for the     part of the folder, and no run that takes it for a whole one. The
-   mark                                home, which knows of the others, went first here, after them
+   mark                                state_store, which knows of the others, went first here, after them
 7. the mark, and the folder, are gone  all is done: the next run begins as the first one did
 =====================================  ==========================================================
 
@@ -36,8 +36,8 @@ from typing import Any
 import polars as pl
 
 from millstream.client import connect
-from millstream.client.kafka.address import is_kafka, shown
-from millstream.client.reading import open_reader
+from millstream.client.address import log_folder, shown
+from millstream.client.open import open_reader
 from millstream.errors import (
     ConfigError,
     CorruptionError,
@@ -47,22 +47,22 @@ from millstream.errors import (
 )
 from millstream.log.control import CONTROL_NAME
 from millstream.log.files import DISK
-from millstream.views.commit import DEAD_VIEW
-from millstream.views.dataset import (
-    dataset_folder,
-    dataset_written,
-    empty_dataset,
-    files_of_dataset,
-)
-from millstream.views.dead_letters import dead_topic, relay_fences
-from millstream.views.postgres_target import AppInDatabase, app_in_database, forget_app
-from millstream.views.running import mark_reset, reset_begun, runs_alive
+from millstream.views.commit.committer import DEAD_LETTERS_VIEW
+from millstream.views.dead_letter_relay import dead_letter_topic, relay_fence_prefix
+from millstream.views.runs.control_files import active_runs, reset_marker, write_reset_marker
 from millstream.views.schema import JOB, check_app_name
-from millstream.views.store import ViewStore
+from millstream.views.sinks.dataset import (
+    dataset_files,
+    dataset_folder,
+    delete_dataset,
+    owned_dataset_identity,
+)
+from millstream.views.sinks.postgres import AppInDatabase, app_in_database, forget_app
+from millstream.views.state_store.store import StateStore
 
 
 @dataclass(frozen=True)
-class DatasetFound:
+class AppDataset:
     """A dataset that the app writes: its folder, identity, and what it holds."""
 
     folder: Path
@@ -72,10 +72,10 @@ class DatasetFound:
 
 
 @dataclass(frozen=True)
-class Found:
+class AppFootprint:
     """What an app has made: what a reset removes, and what it cannot take back.
 
-    ``views`` are rows by view of the app's own store; ``home_problem`` says why that cannot be read, where
+    ``views`` are rows by view of the app's own store; ``state_store_problem`` says why that cannot be read, where
     it cannot: then nobody knows what else the app wrote to. ``topics`` says how many offsets, so at most
     so many records, the topics hold to which it writes; None where that is not known. ``replayed`` are the
     dead records, by topic, that were appended again: they stand in it twice.
@@ -87,9 +87,9 @@ class Found:
     files: int
     size_bytes: int
     views: dict[str, int] = field(default_factory=dict)
-    home_problem: str | None = None
+    state_store_problem: str | None = None
     databases: dict[str, AppInDatabase] = field(default_factory=dict, repr=False)  # by URL
-    datasets: tuple[DatasetFound, ...] = ()
+    datasets: tuple[AppDataset, ...] = ()
     writes_to_log: bool = False
     fences: int = 0
     topics: dict[str, int | None] = field(default_factory=dict)
@@ -103,18 +103,20 @@ class Found:
 
 
 @dataclass
-class _Home:
+class _StateStoreInfo:
     """What the app's own store knows of it."""
 
     views: dict[str, int] = field(default_factory=dict)
-    targets: list[tuple[str, str]] = field(default_factory=list)  # identity, name
+    sinks: list[tuple[str, str]] = field(default_factory=list)  # identity, name
     graph: dict[str, Any] = field(default_factory=dict)
     replayed: dict[str, int] = field(default_factory=dict)
     checkpoint_id: str | None = None
     problem: str | None = None
 
 
-def look(app: str, state: Path, log: Path | str, databases: Sequence[str] = ()) -> Found:
+def find_footprint(
+    app: str, state: Path, log: Path | str, databases: Sequence[str] = ()
+) -> AppFootprint:
     """Find what an app has made. Changes nothing.
 
     Args:
@@ -128,27 +130,27 @@ def look(app: str, state: Path, log: Path | str, databases: Sequence[str] = ()) 
     """
     check_app_name(app)  # it names what is removed
     folder = state / "apps" / app
-    _require_stopped(app, folder)
-    home = _home(app, folder / "views.db")
+    _check_stopped(app, folder)
+    state_store = _read_state_store(app, folder / "views.db")
     kept = {url: app_in_database(url, app) for url in databases}
-    _require_given(app, home, kept, log)
+    _check_all_stores_named(app, state_store, kept, log)
     paths = [path for path in folder.rglob("*") if path.is_file()]
-    written = [node["does"] for node in _outputs(home, "topic")]
-    found = Found(
+    written = [node["does"] for node in _outputs(state_store, "topic")]
+    found = AppFootprint(
         app,
         folder,
         log,
         files=len(paths),
         size_bytes=sum(path.stat().st_size for path in paths),
-        views=home.views,
-        home_problem=home.problem,
+        views=state_store.views,
+        state_store_problem=state_store.problem,
         databases=kept,
-        datasets=tuple(_datasets(app, home)),
-        writes_to_log=any(_is_log(identity) for identity, _ in home.targets),
+        datasets=tuple(_datasets(app, state_store)),
+        writes_to_log=any(_is_log(identity) for identity, _ in state_store.sinks),
         fences=_fences(app, log),
-        topics=_records(log, [*written, dead_topic(app)]),
-        replayed=home.replayed,
-        functions=tuple(node["name"] for node in _outputs(home, "function")),
+        topics=_records(log, [*written, dead_letter_topic(app)]),
+        replayed=state_store.replayed,
+        functions=tuple(node["name"] for node in _outputs(state_store, "function")),
     )
     if found.empty:
         raise ConfigError(
@@ -158,7 +160,7 @@ def look(app: str, state: Path, log: Path | str, databases: Sequence[str] = ()) 
     return found
 
 
-def reset(found: Found) -> None:
+def reset(found: AppFootprint) -> None:
     """Remove it all. Cut off at any moment, it can be done again; see the module for what is left.
 
     Raises:
@@ -167,23 +169,23 @@ def reset(found: Found) -> None:
     """
     folder = found.folder
     if folder.exists():
-        cut_off = reset_begun(folder).exists()
-        mark_reset(folder)  # step 1
-        _require_stopped(found.app, folder, mark_back=not cut_off)
+        cut_off = reset_marker(folder).exists()
+        write_reset_marker(folder)  # step 1
+        _check_stopped(found.app, folder, mark_back=not cut_off)
         _refuse_older_runs(found)  # step 2
     for url, kept in found.databases.items():
         if kept:
             forget_app(url, found.app)  # step 3
     for dataset in found.datasets:
-        empty_dataset(dataset.folder, dataset.identity)  # step 4
+        delete_dataset(dataset.folder, dataset.identity)  # step 4
     if found.fences or found.writes_to_log:
-        _forget_fences(found)  # step 5
+        _remove_fences(found)  # step 5
     if folder.exists():
         try:
             _empty(folder)  # step 6
             # Else the mark might be gone after a loss of power, and not the rest.
             DISK.sync_folder(folder)
-            reset_begun(folder).unlink()  # step 7
+            reset_marker(folder).unlink()  # step 7
         except OSError as error:
             raise RetriableError(
                 f"{folder} could not be removed whole: {error}. Mend that, and reset the app again."
@@ -195,49 +197,49 @@ def reset(found: Found) -> None:
 # -- looking ----------------------------------------------------------------------------------
 
 
-def _home(app: str, path: Path) -> _Home:
+def _read_state_store(app: str, path: Path) -> _StateStoreInfo:
     if not path.exists():
-        return _Home()
+        return _StateStoreInfo()
     try:
-        with closing(ViewStore(path, readonly=True)) as store:
-            return _Home(
+        with closing(StateStore(path, readonly=True)) as store:
+            return _StateStoreInfo(
                 {schema.name: store.count(schema.name) for schema in store.views()},
-                [(identity, name) for identity, name, _ in store.targets(app, JOB)],
+                [(identity, name) for identity, name, _ in store.sinks(app, JOB)],
                 store.description(app, "graph") or {},
                 _replayed(store),
                 store.checkpoint_id(app, JOB),
             )
     except (ConfigError, CorruptionError) as error:
-        return _Home(problem=str(error))
+        return _StateStoreInfo(problem=str(error))
 
 
-def _replayed(store: ViewStore) -> dict[str, int]:
+def _replayed(store: StateStore) -> dict[str, int]:
     """Count the dead records that were appended again, by topic."""
-    if DEAD_VIEW not in {schema.name for schema in store.views()}:
+    if DEAD_LETTERS_VIEW not in {schema.name for schema in store.views()}:
         return {}
-    rows = store.scan(DEAD_VIEW).filter(pl.col("replayed_at").is_not_null())
+    rows = store.scan(DEAD_LETTERS_VIEW).filter(pl.col("replayed_at").is_not_null())
     records = rows.unique(["topic", "partition", "offset"])
     return dict(records.group_by("topic").len().sort("topic").iter_rows())
 
 
-def _require_stopped(app: str, folder: Path, *, mark_back: bool = False) -> None:
-    alive = runs_alive(folder)
+def _check_stopped(app: str, folder: Path, *, mark_back: bool = False) -> None:
+    alive = active_runs(folder)
     if not alive:
         return
     if mark_back:
-        reset_begun(folder).unlink(missing_ok=True)
+        reset_marker(folder).unlink(missing_ok=True)
     raise ConfigError(
         f"{app} is running (process {alive[-1].pid}), and nothing was removed. Stop it first: millstream "
         f"stop {app}."
     )
 
 
-def _require_given(
-    app: str, home: _Home, databases: dict[str, AppInDatabase], log: Path | str
+def _check_all_stores_named(
+    app: str, state_store: _StateStoreInfo, databases: dict[str, AppInDatabase], log: Path | str
 ) -> None:
     """Make sure that all can be reached that the app wrote to, and would refuse it afterwards."""
     given = {kept.identity for kept in databases.values()}
-    for identity, name in home.targets:
+    for identity, name in state_store.sinks:
         if identity.startswith("postgresql:") and identity not in given:
             raise ConfigError(
                 f"{app} keeps views in {name}, which are to be removed with the rest. Give its URL, with "
@@ -255,64 +257,67 @@ def _is_log(identity: str) -> bool:
 
 
 def _log_identity(log: Path | str) -> str | None:
-    if not is_kafka(log) and not _is_there(log):
+    if not _log_exists(log):
         return None
     with connect(log) as opened:
         return opened.identity
 
 
-def _is_there(log: Path | str) -> bool:
+def _log_exists(log: Path | str) -> bool:
     """Say whether there is a log, so that none is made by looking."""
-    return is_kafka(log) or (Path(log) / CONTROL_NAME).exists()
+    folder = log_folder(log)
+    return folder is None or (folder / CONTROL_NAME).exists()
 
 
-def _outputs(home: _Home, kind: str) -> list[dict[str, str]]:
-    nodes = home.graph.get("nodes", [])
+def _outputs(state_store: _StateStoreInfo, kind: str) -> list[dict[str, str]]:
+    nodes = state_store.graph.get("nodes", [])
     return [node for node in nodes if node["kind"] == kind and node["id"].startswith("port-")]
 
 
-def _datasets(app: str, home: _Home) -> list[DatasetFound]:
+def _datasets(app: str, state_store: _StateStoreInfo) -> list[AppDataset]:
     found = []
-    for identity, folder in _dataset_folders(app, home).items():
-        files = files_of_dataset(folder, identity)
+    for identity, folder in _dataset_folders(app, state_store).items():
+        files = dataset_files(folder, identity)
         if files is not None:
             size_bytes = sum(path.stat().st_size for path in files)
-            found.append(DatasetFound(folder, identity, len(files), size_bytes))
+            found.append(AppDataset(folder, identity, len(files), size_bytes))
     return found
 
 
-def _dataset_folders(app: str, home: _Home) -> dict[str, Path]:
+def _dataset_folders(app: str, state_store: _StateStoreInfo) -> dict[str, Path]:
     """Give the folders of the app's datasets by identity.
 
-    Of one whose first batch was cut off before the home's commit, only the graph and the dataset know.
+    Of one whose first batch was cut off before the state store's commit, only the graph and the dataset know.
     """
     begun = {
-        dataset_written(node["does"], app, JOB, home.checkpoint_id): Path(node["does"]).absolute()
-        for node in _outputs(home, "dataset")
+        owned_dataset_identity(node["does"], app, JOB, state_store.checkpoint_id): Path(
+            node["does"]
+        ).absolute()
+        for node in _outputs(state_store, "dataset")
     }
     noted = {
         identity: dataset_folder(name)
-        for identity, name in home.targets
+        for identity, name in state_store.sinks
         if identity.startswith("dataset:")
     }
     return {**{identity: folder for identity, folder in begun.items() if identity}, **noted}
 
 
 def _fences(app: str, log: Path | str) -> int:
-    if not _is_there(log):
+    if not _log_exists(log):
         return 0
     with connect(log) as opened:
-        return sum(len(opened.fences(prefix)) for prefix in _prefixes(app))
+        return sum(len(opened.fences(prefix)) for prefix in _fence_prefixes(app))
 
 
-def _prefixes(app: str) -> tuple[str, str]:
+def _fence_prefixes(app: str) -> tuple[str, str]:
     """Give what the fences of an app's topics begin with, and those of its dead records."""
-    return f"{app}/{JOB}/", relay_fences(app)
+    return f"{app}/{JOB}/", relay_fence_prefix(app)
 
 
 def _records(log: Path | str, topics: Sequence[str]) -> dict[str, int | None]:
     """Count the offsets of those of these topics that there are."""
-    if not _is_there(log):
+    if not _log_exists(log):
         return {}
     reader = open_reader(log)
     found: dict[str, int | None] = {}
@@ -329,32 +334,32 @@ def _records(log: Path | str, topics: Sequence[str]) -> dict[str, int | None]:
 # -- removing ---------------------------------------------------------------------------------
 
 
-def _refuse_older_runs(found: Found) -> None:
-    if found.home_problem is None and (found.folder / "views.db").exists():
-        with closing(ViewStore(found.folder / "views.db")) as store:
-            store.refuse_runs(found.app, JOB)
+def _refuse_older_runs(found: AppFootprint) -> None:
+    if found.state_store_problem is None and (found.folder / "views.db").exists():
+        with closing(StateStore(found.folder / "views.db")) as store:
+            store.fence_runs(found.app, JOB)
 
 
-def _forget_fences(found: Found) -> None:
+def _remove_fences(found: AppFootprint) -> None:
     with connect(found.log) as log:
         # Whoever has this name is fenced off, with the transaction that it has open: none of its batches
         # comes after.
         log.producer(transactional_id=f"{found.app}/{JOB}").close()
-        for prefix in _prefixes(found.app):
-            log.forget_fences(prefix)
+        for prefix in _fence_prefixes(found.app):
+            log.delete_fences(prefix)
 
 
 def _empty(folder: Path) -> None:
-    """Remove all but the mark: the home last but for its own helpers, as it knows of the others."""
-    mark = reset_begun(folder)
-    home = folder / "views.db"
+    """Remove all but the mark: the state store last but for its own helpers, as it knows of the others."""
+    mark = reset_marker(folder)
+    state_store = folder / "views.db"
     for path in folder.iterdir():
-        if path == mark or path.name.startswith(home.name):
+        if path == mark or path.name.startswith(state_store.name):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
-    home.unlink(missing_ok=True)
-    for path in folder.glob(f"{home.name}*"):
+    state_store.unlink(missing_ok=True)
+    for path in folder.glob(f"{state_store.name}*"):
         path.unlink()

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from millstream.durations import describe_us
+from millstream.durations import format_us
 from millstream.errors import ConfigError
-from millstream.kernels.watermarks import UNSEEN
-from millstream.views.store import ViewStore
+from millstream.kernels.time.watermarks import NO_WATERMARK
+from millstream.views.state_store.store import StateStore
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class Open:
+class WatermarkReport:
     """Where a step stands in time. ``held_by`` names what holds its watermark, the slowest first."""
 
     step: str
@@ -44,7 +44,7 @@ class Open:
 
 
 @dataclass(frozen=True)
-class Late:
+class LateReport:
     """What came too late for a step. ``missed_by_us`` is the most by which one missed, if known."""
 
     step: str
@@ -59,7 +59,7 @@ class Late:
         return {**values, "last_batch_id": self.last_batch_id, "sentences": list(self.sentences)}
 
 
-def why_open(store: ViewStore, app: str, step: str | None = None) -> list[Open]:
+def why_open(store: StateStore, app: str, step: str | None = None) -> list[WatermarkReport]:
     """Say of each step with windows what holds its watermark, since when, and what releases it.
 
     Raises:
@@ -70,7 +70,7 @@ def why_open(store: ViewStore, app: str, step: str | None = None) -> list[Open]:
     return [_open(name, told, status) for name, told in times.items()]
 
 
-def why_late(store: ViewStore, app: str, step: str | None = None) -> list[Late]:
+def why_late(store: StateStore, app: str, step: str | None = None) -> list[LateReport]:
     """Say of each step how many events came too late for it, and by how much they missed.
 
     Raises:
@@ -95,7 +95,7 @@ def _of_step(told: Mapping[str, Any], step: str | None, app: str) -> Mapping[str
     return {step: told[step]}
 
 
-def _open(step: str, told: Mapping[str, Any], status: Mapping[str, Any]) -> Open:
+def _open(step: str, told: Mapping[str, Any], status: Mapping[str, Any]) -> WatermarkReport:
     watermark = _moment(told["watermark_us"])
     since = datetime.fromisoformat(told["since"])
     held_by = [
@@ -104,10 +104,10 @@ def _open(step: str, told: Mapping[str, Any], status: Mapping[str, Any]) -> Open
         if clock["active"] and clock["watermark"] <= told["watermark_us"]
         for held in _holders(name, clock, status)
     ]
-    stands = f"at {_said(watermark)}" if watermark else "not set yet"
+    stands = f"at {_format_time(watermark)}" if watermark else "not set yet"
     first = (
         f"{step}: its watermark is {stands}, since batch {told['since_batch_id']} "
-        f"({_said(since)}). A window is open while that is before its end and the lateness."
+        f"({_format_time(since)}). A window is open while that is before its end and the lateness."
     )
     rest = [sentence for held in held_by for sentence in held.sentences()]
     if not held_by and any(clock["advances"] for clock in told["clocks"].values()):
@@ -118,11 +118,11 @@ def _open(step: str, told: Mapping[str, Any], status: Mapping[str, Any]) -> Open
             "watermark(idle_advance=True) would let it go on with running time.",
         ]
     names = tuple(held.name for held in held_by)
-    return Open(step, watermark, since, told["since_batch_id"], names, (first, *rest))
+    return WatermarkReport(step, watermark, since, told["since_batch_id"], names, (first, *rest))
 
 
 @dataclass(frozen=True)
-class _Holder:
+class _WatermarkHolder:
     """A partition, or a step above, that holds a watermark."""
 
     name: str
@@ -139,9 +139,9 @@ class _Holder:
         else:
             ahead = ""
             if self.ahead is not None and self.ahead > self.reached:
-                by = describe_us((self.ahead - self.reached) // timedelta(microseconds=1))
-                ahead = f"; another is at {_said(self.ahead)}, {by} ahead"
-            yield f"{self.name} holds it: it has reached {_said(self.reached)}{ahead}."
+                by = format_us((self.ahead - self.reached) // timedelta(microseconds=1))
+                ahead = f"; another is at {_format_time(self.ahead)}, {by} ahead"
+            yield f"{self.name} holds it: it has reached {_format_time(self.reached)}{ahead}."
         if self.producers:
             named = ", ".join(repr(name) for name in self.producers)
             more = self.producer_count - len(self.producers)
@@ -157,26 +157,35 @@ class _Holder:
                 'watermark(idle="1 minute") would leave it out while it is quiet.'
             )
         else:
-            quiet = describe_us(self.idle_ms * 1000)
+            quiet = format_us(self.idle_ms * 1000)
             yield (
                 "It moves when a later event comes to it, or when it has been quiet for "
                 f"{quiet} of running time."
             )
 
 
-def _holders(name: str, clock: Mapping[str, Any], status: Mapping[str, Any]) -> list[_Holder]:
+def _holders(
+    name: str, clock: Mapping[str, Any], status: Mapping[str, Any]
+) -> list[_WatermarkHolder]:
     """Name the slowest active partitions of an input; of a step above, the step."""
     source = status.get("sources", {}).get(name)
     if source is None:
-        return [_Holder(f"the step {name!r}", _moment(clock["watermark"]), None, None, None)]
+        return [
+            _WatermarkHolder(f"the step {name!r}", _moment(clock["watermark"]), None, None, None)
+        ]
     topic, reached = source["topic"], clock["partitions"]
     lag = status.get("lag", {})
     numbers = {int(number) for number in reached}
     numbers |= {int(n.rpartition("/")[2]) for n in lag if n.rpartition("/")[0] == topic}
-    active = {n: reached.get(str(n), UNSEEN) for n in sorted(numbers) if n not in clock["idle"]}
-    least, most = min(active.values(), default=UNSEEN), max(active.values(), default=UNSEEN)
+    active = {
+        n: reached.get(str(n), NO_WATERMARK) for n in sorted(numbers) if n not in clock["idle"]
+    }
+    least, most = (
+        min(active.values(), default=NO_WATERMARK),
+        max(active.values(), default=NO_WATERMARK),
+    )
     return [
-        _Holder(
+        _WatermarkHolder(
             f"{topic}/{number}",
             _moment(at_us),
             _moment(most),
@@ -193,22 +202,22 @@ def _producers(slowest: Mapping[str, Any] | None) -> tuple[tuple[str | None, ...
     return ((), 0) if slowest is None else (tuple(slowest["names"]), slowest["count"])
 
 
-def _late(step: str, told: Mapping[str, Any]) -> Late:
+def _late(step: str, told: Mapping[str, Any]) -> LateReport:
     events, missed_us = told["events"], told["late_by_us_max"]
     count = "1 event" if events == 1 else f"{events:,} events"
     first = f"{step}: {count} came too late, the last in batch {told['batch_id']}."
     missed = (
-        f"The latest missed by {describe_us(missed_us)}: that much more lateness, or delay of the "
+        f"The latest missed by {format_us(missed_us)}: that much more lateness, or delay of the "
         "watermark, would have taken all of them in."
         if missed_us
         else "By how much they missed is not known for this step."
     )
-    return Late(step, events, missed_us, told["batch_id"], (first, missed))
+    return LateReport(step, events, missed_us, told["batch_id"], (first, missed))
 
 
 def _moment(at_us: int) -> datetime | None:
-    return None if at_us <= UNSEEN else _START + timedelta(microseconds=at_us)
+    return None if at_us <= NO_WATERMARK else _START + timedelta(microseconds=at_us)
 
 
-def _said(moment: datetime) -> str:
+def _format_time(moment: datetime) -> str:
     return moment.isoformat(sep=" ", timespec="seconds").replace("+00:00", "Z")

@@ -8,11 +8,11 @@ import polars as pl
 
 from millstream.kernels.aggregates import Aggregate
 from millstream.pipeline.checks import type_of
-from millstream.pipeline.schema import Columns
+from millstream.pipeline.schema import ColumnTypes
 
 
 def bound_aggregates(
-    aggregates: Mapping[str, Aggregate], columns: Columns, *, step: str, changes: bool = False
+    aggregates: Mapping[str, Aggregate], columns: ColumnTypes, *, step: str, changes: bool = False
 ) -> tuple[tuple[str, Aggregate], ...]:
     """Give the aggregates bound to the types of their values.
 
@@ -26,5 +26,5 @@ def bound_aggregates(
     def found(value: pl.Expr) -> pl.DataType:
         return type_of(value, columns, step)
 
-    chosen = {n: a.for_changes() if changes else a for n, a in aggregates.items()}
+    chosen = {n: a.for_retractions() if changes else a for n, a in aggregates.items()}
     return tuple((name, one.bound(name, found)) for name, one in chosen.items())

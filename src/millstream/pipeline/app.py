@@ -3,43 +3,46 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-import polars as pl
-
 from millstream.choices import choose
-from millstream.client.default_log import default_log
-from millstream.client.kafka.address import is_kafka, kafka_address, shown
+from millstream.client.address import log_folder, shown
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError, RetriableError
-from millstream.kernels.dead_records import BadPolicy
-from millstream.kernels.frames import DIFF_COLUMN, polars_table
-from millstream.kernels.isolation import OnError
-from millstream.kernels.keyhash import Buckets
-from millstream.kernels.plan import JobPlan, ViewEnd
-from millstream.kernels.watermarks import WatermarkRule
+from millstream.kernels.errors.dead_letters import BadRecordPolicy
+from millstream.kernels.frames import polars_table
+from millstream.kernels.plan import JobPlan, ViewSinkSpec
+from millstream.kernels.state.keyhash import Buckets
+from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.pipeline.avro import AvroSchema
 from millstream.pipeline.checks import check_time, checked_on_error
-from millstream.pipeline.compile import compile_plan
-from millstream.pipeline.functions import Column, as_expression
-from millstream.pipeline.graph import FrameNode, Output
-from millstream.pipeline.live import LiveTable
+from millstream.pipeline.compiler import compile_plan
+from millstream.pipeline.declaration import AppDeclaration
+from millstream.pipeline.expressions import Column, as_expression
+from millstream.pipeline.graph import DataFrameNode, GraphNode, Output
+from millstream.pipeline.progress_table import ProgressTable
+from millstream.pipeline.schema import ColumnTypes
+from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.spark_extra import spark_extra
-from millstream.pipeline.streams import Stream
-from millstream.pipeline.time_words import IN_ORDER, check_rule_of_frame
+from millstream.pipeline.stream import Stream
 from millstream.pipeline.topic import Topic
-from millstream.pipeline.values import Declared, FormatName, Metadata, check_policy
-from millstream.views.address import checked
-from millstream.views.dead_letters import relay
-from millstream.views.dead_share import check_dead_max
-from millstream.views.late_alarm import LateAlarm, check_share
+from millstream.pipeline.topic_declaration import (
+    FormatName,
+    Metadata,
+    TopicDeclaration,
+    check_policy,
+)
+from millstream.pipeline.watermarks import IN_ORDER, check_dataframe_watermark
+from millstream.views.address import parse_store
+from millstream.views.dead_letter_relay import relay
 from millstream.views.panels import Panel, check_panel, to_plain
-from millstream.views.progress import UNTIL_WORDS, Progress, Report, Until
+from millstream.views.runs.dead_letter_share import check_dead_letter_max
+from millstream.views.runs.late_alarm import LateAlarm, check_late_share
+from millstream.views.runs.progress import UNTIL_OPTIONS, Progress, Report, Until
 from millstream.views.schema import check_app_name
 
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class App:
+class App(AppDeclaration):
     """A pipeline: declare topics, streams and views on it, then :meth:`run` it.
 
     Args:
@@ -57,21 +60,21 @@ class App:
         state: The folder in which state and views are kept, as ``apps/<name>``: the log's own, if it is
             a folder. Where the log is behind ``kafka://`` it must be given, and is what ``log=`` is to
             whatever reads views (``ms.view``, ``millstream view``, ``millstream ui``).
-        buckets: Into how many hash ranges keys are divided; fixed at the birth of the app's state.
+        buckets: Into how many hash ranges keys are divided; fixed when the app's state is created.
             As many cores at most can share a stage of a large batch, and as many partitions the app
             can be rescaled to. Each costs its part in every batch, however small that is. Two are
             for a laptop; give as many as the cores that a cluster may have one day.
         views: Where views are kept that do not say so themselves: the app's own store in its
             folder, or the URL of a PostgreSQL database. See :meth:`Stream.view`.
-        on_error: What a row leads to on which an expression or function of yours fails:
-            ``"dead-letter"`` puts it aside, with step and reason, and ``"stop"`` stops the job. A
-            step may say otherwise.
-        dead_max: Which share of the rows that a step reads may be dead. When more of what a run read
-            are, at any step, that is said as alarms are, and the run has failed: ``report.ok`` is
+        on_error: What happens to a row on which an expression or function of yours fails:
+            ``"dead-letter"`` sends it to the dead letters, with step and reason, and ``"stop"`` stops the
+            job. A step can override it.
+        dead_max: The share of the rows that a step reads which may become dead letters. When a run
+            exceeds it at any step, the run raises an alarm and has failed: ``report.ok`` is
             False, and `millstream run` ends with the exit code 1. What was committed stands. With
             1 no run fails by it.
         late_alarm: A share of late events, such as 0.01. When more of what the last 20 batches read
-            came too late, that is said once: to the log, to ``run``'s on_alarm, and in the report.
+            came too late, the run raises one alarm: in the log, to ``run``'s on_alarm, and in the report.
 
     Example::
 
@@ -82,38 +85,28 @@ class App:
         print(app.run(until="caught-up"))
     """
 
-    name: str
-    # Not shown, as an option of kafka:// may be a password.
-    log: str | Path = field(default_factory=default_log, repr=False)
-    buckets: int = 2
-    on_error: OnError = "dead-letter"
-    views: str | None = field(default=None, repr=False)  # it may hold a password
     late_alarm: float | None = None
     state: str | Path | None = None
     dead_max: float = 0.5
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
-    outputs: list[Output] = field(default_factory=list, init=False)
     panels: tuple[Panel, ...] = field(default=(), init=False)
-    _names: Counter[str] = field(default_factory=Counter, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_app_name(self.name)
         if not 1 <= self.buckets <= 4096:
             raise ConfigError(f"buckets is {self.buckets}. Allowed are 1 to 4096.")
         checked_on_error(self.on_error)
-        checked(self.views, what="The app's views")
-        check_share(self.late_alarm)
-        check_dead_max(self.dead_max)
+        parse_store(self.views, what="The app's views")
+        check_late_share(self.late_alarm)
+        check_dead_letter_max(self.dead_max)
         self._check_log()
 
     def _check_log(self) -> None:
-        if is_kafka(self.log):
-            kafka_address(str(self.log))
-            if self.state is None:
-                raise ConfigError(
-                    f"The log is {shown(self.log)}, and brokers keep no state and views. Say in which folder "
-                    'they are to be: state="./data".'
-                )
+        if log_folder(self.log) is None and self.state is None:
+            raise ConfigError(
+                f"The log is {shown(self.log)}, and brokers keep no state and views. Say in which folder "
+                'they are to be: state="./data".'
+            )
 
     def use_log(self, log: str | Path) -> None:
         """Read and write another log than the app was declared with: `millstream run --log`.
@@ -127,10 +120,10 @@ class App:
     @property
     def folder(self) -> Path:
         """Where the app keeps its state, views and log file: ``<state>/apps/<name>``."""
-        return self._home / "apps" / self.name
+        return self._state_folder / "apps" / self.name
 
     @property
-    def _home(self) -> Path:
+    def _state_folder(self) -> Path:
         return Path(self.log if self.state is None else self.state)
 
     def topic(
@@ -144,7 +137,7 @@ class App:
         avro_schema: AvroSchema | None = None,
         avro_schemas: Mapping[int, AvroSchema] | str | Path | None = None,
         metadata: Metadata = (),
-        bad: BadPolicy = "dead-letter",
+        bad: BadRecordPolicy = "dead-letter",
     ) -> Topic:
         """Declare a topic: the fields of its values, and how they are written.
 
@@ -161,7 +154,7 @@ class App:
                 of files such as ``17.avsc``.
             metadata: What the record says of itself that is to be a column: any of ``"key"``,
                 ``"partition"``, ``"offset"``, ``"timestamp"``, ``"headers"``.
-            bad: What becomes of a record that does not fit. ``"dead-letter"``: it is kept in the
+            bad: What happens to a record that cannot be decoded. ``"dead-letter"``: it is kept in the
                 view ``dead_letters`` and forwarded to the topic ``<app>.dead``, and the stream goes
                 on. ``"stop"``: the job stops, with nothing of the batch committed. ``"skip"``: it
                 is counted, and that is all.
@@ -169,7 +162,7 @@ class App:
         Raises:
             ConfigError: a type or an option is not known, or they do not fit together.
         """
-        declared = Declared(name, schema, format, avro_schema, avro_schemas, metadata)
+        declared = TopicDeclaration(name, schema, format, avro_schema, avro_schemas, metadata)
         fields, values = declared.read()
         check_policy(name, bad)
         if key is not None and key not in {f.name for f in fields}:
@@ -178,6 +171,7 @@ class App:
         if name in self.topics:
             raise ConfigError(f"Topic {name!r} is declared twice. Use the first declaration.")
         self.topics[name] = Topic(self, name, fields, key, partitions, values, bad)
+        self.partitions[name] = partitions
         return self.topics[name]
 
     def spark_session(
@@ -187,13 +181,13 @@ class App:
         master: str | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> SparkSession:
-        """Start Spark as the app needs it, and give the session: DataFrames that the app is to take
-        in are made with it. ``cores``, ``master`` and ``settings`` are as for :meth:`run`.
+        """Start Spark as the app needs it, and return the session: make the DataFrames that the app
+        is to read with it. ``cores``, ``master`` and ``settings`` are as for :meth:`run`.
 
         Spark stays up until the process ends.
         """
         with spark_extra():
-            from millstream.spark.session import start_session  # noqa: PLC0415 - loads pyspark
+            from millstream.spark.runtime.session import start_session  # noqa: PLC0415 - loads pyspark
 
         return start_session(
             self.name, folder=self.folder, cores=cores, master=master, settings=settings
@@ -225,7 +219,7 @@ class App:
 
         Raises:
             ConfigError: the DataFrame is not streaming, or has columns that we cannot take; the
-                watermark goes by what only records of a topic tell.
+                watermark uses what only records of a topic have.
 
         Example::
 
@@ -233,24 +227,18 @@ class App:
             app.from_spark(rates, time="timestamp").view("latest", key="value")
         """
         with spark_extra():
-            from millstream.spark.native import streaming_schema  # noqa: PLC0415 - loads pyspark
+            from millstream.spark.dataframes import streaming_schema  # noqa: PLC0415 - loads pyspark
 
         schema = streaming_schema(frame)
         columns = dict(polars_table(schema.empty_table()).schema)
         expression = as_expression(time, what="from_spark's time")
         check_time(expression, columns, name)
-        check_rule_of_frame(watermark, name)
-        node = FrameNode(self.unique_name(name), frame, schema, expression, watermark)
+        check_dataframe_watermark(watermark, name)
+        node = DataFrameNode(self.names.unique(name), frame, schema, expression, watermark)
         lateness_us = to_us(lateness, what="stream's lateness")
-        return Stream(self, node, columns, lateness_us=lateness_us)
+        return Stream(self, node, StreamShape(columns, lateness_us=lateness_us, names=self.names))
 
-    def unique_name(self, name: str) -> str:
-        """Give a step its name; the second of the same name is ``name #2``."""
-        self._names[name] += 1
-        count = self._names[name]
-        return name if count == 1 else f"{name} #{count}"
-
-    def plan(self, bucket_labels: Buckets | None = None) -> JobPlan:
+    def plan(self, buckets: Buckets | None = None) -> JobPlan:
         """Compile what leads to the outputs.
 
         Raises:
@@ -261,11 +249,12 @@ class App:
                 f"The app {self.name!r} has no view and no other output. End a stream with "
                 ".view(name), .to(topic), .dataset(path) or .foreach(function)."
             )
-        labels = bucket_labels or Buckets(tuple(range(self.buckets)))
-        return compile_plan(self.name, self.outputs, labels, self.on_error)
+        return compile_plan(
+            self.name, self.outputs, buckets or Buckets(self.buckets), self.on_error
+        )
 
     def dashboard(self, *panels: Panel) -> None:
-        """Say what the page of `millstream ui` shows of this app, above what it shows of any.
+        """Declare what the page of `millstream ui` shows for this app, above what it shows for any.
 
         Call it after the views that the panels show have been declared. It has no part in the
         app's state or answers, and may be changed from run to run.
@@ -281,7 +270,7 @@ class App:
         views = {
             output.name: [name for name, _ in output.schema]
             for output in self.outputs
-            if output.end == ViewEnd()
+            if output.spec == ViewSinkSpec()
         }
         for panel in panels:
             check_panel(panel, views)
@@ -292,24 +281,20 @@ class App:
         self.plan()  # an app without an output is refused before Spark starts
         return self._job(self.plan)
 
-    def job_of(self, stream: Stream) -> Job:
-        """Describe a plan of its own whose one output is the stream."""
-        columns = dict(stream.columns)
-        if stream.mode in ("retract", "update"):
-            columns[DIFF_COLUMN] = pl.Int8()
-        output = Output("to_spark", stream.node, (), tuple(columns.items()))
-        return self._job(lambda labels: compile_plan(self.name, [output], labels, self.on_error))
+    def job_of(self, node: GraphNode, columns: ColumnTypes) -> Job:
+        """Describe a plan of its own whose one output is the rows of a node."""
+        output = Output("to_spark", node, (), tuple(columns.items()))
+        return self._job(lambda buckets: compile_plan(self.name, [output], buckets, self.on_error))
 
     def _job(self, compiled: Callable[[Buckets], JobPlan]) -> Job:
         with spark_extra():
             from millstream.spark.job import Job  # noqa: PLC0415 - loads pyspark
 
-        partitions = {topic.name: topic.partitions for topic in self.topics.values()}
         return Job(
             app=self.name,
             log=self.log,
             folder=self.folder,
-            topics=partitions,
+            topics=dict(self.partitions),
             bucket_count=self.buckets,
             compile=compiled,
             dashboard=[to_plain(panel) for panel in self.panels],
@@ -330,16 +315,16 @@ class App:
         settings: Mapping[str, str] | None = None,
         same_expressions: bool = False,
     ) -> Report:
-        """Run the pipeline on Spark, going on where it was.
+        """Run the pipeline on Spark, from where the last run stopped.
 
         Args:
-            until: ``"stopped"``: until Ctrl-C, which lets the batch at work finish (a second one
+            until: ``"stopped"``: until Ctrl-C, which lets the current batch finish (a second one
                 does not). ``"caught-up"``: until all that the log held at the start is taken in. A
                 function of the Progress: until it gives True.
-            timeout: Stop, after the batch at work, when this long has passed.
-            count: Stop, after the batch at work, when this run has read so many records.
+            timeout: Stop, after the current batch, when this long has passed.
+            count: Stop, after the current batch, when this run has read so many records.
             on_progress: Called after every committed batch, in the order of batches.
-            on_alarm: Called with what an alarm says; see ``late_alarm`` and ``dead_max``.
+            on_alarm: Called with an alarm's message; see ``late_alarm`` and ``dead_max``.
             show: Show progress on standard error, or on this stream: what is being started, then a
                 table in a terminal, else lines. By default in a terminal only, and not with
                 ``on_progress``.
@@ -348,7 +333,7 @@ class App:
                 Spark runs on this machine, as a part of the run. Read docs/cluster.md first.
             rows_per_batch: The most records that one batch reads.
             settings: Spark settings that win over ours.
-            same_expressions: Say, after an upgrade of polars or Python, that the expressions and
+            same_expressions: Confirm, after an upgrade of polars or Python, that the expressions and
                 functions which read as before are the same. The run asks for it where it cannot tell.
 
         Raises:
@@ -366,10 +351,10 @@ class App:
 
         alarm = None if self.late_alarm is None else LateAlarm(self.late_alarm, on_alarm)
         options = RunOptions(
-            until=until if callable(until) else choose("run's until", until, UNTIL_WORDS),
+            until=until if callable(until) else choose("run's until", until, UNTIL_OPTIONS),
             timeout_s=None if timeout is None else to_us(timeout, what="run's timeout") / 1e6,
             count=None if count is None else _at_least_one(count, "run's count"),
-            on_progress=on_progress if alarm is None else alarm.beside(on_progress),
+            on_progress=on_progress if alarm is None else alarm.wrap(on_progress),
             cores=cores,
             master=master,
             rows_per_batch=_at_least_one(rows_per_batch, "run's rows_per_batch"),
@@ -381,7 +366,7 @@ class App:
         with ExitStack() as stack:
             stream = _shown_on(show=show, by_default=on_progress is None)
             if stream is not None:
-                live = stack.enter_context(LiveTable(stream))
+                live = stack.enter_context(ProgressTable(stream))
                 options = replace(
                     options,
                     on_progress=_both(live.show, options.on_progress),
@@ -390,14 +375,14 @@ class App:
                 )
             report = run_job(self.job(), options)
         with suppress(RetriableError):  # another process owns the folder: they stay in the view
-            relay(self.log, self.name, self._home)
+            relay(self.log, self.name, self._state_folder)
         if alarm is None:
             return report
-        return replace(report, alarms=(*alarm.sounded, *report.alarms))
+        return replace(report, alarms=(*alarm.messages, *report.alarms))
 
 
 def _shown_on(*, show: bool | TextIO | None, by_default: bool) -> TextIO | None:
-    """Tell where progress is shown: nowhere, on standard error, or on a stream of the caller's."""
+    """Return where progress is shown: nowhere, on standard error, or on a stream of the caller's."""
     if show is None:
         show = by_default and sys.stderr.isatty()
     if isinstance(show, bool):

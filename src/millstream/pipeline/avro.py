@@ -9,23 +9,23 @@ from typing import Any
 
 from millstream.errors import ConfigError
 from millstream.kernels.decode.avro_values import import_fastavro
-from millstream.kernels.decode.checks import Check
-from millstream.kernels.decode.faults import Fault
+from millstream.kernels.decode.constraints import Constraint
+from millstream.kernels.decode.decode_error import DecodeError
 from millstream.kernels.decode.fields import (
     Field,
-    Kind,
     ListOf,
     MapOf,
     Scalar,
+    ScalarKind,
     Shape,
     StructOf,
 )
-from millstream.kernels.decode.rowwise import RowReader
+from millstream.kernels.decode.row_reader import RowReader
 
 AvroSchema = Mapping[str, Any] | str | Path
 """A schema: as a mapping, as JSON text, or the path of a file."""
 
-_KINDS: dict[str, Kind] = {
+_KINDS: dict[str, ScalarKind] = {
     "boolean": "bool",
     "int": "int",
     "long": "int",
@@ -35,7 +35,7 @@ _KINDS: dict[str, Kind] = {
     "fixed": "bytes",
     "string": "str",
 }
-_LOGICAL: dict[str, Kind] = {
+_LOGICAL: dict[str, ScalarKind] = {
     "timestamp-millis": "datetime",
     "timestamp-micros": "datetime",
     "local-timestamp-millis": "datetime",
@@ -68,7 +68,9 @@ def read_schema(given: AvroSchema, *, what: str) -> dict[str, Any]:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"The Avro schema of {what} is none: {error}. Mend it.") from error
+        raise ConfigError(
+            f"The Avro schema of {what} is not valid: {error}. Correct it."
+        ) from error
     if schema.get("type") != "record":
         raise ConfigError(
             f"The Avro schema of {what} is of the type {schema.get('type')!r}. Give one of records."
@@ -122,7 +124,7 @@ class _Types:
         if field.get("default") is not None:
             try:
                 default = RowReader().value(shape, field["default"])
-            except Fault:
+            except DecodeError:
                 required = True  # bytes and logical types have defaults in a notation of their own
         return Field.of(field["name"], shape, required=required, default=default, null=null)
 
@@ -154,7 +156,7 @@ class _Types:
             case "record":
                 return StructOf(self.fields(kind))
             case "enum":
-                return Scalar("str", (Check("one_of", tuple(kind["symbols"])),))
+                return Scalar("str", (Constraint("one_of", tuple(kind["symbols"])),))
             case "array":
                 return ListOf(*self._nullable(kind["items"], name))
             case "map":

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
 import polars as pl
 
 from millstream.choices import choose, did_you_mean
+from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
+from millstream.kernels.errors.user_code import OnError
 from millstream.kernels.frames import HIDDEN_PREFIX
-from millstream.kernels.isolation import OnError
 from millstream.kernels.steps import Filter, Select, Step, WithColumns
-from millstream.pipeline.schema import Columns
+from millstream.pipeline.schema import ColumnTypes
 
 _OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
-def columns_after(step: Step, columns: Columns) -> Columns:
+def columns_after(step: Step, columns: ColumnTypes) -> ColumnTypes:
     """Find the columns that come out of a step, by running it on no rows."""
     try:
         made = dict(step.apply(pl.DataFrame(schema=columns)).table.schema)
     except pl.exceptions.PolarsError as error:
-        raise wrong_columns(step.name, error, columns) from error
+        raise column_error(step.name, error, columns) from error
     if isinstance(step, (Filter, Select, WithColumns)):
         expressions = step.conditions if isinstance(step, Filter) else step.expressions
         _require_rowwise(expressions, columns, step.name)
@@ -38,7 +39,7 @@ def columns_after(step: Step, columns: Columns) -> Columns:
     return made
 
 
-def _require_rowwise(expressions: Sequence[pl.Expr], columns: Columns, what: str) -> None:
+def _require_rowwise(expressions: Sequence[pl.Expr], columns: ColumnTypes, what: str) -> None:
     """Make sure that what an expression gives for a row depends on that row alone.
 
     polars itself says so: it takes only some rows before such an expression instead of after it.
@@ -46,14 +47,14 @@ def _require_rowwise(expressions: Sequence[pl.Expr], columns: Columns, what: str
     for expression in expressions:
         if not _is_rowwise(expression, columns) and _is_rowwise(pl.lit(1), columns):
             raise ConfigError(
-                f"{what} looks at more than one row: {expression}. Which rows come together is "
-                "chance, so an expression must treat each by itself; over several rows, use a "
+                f"{what} looks at more than one row: {expression}. Which rows share a table is "
+                "arbitrary, so an expression must treat each by itself; over several rows, use a "
                 "window and its aggregates. A text's format must be given (to_datetime(format)), "
                 "and map_batches must say is_elementwise=True."
             )
 
 
-def _is_rowwise(expression: pl.Expr, columns: Columns) -> bool:
+def _is_rowwise(expression: pl.Expr, columns: ColumnTypes) -> bool:
     plan = pl.LazyFrame(schema=columns).with_columns(expression).slice(1, 1).explain()
     return not plan.startswith("SLICE")
 
@@ -66,22 +67,60 @@ def declared_at() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def wrong_columns(step: str, error: Exception, columns: Columns) -> ConfigError:
-    """Say in our words why an expression does not fit its columns."""
+def column_error(step: str, error: Exception, columns: ColumnTypes) -> ConfigError:
+    """Explain why an expression does not fit its columns."""
     text = str(error).strip().splitlines()[0].strip('"')
     if isinstance(error, pl.exceptions.ColumnNotFoundError):
         name = text.split('"', 2)[1] if '"' in text else text
-        return ConfigError(f"{step} uses the column {name!r}. {there_are(name, columns)}")
-    return ConfigError(f"{step} does not fit its columns: {text}. {there_are('', columns)}")
+        return ConfigError(f"{step} uses the column {name!r}. {available_columns(name, columns)}")
+    return ConfigError(f"{step} does not fit its columns: {text}. {available_columns('', columns)}")
 
 
-def there_are(name: str, columns: Columns) -> str:
+def available_columns(name: str, columns: ColumnTypes) -> str:
     """List the columns, and the one that was probably meant."""
     return f"The columns there are {', '.join(columns)}.{did_you_mean(name, columns)}"
 
 
-def type_of(expression: pl.Expr, columns: Columns, what: str) -> pl.DataType:
-    """Find the type of what an expression gives for a row; ``what`` names it in an error.
+def require_column(name: str, columns: ColumnTypes, what: str) -> None:
+    """Make sure that a column is there."""
+    if name not in columns:
+        raise ConfigError(f"{what} names {name!r}. {available_columns(name, columns)}")
+
+
+def require_columns(names: Sequence[str], columns: ColumnTypes, what: str) -> None:
+    """Make sure that columns are there, and that there are names at all."""
+    if not names:
+        raise ConfigError(f"{what} names no column. {available_columns('', columns)}")
+    for name in names:
+        require_column(name, columns, what)
+
+
+def require_free(added: Iterable[str], columns: ColumnTypes, what: str) -> None:
+    """Make sure that the columns which a step adds are not there yet."""
+    for name in added:
+        if name in columns:
+            raise ConfigError(
+                f"{what} a column {name!r}, and the stream has one of that name. Rename it first."
+            )
+
+
+def whole_number(number: int, least: int, most: int, what: str) -> int:
+    """Return a whole number within its limits, both included."""
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+        raise ConfigError(f"{what} is {number!r}. Give a whole number from {least} to {most}.")
+    return number
+
+
+def positive_us(duration: Duration, what: str) -> int:
+    """Return a duration above zero in microseconds."""
+    duration_us = to_us(duration, what=what)
+    if duration_us == 0:
+        raise ConfigError(f"{what} is 0. Give one above zero, such as '1 minute'.")
+    return duration_us
+
+
+def type_of(expression: pl.Expr, columns: ColumnTypes, what: str) -> pl.DataType:
+    """Return the type of an expression's value for a row; ``what`` names it in an error.
 
     Raises:
         ConfigError: it does not fit the columns, or what it gives for a row depends on others.
@@ -89,12 +128,12 @@ def type_of(expression: pl.Expr, columns: Columns, what: str) -> pl.DataType:
     try:
         dtype = pl.DataFrame(schema=columns).select(expression).dtypes[0]
     except pl.exceptions.PolarsError as error:
-        raise wrong_columns(what, error, columns) from error
+        raise column_error(what, error, columns) from error
     _require_rowwise([expression], columns, what)
     return dtype
 
 
-def check_time(expression: pl.Expr, columns: Columns, step: str) -> None:
+def check_time(expression: pl.Expr, columns: ColumnTypes, step: str) -> None:
     """Make sure that an expression gives a datetime."""
     dtype = type_of(expression, columns, f"the time of {step!r}")
     if not isinstance(dtype, pl.Datetime):
@@ -109,7 +148,7 @@ def checked_on_error(on_error: OnError) -> OnError:
     return choose("on_error", on_error, get_args(OnError))
 
 
-def named(expressions: Sequence[pl.Expr]) -> str:
+def column_names(expressions: Sequence[pl.Expr]) -> str:
     """Name the columns that expressions read."""
     roots = dict.fromkeys(name for e in expressions for name in e.meta.root_names())
     return ", ".join(roots)

@@ -6,7 +6,7 @@ import polars as pl
 
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
-from millstream.pipeline.functions import Column, as_expression
+from millstream.pipeline.expressions import Column, as_expression
 
 _TIME = pl.Datetime("us", "UTC")
 

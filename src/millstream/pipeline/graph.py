@@ -10,15 +10,15 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.errors import ConfigError
-from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.decode import Field
 from millstream.kernels.decode.formats import JSON, ValueFormat
-from millstream.kernels.isolation import UserCode
+from millstream.kernels.errors.dead_letters import BadRecordPolicy
+from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.operator import Operator
-from millstream.kernels.plan import End, ViewEnd
+from millstream.kernels.plan import SinkSpec, ViewSinkSpec
 from millstream.kernels.steps import Step
-from millstream.kernels.watermarks import WatermarkRule
-from millstream.kernels.window_step import WindowStep
+from millstream.kernels.time.watermarks import WatermarkRule
+from millstream.kernels.windows.window_operator import WindowOperator
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +31,11 @@ class SourceNode:
     time: pl.Expr | None
     rule: WatermarkRule
     values: ValueFormat = JSON
-    bad: BadPolicy = "dead-letter"
+    bad: BadRecordPolicy = "dead-letter"
 
 
 @dataclass(frozen=True, eq=False)
-class FrameNode:
+class DataFrameNode:
     """A streaming DataFrame of Spark's as a stream, with its time rule."""
 
     name: str
@@ -47,11 +47,11 @@ class FrameNode:
 
 @dataclass(frozen=True, eq=False)
 class StepNode:
-    """A stateless step. ``made`` are the types of all columns that come out."""
+    """A stateless step. ``schema_out`` are the types of all columns that come out."""
 
-    parent: Node
+    parent: GraphNode
     step: Step
-    made: tuple[tuple[str, pl.DataType], ...]
+    schema_out: tuple[tuple[str, pl.DataType], ...]
     code: UserCode
 
 
@@ -59,7 +59,7 @@ class StepNode:
 class UnionNode:
     """The rows of several streams with the same columns, as one stream."""
 
-    inputs: tuple[Node, ...]
+    inputs: tuple[GraphNode, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,20 +67,20 @@ class OperatorNode:
     """A stateful step, with its inputs in their order.
 
     Raises:
-        ConfigError: it goes by the order of the log, and gets rows with a place in it beside others.
+        ConfigError: it needs the order of the log, and gets rows that have a place in it together with rows that have none.
     """
 
-    inputs: tuple[Node, ...]
+    inputs: tuple[GraphNode, ...]
     kernel: Operator
 
     def __post_init__(self) -> None:
         # A window's first and last go by event time, and by the place only where that is equal.
-        by_time = isinstance(self.kernel, WindowStep) and not self.kernel.by_arrival
+        by_time = isinstance(self.kernel, WindowOperator) and not self.kernel.by_arrival
         if self.kernel.ordered and not by_time and len(_placed(self)) > 1:
             raise ConfigError(
                 f"{self.kernel.name} takes rows in the order of the log. It gets some that have no "
-                "place in it, from behind a window, a native step or a DataFrame, together with "
-                "some that have: which of them go first is chance. Give each its own, before the "
+                "place in it, after a window, a native step or a DataFrame, together with "
+                "some that have: which of them go first is arbitrary. Give each its own, before the "
                 "union."
             )
 
@@ -96,7 +96,7 @@ class LateNode:
 class NativeNode:
     """A native Spark step."""
 
-    parent: Node
+    parent: GraphNode
     name: str
     function: Callable[[Any], Any]
     schema_in: pa.Schema
@@ -104,29 +104,29 @@ class NativeNode:
     time: pl.Expr
 
 
-Node = SourceNode | FrameNode | StepNode | UnionNode | OperatorNode | LateNode | NativeNode
-_AT_HOME = ViewEnd()
+GraphNode = SourceNode | DataFrameNode | StepNode | UnionNode | OperatorNode | LateNode | NativeNode
+_IN_STATE_STORE = ViewSinkSpec()
 
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """A named output: what becomes of the rows is its ``end``; ``key`` is a view's.
+    """A named output: its ``spec`` is the sink; ``key`` is a view's.
 
     ``replaces``: they come from ``emit("update")``.
     """
 
     name: str
-    parent: Node
+    parent: GraphNode
     key: tuple[str, ...]
     schema: tuple[tuple[str, pl.DataType], ...]
-    end: End = _AT_HOME
+    spec: SinkSpec = _IN_STATE_STORE
     replaces: bool = False
 
 
 def _placed(operator: OperatorNode) -> set[bool]:
-    """Say whether what an operator takes has a place in the log: some of it, and some of it not."""
+    """Return whether an operator's input has a place in the log: both, if some of it has and some not."""
     found: set[bool] = set()
-    above: list[Node] = [*operator.inputs]
+    above: list[GraphNode] = [*operator.inputs]
     while above:
         node = above.pop()
         passes = isinstance(node, (StepNode, UnionNode))
@@ -137,20 +137,27 @@ def _placed(operator: OperatorNode) -> set[bool]:
     return found
 
 
-def parents(node: Node | Output) -> tuple[Node, ...]:
-    """Give the nodes whose rows a node takes."""
-    if isinstance(node, (SourceNode, FrameNode)):
+def parents(node: GraphNode | Output) -> tuple[GraphNode, ...]:
+    """Return the nodes whose rows a node takes."""
+    if isinstance(node, (SourceNode, DataFrameNode)):
         return ()
     if isinstance(node, (UnionNode, OperatorNode)):
         return node.inputs
     return (node.parent,)
 
 
-def nodes_above(outputs: Sequence[Output]) -> list[Node | Output]:
-    """List all nodes that lead to the outputs, and the outputs, each after those above it."""
-    listed: dict[Node | Output, None] = {}
+def time_of(node: GraphNode) -> pl.Expr | None:
+    """Return the expression of a node's event time; None where it is the record's or a window's."""
+    while isinstance(node, StepNode):
+        node = node.parent
+    return node.time if isinstance(node, (SourceNode, DataFrameNode, NativeNode)) else None
 
-    def add(node: Node | Output) -> None:
+
+def upstream_nodes(outputs: Sequence[Output]) -> list[GraphNode | Output]:
+    """List all nodes that lead to the outputs, and the outputs, each after those above it."""
+    listed: dict[GraphNode | Output, None] = {}
+
+    def add(node: GraphNode | Output) -> None:
         if node not in listed:
             for parent in parents(node):
                 add(parent)

@@ -1,8 +1,8 @@
 """Topic schemas from classes: which fields a value has, of which type, and which must be there.
 
-A class is a dataclass, a pydantic model or a TypedDict; a mapping of names to types is as good as the last. What its types may be is told in `types.py`
-(:data:`~millstream.pipeline.types.KNOWN_TYPES`); what pydantic adds, in `pydantic_models.py`. A
-field that has a default need not be there, and is its default then. Null is taken only where the
+A class is a dataclass, a pydantic model or a TypedDict; a mapping of names to types is read as a TypedDict. `type_hints.py` lists the types of fields
+(:data:`~millstream.pipeline.type_hints.KNOWN_TYPES`); `pydantic_models.py` has what pydantic adds. A
+field that has a default may be missing, and has its default then. Null is accepted only where the
 type allows None, and such a field of a dataclass may be missing as well.
 """
 
@@ -17,14 +17,14 @@ from typing import Any
 import polars as pl
 
 from millstream.errors import ConfigError
-from millstream.kernels.decode.faults import Fault
+from millstream.kernels.decode.decode_error import DecodeError
 from millstream.kernels.decode.fields import Field, Shape, StructOf, table_schema
-from millstream.kernels.decode.rowwise import RowReader
+from millstream.kernels.decode.row_reader import RowReader
 from millstream.kernels.frames import HIDDEN_PREFIX
 from millstream.pipeline.pydantic_models import ModelField, fields_of_model, is_model, validates
-from millstream.pipeline.types import shape_of_hint
+from millstream.pipeline.type_hints import shape_of_hint
 
-Columns = dict[str, pl.DataType]
+ColumnTypes = dict[str, pl.DataType]
 Declaration = type | Mapping[str, Any]
 """What a schema is declared by: a class, or a mapping of names to types."""
 
@@ -74,8 +74,8 @@ def fields_of(declared: Declaration, *, what: str) -> tuple[Field, ...]:
     return schema_of(declared, what=what).fields
 
 
-def columns_of(fields: tuple[Field, ...]) -> Columns:
-    """Give the polars type of each field, as expressions meet it."""
+def columns_of(fields: tuple[Field, ...]) -> ColumnTypes:
+    """Return the polars type of each field, as expressions see it."""
     empty = pl.from_arrow(table_schema(fields).empty_table())
     assert isinstance(empty, pl.DataFrame)
     return dict(empty.schema)
@@ -190,7 +190,7 @@ def _default(factory: Callable[[], Any], what: str) -> Any:
 def _plain(shape: Shape, value: Any, what: str) -> Any:
     try:
         return RowReader(by_name=True).value(shape, value)
-    except Fault as fault:
+    except DecodeError as fault:
         raise ConfigError(
             f"{what} has the default {value!r}: {fault.what}. Give a default of its type."
         ) from None

@@ -4,47 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from millstream.choices import choose
 from millstream.client import connect
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
-from millstream.kernels.dead_records import BadPolicy
 from millstream.kernels.decode import Field
-from millstream.kernels.decode.archived import ArchiveColumns
+from millstream.kernels.decode.archive_columns import ArchiveColumns
 from millstream.kernels.decode.formats import JSON, ValueFormat
-from millstream.kernels.emission import LatePolicy
-from millstream.kernels.watermarks import WatermarkRule
+from millstream.kernels.errors.dead_letters import BadRecordPolicy
+from millstream.kernels.time.watermarks import WatermarkRule
+from millstream.kernels.trigger import LatePolicy
 from millstream.log.archive import RECORD_SCHEMA
-from millstream.log.archiving import PartitionArchive
+from millstream.log.archiver import PartitionArchive
 from millstream.pipeline.checks import check_time
-from millstream.pipeline.functions import Column, as_expression
+from millstream.pipeline.declaration import AppDeclaration
+from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.graph import SourceNode
 from millstream.pipeline.schema import columns_of
-from millstream.pipeline.streams import Stream
-from millstream.pipeline.time_words import (
+from millstream.pipeline.shape import StreamShape
+from millstream.pipeline.stream import Stream
+from millstream.pipeline.watermarks import (
     IN_ORDER,
     ProcessingTime,
     check_marks,
     processing_rule,
 )
 
-if TYPE_CHECKING:
-    from millstream.pipeline.app import App
-
 
 @dataclass(frozen=True)
 class Topic:
     """A topic of the log as the pipeline declares it: see :meth:`millstream.App.topic`."""
 
-    app: App
+    app: AppDeclaration
     name: str
     fields: tuple[Field, ...]
     key: str | None
     partitions: int
     values: ValueFormat = JSON
-    bad: BadPolicy = "dead-letter"
+    bad: BadRecordPolicy = "dead-letter"
 
     def stream(
         self,
@@ -64,8 +63,8 @@ class Topic:
             watermark: How the watermark follows the events; see :func:`millstream.watermark`.
             lateness: How long after the watermark has passed its end a window still takes events.
                 What comes later is counted as late and left out.
-            late: What becomes of late events. ``"drop"``: beyond the lateness they are counted and
-                left out. ``"side"``: they come out aside, too, as the ``late`` of the window's
+            late: What happens to late events. ``"drop"``: beyond the lateness they are counted and
+                left out. ``"side"``: they are also a side output, the ``late`` of the window's
                 result. ``"correct"``: a window emits when the watermark reaches its end, and gives
                 a row that replaces it for what comes within the lateness; beyond, as drop.
             name: The stream's name in ledger and errors; by default the topic's.
@@ -77,16 +76,19 @@ class Topic:
         if expression is not None:
             check_time(expression, columns, self.name)
         check_marks(watermark.marks, columns, self.name)
-        step = self.app.unique_name(name or self.name)
+        step = self.app.names.unique(name or self.name)
         node = SourceNode(
             step, self.name, self.fields, expression, watermark, self.values, self.bad
         )
         lateness_us = to_us(lateness, what="stream's lateness")
         _check_late(late, lateness_us)
-        return Stream(self.app, node, columns, lateness_us=lateness_us, late_policy=late)
+        shape = StreamShape(
+            columns, lateness_us=lateness_us, late_policy=late, names=self.app.names
+        )
+        return Stream(self.app, node, shape)
 
     def archive(
-        self, *, roll: bool = False, on_progress: Callable[[int, int], None] | None = None
+        self, *, close_active: bool = False, on_progress: Callable[[int, int], None] | None = None
     ) -> list[PartitionArchive]:
         """Lay a columnar copy beside each closed segment of the topic that has none yet.
 
@@ -95,7 +97,7 @@ class Topic:
         records again. They may be deleted at any time. See docs/archive.md.
 
         Args:
-            roll: Close the segments that are still growing first, so that all that is committed now
+            close_active: Close the segments that are still growing first, so that all that is committed now
                 is archived.
             on_progress: Called with the bytes of segments archived so far, and in all.
 
@@ -109,7 +111,7 @@ class Topic:
         """
         columns = ArchiveColumns(self.values, self.fields, RECORD_SCHEMA.names)
         with connect(self.app.log) as log:
-            return log.archive(self.name, columns, roll=roll, progress=on_progress)
+            return log.archive(self.name, columns, close_active=close_active, progress=on_progress)
 
 
 def _check_late(late: LatePolicy, lateness_us: int) -> None:

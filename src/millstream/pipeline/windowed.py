@@ -1,10 +1,10 @@
-"""Windows over a stream: how they emit, what they aggregate, and the types that come out."""
+"""Windows over a stream: how they emit, what they aggregate, and the types of their rows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import polars as pl
 
@@ -12,166 +12,125 @@ from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.kernels.aggregates import Aggregate
 from millstream.kernels.aggregation import Aggregation
-from millstream.kernels.emission import EachBatch, Emission, Firing, Mode
 from millstream.kernels.frames import HIDDEN_PREFIX, WINDOW, visible
-from millstream.kernels.pane_values import PANE_COLUMNS
-from millstream.kernels.window_aggregate import WindowAggregate
-from millstream.kernels.window_panes import WindowPanes
-from millstream.kernels.window_step import WindowStep
-from millstream.kernels.windows import TimeWindows
-from millstream.pipeline.graph import OperatorNode
-from millstream.pipeline.schema import Columns
-from millstream.pipeline.session_words import EventWindow, aggregated
-from millstream.pipeline.window_types import LATE_COLUMNS, WINDOW_COLUMNS, typed_aggregation
-from millstream.pipeline.window_words import FiringWord, firing
+from millstream.kernels.operator import Operator
+from millstream.kernels.trigger import EachBatch, EmitStrategy, Mode, Trigger
+from millstream.kernels.windows.assigners import WindowAssigner
+from millstream.kernels.windows.final import FinalWindowOperator
+from millstream.kernels.windows.pane_values import PANE_COLUMNS
+from millstream.kernels.windows.panes import PaneWindowOperator
+from millstream.kernels.windows.window_operator import WindowOperator
+from millstream.pipeline.event_windows import aggregate_event_windows
+from millstream.pipeline.schema import ColumnTypes
+from millstream.pipeline.shape import StreamShape, windowed_shape
+from millstream.pipeline.window_columns import WINDOW_COLUMNS, typed_aggregation
+from millstream.pipeline.windows import EventWindow, TriggerSpec, parse_trigger
 
-if TYPE_CHECKING:
-    from millstream.pipeline.streams import Stream
 
-
-@dataclass(frozen=True)
-class Windowed:
-    """A stream divided into windows; say how it emits, then what it aggregates."""
-
-    stream: Stream
-    window: TimeWindows | EventWindow
-    by: tuple[str, ...]
-    name: str | None = None
-    emission: Emission = field(default_factory=Emission)
-
-    def emit(
-        self,
-        mode: Mode = "final",
-        *,
-        early: FiringWord | EllipsisType = ...,
-        late: FiringWord | EllipsisType = ...,
-        suppress_unchanged: bool = True,
-        panes: bool = False,
-    ) -> Windowed:
-        """Say when results come out, and what each row says.
-
-        Args:
-            mode: ``"final"``: one row per key once the window can get no more events (with the
-                stream's ``late="correct"``: when the watermark reaches its end, and again for what
-                comes late). ``"update"``: early, on time and late; a later row replaces an earlier
-                one, and of sessions the rows that none replaces are taken back (``_diff`` -1). ``"discard"``: each row tells only what came since the one before.
-                ``"retract"``: as update, and a row that is replaced is taken back first.
-            early: When rows come out before the watermark reaches the window's end: with every
-                ``"batch"`` (so by default, but for final), with ``"each"`` event, a duration of
-                running time after the first event that no row tells of, ``ms.after_count(n)``, or
-                None: not at all.
-            late: The same for events that come after that, within the stream's lateness; by default
-                with every batch. None: the window closes with the on-time row.
-            suppress_unchanged: Leave out a row that says what the one before said (of discard: one
-                that nothing came for).
-            panes: Add ``pane_kind`` ("early", "on_time", "late"), ``pane_index``, ``pane_first`` and
-                ``pane_last``.
-
-        Guarantees: with ``panes``, on-time values, and panes by count of one key in one partition, depend
-            on the events alone. Rows by batch or running time depend on these; what they add up to does
-            not. An event that is late by its own partition, while others lag, is in the next early row; with
-            ``panes``, or early rows by count, it waits for the row on time.
-        """
-        choose("emit", mode, get_args(Mode))
-        if mode == "final" and not isinstance(early, EllipsisType) and early is not None:
-            raise ConfigError(
-                f'emit("final") has early={early!r}, but a final row comes once, at the end. Choose '
-                '"update", "discard" or "retract" for early rows.'
-            )
-        if mode == "final" and self.stream.late_policy != "correct" and _given(late, panes):
-            raise ConfigError(
-                'emit("final") gives one row per window, so it has no late rows and no panes. Read '
-                'the stream with late="correct", or choose "update", "discard" or "retract".'
-            )
-        if late is None and self.stream.late_policy == "correct":
-            raise ConfigError(
-                'emit has late=None over a stream with late="correct": nothing would correct. Leave '
-                "one of them out."
-            )
-        by_default: Firing | None = None if mode == "final" else EachBatch()
-        emission = Emission(
-            mode=mode,
-            early=by_default if isinstance(early, EllipsisType) else firing(early, "emit's early"),
-            late=EachBatch() if isinstance(late, EllipsisType) else firing(late, "emit's late"),
-            late_policy=self.stream.late_policy,
-            suppress_unchanged=suppress_unchanged,
-            panes=panes,
+def emit_strategy(
+    shape: StreamShape,
+    mode: Mode,
+    *,
+    early: TriggerSpec | EllipsisType,
+    late: TriggerSpec | EllipsisType,
+    suppress_unchanged: bool,
+    panes: bool,
+) -> EmitStrategy:
+    """Check what :meth:`Windowed.emit` was given; ``...`` stands for what was not given."""
+    choose("emit", mode, get_args(Mode))
+    if mode == "final" and not isinstance(early, EllipsisType) and early is not None:
+        raise ConfigError(
+            f'emit("final") has early={early!r}, but a final row comes once, at the end. Choose '
+            '"update", "discard" or "retract" for early rows.'
         )
-        if mode == "discard" and self.stream.mode == "retract":
+    late_rows = not (late is None or isinstance(late, EllipsisType))
+    if mode == "final" and shape.late_policy != "correct" and (panes or late_rows):
+        raise ConfigError(
+            'emit("final") gives one row per window, so it has no late rows and no panes. Read '
+            'the stream with late="correct", or choose "update", "discard" or "retract".'
+        )
+    if late is None and shape.late_policy == "correct":
+        raise ConfigError(
+            'emit has late=None over a stream with late="correct": nothing would correct. Leave '
+            "one of them out."
+        )
+    if mode == "discard" and shape.mode == "retract":
+        raise ConfigError(
+            'emit("discard") comes after emit("retract"): rows that take others back cannot be '
+            'emitted as parts. Choose "final", "update" or "retract".'
+        )
+    early_trigger: Trigger | None = None if mode == "final" else EachBatch()
+    if not isinstance(early, EllipsisType):
+        early_trigger = parse_trigger(early, "emit's early")
+    late_trigger: Trigger | None = EachBatch()
+    if not isinstance(late, EllipsisType):
+        late_trigger = parse_trigger(late, "emit's late")
+    return EmitStrategy(
+        mode=mode,
+        early=early_trigger,
+        late=late_trigger,
+        late_policy=shape.late_policy,
+        suppress_unchanged=suppress_unchanged,
+        panes=panes,
+    )
+
+
+def aggregate_windows(
+    shape: StreamShape,
+    window: WindowAssigner | EventWindow,
+    by: tuple[str, ...],
+    aggregates: dict[str, Aggregate],
+    *,
+    name: str | None,
+    emission: EmitStrategy,
+) -> tuple[Operator, StreamShape]:
+    """Build the operator that aggregates windows; return it and the shape of its rows."""
+    _check_names(aggregates, by, emission)
+    emission = replace(emission, late_policy=shape.late_policy)
+    name = (name or f"{window} by {', '.join(by)}").removesuffix(" by ")
+    if isinstance(window, EventWindow):
+        return aggregate_event_windows(shape, window, by, aggregates, name=name, emission=emission)
+    aggregation = Aggregation(by, tuple(aggregates.items()), shape.mode == "retract")
+    once = emission.mode == "final" and emission.late_policy != "correct"
+    untyped = (FinalWindowOperator if once else PaneWindowOperator)(
+        name=shape.names.unique(name),
+        window=window,
+        aggregation=aggregation,
+        emission=emission,
+        lateness_us=shape.lateness_us,
+    )
+    kernel, columns = _typed(untyped, shape.columns)
+    return kernel, windowed_shape(shape, emission, columns, by, WINDOW_COLUMNS[:1])
+
+
+def _check_names(
+    aggregates: dict[str, Aggregate], by: tuple[str, ...], emission: EmitStrategy
+) -> None:
+    if not aggregates:
+        raise ConfigError("agg has no aggregates. Name at least one: agg(n=ms.count()).")
+    taken = (*WINDOW_COLUMNS, *by, *(PANE_COLUMNS if emission.panes else ()))
+    for name, aggregate in aggregates.items():
+        if name in taken or name.startswith(HIDDEN_PREFIX):
+            raise ConfigError(f"The aggregate's name {name!r} is taken. Choose another.")
+        if not hasattr(aggregate, "partial"):
             raise ConfigError(
-                'emit("discard") comes after emit("retract"): rows that take others back cannot be '
-                'told as parts. Choose "final", "update" or "retract".'
+                f"The aggregate {name!r} is {aggregate!r}. Use one of Millstream's, such as "
+                "ms.count, ms.sum or ms.mean."
             )
-        return replace(self, emission=emission)
-
-    def agg(self, **aggregates: Aggregate) -> Stream:
-        """Aggregate each window and key: ``agg(shown=ms.count(), cost=ms.sum("cost"))``.
-
-        The rows that come out have window_start, window_end, the ``by`` columns and the
-        aggregates; their event time is the last microsecond of the window. Over a stream read with
-        ``late="side"``, the ``late`` of the result are the rows that came too late.
-        """
-        self._check_names(aggregates)
-        if isinstance(self.window, EventWindow):
-            return aggregated(self, self.window, aggregates)
-        weighted = self.stream.mode == "retract"
-        name = self.name or f"{self.window} by {', '.join(self.by)}"
-        name = self.stream.app.unique_name(name.removesuffix(" by "))
-        aggregation = Aggregation(self.by, tuple(aggregates.items()), weighted)
-        emission = replace(self.emission, late_policy=self.stream.late_policy)
-        once = emission.mode == "final" and emission.late_policy != "correct"
-        kernel = (WindowAggregate if once else WindowPanes)(
-            name=name,
-            window=self.window,
-            aggregation=aggregation,
-            emission=emission,
-            lateness_us=self.stream.lateness_us,
-        )
-        kernel, columns = _typed(kernel, self.stream.columns)
-        return replace(
-            self.stream,
-            node=OperatorNode((self.stream.node,), kernel),
-            columns=columns,
-            lateness_us=0,
-            late_policy="drop",
-            key=self.by,
-            apart_by=WINDOW_COLUMNS[:1],
-            mode=emission.mode if once or emission.mode != "final" else "update",
-            late_columns=(
-                {**self.stream.columns, **LATE_COLUMNS} if emission.late_policy == "side" else None
-            ),
-        )
-
-    def _check_names(self, aggregates: dict[str, Aggregate]) -> None:
-        if not aggregates:
-            raise ConfigError("agg has no aggregates. Name at least one: agg(n=ms.count()).")
-        taken = (*WINDOW_COLUMNS, *self.by, *(PANE_COLUMNS if self.emission.panes else ()))
-        for name, aggregate in aggregates.items():
-            if name in taken or name.startswith(HIDDEN_PREFIX):
-                raise ConfigError(f"The aggregate's name {name!r} is taken. Choose another.")
-            if not hasattr(aggregate, "partial"):
-                raise ConfigError(
-                    f"The aggregate {name!r} is {aggregate!r}. Use one of Millstream's, such as "
-                    "ms.count, ms.sum or ms.mean."
-                )
 
 
-def _given(late: FiringWord | EllipsisType, panes: bool) -> bool:  # noqa: FBT001 - as emit has it
-    return panes or not (late is None or isinstance(late, EllipsisType))
-
-
-def _typed(kernel: WindowStep, columns: Columns) -> tuple[Any, Columns]:
+def _typed(kernel: WindowOperator, columns: ColumnTypes) -> tuple[Any, ColumnTypes]:
     """Find the types of partials and results by running the aggregates on no rows."""
     aggregation, rows = typed_aggregation(kernel.name, kernel.aggregation, columns)
     kernel = replace(kernel, aggregation=aggregation)
     merged = aggregation.merge(aggregation.reduce(rows, WINDOW), WINDOW, *kernel.by)
-    results = kernel.read_off(merged)
+    results = kernel.result_rows(merged)
     result_columns = {name: results.schema[name] for name in visible(results.columns)}
     if kernel.emission.panes:
         result_columns |= _PANE_TYPES
     return kernel, result_columns
 
 
-_PANE_TYPES: Columns = dict(
+_PANE_TYPES: ColumnTypes = dict(
     zip(PANE_COLUMNS, (pl.String(), pl.Int64(), pl.Boolean(), pl.Boolean()), strict=True)
 )

@@ -1,6 +1,6 @@
 """The engine on Apache Spark, and the only package that imports pyspark.
 
-Spark moves frames and keeps checkpoints; it decides nothing. Start reading at ``session.py``: how a
+Spark moves frames and keeps checkpoints; it decides nothing. Start reading at ``spark/runtime/session.py``: how a
 session is started and ended. Every name that Spark calls private, or that lives in its JVM, is in
-``internals.py`` and nowhere else.
+``spark/runtime/internals.py`` and nowhere else.
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from millstream import errors
 from millstream.errors import FencedError, JobFailedError, MillstreamError, UserCodeError
-from millstream.spark.internals import explain_failure
+from millstream.spark.runtime.internals import explain_failure
 
 # Spark's own log of batches tells that another run writes to it, too, where our fence had not to: the
 # batch was committed, and the newer run began before Spark noted so.
@@ -17,7 +17,7 @@ _STREAM_FAILED = re.compile(r"^\[STREAM_FAILED\] Query .*? terminated with excep
 _OURS = re.compile(r"millstream\.errors\.(\w+): (.*)", re.DOTALL)
 
 
-def as_ours(failure: BaseException, app: str, log: Path) -> MillstreamError:
+def to_millstream_error(failure: BaseException, app: str, log: Path) -> MillstreamError:
     """Give an error of our tree for a failed query: the worker's own where it was one of ours."""
     python = explain_failure(failure)
     text = python or str(failure)

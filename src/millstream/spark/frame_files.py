@@ -23,7 +23,7 @@ from millstream.kernels.frames import Frame, FrameRow
 
 # Below this, what Spark does with the bytes costs less than a file does, about 0.1 ms.
 _BYTES_MIN = 64 << 10
-_NAMED = b"\0file "  # a frame begins with 0xFF, a message with "{"
+_FILE_PREFIX = b"\0file "  # a frame begins with 0xFF, a message with "{"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class FrameFiles:
         name = uuid.uuid4().hex
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / name).write_bytes(row.frame)
-        return row._replace(frame=_NAMED + f"{name} {len(row.frame)}".encode())
+        return row._replace(frame=_FILE_PREFIX + f"{name} {len(row.frame)}".encode())
 
     def get(self, row: FrameRow) -> FrameRow:
         """Give the row that :meth:`put` was given; the frame is a view of the file."""
@@ -61,18 +61,18 @@ class FrameFiles:
 
     def _named(self, frame: Frame) -> tuple[str, int] | None:
         """Give the name of the frame's file and its size; None for a frame that is here itself."""
-        if self.folder is None or bytes(frame[: len(_NAMED)]) != _NAMED:
+        if self.folder is None or bytes(frame[: len(_FILE_PREFIX)]) != _FILE_PREFIX:
             return None
-        name, size_bytes = bytes(frame[len(_NAMED) :]).decode().split()
+        name, size_bytes = bytes(frame[len(_FILE_PREFIX) :]).decode().split()
         return name, int(size_bytes)
 
-    def clear(self) -> None:
+    def remove_batch(self) -> None:
         """Remove the frames of a batch that is committed; nothing else is being made meanwhile."""
         if self.folder is not None:
             for path in self.folder.glob("*"):
                 path.unlink(missing_ok=True)
 
-    def begin(self) -> None:
+    def remove_earlier_runs(self) -> None:
         """Remove what earlier runs left."""
         if self.folder is not None:
             shutil.rmtree(self.folder.parent, ignore_errors=True)

@@ -19,34 +19,43 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from millstream.client import connect
-from millstream.client.reading import absolute, open_reader
-from millstream.errors import FencedError, TopicRecreatedError
+from millstream.client.address import absolute_address
+from millstream.client.open import open_reader
+from millstream.errors import ConfigError, FencedError, TopicRecreatedError
 from millstream.kernels.frames import plain_schema
-from millstream.kernels.keyhash import Buckets
 from millstream.kernels.plan import JobPlan
-from millstream.spark.birth import HOME, Birth, born, checkpoint_of, require_current
-from millstream.spark.event_times import EventTimesFile
-from millstream.spark.failures import as_ours
+from millstream.kernels.state.keyhash import Buckets
+from millstream.spark.dataframes import add_dataframe, add_native_step, to_dataframe
+from millstream.spark.failures import to_millstream_error
 from millstream.spark.frame_files import FrameFiles
-from millstream.spark.log_source import SOURCE_NAME, LogSource
-from millstream.spark.native import add_frame, add_native, rows_of
-from millstream.spark.sendable import require_sendable
-from millstream.spark.session import cores_available, start_session, stop_session
-from millstream.spark.shuffle import bucket_labels
+from millstream.spark.job_metadata import (
+    STATE_STORE_FILE,
+    JobMetadata,
+    check_checkpoint_current,
+    load_or_create_checkpoint_id,
+    load_or_create_job_metadata,
+)
+from millstream.spark.runtime.session import cores_available, start_session, stop_session
+from millstream.spark.serializable import check_serializable
 from millstream.spark.sink import CommitSink
-from millstream.spark.source import SourceSpec
-from millstream.spark.source_offsets import planned_at
-from millstream.spark.stage import add_stage
-from millstream.spark.stage_runner import StageRunner
-from millstream.spark.stages import Stages
-from millstream.spark.topic_ids import note_topics, require_same_topics
-from millstream.views.dead_share import DeadShare
-from millstream.views.failure import failure_noted
-from millstream.views.outputs import open_targets
-from millstream.views.progress import Progress, Report, Until, created_in_words
-from millstream.views.running import marked, require_no_reset, stop_request, stop_seen
+from millstream.spark.source.data_source import SOURCE_NAME, LogSource
+from millstream.spark.source.event_times import EventTimesFile
+from millstream.spark.source.offsets import planned_at
+from millstream.spark.source.planner import SourceSpec
+from millstream.spark.stages.executor import StageExecutor
+from millstream.spark.topic_ids import check_same_topics, save_topic_ids
+from millstream.views.commit.open_committer import open_committer
+from millstream.views.runs.control_files import (
+    check_no_reset,
+    hold_run_lock,
+    stop_acknowledged_file,
+    stop_request_file,
+)
+from millstream.views.runs.dead_letter_share import DeadLetterShare
+from millstream.views.runs.failure import record_failure
+from millstream.views.runs.progress import Progress, Report, Until, describe_created_topic
 from millstream.views.schema import JOB
-from millstream.views.store import ViewStore
+from millstream.views.state_store.store import StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as DataFrame  # noqa: PLC0414 - given on to the pipeline
@@ -59,7 +68,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """An app as what runs it sees it. ``compile`` makes the plan for given bucket labels."""
+    """An app as what runs it sees it. ``compile`` makes the plan for given buckets."""
 
     app: str
     log: Path | str = field(repr=False)  # an option of kafka:// may be a password
@@ -91,36 +100,37 @@ class RunOptions:
 
 def run_job(job: Job, options: RunOptions) -> Report:
     """Run a job until it is to end; give its report. See :meth:`millstream.App.run`."""
-    with ExitStack() as running, failure_noted(job.folder):  # noted before it runs no more
+    with ExitStack() as running, record_failure(job.folder):  # noted before it runs no more
         return _run(job, options, running)
 
 
 def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     began = time.monotonic()
-    require_no_reset(job.folder)
+    check_no_reset(job.folder)
     options.on_phase("opening the log")
     job.folder.mkdir(parents=True, exist_ok=True)
-    birth = _birth(job, options.cores or cores_available())
-    plan = job.compile(_labels(birth))
-    require_sendable(plan)
+    birth = _job_metadata(job, options.cores or cores_available())
+    plan = job.compile(Buckets(birth.bucket_count, birth.hash_seed))
+    check_serializable(plan)
     log = open_reader(job.log)
-    require_same_topics(job.app, job.folder / HOME, plan, log)  # before a missing one is made
-    created = _make_topics(job)
+    # before a missing one is made
+    check_same_topics(job.app, job.folder / STATE_STORE_FILE, plan, log)
+    created = _create_topics(job)
     for name in created.names:
-        options.on_notice(created_in_words(name, created.others))
-    with open_targets(plan, job.folder / HOME, job.log) as targets:
+        options.on_notice(describe_created_topic(name, created.others))
+    with open_committer(plan, job.folder / STATE_STORE_FILE, job.log) as targets:
         next_batch_id = targets.begin_run(
             JOB,
-            checkpoint_of(job.folder),
-            sharing=birth.sharing,
+            load_or_create_checkpoint_id(job.folder),
+            partitioning=birth.partitioning,
             same_expressions=options.same_expressions,
         )
-        note_topics(job.app, targets.home, plan, log)
-        targets.home.describe(job.app, "dashboard", job.dashboard)
-        require_current(job.folder, next_batch_id)
-        reached = reached_before(targets.home, job.app)
+        save_topic_ids(job.app, targets.state_store, plan, log)
+        targets.state_store.put_description(job.app, "dashboard", job.dashboard)
+        check_checkpoint_current(job.folder, next_batch_id)
+        reached = watermark_before(targets.state_store, job.app)
         frame_files = _frame_files(job, targets.run)
-        frame_files.begin()
+        frame_files.remove_earlier_runs()
         sink = CommitSink(
             plan,
             targets,
@@ -128,16 +138,17 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
             options.on_progress,
             EventTimesFile(_event_times(job)),
             frame_files,
-            DeadShare(options.dead_max, options.on_alarm),
+            DeadLetterShare(options.dead_max, options.on_alarm),
             partial(planned_at, job.folder / "checkpoint"),
         )
-        running.enter_context(marked(job.folder, targets.run))
-        require_no_reset(job.folder)  # now that a reset would see this run
+        running.enter_context(hold_run_lock(job.folder, targets.run))
+        check_no_reset(job.folder)  # now that a reset would see this run
         try:
             with _session(job, options) as spark:
                 reason = _Query(job, options, plan, birth, sink, spark).run()
         except TopicRecreatedError:
-            require_same_topics(job.app, job.folder / HOME, plan, log)  # says what had been read
+            # says what had been read
+            check_same_topics(job.app, job.folder / STATE_STORE_FILE, plan, log)
             raise
     report = _report(job.app, reason, sink, reached, time.monotonic() - began)
     read = {source.topic for source in plan.sources}
@@ -153,34 +164,38 @@ def _event_times(job: Job) -> Path:
     return job.folder.absolute() / "event-times.json"
 
 
-def stream_to_spark(job: Job) -> DataFrame:
-    """Give the one output of a job as a streaming DataFrame. The session stays open."""
-    _make_topics(job)
-    # The labels must be those of every later start, on however many cores that is. Without a seed: its
-    # place is the views, and the state of a user's query is in a checkpoint of its own.
-    plan = job.compile(bucket_labels(job.bucket_count, job.bucket_count))
+def to_spark(job: Job) -> DataFrame:
+    """Return the one output of a job as a streaming DataFrame. The session stays open.
+
+    Raises:
+        ConfigError: a step before the output keeps state.
+    """
+    plan = job.compile(Buckets(job.bucket_count))
+    if plan.stages:
+        steps = ", ".join(
+            repr(operator.kernel.name) for stage in plan.stages for operator in stage.operators
+        )
+        raise ConfigError(
+            f"A stream whose steps keep state can't be given to Spark by to_spark(): {steps}. Write "
+            "the stream with .to(topic) or .dataset(path), and read that with Spark."
+        )
+    _create_topics(job)
     spark = start_session(job.app, folder=job.folder)
     frame_files = FrameFiles(None)  # nobody tells when a batch of the user's query is over
     frames = build_frames(
         spark, job, plan, rows_max=1_000_000, tasks=cores_available(), frame_files=frame_files
     )
-    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 0)
-    for stage in plan.stages:
-        runner = StageRunner(stage, plan.bucket_labels, job.folder.absolute() / "copies")
-        frames = add_stage(frames, runner, partitions)
     schema = plain_schema(dict(plan.sinks[0].schema))
-    return rows_of(frames, plan.sinks[0].port, schema, frame_files)
+    return to_dataframe(frames, plan.sinks[0].port, schema, frame_files)
 
 
-def _birth(job: Job, cores: int) -> Birth:
+def _job_metadata(job: Job, cores: int) -> JobMetadata:
     # A Spark partition without a bucket would take a task of its own in every batch, for nothing.
     partitions = min(cores, job.bucket_count)
     seed = secrets.randbits(63)  # a secret: keys come from outside, and could be made to collide
-    return born(job.app, job.folder, Birth(job.bucket_count, partitions, partitions, seed))
-
-
-def _labels(birth: Birth) -> Buckets:
-    return bucket_labels(birth.bucket_count, birth.label_partitions, birth.hash_seed)
+    return load_or_create_job_metadata(
+        job.app, job.folder, JobMetadata(job.bucket_count, partitions, partitions, seed)
+    )
 
 
 def _frame_files(job: Job, run: int) -> FrameFiles:
@@ -198,13 +213,13 @@ def build_frames(
 ) -> DataFrame:
     """Lay out what stands before the stages as a streaming DataFrame of frames: source, native steps."""
     spec = SourceSpec(
-        log=absolute(job.log),
+        log=absolute_address(job.log),
         sources=plan.sources,
-        bucket_labels=plan.bucket_labels,
+        buckets=plan.buckets,
         rows_max=rows_max,
         tasks=tasks,
-        stop_request=stop_request(job.folder.absolute()),
-        stop_seen=stop_seen(job.folder.absolute()),
+        stop_request=stop_request_file(job.folder.absolute()),
+        stop_acknowledged=stop_acknowledged_file(job.folder.absolute()),
         event_times=_event_times(job),
         heartbeat_ms=plan.heartbeat_ms,
         frame_files=frame_files,
@@ -212,9 +227,9 @@ def build_frames(
     spark.dataSource.register(LogSource)
     frames = spark.readStream.format(SOURCE_NAME).option("spec", spec.to_option()).load()
     for source in plan.frames:
-        frames = add_frame(frames, source, plan.bucket_labels, frame_files)
+        frames = add_dataframe(frames, source, plan.buckets, frame_files)
     for native in plan.natives:  # behind all sources: its rows may come from any
-        frames = add_native(frames, native, plan.bucket_labels, frame_files)
+        frames = add_native_step(frames, native, plan.buckets, frame_files)
     return frames
 
 
@@ -225,7 +240,7 @@ class _Query:
     job: Job
     options: RunOptions
     plan: JobPlan
-    birth: Birth
+    metadata: JobMetadata
     sink: CommitSink
     spark: SparkSession
 
@@ -244,16 +259,18 @@ class _Query:
             self._clear_stop()
         if failure is not None and not isinstance(failure, FencedError):
             # A newer run sweeps files of this one, which fails in many ways by that: it says only this.
-            self.sink.targets.require_newest()
+            self.sink.committer.check_not_fenced()
         if isinstance(failure, (PySparkException, Py4JError)):
-            raise as_ours(failure, self.job.app, self.job.folder / "spark.log") from None
+            raise to_millstream_error(
+                failure, self.job.app, self.job.folder / "spark.log"
+            ) from None
         if failure is not None:
             raise failure
         return reason
 
     def _start(self) -> StreamingQuery:
         # For native steps that have state of Spark's own: it freezes this number in the checkpoint.
-        self.spark.conf.set("spark.sql.shuffle.partitions", self.birth.label_partitions)
+        self.spark.conf.set("spark.sql.shuffle.partitions", self.metadata.shuffle_partitions)
         # Frames are few rows: to compile code for them only delays the first batches.
         ours_alone = not (self.plan.frames or self.plan.natives)
         mode = "NO_CODEGEN" if ours_alone else "FALLBACK"
@@ -278,19 +295,19 @@ class _Query:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime="0 seconds")
-        self.sink.begin()
+        self.sink.start()
         return writer.start()
 
-    def _stages(self) -> Stages:
-        targets = self.sink.targets
-        return Stages(
+    def _stages(self) -> StageExecutor:
+        targets = self.sink.committer
+        return StageExecutor(
             self.plan,
             _runs(self.job),
             targets.run,
             self.sink.frame_files,
-            self.birth.partitions,
+            self.metadata.partitions,
             self.spark.sparkContext,
-            targets.home.state(self.job.app, JOB),
+            targets.state_store.state_manifests(self.job.app, JOB),
         )
 
     def _wait(self, query: StreamingQuery) -> str:
@@ -301,7 +318,7 @@ class _Query:
         checked = 0
         with _interrupts() as interrupts:
             while query.isActive:
-                if interrupts.count > 0 or stop_request(self.job.folder).exists():
+                if interrupts.count > 0 or stop_request_file(self.job.folder).exists():
                     return self._drain(query, interrupts, "stopped")
                 if deadline is not None and time.monotonic() >= deadline:
                     return self._drain(query, interrupts, "timeout")
@@ -326,14 +343,14 @@ class _Query:
     def _drain(self, query: StreamingQuery, interrupts: _Interrupts, reason: str) -> str:
         """Let the batch at work finish: ask the source for no more, and wait until it says so."""
         asked = interrupts.count
-        stop_request(self.job.folder).touch()
-        seen = stop_seen(self.job.folder)
+        stop_request_file(self.job.folder).touch()
+        seen = stop_acknowledged_file(self.job.folder)
         while query.isActive and not seen.exists() and interrupts.count == asked:
             time.sleep(_POLL_S)
         return reason
 
     def _clear_stop(self) -> None:
-        for path in (stop_request(self.job.folder), stop_seen(self.job.folder)):
+        for path in (stop_request_file(self.job.folder), stop_acknowledged_file(self.job.folder)):
             path.unlink(missing_ok=True)
 
 
@@ -380,20 +397,20 @@ def _session(job: Job, options: RunOptions) -> Iterator[SparkSession]:
     finally:
         if stop_session(spark):
             options.on_notice(
-                "Spark's classes are kept for faster starts, once on this machine: the program ends "
-                "some ten seconds after its answer."
+                "Spark's classes are kept for faster starts, once on this machine: Java goes on with "
+                "that for some ten seconds, also when this program has ended."
             )
 
 
 @dataclass(frozen=True)
-class _Created:
+class _CreatedTopics:
     """The topics that a run created, and those that the log had before."""
 
     names: tuple[str, ...]
     others: tuple[str, ...]
 
 
-def _make_topics(job: Job) -> _Created:
+def _create_topics(job: Job) -> _CreatedTopics:
     """Create the topics that the app declares and the log does not have."""
     there: set[str] = set()
     with suppress(FileNotFoundError):
@@ -403,12 +420,12 @@ def _make_topics(job: Job) -> _Created:
         with connect(job.log) as log:
             for name in missing:
                 log.create_topic(name, partitions=job.topics[name], exist_ok=True)
-    return _Created(missing, tuple(sorted(there)))
+    return _CreatedTopics(missing, tuple(sorted(there)))
 
 
-def reached_before(home: ViewStore, app: str) -> datetime | None:
+def watermark_before(state_store: StateStore, app: str) -> datetime | None:
     """Return the watermark of the last batch that was committed; None if none was, or none is set."""
-    watermark = home.status(app, JOB).get("watermark")
+    watermark = state_store.status(app, JOB).get("watermark")
     return None if watermark is None else datetime.fromisoformat(watermark)
 
 
@@ -417,7 +434,7 @@ def _report(
 ) -> Report:
     """Give the report of a run; ``reached`` is the watermark that it found."""
     totals = sink.totals
-    failed = sink.dead_share.failed()
+    failed = sink.dead_letter_share.failed_steps()
     return Report(
         app=app,
         reason=reason,

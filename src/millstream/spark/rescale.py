@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from millstream.errors import ConfigError
-from millstream.spark.birth import Birth, stored_birth, write_partitions
-from millstream.views.running import runs_alive
+from millstream.spark.job_metadata import JobMetadata, load_job_metadata, save_partitions
+from millstream.views.runs.control_files import active_runs
 
 
 @dataclass(frozen=True)
-class Rescaled:
+class RescaleResult:
     """What a rescale did."""
 
     app: str
@@ -24,26 +24,26 @@ class Rescaled:
     partitions: int
 
 
-def rescale(app: str, folder: Path, partitions: int) -> Rescaled:
+def rescale(app: str, folder: Path, partitions: int) -> RescaleResult:
     """Have the buckets of the app in ``folder`` worked on by so many tasks at once.
 
     Raises:
         ConfigError: the app runs, has no state yet, or has fewer buckets.
     Cost: none that grows with the state.
     """
-    alive = runs_alive(folder)
+    alive = active_runs(folder)
     if alive:
         raise ConfigError(
             f"{app} is running (process {alive[-1].pid}). Stop it first: millstream stop {app}."
         )
-    birth = _checked(app, folder, partitions)
+    birth = _check(app, folder, partitions)
     if birth.partitions != partitions:
-        write_partitions(app, folder, replace(birth, partitions=partitions))
-    return Rescaled(app, birth.partitions, partitions)
+        save_partitions(app, folder, replace(birth, partitions=partitions))
+    return RescaleResult(app, birth.partitions, partitions)
 
 
-def _checked(app: str, folder: Path, partitions: int) -> Birth:
-    birth = stored_birth(app, folder)
+def _check(app: str, folder: Path, partitions: int) -> JobMetadata:
+    birth = load_job_metadata(app, folder)
     if birth is None:
         raise ConfigError(
             f"{app} has no state yet. Run it; its first run divides the work among as many tasks as "

@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from millstream.client.reading import Reader
-from millstream.kernels.dedup import FALSE_POSITIVE_RATE
+from millstream.client.reader import Reader
+from millstream.kernels.dedup.operator import FALSE_POSITIVE_RATE
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
-from millstream.spark.event_times import EventTimesFile
 from millstream.spark.frame_files import FrameFiles
-from millstream.spark.stages import Manifests, Stages
-from millstream.views.commit import BatchOutcome, Targets, gather
-from millstream.views.dead_share import DeadShare
-from millstream.views.progress import Progress
+from millstream.spark.source.event_times import EventTimesFile
+from millstream.spark.stages.executor import Manifests, StageExecutor
+from millstream.views.commit.committer import BatchCommitter, BatchResult, collect_results
+from millstream.views.commit.time_status import time_status
+from millstream.views.runs.dead_letter_share import DeadLetterShare
+from millstream.views.runs.progress import Progress
 from millstream.views.schema import JOB
-from millstream.views.time_status import time_status
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 @dataclass
-class Totals:
+class RunTotals:
     """What the batches of a run add up to."""
 
     batches: int = 0
@@ -56,15 +56,15 @@ class CommitSink:
     """
 
     plan: JobPlan
-    targets: Targets
+    committer: BatchCommitter
     log: Reader
     on_progress: Callable[[Progress], None] | None
     event_times: EventTimesFile
     frame_files: FrameFiles
-    dead_share: DeadShare = field(default_factory=lambda: DeadShare(1.0))
+    dead_letter_share: DeadLetterShare = field(default_factory=lambda: DeadLetterShare(1.0))
     planned_at: Callable[[int], float | None] = lambda _batch_id: None
-    stages: Stages | None = None
-    totals: Totals = field(default_factory=Totals)
+    stages: StageExecutor | None = None
+    totals: RunTotals = field(default_factory=RunTotals)
     error: BaseException | None = None
     _ended: float = field(default_factory=time.monotonic)
     _arrived_ms: dict[str, int] = field(default_factory=dict)  # topic/partition → last record read
@@ -73,43 +73,43 @@ class CommitSink:
 
     def __call__(self, frames: DataFrame, batch_id: int) -> None:
         try:
-            self._take(frames, batch_id)
+            self._commit(frames, batch_id)
         except BaseException as error:
             self.error = error
             raise
 
-    def _take(self, frames: DataFrame, batch_id: int) -> None:
-        if not self.targets.awaits(batch_id):
+    def _commit(self, frames: DataFrame, batch_id: int) -> None:
+        if not self.committer.is_next(batch_id):
             return
         rows: Sequence[FrameRow] = collect(frames)
         state: Manifests = {}
         if self.stages is not None:
             rows, state = self.stages.run(rows)
         rows = [self.frame_files.get(row) for row in rows]
-        outcome = gather(self.plan, rows)
+        outcome = collect_results(self.plan, rows)
         progress = self._progress(outcome, batch_id)
         if self._time is None:
-            self._time = self.targets.home.status(self.plan.app, JOB)
+            self._time = self.committer.state_store.status(self.plan.app, JOB)
         told = time_status(self._time, self.plan, outcome, batch_id, progress.at)
         status = {
             **progress.to_dict(),
-            "forgotten_producers": outcome.forgotten,
-            "facts": outcome.facts,
+            "forgotten_producers": outcome.forgotten_producers,
+            "gauges": outcome.gauges,
             **told,
         }
-        self.targets.commit(batch_id, outcome, status, state)
+        self.committer.commit(batch_id, outcome, status, state)
         if self.stages is not None:
-            self.stages.committed()
+            self.stages.on_commit()
         self.event_times.add(rows)
-        self.frame_files.clear()
+        self.frame_files.remove_batch()
         self._time = told
         self.totals.add(progress)
-        self.dead_share.take(outcome.books)
+        self.dead_letter_share.observe(outcome.step_counts)
         if self.on_progress is not None:
             self.on_progress(progress)
 
-    def _progress(self, outcome: BatchOutcome, batch_id: int) -> Progress:
-        began, self._ended = self._began(batch_id), time.monotonic()
+    def _progress(self, outcome: BatchResult, batch_id: int) -> Progress:
+        began, self._ended = self._batch_start(batch_id), time.monotonic()
         lag = self._lag(outcome)
         return Progress(
             app=self.plan.app,
@@ -127,14 +127,14 @@ class CommitSink:
             lag=lag,
             behind_s=self._behind_s(outcome, lag, self._ended - began),
             state_bytes=outcome.state_bytes,
-            false_positive_rates=outcome.fact(FALSE_POSITIVE_RATE),
+            false_positive_rates=outcome.gauge(FALSE_POSITIVE_RATE),
         )
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Say that the query begins now: what was before is no part of any batch."""
         self._ended = time.monotonic()
 
-    def _began(self, batch_id: int) -> float:
+    def _batch_start(self, batch_id: int) -> float:
         """Tell when the planner began the batch, or else when the one before it ended.
 
         A batch that is run again was planned in another run; so it is no earlier than the query.
@@ -145,7 +145,7 @@ class CommitSink:
         return max(self._ended, time.monotonic() - max(0.0, time.time() - planned_s))
 
     def _behind_s(
-        self, outcome: BatchOutcome, lag: Mapping[str, int], took_s: float
+        self, outcome: BatchResult, lag: Mapping[str, int], took_s: float
     ) -> float | None:
         """Tell the age of the oldest unread record, near enough: of the last one read before it."""
         for topic, arrived in outcome.arrived_ms.items():
@@ -155,10 +155,10 @@ class CommitSink:
         unread = [ms for name, ms in self._arrived_ms.items() if lag.get(name)]
         return max(0.0, time.time() - min(unread) / 1000) if unread else took_s
 
-    def _lag(self, outcome: BatchOutcome) -> dict[str, int]:
+    def _lag(self, outcome: BatchResult) -> dict[str, int]:
         """Count what is unread, also of partitions that this batch did not touch: they may have grown."""
         if self._position is None:
-            self._position = self.targets.home.position(self.plan.app)
+            self._position = self.committer.state_store.position(self.plan.app)
         for topic, moved in outcome.position.items():
             self._position[topic] = {**self._position.get(topic, {}), **moved}
         lag: dict[str, int] = {}

@@ -1,7 +1,7 @@
 """Which topics an app's state was made of, by their ids, and the refusal to go on with others.
 
 A topic that is deleted and created again has the old one's name and offsets that begin anew: read on from
-the old offsets, it would give wrong answers in books that balance. So the home keeps the ids of the topics
+the old offsets, it would give wrong answers in books that balance. So the state store keeps the ids of the topics
 that the app reads and writes, and a run that finds another id, or no topic, does not begin.
 
 The ids are noted when a run has begun, before its first batch:
@@ -18,24 +18,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millstream.client.reading import Reader
+from millstream.client.reader import Reader
 from millstream.errors import TopicRecreatedError, UnknownTopicError
-from millstream.kernels.plan import JobPlan, TopicEnd
+from millstream.kernels.plan import JobPlan, TopicSinkSpec
 from millstream.views.position import TOPIC_IDS
-from millstream.views.running import how_to_reset
+from millstream.views.runs.control_files import reset_command
 from millstream.views.schema import JOB
-from millstream.views.store import ViewStore
+from millstream.views.state_store.store import StateStore
 
 
-def require_same_topics(app: str, home: Path, plan: JobPlan, log: Reader) -> None:
+def check_same_topics(app: str, state_store: Path, plan: JobPlan, log: Reader) -> None:
     """Make sure that the topics of a plan are those that the app's state was made of.
 
     Raises:
         TopicRecreatedError: one was deleted; it may have been created again.
     """
-    if not home.exists():
+    if not state_store.exists():
         return
-    store = ViewStore(home)
+    store = StateStore(state_store)
     try:
         if store.last_batch_id(app, JOB) is None:
             return
@@ -46,20 +46,20 @@ def require_same_topics(app: str, home: Path, plan: JobPlan, log: Reader) -> Non
     for topic in _topics(plan):
         if topic in known and known[topic] != (found := _id_of(log, topic)):
             raise TopicRecreatedError(
-                _refusal(topic, (known[topic], found), position.get(topic), home.parent)
+                _refusal(topic, (known[topic], found), position.get(topic), state_store.parent)
             )
 
 
-def note_topics(app: str, home: ViewStore, plan: JobPlan, log: Reader) -> None:
+def save_topic_ids(app: str, state_store: StateStore, plan: JobPlan, log: Reader) -> None:
     """Keep the ids of the topics of a plan, for the runs that come; those of other topics stay."""
-    known = home.description(app, TOPIC_IDS) or {}
+    known = state_store.description(app, TOPIC_IDS) or {}
     found = {name: topic_id for name in _topics(plan) if (topic_id := _id_of(log, name))}
-    home.describe(app, TOPIC_IDS, {**known, **found})
+    state_store.put_description(app, TOPIC_IDS, {**known, **found})
 
 
 def _topics(plan: JobPlan) -> list[str]:
     read = {source.topic for source in plan.sources}
-    written = {sink.end.topic for sink in plan.sinks if isinstance(sink.end, TopicEnd)}
+    written = {sink.spec.topic for sink in plan.sinks if isinstance(sink.spec, TopicSinkSpec)}
     return sorted(read | written)
 
 
@@ -83,5 +83,5 @@ def _refusal(
         what = f"The app had read the old one up to offset, by partition, {at}, which means nothing now"
     return (
         f"topic {topic!r} was deleted{again}: its id was {known}, {now}. {what}. To begin anew, with "
-        f"the records that the log holds today: {how_to_reset(folder)}, which says first what it removes."
+        f"the records that the log holds today: {reset_command(folder)}, which says first what it removes."
     )

@@ -1,7 +1,7 @@
 """What a test puts into a topic: rows, and between them the passing of time.
 
 Rows are encoded as their topic says, given a partition and a time of arrival, and lie then as
-records, marks and ticks in the order of the list: see :class:`Record`, :class:`Mark`, :class:`Tick`.
+records, marks and ticks in the order of the list: see :class:`InputRecord`, :class:`WatermarkAdvance`, :class:`Tick`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Tick:
             raise ConfigError("Tick takes after= or at=, and not both. Give one of them.")
 
     def milliseconds(self, now_ms: int) -> int:
-        """Say how much time passes from ``now_ms`` on."""
+        """Return how much time passes from ``now_ms`` on."""
         if self.at is None:
             assert self.after is not None
             return to_us(self.after, what="Tick's after") // 1000
@@ -89,7 +89,7 @@ Inputs = Mapping[str, Sequence[InputRow | Row | Tick | Watermark]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class InputRecord:
     """One record as it arrives."""
 
     partition: int
@@ -100,14 +100,14 @@ class Record:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
+class WatermarkAdvance:
     """Between records: a partition's watermark (all partitions': None) is at least this."""
 
     partition: int | None
     at_us: int
 
 
-Item = Record | Mark | Tick
+Item = InputRecord | WatermarkAdvance | Tick
 
 
 def items_of(topic: Topic, rows: Iterable[Any], partition_count: int, seed: int) -> list[Item]:
@@ -129,7 +129,7 @@ def items_of(topic: Topic, rows: Iterable[Any], partition_count: int, seed: int)
     return items
 
 
-def _mark(given: Watermark, topic: str, partition_count: int) -> Mark:
+def _mark(given: Watermark, topic: str, partition_count: int) -> WatermarkAdvance:
     if given.topic != topic:
         raise ConfigError(
             f"Among the rows of topic {topic!r} stands a Watermark of topic {given.topic!r}. Put it "
@@ -137,10 +137,10 @@ def _mark(given: Watermark, topic: str, partition_count: int) -> Mark:
         )
     if given.partition is not None:
         _check_partition(given.partition, partition_count, topic)
-    return Mark(given.partition, milliseconds(given.at, what="Watermark's at") * 1000)
+    return WatermarkAdvance(given.partition, milliseconds(given.at, what="Watermark's at") * 1000)
 
 
-def _record(row: Row, topic: Topic, partition_count: int, dice: random.Random) -> Record:
+def _record(row: Row, topic: Topic, partition_count: int, dice: random.Random) -> InputRecord:
     values = _as_mapping(row.values)
     key = row.key.encode() if isinstance(row.key, str) else row.key
     if row.partition is not None:
@@ -153,7 +153,7 @@ def _record(row: Row, topic: Topic, partition_count: int, dice: random.Random) -
         partition = (
             dice.randrange(partition_count) if key is None else partition_of(key, partition_count)
         )
-    return Record(
+    return InputRecord(
         partition,
         row.values if isinstance(row.values, bytes) else _encode(values, topic),
         None if row.at is None else milliseconds(row.at, what="Row's at"),
@@ -171,7 +171,7 @@ def _check_partition(partition: int, count: int, topic: str) -> None:
 
 
 def milliseconds(at: datetime, *, what: str) -> int:
-    """Give a time in milliseconds since 1970.
+    """Return a time in milliseconds since 1970.
 
     Raises:
         ConfigError: it is no datetime with a time zone.

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from millstream.errors import EnvironmentProblem
-from millstream.spark.java import find_java
+from millstream.spark.runtime.java import find_java
 
 VERSION = "4.3.1"
 _FETCH_S = 600.0
@@ -75,7 +75,7 @@ _SETTINGS = {
 
 
 def why_not(env: Mapping[str, str] = os.environ) -> str:
-    """Say what is missing on this machine for a node; "" if nothing is."""
+    """Return what is missing on this machine for a node; "" if nothing is."""
     try:
         find_java(env)
     except EnvironmentProblem as problem:

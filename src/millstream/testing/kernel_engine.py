@@ -15,17 +15,17 @@ import pyarrow as pa
 
 from millstream.errors import ConfigError
 from millstream.kernels.frames import FrameRow
-from millstream.kernels.ingest import Ingest, Lane
-from millstream.kernels.lane_clocks import Promise
+from millstream.kernels.ingest import Ingest, SplitInput
 from millstream.kernels.plan import JobPlan, SourcePlan
-from millstream.kernels.sorted_runs import MemoryRunStore
 from millstream.kernels.stage import run_stage
-from millstream.kernels.watermarks import PartitionProgress, SourceTime, idle_partitions
+from millstream.kernels.state.sorted_runs import MemoryRunStore
+from millstream.kernels.time.split_clocks import PartitionPunctuation
+from millstream.kernels.time.watermarks import PartitionProgress, SourceTime, idle_partitions
 from millstream.log.decoding import SCHEMA
-from millstream.testing.inputs import Item, Mark, Record, Tick
-from millstream.views.commit import Targets, gather
-from millstream.views.outputs import open_targets
-from millstream.views.time_status import time_status
+from millstream.testing.inputs import InputRecord, Item, Tick, WatermarkAdvance
+from millstream.views.commit.committer import BatchCommitter, collect_results
+from millstream.views.commit.open_committer import open_committer
+from millstream.views.commit.time_status import time_status
 
 _JOB = "main"
 CrashPoint = Literal["before the commit", "after the commit"]
@@ -49,7 +49,7 @@ class MemoryBucketState:
         return self.stores.setdefault(key, MemoryRunStore())
 
     def copy(self) -> MemoryBucketState:
-        """Give a state that goes its own way from here on. Runs never change, so they are shared."""
+        """Return a state that goes its own way from here on. Runs never change, so they are shared."""
         stores = {
             key: MemoryRunStore(dict(store.tables), store.saved)
             for key, store in self.stores.items()
@@ -58,36 +58,36 @@ class MemoryBucketState:
 
 
 @dataclass
-class Partition:
+class MemoryPartition:
     """One partition in memory: records, and promises between them.
 
     ``taken`` counts the items that batches have read, ``active_ms`` says when (in running time) a
     record was last among them.
     """
 
-    items: list[Record | Promise] = field(default_factory=list)
+    items: list[InputRecord | PartitionPunctuation] = field(default_factory=list)
     offsets: list[int] = field(default_factory=lambda: [0])  # records before each item
     stamps_ms: list[int] = field(default_factory=list)  # of the records, by offset
     arrived_ms: list[int] = field(default_factory=lambda: [0])  # the largest stamp before each
     taken: int = 0
     active_ms: int = 0
 
-    def append(self, item: Record | Promise, stamp_ms: int) -> None:
+    def append(self, item: InputRecord | PartitionPunctuation, stamp_ms: int) -> None:
         """Put an item at the end."""
         self.items.append(item)
-        if isinstance(item, Promise):
+        if isinstance(item, PartitionPunctuation):
             self.offsets.append(self.offsets[-1])
         else:
             self.offsets.append(self.offsets[-1] + 1)
             self.stamps_ms.append(stamp_ms)
             self.arrived_ms.append(max(self.arrived_ms[-1], stamp_ms))
 
-    def read(self, start: int, end: int) -> Iterator[pa.RecordBatch | Promise]:
-        """Give the items ``[start, end)``, with neighbouring records as one record batch."""
-        waiting: list[Record] = []
+    def read(self, start: int, end: int) -> Iterator[pa.RecordBatch | PartitionPunctuation]:
+        """Return the items ``[start, end)``, with neighbouring records as one record batch."""
+        waiting: list[InputRecord] = []
         offset = self.offsets[start]
         for item in self.items[start:end]:
-            if isinstance(item, Record):
+            if isinstance(item, InputRecord):
                 waiting.append(item)
                 continue
             if waiting:
@@ -97,7 +97,7 @@ class Partition:
         if waiting:
             yield self._records(waiting, offset)
 
-    def _records(self, records: list[Record], offset: int) -> pa.RecordBatch:
+    def _records(self, records: list[InputRecord], offset: int) -> pa.RecordBatch:
         stamps_ms = self.stamps_ms[offset : offset + len(records)]
         headers = [
             [{"key": name, "value": value} for name, value in record.headers] for record in records
@@ -127,7 +127,7 @@ class KernelEngine:
     dice: random.Random
     clock_ms: int = 0
     now_ms: int = 0
-    logs: dict[str, list[Partition]] = field(default_factory=dict)
+    logs: dict[str, list[MemoryPartition]] = field(default_factory=dict)
     states: dict[tuple[int, int], MemoryBucketState] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ class KernelEngine:
                 'engine="spark".'
             )
         for topic in {source.topic for source in self.plan.sources}:
-            self.logs[topic] = [Partition() for _ in range(self.partition_counts[topic])]
+            self.logs[topic] = [MemoryPartition() for _ in range(self.partition_counts[topic])]
 
     def run(self, inputs: Mapping[str, Sequence[Item]], batches: int, crashes: int = 0) -> None:
         """Run all inputs, cut into about ``batches`` batches; Ticks make batches of their own.
@@ -155,13 +155,13 @@ class KernelEngine:
             targets = self._begin(opened)
             for batch_id, ends in enumerate(self._ends(inputs, batches)):
                 for point in to_come.get(batch_id, ()):
-                    self._lose(targets, batch_id, ends, point)
+                    self._crash(targets, batch_id, ends, point)
                     opened.close()
                     targets = self._begin(opened)
                 self._commit(targets, batch_id, self._batch(ends))
 
-    def _begin(self, opened: ExitStack) -> Targets:
-        targets = opened.enter_context(open_targets(self.plan, self.views, self.views.parent))
+    def _begin(self, opened: ExitStack) -> BatchCommitter:
+        targets = opened.enter_context(open_committer(self.plan, self.views, self.views.parent))
         targets.begin_run(_JOB, "in-memory")
         return targets
 
@@ -177,8 +177,12 @@ class KernelEngine:
             chosen.setdefault(self.dice.randrange(count), []).append(point)
         return chosen
 
-    def _lose(
-        self, targets: Targets, batch_id: int, ends: Mapping[str, Sequence[int]], point: CrashPoint
+    def _crash(
+        self,
+        targets: BatchCommitter,
+        batch_id: int,
+        ends: Mapping[str, Sequence[int]],
+        point: CrashPoint,
     ) -> None:
         """Run a batch up to a point; what was not committed by then is as if it had not been."""
         states = {place: state.copy() for place, state in self.states.items()}
@@ -190,15 +194,15 @@ class KernelEngine:
         for partition, taken, active_ms in read:
             partition.taken, partition.active_ms = taken, active_ms
 
-    def _commit(self, targets: Targets, batch_id: int, rows: list[FrameRow]) -> None:
-        outcome = gather(self.plan, rows)
+    def _commit(self, targets: BatchCommitter, batch_id: int, rows: list[FrameRow]) -> None:
+        outcome = collect_results(self.plan, rows)
         reached = outcome.watermark
         at = datetime.fromtimestamp(self.now_ms / 1000, UTC)
-        known = targets.home.status(self.plan.app, _JOB)
+        known = targets.state_store.status(self.plan.app, _JOB)
         status = {
             "watermark": None if reached is None else reached.isoformat(),
-            "forgotten_producers": outcome.forgotten,
-            "facts": outcome.facts,
+            "forgotten_producers": outcome.forgotten_producers,
+            "gauges": outcome.gauges,
             "lag": {
                 f"{topic}/{number}": len(partition.items) - partition.taken
                 for topic, logs in self.logs.items()
@@ -236,10 +240,10 @@ class KernelEngine:
             stamp_ms = began_ms
             partitions = self.logs.get(topic, [])
             for item in items if partitions else ():
-                if isinstance(item, Mark):
+                if isinstance(item, WatermarkAdvance):
                     marked = partitions if item.partition is None else [partitions[item.partition]]
                     for partition in marked:
-                        partition.append(Promise(item.at_us), stamp_ms)
+                        partition.append(PartitionPunctuation(item.at_us), stamp_ms)
                 else:
                     stamp_ms = stamp_ms if item.at_ms is None else item.at_ms
                     partitions[item.partition].append(item, stamp_ms)
@@ -264,13 +268,13 @@ class KernelEngine:
         for depth, stage in enumerate(self.plan.stages):
             rows = [
                 out
-                for label in self.plan.bucket_labels
+                for bucket in self.plan.buckets.numbers
                 for out in run_stage(
                     stage,
-                    label,
-                    self.plan.bucket_labels,
-                    [row for row in rows if row.bucket == label],
-                    self.states.setdefault((depth, label), MemoryBucketState()),
+                    bucket,
+                    self.plan.buckets,
+                    [row for row in rows if row.bucket == bucket],
+                    self.states.setdefault((depth, bucket), MemoryBucketState()),
                 )
             ]
         return rows
@@ -293,13 +297,13 @@ class KernelEngine:
         lanes = [
             lane
             for number, (partition, start) in enumerate(zip(partitions, before, strict=True))
-            for lane in self._lanes(partition, number, start)
+            for lane in self._splits(partition, number, start)
         ]
         planned = self._planned(source)
         middle = self.dice.randint(0, len(lanes))  # as if two tasks had read them
         rows: list[FrameRow] = []
         for part in (lanes[:middle], lanes[middle:]):
-            rows += Ingest(source, self.plan.bucket_labels).run(part, planned)
+            rows += Ingest(source, self.plan.buckets).run(part, planned)
         return rows
 
     def _planned(self, source: SourcePlan) -> SourceTime:
@@ -318,13 +322,13 @@ class KernelEngine:
             self.clock_ms - latest_ms if len(idle) == len(partitions) else 0,
         )
 
-    def _lanes(self, partition: Partition, number: int, start: int) -> list[Lane]:
+    def _splits(self, partition: MemoryPartition, number: int, start: int) -> list[SplitInput]:
         """Read a range as one or two lanes, and each lane as one or more record batches."""
         end = partition.taken
         middle = self.dice.randint(start, end)
         ranges = [(start, middle), (middle, end)]
         return [
-            Lane(
+            SplitInput(
                 number,
                 split,
                 partition.offsets[at],
@@ -336,8 +340,8 @@ class KernelEngine:
         ]
 
     def _cut_batches(
-        self, partition: Partition, start: int, end: int
-    ) -> list[pa.RecordBatch | Promise]:
+        self, partition: MemoryPartition, start: int, end: int
+    ) -> list[pa.RecordBatch | PartitionPunctuation]:
         middle = self.dice.randint(start, end)
         return [*partition.read(start, middle), *partition.read(middle, end)]
 
@@ -346,7 +350,7 @@ class KernelEngine:
 class _Section:
     """What stands between two Ticks, and the Tick that ends it."""
 
-    items: dict[str, list[Record | Mark]]
+    items: dict[str, list[InputRecord | WatermarkAdvance]]
     tick: Tick | None
 
 
@@ -367,12 +371,12 @@ def _sections(inputs: Mapping[str, Sequence[Item]]) -> list[_Section]:
 
 
 def _beginning_ms(inputs: Mapping[str, Sequence[Item]]) -> int:
-    """Say what time it is when the test begins: the earliest that it speaks of, or the real one."""
+    """Return what time it is when the test begins: the earliest that it speaks of, or the real one."""
     given = [
-        item.at_ms if isinstance(item, Record) else item.milliseconds(0)
+        item.at_ms if isinstance(item, InputRecord) else item.milliseconds(0)
         for items in inputs.values()
         for item in items
-        if (isinstance(item, Record) and item.at_ms is not None)
+        if (isinstance(item, InputRecord) and item.at_ms is not None)
         or (isinstance(item, Tick) and item.at is not None)
     ]
     return min((at for at in given if at is not None), default=time.time_ns() // 1_000_000)

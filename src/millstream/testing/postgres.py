@@ -150,7 +150,7 @@ class PostgresServer:
         return False
 
     def _as_account(self) -> dict[str, Any]:
-        """Give what makes a program run as the unprivileged user, and in a folder that it may see."""
+        """Return what makes a program run as the unprivileged user, and in a folder that it may see."""
         if self._account is None:
             return {"cwd": self.folder}
         return {

@@ -72,7 +72,7 @@ def _compare(first: Result, other: Result, call: str) -> None:
 
 
 def _difference(one: pl.DataFrame, other: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Give the rows that only the first has, and those that only the second has."""
+    """Return the rows that only the first has, and those that only the second has."""
     names = one.columns
     lost = one.join(other, on=names, how="anti", nulls_equal=True)
     gained = other.join(one, on=names, how="anti", nulls_equal=True)

@@ -19,21 +19,21 @@ import polars as pl
 
 from millstream.choices import choose, did_you_mean
 from millstream.errors import ConfigError
-from millstream.kernels.keyhash import Buckets
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_NOTES
+from millstream.kernels.state.keyhash import Buckets
 from millstream.pipeline.app import App
 from millstream.testing.inputs import Inputs, items_of
 from millstream.testing.kernel_engine import KernelEngine
 from millstream.testing.outputs import records, redirected, rows_of_dataset
-from millstream.views.commit import DEAD_VIEW
-from millstream.views.store import ViewStore
+from millstream.views.commit.committer import DEAD_LETTERS_VIEW
+from millstream.views.state_store.store import StateStore
 
 Engine = Literal["kernel", "spark"]
 
 
 class Result:
-    """What came out of a run: views and their changes, topics, datasets, dead records, the books.
+    """What came out of a run: views and their changes, topics, datasets, dead letters, the ledger.
 
     It lies in a temporary folder that goes with this object.
     """
@@ -42,11 +42,11 @@ class Result:
         self._plan = plan
         self._app = plan.app
         self._folder = folder
-        self._store = ViewStore(views, readonly=True)
+        self._store = StateStore(views, readonly=True)
         self._clean_up = weakref.finalize(self, _clean_up, self._store, folder)
 
     def __getitem__(self, view: str) -> pl.DataFrame:
-        """Give a view's rows, in the order of its key."""
+        """Return a view's rows, in the order of its key."""
         schema = next((s for s in self._store.views() if s.name == view), None)
         rows = self._store.scan(view)  # names the views there are, if it is none of them
         assert schema is not None
@@ -55,14 +55,14 @@ class Result:
     @property
     def views(self) -> list[str]:
         """The names of the app's views."""
-        return [s.name for s in self._store.views() if s.name != DEAD_VIEW]
+        return [s.name for s in self._store.views() if s.name != DEAD_LETTERS_VIEW]
 
     def changes(self, view: str) -> pl.DataFrame:
-        """Give a view's changes, in the order in which they were committed."""
+        """Return a view's changes, in the order in which they were committed."""
         return self._store.changes(view)
 
     def topic(self, name: str) -> pl.DataFrame:
-        """Give the records of a topic that the app writes to, by partition and offset.
+        """Return the records of a topic that the app writes to, by partition and offset.
 
         Columns: partition, offset, key (as text), timestamp, and the fields of the JSON values, as
         JSON has them; or ``value`` where a column is the value. A field that has one of these names
@@ -74,7 +74,7 @@ class Result:
         return records(self._plan, self._folder, name)
 
     def dataset(self, name: str) -> pl.DataFrame:
-        """Give the rows of a dataset that the app writes, named by the last part of its path.
+        """Return the rows of a dataset that the app writes, named by the last part of its path.
 
         Raises:
             ConfigError: the app writes no such dataset; the message says which it does.
@@ -84,11 +84,11 @@ class Result:
     @property
     def dead(self) -> pl.DataFrame:
         """What could not be processed: place, step, reason, and the original bytes."""
-        return self[DEAD_VIEW]
+        return self[DEAD_LETTERS_VIEW]
 
     @property
     def ledger(self) -> pl.DataFrame:
-        """The books, one row per batch and step, in the order of the graph.
+        """The ledger, one row per batch and step, in the order of the graph.
 
         ``read`` is the sum of the exits emitted, held, late, dead, filtered and duplicate. ``made``
         counts the rows that the step gave on; what comes next reads them.
@@ -116,7 +116,7 @@ class Result:
         return forgotten
 
 
-def _clean_up(store: ViewStore, folder: Path) -> None:
+def _clean_up(store: StateStore, folder: Path) -> None:
     store.close()
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -177,7 +177,7 @@ def run(
     }
     folder = Path(tempfile.mkdtemp(prefix="millstream-test-"))
     # Keys are divided by a seed that the test's seed gives: no answer may depend on it.
-    buckets = Buckets(tuple(range(app.buckets)), random.Random(seed).getrandbits(63))  # noqa: S311
+    buckets = Buckets(app.buckets, random.Random(seed).getrandbits(63))  # noqa: S311
     plan = redirected(app.plan(buckets), folder)
     dice = random.Random(seed)  # noqa: S311 - a test's choice, to be repeated
     if engine == "kernel":

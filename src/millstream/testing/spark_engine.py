@@ -17,11 +17,11 @@ from millstream.client import connect
 from millstream.errors import ConfigError
 from millstream.pipeline.app import App
 from millstream.spark.job import Job, RunOptions, run_job
-from millstream.testing.inputs import Item, Record
+from millstream.testing.inputs import InputRecord, Item
 from millstream.testing.outputs import redirected
-from millstream.views.progress import Progress, Until
+from millstream.views.runs.progress import Progress, Until
 
-Parts = list[list[tuple[str, Record]]]
+Parts = list[list[tuple[str, InputRecord]]]
 """What each batch reads: records with their topics."""
 
 
@@ -45,7 +45,7 @@ def run_on_spark(
         job,
         log=folder,
         folder=folder / "apps" / app.name,
-        compile=lambda labels: redirected(compiled(labels), folder),
+        compile=lambda buckets: redirected(compiled(buckets), folder),
     )
     parts = _parts(records, batches, dice)
     _feed(job, folder, parts)
@@ -54,11 +54,11 @@ def run_on_spark(
     return job.folder / "views.db"
 
 
-def _records(inputs: Mapping[str, Sequence[Item]]) -> list[tuple[str, Record]]:
-    records: list[tuple[str, Record]] = []
+def _records(inputs: Mapping[str, Sequence[Item]]) -> list[tuple[str, InputRecord]]:
+    records: list[tuple[str, InputRecord]] = []
     for topic, items in inputs.items():
         for item in items:
-            if not isinstance(item, Record):
+            if not isinstance(item, InputRecord):
                 raise ConfigError(
                     'engine="spark" takes no Tick and no Watermark. Use engine="kernel".'
                 )
@@ -66,14 +66,14 @@ def _records(inputs: Mapping[str, Sequence[Item]]) -> list[tuple[str, Record]]:
     return records
 
 
-def _parts(records: Sequence[tuple[str, Record]], batches: int, dice: random.Random) -> Parts:
+def _parts(records: Sequence[tuple[str, InputRecord]], batches: int, dice: random.Random) -> Parts:
     """Cut every partition at random places; give what each batch reads, leaving out empty ones."""
     counts = Counter((topic, record.partition) for topic, record in records)
     ends = {
         place: sorted(dice.randint(0, count) for _ in range(batches - 1))
         for place, count in counts.items()
     }
-    parts: list[list[tuple[str, Record]]] = [[] for _ in range(batches)]
+    parts: list[list[tuple[str, InputRecord]]] = [[] for _ in range(batches)]
     read: Counter[tuple[str, int]] = Counter()
     for topic, record in records:
         place = (topic, record.partition)
@@ -114,7 +114,7 @@ def _options(
     )
 
 
-def _send(folder: Path, part: Sequence[tuple[str, Record]]) -> None:
+def _send(folder: Path, part: Sequence[tuple[str, InputRecord]]) -> None:
     if not part:
         return
     with connect(folder) as log, log.producer() as producer:

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from millstream.errors import ConfigError
 
-HOME = "sqlite"
+STATE_STORE = "sqlite"
 _SCHEMES = ("postgresql", "postgres")
 _SHAPE = "postgresql://user:password@host:5432/database"
 
@@ -23,7 +23,7 @@ class PostgresAddress:
     url: str = field(repr=False)
     secrets: tuple[str, ...] = field(repr=False, default=())
 
-    def scrubbed(self, text: str) -> str:
+    def redacted(self, text: str) -> str:
         """Return a text, such as a server's message, without user and password."""
         text = text.replace(self.url, self.shown)
         for secret in self.secrets:
@@ -39,7 +39,7 @@ def postgres_address(url: str) -> PostgresAddress:
     """
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in _SCHEMES:
-        known = f"{HOME!r} (the app's own store) or a URL such as {_SHAPE}"
+        known = f"{STATE_STORE!r} (the app's own store) or a URL such as {_SHAPE}"
         shown = f"begins with {scheme}://" if separator else f"is {url[:40]!r}"
         if "@" in scheme or "=" in scheme:  # it may have a password in it
             shown = "begins with no postgresql://"
@@ -65,15 +65,17 @@ def postgres_address(url: str) -> PostgresAddress:
     )
 
 
-def checked(store: str | None, *, what: str) -> str | None:
+def parse_store(store: str | None, *, what: str) -> str | None:
     """Return the address of a store as plans have it: None for the app's own.
 
     Raises:
         ConfigError: ``what`` was given an address that is none.
     """
-    if store is None or store == HOME:
+    if store is None or store == STATE_STORE:
         return None
     if not isinstance(store, str):
-        raise ConfigError(f"{what} is of type {type(store).__name__}. Give {HOME!r} or a URL.")
+        raise ConfigError(
+            f"{what} is of type {type(store).__name__}. Give {STATE_STORE!r} or a URL."
+        )
     postgres_address(store)
     return store

@@ -12,27 +12,30 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 TOPIC_IDS = "topic_ids"
-"""The description under which a home keeps whose positions these are: the ids of topics, by name."""
+"""The description under which a state_store keeps whose positions these are: the ids of topics, by name."""
 
 
-def laid_over(before: Any, after: Any) -> Any:
+def merge_positions(before: Any, after: Any) -> Any:
     """Return ``after``, with what only ``before`` has, mapping by mapping."""
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return after
-    return {**before, **{key: laid_over(before.get(key), value) for key, value in after.items()}}
+    return {
+        **before,
+        **{key: merge_positions(before.get(key), value) for key, value in after.items()},
+    }
 
 
-def covers(reached: Any, asked: Any) -> bool:
+def is_reached(reached: Any, asked: Any) -> bool:
     """Whether each number in ``asked`` is at most the one in its place in ``reached``."""
     if isinstance(asked, Mapping):
         return isinstance(reached, Mapping) and all(
-            key in reached and covers(reached[key], value) for key, value in asked.items()
+            key in reached and is_reached(reached[key], value) for key, value in asked.items()
         )
     if isinstance(asked, list | tuple):
         return (
             isinstance(reached, list)
             and len(reached) >= len(asked)
-            and all(map(covers, reached, asked))
+            and all(map(is_reached, reached, asked))
         )
     return bool(reached is not None and reached >= asked)
 
@@ -53,7 +56,7 @@ def wait_until(
     pause = threading.Event()
     while True:
         last, reached = look()
-        if last is not None and last >= (batch_id or 0) and covers(reached, position or {}):
+        if last is not None and last >= (batch_id or 0) and is_reached(reached, position or {}):
             return True
         left = end - time.monotonic()
         if left <= 0:

@@ -1,7 +1,7 @@
 """What a view is: named columns of known kinds, and a key; plain values without any I/O.
 
-The kinds are few and stand for what a view store keeps and gives back exactly. `columns.py` turns
-polars frames into these kinds and into SQLite's values; `store.py` keeps them.
+The kinds are few and stand for what a view store keeps and gives back exactly. `views/state_store/sqlite_values.py` turns
+polars frames into these kinds and into SQLite's values; `views/state_store/store.py` keeps them.
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from millstream.broker.configs import FIXED
-from millstream.broker.dispatch import HANDLERS, OTHER_BYTES_MAX
+from millstream.broker.dispatch import HANDLERS, NON_PRODUCE_BYTES_MAX
 from millstream.broker.memory import SMALL_BYTES_MAX
-from millstream.broker.settings import Settings
-from millstream.broker.share_groups import MEMBERS_MAX
-from millstream.broker.share_sessions import SESSIONS_MAX
-from millstream.broker.transactions import ID_CHARACTERS_MAX
-from millstream.broker.wire import ELEMENTS_MAX
+from millstream.broker.protocol.wire import ELEMENTS_MAX
+from millstream.broker.requests.configs import FIXED_CONFIGS
+from millstream.broker.requests.transactions import ID_CHARACTERS_MAX
+from millstream.broker.settings import BrokerSettings
+from millstream.broker.share.group import MEMBERS_MAX
+from millstream.broker.share.session import SESSIONS_MAX
 from millstream.cli.broker import broker
 
 TEXT = (Path(__file__).parents[3] / "docs" / "broker.md").read_text()
@@ -34,14 +34,14 @@ def test_the_options_are_those_of_the_command() -> None:
 
 @pytest.mark.not_in_lane("thresholds", "one of them is lowered there")
 def test_the_limits_are_those_that_hold() -> None:
-    settings, mib = Settings(), 1 << 20
+    settings, mib = BrokerSettings(), 1 << 20
     for number in (
         f"{settings.connections_max:,}",
         f"{settings.requests_bytes_max // mib} MiB",
         f"{settings.responses_bytes_max // mib} MiB",
         f"{settings.response_bytes_max // mib} MiB, or one batch",
         f"{settings.request_bytes_max // mib} MiB",
-        f"{OTHER_BYTES_MAX // mib} MiB without records",
+        f"{NON_PRODUCE_BYTES_MAX // mib} MiB without records",
         f"{ELEMENTS_MAX:,}",
         f"{SMALL_BYTES_MAX // 1024} KiB",
         f"{settings.contended_s:.0f} seconds",
@@ -56,4 +56,4 @@ def test_the_limits_are_those_that_hold() -> None:
 
 
 def test_the_settings_that_are_taken_with_one_value_are_named() -> None:
-    assert all(f"`{name}`" in TEXT for name in FIXED)
+    assert all(f"`{name}`" in TEXT for name in FIXED_CONFIGS)

@@ -60,7 +60,7 @@ def test_a_half_request_has_less_time_from_when_others_wait_for_room() -> None:
         room = memory(contended_s=0.01)
 
         async def half() -> None:
-            async with room.coming_in():
+            async with room.receive_deadline():
                 await asyncio.Event().wait()
 
         await room.reserve(3 * MIB)
@@ -98,7 +98,7 @@ def test_who_comes_while_a_half_request_is_being_refused_waits_like_others() -> 
         room = memory(contended_s=0.0)
 
         async def half() -> None:
-            async with room.coming_in():
+            async with room.receive_deadline():
                 await asyncio.Event().wait()
 
         async def comes_after(turns: int) -> None:

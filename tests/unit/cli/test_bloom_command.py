@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from millstream import expected_loss
+from millstream import bloom, expected_loss
 from millstream.errors import ConfigError
-from millstream.pipeline import bloom
 
 HALF_HOUR = ("bloom", "--within", "30 minutes")
 

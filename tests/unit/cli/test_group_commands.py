@@ -135,9 +135,9 @@ def test_reset_shows_before_and_after_and_asks(call, done, clicks, folder):
         ["clicks/0", "4", "10"],
         ["clicks/1", "-", "10"],
     ]
-    assert "let group g go on there?" in err
+    assert "let group g continue there?" in err
     assert offsets(folder, "g") == {0: 4}
-    assert "goes on there" in done(*ask, stdin=b"yes\n")
+    assert "continues there" in done(*ask, stdin=b"yes\n")
     assert offsets(folder, "g") == {0: 10, 1: 10}
     rows = json.loads(done(*ask[:-1], "3", "--partition", "1", "--yes", "--json"))
     assert rows == [{"topic": "clicks", "partition": 1, "before": 10, "after": 3}]
@@ -183,7 +183,7 @@ def test_lag_tells_of_risk_before_loss_and_of_loss_after(done, call, shrinking, 
         assert call("lag").code == 0
         while log.lag("slow")[0].state != "lost":
             done("produce", shrinking, stdin=lines)
-            log.keep_house()
+            log.run_maintenance()
         start = log.offsets(shrinking)[0][0]
     code, out, _ = call("lag", "slow", "--check")
     assert code == 1

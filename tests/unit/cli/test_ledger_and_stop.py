@@ -9,8 +9,8 @@ import pytest
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError
-from millstream.views.failure import failure_noted
-from millstream.views.running import marked, stop_request
+from millstream.views.runs.control_files import hold_run_lock, stop_request_file
+from millstream.views.runs.failure import record_failure
 
 
 @dataclass
@@ -69,9 +69,9 @@ def test_stop_waits_until_the_run_has_ended(home, call):
     running, asked = threading.Event(), threading.Event()
 
     def work():
-        with marked(home, 1):
+        with hold_run_lock(home, 1):
             running.set()
-            while not stop_request(home).exists():
+            while not stop_request_file(home).exists():
                 asked.wait(0.01)
 
     thread = threading.Thread(target=work)
@@ -80,11 +80,11 @@ def test_stop_waits_until_the_run_has_ended(home, call):
     ended = call("stop", "sums")
     thread.join()
     assert ended.out == "sums has stopped\n"
-    assert not stop_request(home).exists()
+    assert not stop_request_file(home).exists()
 
 
 def test_a_run_that_does_not_stop_in_time_is_named_by_its_process(home, call):
-    with marked(home, 1):
+    with hold_run_lock(home, 1):
         ended = call("stop", "sums", "--timeout", "100 ms")
     assert ended.code == 1
     assert "has not stopped within 100 ms" in ended.err
@@ -98,7 +98,7 @@ def test_why_answers_from_the_status_of_the_app(home, call):
 
 
 def test_how_an_app_failed_is_said_by_the_commands_that_look_at_it(home, call):
-    with pytest.raises(ConfigError), failure_noted(home, lambda: 0.0):
+    with pytest.raises(ConfigError), record_failure(home, lambda: 0.0):
         raise ConfigError("the field is gone.")
     for command in (["ledger", "sums"], ["stop", "sums"], ["view", "list"]):
         said = call(*command).err

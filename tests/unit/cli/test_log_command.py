@@ -103,7 +103,7 @@ def test_a_repair_in_a_script_prints_json_alone(folder: Path) -> None:
     damage(folder)
     (given_up,) = json.loads(call("repair", folder, "--yes", "--json").stdout)
     assert (given_up["topic"], given_up["start"], given_up["end"]) == ("clicks", 1, 2)
-    assert Path(given_up["kept"]).exists()
+    assert Path(given_up["quarantined"]).exists()
     assert json.loads(call("repair", folder, "--yes", "--json").stdout) == []
 
 
@@ -111,7 +111,7 @@ def test_a_repair_that_gives_nothing_up_says_so(folder: Path) -> None:
     (segment(folder).parent / "x.new").touch()
     assert "No offset is given up" in call("repair", folder, stdin="n\n").stdout
     result = call("repair", folder, "--yes")
-    assert result.stdout == f"{folder}: mended; nothing was given up\n"
+    assert result.stdout == f"{folder}: repaired; nothing was given up\n"
     assert call("verify", folder).stdout == f"{folder}: whole\n"
 
 
@@ -142,11 +142,11 @@ def test_stat_of_a_log_without_topics_says_how_to_make_one(tmp_path: Path) -> No
 
 
 def test_times_that_no_calendar_has_are_shown_as_they_are(tmp_path: Path) -> None:
-    from millstream.log.encoding import Row, encode_rows
+    from millstream.log.encoding import SimpleRecord, encode_records
 
     with LogWriter(tmp_path, background=False) as writer:
         writer.create_topic("t")
-        writer.append("t", 0, [encode_rows([Row(1 << 60, b"k", b"v")])])
+        writer.append("t", 0, [encode_records([SimpleRecord(1 << 60, b"k", b"v")])])
     assert f"{1 << 60} ms" in call("stat", tmp_path).stdout
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import millstream as ms
 from millstream.cli.main import COMMANDS
-from millstream.cli.produce import _Progress
+from millstream.cli.produce import _ProgressLine
 
 AD_LINES = b'{"user": "u1", "n": 1}\n\n{"user": "u2", "n": 2}\r\n'
 
@@ -230,11 +230,11 @@ def test_help_has_an_example_and_the_list_of_commands_has_a_sentence(done, name)
 def test_progress_is_told_every_second_and_wiped_away():
     now_s = 0.0
     stream = io.StringIO()
-    progress = _Progress(stream, shown=True, clock_s=lambda: now_s)
+    progress = _ProgressLine(stream, shown=True, clock_s=lambda: now_s)
     with progress:
         for sent in range(1, 3073):
             now_s += 1 / 1024  # a binary fraction, so that the sums are exact
-            progress.tell(sent)
+            progress.update(sent)
     told = stream.getvalue().split("\r")
     assert [text.strip() for text in told if text.strip()] == [
         "1,024 records, 1,024 a second",
@@ -248,8 +248,8 @@ def test_progress_is_told_every_second_and_wiped_away():
 def test_progress_is_silent_without_a_terminal():
     now_s = iter(range(100))
     stream = io.StringIO()
-    progress = _Progress(stream, shown=False, clock_s=lambda: next(now_s))
+    progress = _ProgressLine(stream, shown=False, clock_s=lambda: next(now_s))
     with progress:
-        progress.tell(1)
-        progress.tell(2)
+        progress.update(1)
+        progress.update(2)
     assert stream.getvalue() == ""

@@ -9,7 +9,7 @@ import pytest
 
 import millstream as ms
 from millstream import testing
-from millstream.views.running import marked, require_no_reset
+from millstream.views.runs.control_files import check_no_reset, hold_run_lock
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def test_it_says_what_goes_and_asks_and_no_leaves_all_as_it_was(app, call):
     assert ended.code == 130
     assert "view kept: 30 rows" in ended.out
     assert "how far it had written to topics" in ended.out
-    assert "begin anew? [y/N]" in ended.err
+    assert "start over? [y/N]" in ended.err
     assert app.exists()
-    require_no_reset(app)
+    check_no_reset(app)
     assert call("reset", "sums").code == 2  # nobody answered
 
 
@@ -49,7 +49,7 @@ def test_yes_removes_it(app, folder, call):
     ended = call("reset", "sums", stdin=b"y\n")
     assert (ended.code, ended.out.splitlines()[-1]) == (
         0,
-        "sums is reset; its next run begins anew.",
+        "sums is reset; its next run starts over.",
     )
     assert not app.exists()
     with ms.connect(folder) as log:
@@ -64,7 +64,7 @@ def test_what_was_removed_is_told_as_json(app, done):
 
 
 def test_a_running_app_is_refused(app, call):
-    with marked(app, 3):
+    with hold_run_lock(app, 3):
         ended = call("reset", "sums", "--yes")
     assert (ended.code, "millstream stop sums" in ended.err) == (2, True)
     assert app.exists()

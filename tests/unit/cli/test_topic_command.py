@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream.cli.sizes import describe_bytes, parse_bytes
+from millstream.cli.byte_sizes import describe_bytes, parse_bytes
 from millstream.errors import ConfigError
 from millstream.log.config import TopicConfig
 
@@ -33,7 +33,7 @@ def test_topics_are_created_listed_described_and_deleted(done, call):
     assert [row["partition"] for row in described["partitions"]] == [0, 1, 2, 3]
     assert sum(row["records_at_most"] for row in described["partitions"]) == 2
     assert sum(row["bytes"] for row in described["partitions"]) == size > 0
-    assert "for ever" in done("topic", "list")
+    assert "forever" in done("topic", "list")
     code, out, err = call("topic", "delete", "clicks", stdin=b"n\n")
     assert (code, out) == (130, "")
     assert "its 2 records for good? [y/N]" in err
@@ -195,7 +195,7 @@ def test_a_topic_is_archived_by_the_schema_of_an_app(done, call, folder, tmp_pat
     archive = ("topic", "archive", "clicks", "--app", str(program))
     rows = json.loads(done(*archive, "--json"))
     assert [(row["segments"], row["rows"]) for row in rows] == [(0, 0), (0, 0)]
-    rows = json.loads(done(*archive, "--roll", "--json"))
+    rows = json.loads(done(*archive, "--close-active", "--json"))
     assert sum(row["made"] for row in rows) == sum(row["segments"] for row in rows) > 0
     assert (sum(row["rows"] for row in rows), sum(row["undecodable"] for row in rows)) == (3, 1)
     assert sum(row["archive_bytes"] for row in rows) == sum(

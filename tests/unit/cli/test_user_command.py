@@ -7,8 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
-from millstream.broker import users
-from millstream.broker.users import UsersFile
+from millstream.broker.security import users
+from millstream.broker.security.users import UsersFile
 from millstream.cli.main import millstream
 
 

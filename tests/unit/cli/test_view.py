@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 from millstream.cli.main import run
-from millstream.views.reading import store_path
-from millstream.views.store import Fence, ViewChange, ViewSchema, ViewStore
+from millstream.views.reader import state_store_path
+from millstream.views.state_store.store import Fence, StateStore, ViewChange, ViewSchema
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def log(tmp_path):
             "tags": [["a"], None, []],
         }
     )
-    with ViewStore(store_path(tmp_path, "ads")) as store:
+    with StateStore(state_store_path(tmp_path, "ads")) as store:
         store.declare(ViewSchema.of("ctr", frame, ("start", "campaign")))
         run, batch_id = store.begin_run("ads", "main", "c")
         store.commit(

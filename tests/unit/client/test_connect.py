@@ -172,8 +172,8 @@ def test_fences_are_listed_by_the_beginning_of_their_names(tmp_path: Path) -> No
 
 def test_a_folder_can_be_owned_before_anything_is_written(tmp_path: Path) -> None:
     with connect(tmp_path / "data") as log:
-        log.own()
-        log.own()
+        log.acquire_ownership()
+        log.acquire_ownership()
         with pytest.raises(FolderOwnedError):
             FolderLock(tmp_path / "data", DISK)
     FolderLock(tmp_path / "data", DISK).release()
@@ -247,7 +247,7 @@ def test_a_reader_in_another_process_sees_what_is_committed(tmp_path: Path) -> N
         (batch,) = reader.read("t", int(partition), int(offset), int(offset) + 1)
         assert batch["value"].to_pylist() == [value]
         with connect(tmp_path) as log, pytest.raises(FolderOwnedError, match=str(process.pid)):
-            log.own()
+            log.acquire_ownership()
     finally:
         process.kill()
         process.communicate()

@@ -7,21 +7,23 @@ import pytest
 
 import millstream as ms
 from millstream.cli.main import COMMANDS, millstream
-from millstream.client.default_log import VARIABLE, default_log
-from millstream.views.reading import UnknownViewError
+from millstream.client.default_log import LOG_VARIABLE, default_log
+from millstream.views.reader import UnknownViewError
 
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "elsewhere"))
+    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "elsewhere"))
     return tmp_path / "elsewhere"
 
 
 def test_it_is_the_variable_or_the_folder_data(elsewhere, monkeypatch):
     assert default_log() == str(elsewhere)
     for empty in ("", None):
-        monkeypatch.setenv(VARIABLE, empty) if empty is not None else monkeypatch.delenv(VARIABLE)
+        monkeypatch.setenv(LOG_VARIABLE, empty) if empty is not None else monkeypatch.delenv(
+            LOG_VARIABLE
+        )
         assert default_log() == Path("data")
 
 
@@ -57,7 +59,7 @@ def test_every_command_that_takes_a_log_goes_by_it():
     # A demo begins by emptying its log; a run takes the app's own log, which goes by the variable.
     apart = {"millstream demo ads", "millstream run"}
     found = list(_parameters(millstream, "millstream"))
-    wrong = {path for path, parameter in found if parameter.envvar != VARIABLE}
+    wrong = {path for path, parameter in found if parameter.envvar != LOG_VARIABLE}
     assert wrong == apart
     assert len(found) > 20
     assert COMMANDS

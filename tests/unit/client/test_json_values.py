@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream import testing
-from millstream.client.frames import encode_rows
-from millstream.client.values import encode_value
+from millstream.client.serializers import encode_value
+from millstream.client.tables import rows_to_json
 from millstream.errors import ConfigError
 
 
@@ -175,7 +175,7 @@ def test_the_rows_of_a_table_are_sent_as_json_objects_with_a_column_as_key(made,
 )
 def test_rows_that_polars_writes_are_those_that_python_writes(rows):
     frame = pl.DataFrame(rows, schema={"s": pl.String, "n": pl.Int64})
-    values, _ = encode_rows(frame, None)
+    values, _ = rows_to_json(frame, None)
     assert [json.loads(value) for value in values.to_pylist()] == rows
 
 
@@ -191,12 +191,12 @@ def test_rows_that_polars_writes_are_those_that_python_writes(rows):
 )
 def test_tables_that_cannot_be_sent_are_refused(rows, key, words):
     with pytest.raises(ConfigError, match=words):
-        encode_rows(rows, key)
+        rows_to_json(rows, key)
 
 
 def test_an_index_of_pandas_is_a_column_if_it_has_a_name():
     frame = pd.DataFrame({"n": [1, 2]}, index=pd.Index(["a", "b"], name="user"))
-    values, keys = encode_rows(frame, "user")
+    values, keys = rows_to_json(frame, "user")
     assert json.loads(values[0].as_py()) == {"user": "a", "n": 1}
     assert keys.to_pylist() == [b"a", b"b"]
 

@@ -17,9 +17,9 @@ def process(proc, pid, parent, *command, name="python3"):
 
 
 def test_workers_are_found_however_deep_and_only_below_the_driver(tmp_path):
-    worker = ("python3", "-m", "millstream.spark.daemon", "pyspark.worker")
+    worker = ("python3", "-m", "millstream.spark.runtime.worker_daemon", "pyspark.worker")
     process(tmp_path, 10, 1, "python3", "-m", "millstream", "demo")
-    daemon = "-Dspark.python.daemon.module=millstream.spark.daemon"
+    daemon = "-Dspark.python.daemon.module=millstream.spark.runtime.worker_daemon"
     process(tmp_path, 11, 10, "java", daemon, name="java) S 99 (")
     process(tmp_path, 12, 11, *worker)
     process(tmp_path, 13, 12, *worker)
@@ -34,7 +34,8 @@ def test_workers_are_found_however_deep_and_only_below_the_driver(tmp_path):
 def test_of_real_processes_those_are_found_that_are_there():
     program = "import sys; sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-c", program, "-m", "millstream.spark.daemon"], stdin=subprocess.PIPE
+        [sys.executable, "-c", program, "-m", "millstream.spark.runtime.worker_daemon"],
+        stdin=subprocess.PIPE,
     ) as running:
         assert running.pid in workers_of(os.getpid())
         running.stdin.close()

@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 import millstream as ms
-from millstream.demo import ads_answers
+from millstream.demo import ads_expected
 from millstream.demo.ads_events import PARTITIONS, TOPIC
 from millstream.demo.ads_input import AdsInput
 from millstream.demo.ads_pipeline import APP
-from millstream.demo.ads_run import compare, page
-from millstream.views.reading import store_path
-from millstream.views.store import Fence, ViewChange, ViewSchema, ViewStore
+from millstream.demo.ads_run import compare, serve_page
+from millstream.views.reader import state_store_path
+from millstream.views.state_store.store import Fence, StateStore, ViewChange, ViewSchema
 
 GIVEN = AdsInput("generated", seed=1, rate=20, minutes=1)
 KEYS = {
@@ -36,7 +36,7 @@ def console():
 @pytest.fixture
 def expected(tmp_path):
     """A log with events, and what views and topics must hold; the topics do."""
-    travel = GIVEN.travel()
+    travel = GIVEN.disorder()
     records = travel.records(travel.order)
     with ms.connect(tmp_path) as log:
         log.create_topic(TOPIC, partitions=PARTITIONS)
@@ -44,7 +44,7 @@ def expected(tmp_path):
             producer.send_many(
                 TOPIC, keys=records["key"].to_arrow(), values=records["value"].to_arrow()
             ).result()
-            found = ads_answers.answers(log, GIVEN.clients, GIVEN.stop_rule)
+            found = ads_expected.expected_answers(log, GIVEN.clients, GIVEN.stop_rule)
             for topic, rows in found.topics.items():
                 log.create_topic(topic, partitions=2)
                 for row in rows.to_dicts():
@@ -57,7 +57,7 @@ def _stamp(at):
 
 
 def store(folder, views):
-    with ViewStore(store_path(folder, APP)) as kept:
+    with StateStore(state_store_path(folder, APP)) as kept:
         for name, rows in views.items():
             kept.declare(ViewSchema.of(name, rows, KEYS[name]))
         run, batch_id = kept.begin_run(APP, "main", "c")
@@ -89,9 +89,9 @@ def test_what_differs_is_shown_row_by_row(tmp_path, expected, console):
 
 
 def test_the_page_takes_another_port_if_its_own_is_taken(tmp_path, console):
-    with page(tmp_path, "127.0.0.1:0", console) as first:
+    with serve_page(tmp_path, "127.0.0.1:0", console) as first:
         taken = first.removeprefix("http://").rstrip("/")
-        with page(tmp_path, taken, console) as second:
+        with serve_page(tmp_path, taken, console) as second:
             assert second != first
             with urlopen(f"{second}apps") as answer:
                 assert answer.status == 200
@@ -99,6 +99,6 @@ def test_the_page_takes_another_port_if_its_own_is_taken(tmp_path, console):
 
 
 def test_without_a_page_nothing_is_served(tmp_path, console):
-    with page(tmp_path, "none", console) as url:
+    with serve_page(tmp_path, "none", console) as url:
         assert url == ""
     assert console.file.getvalue() == ""

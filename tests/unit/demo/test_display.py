@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from millstream.demo.display import Counts, Display, Rates, picture
-from millstream.views.progress import Progress
+from millstream.demo.display import Display, DisplayFigures, ReadRate, figures_table
+from millstream.views.runs.progress import Progress
 
 HOUR = datetime(2019, 11, 24, 5, tzinfo=UTC)
 SPEND = pl.DataFrame(
@@ -53,8 +53,8 @@ def _text(renderable) -> str:
 
 def test_the_picture_has_each_clients_newest_day_and_the_lag_of_each_partition():
     lag = {"ad-events/0": 7, "ad-events/1": 0}
-    counts = Counts(100, 90, lag, per_s=1234.0, watermark=HOUR, **LEFT_OUT)
-    shown = _text(picture(counts, SPEND, "http://here"))
+    counts = DisplayFigures(100, 90, lag, per_s=1234.0, watermark=HOUR, **LEFT_OUT)
+    shown = _text(figures_table(counts, SPEND, "http://here"))
     for part in (
         "83",
         "1,234",
@@ -67,8 +67,8 @@ def test_the_picture_has_each_clients_newest_day_and_the_lag_of_each_partition()
         assert part in shown
     assert "9.90" not in shown
     assert shown.index("men") < shown.index("women")  # the nearest to its budget stands first
-    nothing = Counts(0, 0, {}, per_s=0.0, watermark=None, late=0, duplicate=0, dead=0)
-    assert _text(picture(nothing, SPEND.clear()))
+    nothing = DisplayFigures(0, 0, {}, per_s=0.0, watermark=None, late=0, duplicate=0, dead=0)
+    assert _text(figures_table(nothing, SPEND.clear()))
 
 
 def test_lines_come_about_once_a_second_and_always_at_the_end():
@@ -92,7 +92,7 @@ def test_a_terminal_gets_a_picture_that_is_redrawn():
 
 def test_the_rate_is_over_the_last_seconds():
     now = 0.0
-    rates = Rates(clock=lambda: now)
+    rates = ReadRate(clock=lambda: now)
     assert rates.add(1_000_000) == 0.0
     for _ in range(20):
         now += 1.0

@@ -30,13 +30,13 @@ from millstream.demo import feed
 from millstream.demo.ads_input import AdsInput
 with connect(sys.argv[1]) as log:
     given = AdsInput("generated", seed=1, rate=100, minutes=1)
-    feed.feed(log, given.travel(), speed=float(sys.argv[2]))
+    feed.feed(log, given.disorder(), speed=float(sys.argv[2]))
 """
 
 
 @pytest.fixture(scope="module")
 def travel():
-    return GIVEN.travel()
+    return GIVEN.disorder()
 
 
 class Clock:
@@ -163,11 +163,11 @@ def test_feeding_begins_and_then_waits_until_somebody_reads(tmp_path, travel):
     with connect(tmp_path) as log:
         feed.create_topic(log)
     reader = LogReader(tmp_path)
-    with feed.Feeding(tmp_path, travel, speed=1e6) as feeding:
+    with feed.FeedThread(tmp_path, travel, speed=1e6) as feeding:
         assert reader.wait(TOPIC, [0] * PARTITIONS, 60)
         held = sum(end for _, end in reader.offsets(TOPIC))
         assert held < travel.order.height
-        feeding.go_on()
+        feeding.start()
         while (ends := [end for _, end in reader.offsets(TOPIC)]) != travel.lengths:
             assert reader.wait(TOPIC, ends, 60)
         feeding.check()
@@ -177,7 +177,7 @@ def test_feeding_begins_and_then_waits_until_somebody_reads(tmp_path, travel):
 def test_feeding_ends_with_the_block(tmp_path, travel):
     with connect(tmp_path) as log:
         feed.create_topic(log)
-    with feed.Feeding(tmp_path, travel, speed=0.001):
+    with feed.FeedThread(tmp_path, travel, speed=0.001):
         assert LogReader(tmp_path).wait(TOPIC, [0] * PARTITIONS, 60)
     with connect(tmp_path) as log:  # it owns the folder no longer
         feed.create_topic(log, wait_s=0.0)
@@ -188,7 +188,7 @@ def test_feeding_that_fails_interrupts_and_says_why(tmp_path, travel):
     not_a_folder = tmp_path / "file"
     not_a_folder.write_text("")
     told = threading.Event()
-    with feed.Feeding(not_a_folder, travel, speed=1.0, interrupt=told.set) as feeding:
+    with feed.FeedThread(not_a_folder, travel, speed=1.0, interrupt=told.set) as feeding:
         assert told.wait(60)
         with pytest.raises(ConfigError, match="is not a folder"):
             feeding.check()
@@ -200,10 +200,10 @@ def test_a_program_whose_feed_fails_is_interrupted_as_by_ctrl_c(tmp_path):
 import sys, time
 from pathlib import Path
 from millstream.demo.ads_input import AdsInput
-from millstream.demo.feed import Feeding
-travel = AdsInput("generated", seed=1, rate=1, minutes=1).travel()
+from millstream.demo.feed import FeedThread
+travel = AdsInput("generated", seed=1, rate=1, minutes=1).disorder()
 try:
-    with Feeding(Path(sys.argv[1]), travel, 1.0):
+    with FeedThread(Path(sys.argv[1]), travel, 1.0):
         while True:  # as a run of an app waits
             time.sleep(0.02)
 except KeyboardInterrupt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.demo.folder import MARK, DemoRun, complete, prepare
+from millstream.demo.folder import MARKER, DemoRun, mark_completed, prepare
 from millstream.errors import ConfigError
 
 RUN = DemoRun("ads", {"input": "week", "seed": 1, "chaos": False})
@@ -17,9 +17,9 @@ def test_an_interrupted_run_goes_on_and_a_completed_one_begins_anew(tmp_path):
     (folder / "apps" / "ads").mkdir(parents=True)
     (folder / "LOCK").write_text("1")
     assert prepare(folder, RUN) is True
-    complete(folder, RUN)
+    mark_completed(folder, RUN)
     assert prepare(folder, RUN) is False
-    assert [path.name for path in folder.iterdir()] == [MARK]
+    assert [path.name for path in folder.iterdir()] == [MARKER]
     assert prepare(folder, RUN) is True
 
 
@@ -40,11 +40,11 @@ def test_a_folder_of_somebody_else_is_never_touched(tmp_path):
         with pytest.raises(ConfigError, match="not made by the demo"):
             prepare(tmp_path, RUN, fresh=fresh)
     assert (tmp_path / "precious").exists()
-    assert not (tmp_path / MARK).exists()
+    assert not (tmp_path / MARKER).exists()
 
 
 def test_a_mark_that_cannot_be_read_stops_the_demo(tmp_path):
-    (tmp_path / MARK).write_text("{")
+    (tmp_path / MARKER).write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
         prepare(tmp_path, RUN)
 
@@ -58,9 +58,9 @@ def test_emptying_that_was_interrupted_is_finished_by_the_next_start(tmp_path, m
         with pytest.raises(KeyboardInterrupt):
             prepare(tmp_path, RUN, fresh=True)
     assert prepare(tmp_path, RUN) is False
-    assert [path.name for path in tmp_path.iterdir()] == [MARK]
+    assert [path.name for path in tmp_path.iterdir()] == [MARKER]
 
 
 def test_a_mark_that_was_half_written_is_no_obstacle(tmp_path):
-    (tmp_path / f"{MARK}.new").write_text("{")
+    (tmp_path / f"{MARKER}.new").write_text("{")
     assert prepare(tmp_path, RUN) is False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from edge_asking import serving_edge
+from edge_client import serving_edge
 
 import millstream as ms
 

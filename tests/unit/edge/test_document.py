@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import millstream as ms
-from millstream.edge.statsd import parse_datagram
+from millstream.edge.statsd.parser import parse_datagram
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "edge.md").read_text()
 SHOWN = re.findall(r"(?ms)^```sh\n((?:curl|printf) .+?)\n```\n\n```\w*\n(.*?)^```", TEXT)
@@ -54,4 +54,4 @@ def test_the_datagram_that_is_shown_gives_the_record_that_is_shown():
         r"(?ms)^```text\n(requests.+?)\n```\n\n```json\n(.+?)\n```", TEXT
     ).groups()
     (metric,), _ = parse_datagram(line.encode())
-    assert metric.json().decode() == record
+    assert metric.to_json().decode() == record

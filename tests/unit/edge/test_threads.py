@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from millstream.edge.datagrams import Listener
-from millstream.edge.watching import Watching
+from millstream.edge.http.topic_watcher import TopicWatcher
+from millstream.edge.statsd.listener import StatsdListener
 from millstream.errors import MillstreamError
 from millstream.record import TopicInfo
 
@@ -31,9 +31,9 @@ def test_whoever_follows_a_topic_is_told_that_nobody_looks_any_more(where: str) 
         return Reader()
 
     async def run() -> None:
-        watching = Watching(open_reader)  # type: ignore[arg-type]
-        with watching.followed(TOPIC, [0]) as followed:
-            assert followed.failure is not None or await followed.change(30)
+        watching = TopicWatcher(open_reader)  # type: ignore[arg-type]
+        with watching.watch(TOPIC, [0]) as followed:
+            assert followed.failure is not None or await followed.wait_for_change(30)
             assert isinstance(followed.failure, MillstreamError)
             assert "too many open files" in str(followed.failure)
 
@@ -54,7 +54,7 @@ def test_datagrams_that_nobody_takes_any_more_are_a_failure() -> None:
 
     bound = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     bound.bind(("127.0.0.1", 0))
-    listener = Listener(bound, Producer(), "metrics", None, on_failure)  # type: ignore[arg-type]
+    listener = StatsdListener(bound, Producer(), "metrics", None, on_failure)  # type: ignore[arg-type]
     listener.start()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.sendto(b"requests:1|c", bound.getsockname())

@@ -13,12 +13,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from millstream.kernels import hash_order, window_step
 from millstream.kernels.frames import DIFF, ORDER, TIME, decode_frame
-from millstream.kernels.sorted_runs import decode_run, encode_run
+from millstream.kernels.state import hash_order
+from millstream.kernels.state.sorted_runs import decode_run, encode_run
+from millstream.kernels.windows import window_operator
 from millstream.testing.inputs import items_of
 from millstream.testing.kernel_engine import KernelEngine
-from millstream.views.commit import gather
+from millstream.views.commit.committer import collect_results
 
 
 def through_state(frame):
@@ -48,7 +49,7 @@ def aggregate():
         hidden = {TIME: pl.Int64, ORDER: pl.Int64, DIFF: pl.Int8}
         rows = rows.cast({c: t for c, t in hidden.items() if c in rows.columns})
         if changes:
-            aggregates = {name: one.for_changes() for name, one in aggregates.items()}
+            aggregates = {name: one.for_retractions() for name, one in aggregates.items()}
         bound = {
             name: one.bound(name, lambda e: rows.clear().select(e).dtypes[0])
             for name, one in aggregates.items()
@@ -94,9 +95,9 @@ def run_rows(app, inputs, *, batches=1, partitions=1, seed=0):
     with tempfile.TemporaryDirectory() as folder:
         engine = KernelEngine(plan, Path(folder) / "views.db", counts, random.Random(seed))
         for number, rows in enumerate(engine._batches(items, batches)):
-            outcome = gather(plan, rows)
+            outcome = collect_results(plan, rows)
             outcome.check_balance(plan, {})
-            for step, line in outcome.books.items():
+            for step, line in outcome.step_counts.items():
                 books.setdefault(step, Counter()).update(line)
             for row in rows:
                 if row.port in sinks:
@@ -120,8 +121,8 @@ def the_long_way():
         with pytest.MonkeyPatch.context() as patch:
             if taken:
                 patch.setattr(hash_order, "_WINDOWS_MAX", 0)
-                patch.setattr(window_step, "_SAMPLED_MIN", 0)
-                patch.setattr(window_step, "_APART", -1)
+                patch.setattr(window_operator, "_SAMPLED_MIN", 0)
+                patch.setattr(window_operator, "_APART", -1)
             yield
 
     return context

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import polars as pl
 import pytest
-from drawn import some
+from example_counts import some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from millstream.kernels.frames import decode_frame, encode_frame
-from millstream.kernels.sorted_runs import _to_arrow, decode_run, encode_run
+from millstream.kernels.state.sorted_runs import _to_arrow, decode_run, encode_run
 
 KINDS = {
     "int": pl.Series([1, None]),

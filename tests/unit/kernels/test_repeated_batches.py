@@ -11,7 +11,7 @@ import millstream as ms
 from millstream.kernels.frames import decode_frame
 from millstream.testing.inputs import items_of
 from millstream.testing.kernel_engine import KernelEngine, _sections
-from millstream.views.commit import gather
+from millstream.views.commit.committer import collect_results
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 BATCHES = 3
@@ -83,7 +83,7 @@ def batches_of(app, rows, seed, folder):
     for number in range(1, BATCHES + 1):
         ends = [len(log.items) * number // BATCHES for log in engine.logs["events"]]
         given = engine._batch({"events": ends})
-        outcome = gather(plan, given)
+        outcome = collect_results(plan, given)
         outcome.check_balance(plan, before)
         before = outcome.position
         yield [decode_frame(row.frame) for row in given if row.port in sinks]

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from millstream.broker.share_reading import read_stretch
+from millstream.broker.share.record_ranges import read_interval
 from millstream.errors import CorruptionError, OffsetOutOfRangeError
 from millstream.log.batch import (
     CONTROL,
@@ -21,11 +21,11 @@ from millstream.log.batch import (
     read_header,
     stamp,
 )
-from millstream.log.batches import Batches, BatchReader
+from millstream.log.batch_reader import BatchReader, FetchedBatches
 from millstream.log.control import ControlDb
 from millstream.log.decoding import Block, decode
-from millstream.log.encoding import Row, encode_rows
-from millstream.log.named_producers import ProducerIdentity
+from millstream.log.encoding import SimpleRecord, encode_records
+from millstream.log.producer_identity import ProducerIdentity
 from millstream.log.reader import LogReader
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
@@ -44,7 +44,7 @@ SETTINGS = {
 
 
 def one_record(key: bytes, value: bytes) -> EncodedBatch:
-    return encode_rows([Row(0, key, value)])
+    return encode_records([SimpleRecord(0, key, value)])
 
 
 def in_transaction(
@@ -106,7 +106,7 @@ def marker_key(data: bytes, at: int) -> bytes:
     return data[begin : begin + (data[key_length] >> 1)]
 
 
-def as_a_client_reads(found: Batches, start: int) -> list[bytes]:
+def as_a_client_reads(found: FetchedBatches, start: int) -> list[bytes]:
     """Leave out what Kafka's clients do, by their rule, and return the values of the rest.
 
     From an aborted transaction's first offset on, they leave out what its producer sends, up to the
@@ -132,7 +132,7 @@ def as_a_client_reads(found: Batches, start: int) -> list[bytes]:
 def by_fetching(reading: Reading) -> list[bytes]:
     reader, values, at = BatchReader(reading[0], files=reading[1], control=reading[2]), [], 0
     while True:
-        found = reader.take("t", 0, at, isolation="read_committed", bytes_max=400)
+        found = reader.fetch("t", 0, at, isolation="read_committed", bytes_max=400)
         if found.next_offset == at:
             return values
         values += as_a_client_reads(found, at)
@@ -142,7 +142,7 @@ def by_fetching(reading: Reading) -> list[bytes]:
 def by_fetching_all_at_once(reading: Reading) -> list[bytes]:
     reader, values, at = BatchReader(reading[0], files=reading[1], control=reading[2]), [], 0
     while True:
-        found = reader.take("t", 0, at, isolation="read_committed", bytes_max=1 << 20)
+        found = reader.fetch("t", 0, at, isolation="read_committed", bytes_max=1 << 20)
         if found.next_offset == at:
             return values
         values += as_a_client_reads(found, at)
@@ -159,10 +159,10 @@ def by_columns(reading: Reading) -> list[bytes]:
 def by_a_share_group(reading: Reading) -> list[bytes]:
     reader, values, at = BatchReader(reading[0], files=reading[1], control=reading[2]), [], 0
     while True:
-        found = read_stretch(
+        found = read_interval(
             reader, NAME, at, isolation="read_committed", bytes_max=1 << 20, first_whole=True
         )
-        if found.reached == at:
+        if found.end == at:
             return values
         for batch in found.batches:
             ((_, header),) = headers(batch.data)
@@ -170,7 +170,7 @@ def by_a_share_group(reading: Reading) -> list[bytes]:
                 Block(batch.data, [(0, header)], "", 0), at, header.next_offset, ("value",)
             )
             values += part["value"].to_pylist()
-        at = found.reached
+        at = found.end
 
 
 WAYS = {
@@ -183,7 +183,7 @@ WAYS = {
 
 def compact(writer: LogWriter) -> None:
     for at_ms in (1_000, 2_000):  # markers go in a pass after the one that emptied them
-        writer.keep_house(at_ms)
+        writer.run_maintenance(at_ms)
 
 
 def delete(writer: LogWriter) -> None:
@@ -240,7 +240,7 @@ def test_a_damaged_entry_is_an_error_until_the_file_is_made_anew() -> None:
     writer.close()
     disk.damage(path, 9, b"\xff")
     for way in WAYS.values():
-        with pytest.raises(CorruptionError, match=r"taken back: entry 0 does not match"):
+        with pytest.raises(CorruptionError, match=r"cannot be read: entry 0 does not match"):
             way((FOLDER, disk, control))
     opened(disk, control)
     for way in WAYS.values():

@@ -13,24 +13,24 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from drawn import some
+from example_counts import some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import CorruptionError, DiskFullError
-from millstream.kernels.decode.archived import ArchiveColumns
+from millstream.kernels.decode.archive_columns import ArchiveColumns
 from millstream.kernels.decode.fields import Field
 from millstream.kernels.decode.formats import JSON
-from millstream.log.archive import NOTE_KEY, RECORD_SCHEMA, ArchiveNote
-from millstream.log.archiving import PartitionArchive, archive_partitions
+from millstream.log.archive import METADATA_KEY, RECORD_SCHEMA, ArchiveMetadata
+from millstream.log.archiver import PartitionArchive, archive_partitions
 from millstream.log.batch import ProducerStamp, stamp
 from millstream.log.compression import compress
 from millstream.log.control import ControlDb
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.files import read_whole
-from millstream.log.inspection import inspect
 from millstream.log.reader import LogReader
-from millstream.log.repair import repair
+from millstream.log.repair.inspection import inspect
+from millstream.log.repair.repair import repair
 from millstream.log.segment import segment_name, segment_offsets
 from millstream.log.takeover import NEEDS_VERIFY
 from millstream.log.writer import LogWriter
@@ -53,11 +53,11 @@ def new_control() -> ControlDb:
     return ControlDb(connection, write=True)
 
 
-def row(number: int, value: bytes | None = b"", key: bytes = b"k") -> Row:
+def row(number: int, value: bytes | None = b"", key: bytes = b"k") -> SimpleRecord:
     if value == b"":
         value = json.dumps({"n": number, "text": "x" * (number % 7), "offset": -number}).encode()
     headers = ((f"h{number}", b"v"), ("none", None)) if number % 3 == 0 else ()
-    return Row(1_000 + number, key, value, headers)
+    return SimpleRecord(1_000 + number, key, value, headers)
 
 
 class World:
@@ -85,17 +85,19 @@ class World:
         for at in range(rounds):
             number = at * 10
             compression = ("none", "zstd")[at % 2]
-            plain = encode_rows([row(number), row(number + 1, b"{bad", b"j")])
+            plain = encode_records([row(number), row(number + 1, b"{bad", b"j")])
             plain = compress(plain, compression)
             self.writer.append("t", 0, [plain])
             self.writer.transactions.begin(identity)
-            inside = encode_rows([row(number + 2), row(number + 3, None)])
+            inside = encode_records([row(number + 2), row(number + 3, None)])
             sent = stamp(inside, ProducerStamp(*identity, 0), transactional=True)
             self.writer.append("t", 0, [sent])
             identity = self.writer.transactions.end(identity, commit=at % 3 != 1)
 
-    def archive(self, *, roll: bool = True) -> PartitionArchive:
-        (found,) = archive_partitions(self.writer, [self.partition], COLUMNS, roll=roll)
+    def archive(self, *, close_active: bool = True) -> PartitionArchive:
+        (found,) = archive_partitions(
+            self.writer, [self.partition], COLUMNS, close_active=close_active
+        )
         return found
 
     def reopen(self) -> None:
@@ -131,13 +133,13 @@ class World:
         found = reader.read("t", 0, start, end, columns=columns)
         return {one["offset"]: one for batch in found for one in batch.to_pylist()}
 
-    def archived(self) -> dict[int, tuple[ArchiveNote, list[dict[str, Any]]]]:
+    def archived(self) -> dict[int, tuple[ArchiveMetadata, list[dict[str, Any]]]]:
         """Read each archive as a batch tool would, that knows nothing of the log."""
         found = {}
         for name in self.names(".parquet"):
             content = read_whole(self.disk, self.folder / name)
             file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
-            note = ArchiveNote.unpack(file.metadata.metadata[NOTE_KEY])
+            note = ArchiveMetadata.unpack(file.metadata.metadata[METADATA_KEY])
             found[int(name[:20])] = note, file.read().to_pylist()
         return found
 
@@ -208,14 +210,14 @@ def test_only_what_is_closed_and_settled_is_archived():
     world = World()
     identity = world.writer.transactions.register("p")
     for number in range(8):
-        world.writer.append("t", 0, [encode_rows([row(number), row(number)])])
-    settled = world.archive(roll=False)
+        world.writer.append("t", 0, [encode_records([row(number), row(number)])])
+    settled = world.archive(close_active=False)
     assert 0 < settled.segments < len(segment_offsets(world.disk.names(world.folder)))
     world.writer.transactions.begin(identity)
-    sent = stamp(encode_rows([row(9)]), ProducerStamp(*identity, 0), transactional=True)
+    sent = stamp(encode_records([row(9)]), ProducerStamp(*identity, 0), transactional=True)
     world.writer.append("t", 0, [sent])
     for number in range(8):
-        world.writer.append("t", 0, [encode_rows([row(number), row(number)])])
+        world.writer.append("t", 0, [encode_records([row(number), row(number)])])
     held = world.archive()
     world.check()
     assert max(note.next_offset for note, _ in world.archived().values()) <= 16
@@ -412,7 +414,7 @@ def compacted_world(appends: int = 30) -> World:
     )
     for number in range(appends):
         rows = [row(number, key=b"%d" % (number % 4)), row(number + 1, b"{bad", key=b"bad")]
-        world.writer.append("t", 0, [encode_rows(rows)])
+        world.writer.append("t", 0, [encode_records(rows)])
     world.archive()
     return world
 
@@ -420,7 +422,7 @@ def compacted_world(appends: int = 30) -> World:
 def test_compaction_takes_the_archives_of_what_it_writes_anew():
     world = compacted_world()
     before = len(world.archived())
-    world.writer.keep_house(20_000)
+    world.writer.run_maintenance(20_000)
     world.check()
     assert len(world.archived()) < before
     assert world.archive().made > 0
@@ -438,7 +440,7 @@ def test_a_crash_in_compaction_leaves_no_archive_that_tells_of_other_records():
         world.disk._rng = random.Random(crash_at)
         world.disk.steps, world.disk.crash_at = 0, crash_at
         try:
-            world.writer.keep_house(20_000)
+            world.writer.run_maintenance(20_000)
         except SimulatedCrash:
             pass
         else:
@@ -474,7 +476,7 @@ class Story:
 
     def append(self, luck: int) -> None:
         rows = [row(luck + n, (b"", b"{", None)[(luck + n) % 3]) for n in range(luck % 5 + 1)]
-        batch = encode_rows(rows)
+        batch = encode_records(rows)
         if self.inside is not None and luck % 2:
             batch = stamp(batch, ProducerStamp(*self.identity, self.inside), transactional=True)
             self.inside += len(rows)
@@ -491,7 +493,7 @@ class Story:
             self.identity, self.inside = ended, None
 
     def archive(self, luck: int) -> None:
-        self.world.archive(roll=bool(luck % 2))
+        self.world.archive(close_active=bool(luck % 2))
 
     def roll(self, luck: int) -> None:
         if self.world.partition.active_size:
@@ -509,7 +511,7 @@ class Story:
             self.world.reopen()
 
     def house(self, luck: int) -> None:
-        self.world.writer.keep_house(20_000 + luck)
+        self.world.writer.run_maintenance(20_000 + luck)
 
 
 @settings(max_examples=some(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])

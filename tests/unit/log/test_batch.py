@@ -20,7 +20,7 @@ from millstream.errors import CorruptBatchError, RecordTooLargeError
 from millstream.log.batch import COMPRESSION_MASK, HEADER_BYTES, EncodedBatch, finish, walk
 from millstream.log.compression import COMPRESSIONS, CompressionName, compress
 from millstream.log.decoding import ALL_COLUMNS, SCHEMA, Block, decode
-from millstream.log.encoding import Row, encode_columns, encode_rows, split_columns
+from millstream.log.encoding import SimpleRecord, encode_columns, encode_records, split_columns
 
 payloads = st.none() | st.binary(max_size=200) | st.binary(max_size=9).map(lambda some: some * 50)
 header_lists = st.lists(
@@ -28,18 +28,24 @@ header_lists = st.lists(
 )
 rows_lists = st.lists(
     st.builds(
-        Row, st.integers(0, 2**42), payloads, payloads, st.just(()) | header_lists.map(tuple)
+        SimpleRecord,
+        st.integers(0, 2**42),
+        payloads,
+        payloads,
+        st.just(()) | header_lists.map(tuple),
     ),
     min_size=1,
     max_size=60,
 )
 plain_rows_lists = st.lists(
-    st.builds(Row, st.integers(0, 2**42), payloads, payloads, st.just(())), min_size=1, max_size=60
+    st.builds(SimpleRecord, st.integers(0, 2**42), payloads, payloads, st.just(())),
+    min_size=1,
+    max_size=60,
 )
 codecs = st.sampled_from(COMPRESSIONS)
 
 
-def columns_of(rows: Sequence[Row]) -> tuple[np.ndarray, pa.Array, pa.Array, pa.Array]:
+def columns_of(rows: Sequence[SimpleRecord]) -> tuple[np.ndarray, pa.Array, pa.Array, pa.Array]:
     pairs = [[{"key": key, "value": value} for key, value in row.headers] for row in rows]
     return (
         np.array([row.timestamp_ms for row in rows], np.int64),
@@ -71,7 +77,7 @@ def plain(column: pa.Array, name: str) -> list[object]:
     return column.to_pylist()
 
 
-def expected(rows: Sequence[Row], offset: int = 0) -> list[tuple[object, ...]]:
+def expected(rows: Sequence[SimpleRecord], offset: int = 0) -> list[tuple[object, ...]]:
     return [(offset + number, *row) for number, row in enumerate(rows)]
 
 
@@ -82,9 +88,13 @@ def with_crc(content: bytearray) -> bytes:
 
 @given(rows_lists, codecs, st.integers(0, 2**40))
 def test_what_is_encoded_is_read_back_and_by_kafka_python_and_aiokafka(
-    rows: list[Row], name: CompressionName, offset: int
+    rows: list[SimpleRecord], name: CompressionName, offset: int
 ) -> None:
-    for batch in (encode_rows(rows[:20]), encode_rows(rows), encode_columns(*columns_of(rows))):
+    for batch in (
+        encode_records(rows[:20]),
+        encode_records(rows),
+        encode_columns(*columns_of(rows)),
+    ):
         data = stamped(compress(batch, name), offset)
         wanted = expected(rows[: batch.count], offset)
         assert rows_of(data, offset) == wanted
@@ -96,7 +106,7 @@ def test_what_is_encoded_is_read_back_and_by_kafka_python_and_aiokafka(
 
 @given(rows_lists, codecs, st.sampled_from([KafkaBuilder, AioBuilder]))
 def test_batches_of_kafka_python_and_aiokafka_are_read(
-    rows: list[Row], name: CompressionName, builder_class: type
+    rows: list[SimpleRecord], name: CompressionName, builder_class: type
 ) -> None:
     builder = builder_class(
         magic=2,
@@ -118,10 +128,10 @@ def test_batches_of_several_blocks_are_exchanged_with_other_programs(
     name: CompressionName, builder_class: type
 ) -> None:
     rows = [
-        Row(n, b"key-%d" % n, b"value %d " % n * 40, (("n", b"%d" % n),) if n % 2 else ())
+        SimpleRecord(n, b"key-%d" % n, b"value %d " % n * 40, (("n", b"%d" % n),) if n % 2 else ())
         for n in range(1000)
     ]
-    made = compress(encode_rows(rows), name)
+    made = compress(encode_records(rows), name)
     assert made.attributes == COMPRESSIONS.index(name)
     builder = builder_class(2, COMPRESSIONS.index(name), 0, -1, -1, -1, 1 << 20)
     for number, row in enumerate(rows):
@@ -136,18 +146,18 @@ def test_batches_of_several_blocks_are_exchanged_with_other_programs(
 
 
 @given(plain_rows_lists)
-def test_rows_and_columns_are_encoded_to_the_same_bytes(rows: list[Row]) -> None:
+def test_rows_and_columns_are_encoded_to_the_same_bytes(rows: list[SimpleRecord]) -> None:
     times, keys, values, _ = columns_of(rows)
-    assert encode_columns(times, keys, values) == encode_rows(rows)
+    assert encode_columns(times, keys, values) == encode_records(rows)
 
 
 @given(st.lists(st.tuples(rows_lists, codecs), min_size=1, max_size=5), st.data())
 def test_any_range_and_any_columns_of_several_batches_are_what_was_put_in(
-    groups: list[tuple[list[Row], CompressionName]], data: st.DataObject
+    groups: list[tuple[list[SimpleRecord], CompressionName]], data: st.DataObject
 ) -> None:
     content, rows = b"", []
     for group, codec in groups:
-        content += stamped(compress(encode_rows(group), codec), len(rows))
+        content += stamped(compress(encode_records(group), codec), len(rows))
         rows += group
     start = data.draw(st.integers(0, len(rows)))
     end = data.draw(st.integers(start, len(rows)))
@@ -161,28 +171,31 @@ def test_any_range_and_any_columns_of_several_batches_are_what_was_put_in(
 
 @pytest.mark.parametrize("sizes", [[1] * 900, [2] * 400, [3, 1] * 300])
 def test_many_small_batches_are_read_as_one_table(sizes: list[int]) -> None:
-    rows = [Row(n, b"k%d" % n, None if n % 5 == 0 else b"v" * (n % 90)) for n in range(sum(sizes))]
+    rows = [
+        SimpleRecord(n, b"k%d" % n, None if n % 5 == 0 else b"v" * (n % 90))
+        for n in range(sum(sizes))
+    ]
     content, at = b"", 0
     for size in sizes:
-        content += stamped(encode_rows(rows[at : at + size]), at)
+        content += stamped(encode_records(rows[at : at + size]), at)
         at += size
     assert rows_of(content) == expected(rows)
 
 
 @pytest.mark.parametrize("value_bytes", [0, 50, 60, 100, 9000])
 def test_runs_of_equal_lengths_are_found_whole(value_bytes: int) -> None:
-    rows = [Row(5, None, b"x" * (value_bytes + (n % 97 == 0))) for n in range(3000)]
+    rows = [SimpleRecord(5, None, b"x" * (value_bytes + (n % 97 == 0))) for n in range(3000)]
     assert rows_of(stamped(encode_columns(*columns_of(rows)))) == expected(rows)
 
 
 @pytest.mark.parametrize("spread_ms", [1, 2**40, 2**54, 2**61])
 def test_timestamps_however_far_apart_are_kept(spread_ms: int) -> None:
-    rows = [Row(n % 3 * spread_ms, None, b"v") for n in range(500)]
-    assert rows_of(stamped(encode_rows(rows))) == expected(rows)
+    rows = [SimpleRecord(n % 3 * spread_ms, None, b"v") for n in range(500)]
+    assert rows_of(stamped(encode_records(rows))) == expected(rows)
 
 
 def test_sliced_columns_and_columns_without_keys_or_values_are_encoded() -> None:
-    rows = [Row(n, b"k%d" % n, b"v%d" % n) for n in range(40)]
+    rows = [SimpleRecord(n, b"k%d" % n, b"v%d" % n) for n in range(40)]
     times, keys, values, _ = columns_of(rows)
     batch = encode_columns(times[5:30], keys.slice(5, 25), values.slice(5, 25))
     assert [row[2] for row in rows_of(stamped(batch))] == [row.key for row in rows[5:30]]
@@ -202,17 +215,17 @@ def test_columns_are_split_by_size_and_a_large_record_travels_alone() -> None:
 
 
 def test_a_record_of_sixteen_mebibytes_is_kept_and_one_above_the_limit_refused() -> None:
-    row = Row(1, b"k", bytes(16 << 20))
-    assert rows_of(stamped(encode_rows([row]))) == expected([row])
+    row = SimpleRecord(1, b"k", bytes(16 << 20))
+    assert rows_of(stamped(encode_records([row]))) == expected([row])
     with pytest.raises(RecordTooLargeError, match="67,108,864"):
-        encode_rows([Row(1, None, bytes((64 << 20) + 1))])
+        encode_records([SimpleRecord(1, None, bytes((64 << 20) + 1))])
 
 
 @given(rows_lists, codecs, st.data())
 def test_any_changed_byte_is_found(
-    rows: list[Row], name: CompressionName, data: st.DataObject
+    rows: list[SimpleRecord], name: CompressionName, data: st.DataObject
 ) -> None:
-    content = bytearray(stamped(compress(encode_rows(rows), name)))
+    content = bytearray(stamped(compress(encode_records(rows), name)))
     place = data.draw(st.integers(0, len(content) - 1))
     content[place] ^= data.draw(st.integers(1, 255))
     if 12 <= place < 16:
@@ -228,8 +241,10 @@ def test_any_changed_byte_is_found(
 
 @pytest.mark.parametrize("value_bytes", [100, 16_000, 17_000, 1_000_000])
 def test_a_changed_bit_is_found_in_batches_of_any_size(value_bytes: int) -> None:
-    before = stamped(encode_rows([Row(1, None, b"before")]), 0)
-    data = bytearray(before + stamped(encode_rows([Row(1, b"k", bytes(value_bytes))]), 1))
+    before = stamped(encode_records([SimpleRecord(1, None, b"before")]), 0)
+    data = bytearray(
+        before + stamped(encode_records([SimpleRecord(1, b"k", bytes(value_bytes))]), 1)
+    )
     assert len(list(walk(bytes(data), 0))) == 2
     for at in (len(before) + 21, len(before) + value_bytes // 2 + 61, len(data) - 1):
         data[at] ^= 1
@@ -241,9 +256,9 @@ def test_a_changed_bit_is_found_in_batches_of_any_size(value_bytes: int) -> None
 @settings(deadline=None)
 @given(rows_lists, codecs, st.data())
 def test_a_lying_batch_with_a_right_crc_gives_an_error_and_nothing_worse(
-    rows: list[Row], name: CompressionName, data: st.DataObject
+    rows: list[SimpleRecord], name: CompressionName, data: st.DataObject
 ) -> None:
-    content = bytearray(stamped(encode_rows(rows)))
+    content = bytearray(stamped(encode_records(rows)))
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(23, len(content) - 1))
         content[place] = data.draw(st.integers(0, 255))
@@ -258,9 +273,9 @@ def test_a_lying_batch_with_a_right_crc_gives_an_error_and_nothing_worse(
 
 @given(rows_lists, codecs, st.data())
 def test_lies_in_compressed_bytes_with_a_right_crc_give_an_error_and_nothing_worse(
-    rows: list[Row], name: CompressionName, data: st.DataObject
+    rows: list[SimpleRecord], name: CompressionName, data: st.DataObject
 ) -> None:
-    content = bytearray(stamped(compress(encode_rows(rows), name)))
+    content = bytearray(stamped(compress(encode_records(rows), name)))
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(23, len(content) - 1))
         content[place] = data.draw(st.integers(0, 255))
@@ -279,7 +294,7 @@ def test_a_record_length_of_more_than_five_bytes_is_refused() -> None:
 
 
 def test_an_error_names_the_batch_of_several_that_is_damaged() -> None:
-    first, last = (encode_rows([Row(0, b"k", b"v" * 50)] * 20) for _ in range(2))
+    first, last = (encode_records([SimpleRecord(0, b"k", b"v" * 50)] * 20) for _ in range(2))
     content = bytearray(stamped(last, 20))
     content[HEADER_BYTES + 5] = 200  # its first key cannot be that long
     content[HEADER_BYTES + 6] = 1
@@ -291,7 +306,7 @@ def test_an_error_names_the_batch_of_several_that_is_damaged() -> None:
 
 @pytest.mark.parametrize("count", [-1, 0, 2, 1 << 20, (1 << 31) - 1])
 def test_a_count_that_lies_is_refused_before_anything_is_allocated(count: int) -> None:
-    content = bytearray(stamped(encode_rows([Row(1, b"key", b"value" * 100)])))
+    content = bytearray(stamped(encode_records([SimpleRecord(1, b"key", b"value" * 100)])))
     struct.pack_into(">i", content, 23, max(count - 1, 0))
     struct.pack_into(">i", content, 57, count)
     if count == 0:

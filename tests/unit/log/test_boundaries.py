@@ -10,24 +10,24 @@ from hypothesis import strategies as st
 from millstream.errors import CorruptBatchError
 from millstream.log import boundaries
 from millstream.log.batch import HEADER_BYTES, RECORD_BYTES_MIN
-from millstream.log.boundaries import Bodies, find_records
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.boundaries import BatchBodies, find_records
+from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.varint import encode_varint, read_varint
 
 NEVER = 1e18
 WAYS = {
-    "record by record": {"_LANE_STEP": NEVER, "_GUESS_RECORDS_MIN": NEVER},
-    "side by side": {"_LANE_STEP": -NEVER, "_GUESS_RECORDS_MIN": NEVER},
-    "by guessing": {"_GUESS_RECORDS_MIN": 0, "_GUESS_BATCH": -NEVER, "_LANE_STEP": NEVER},
+    "record by record": {"_PARALLEL_STEP": NEVER, "_GUESS_RECORDS_MIN": NEVER},
+    "in parallel": {"_PARALLEL_STEP": -NEVER, "_GUESS_RECORDS_MIN": NEVER},
+    "by guessing": {"_GUESS_RECORDS_MIN": 0, "_GUESS_BATCH": -NEVER, "_PARALLEL_STEP": NEVER},
 }
 few_zeros = st.binary(max_size=90)
 many_zeros = st.lists(st.sampled_from([0, 0, 0, 1, 14, 16, 128, 130]), max_size=90).map(bytes)
 values = st.none() | few_zeros | many_zeros | st.just(b"x" * 70)
 headers = st.just(()) | st.just((("h", b"\0\0"),))
-rows = st.lists(st.builds(Row, st.integers(0, 300), values, values, headers), min_size=1)
+rows = st.lists(st.builds(SimpleRecord, st.integers(0, 300), values, values, headers), min_size=1)
 
 
-def bodies_of(bodies: list[bytes], counts: list[int]) -> Bodies:
+def bodies_of(bodies: list[bytes], counts: list[int]) -> BatchBodies:
     """Return these bodies with other bytes around them."""
     data, starts = b"", []
     for body in bodies:
@@ -37,10 +37,10 @@ def bodies_of(bodies: list[bytes], counts: list[int]) -> Bodies:
     data += bytes(5)
     stops = [start + len(body) for start, body in zip(starts, bodies, strict=True)]
     arrays = (np.array(numbers, np.int64) for numbers in (starts, stops, counts))
-    return Bodies(data, np.frombuffer(data, np.uint8), *arrays)
+    return BatchBodies(data, np.frombuffer(data, np.uint8), *arrays)
 
 
-def naive(bodies: Bodies) -> tuple[list[int], list[int]] | None:
+def naive(bodies: BatchBodies) -> tuple[list[int], list[int]] | None:
     begins, ends = [], []
     for start, stop, count in zip(*(x.tolist() for x in bodies[2:]), strict=True):
         at = start
@@ -59,7 +59,7 @@ def naive(bodies: Bodies) -> tuple[list[int], list[int]] | None:
     return begins, ends
 
 
-def found_by(way: str, bodies: Bodies) -> tuple[list[int], list[int]] | None:
+def found_by(way: str, bodies: BatchBodies) -> tuple[list[int], list[int]] | None:
     def misfit(what: str, batch: int) -> CorruptBatchError:
         assert 0 <= batch < len(bodies.counts)
         return CorruptBatchError(what, path="", position=batch)
@@ -77,9 +77,9 @@ def found_by(way: str, bodies: Bodies) -> tuple[list[int], list[int]] | None:
 @pytest.mark.parametrize("way", WAYS)
 @given(groups=st.lists(rows, min_size=1, max_size=4))
 def test_every_way_finds_what_following_the_lengths_gives(
-    way: str, groups: list[list[Row]]
+    way: str, groups: list[list[SimpleRecord]]
 ) -> None:
-    encoded = [encode_rows(group) for group in groups]
+    encoded = [encode_records(group) for group in groups]
     bodies = bodies_of([batch.tail[44:] for batch in encoded], [batch.count for batch in encoded])
     wanted = naive(bodies)
     assert wanted is not None
@@ -89,9 +89,9 @@ def test_every_way_finds_what_following_the_lengths_gives(
 @pytest.mark.parametrize("way", WAYS)
 @given(groups=st.lists(rows, min_size=1, max_size=3), data=st.data())
 def test_every_way_refuses_what_following_the_lengths_refuses(
-    way: str, groups: list[list[Row]], data: st.DataObject
+    way: str, groups: list[list[SimpleRecord]], data: st.DataObject
 ) -> None:
-    encoded = [encode_rows(group) for group in groups]
+    encoded = [encode_records(group) for group in groups]
     contents = [bytearray(batch.tail[44:]) for batch in encoded]
     for _ in range(data.draw(st.integers(1, 3))):
         content = data.draw(st.sampled_from(contents))
@@ -104,8 +104,8 @@ def test_every_way_refuses_what_following_the_lengths_refuses(
     assert found_by(way, bodies) == naive(bodies)
 
 
-def body_of(*rows: Row) -> bytes:
-    return encode_rows(rows).tail[44:]
+def body_of(*rows: SimpleRecord) -> bytes:
+    return encode_records(rows).tail[44:]
 
 
 def record(value: bytes) -> bytes:
@@ -124,12 +124,12 @@ HOSTILE = {
     "a record too short to be one": ([record(b"v" * 9) + b"\x06\0\1\1"] * 2, [2, 2]),
     "a length that is one too large": ([b"\x1c" + record(b"v" * 7)[1:] + record(b"v" * 9)], [2]),
     "a length of six bytes": (
-        [b"\x8e\x80\x80\x80\x80\x00" + bytes(7), body_of(Row(0, b"k", b"v"))],
+        [b"\x8e\x80\x80\x80\x80\x00" + bytes(7), body_of(SimpleRecord(0, b"k", b"v"))],
         [1, 1],
     ),
     "no length at all": ([b"\x8e" * 400] * 2, [50, 50]),
-    "one record more than there are": ([body_of(Row(0, b"k", b"v" * 30))] * 2, [2, 1]),
-    "one record less than there are": ([body_of(*[Row(0, b"k", b"v")] * 3)] * 2, [3, 2]),
+    "one record more than there are": ([body_of(SimpleRecord(0, b"k", b"v" * 30))] * 2, [2, 1]),
+    "one record less than there are": ([body_of(*[SimpleRecord(0, b"k", b"v")] * 3)] * 2, [3, 2]),
 }
 
 
@@ -145,7 +145,7 @@ def test_every_way_refuses_what_was_made_to_mislead_it(
 
 def test_random_sizes_without_headers_are_found_by_guessing() -> None:
     sizes = np.random.default_rng(5).integers(0, 250, 3000).tolist()
-    batch = encode_rows([Row(0, None, b"v" * size) for size in sizes])
+    batch = encode_records([SimpleRecord(0, None, b"v" * size) for size in sizes])
     bodies = bodies_of([batch.tail[44:]] * 2, [batch.count] * 2)
     found = boundaries._guess(bodies)
     assert found is not None
@@ -154,6 +154,6 @@ def test_random_sizes_without_headers_are_found_by_guessing() -> None:
 
 @pytest.mark.parametrize("filler", [b"\0", b"\x0e\0\0\0\0\0\0\0", b"\0\x0e\0"])
 def test_values_that_look_like_records_cost_time_and_nothing_else(filler: bytes) -> None:
-    batch = encode_rows([Row(0, b"k", filler * (n % 40)) for n in range(2000)])
+    batch = encode_records([SimpleRecord(0, b"k", filler * (n % 40)) for n in range(2000)])
     bodies = bodies_of([batch.tail[44:]], [batch.count])
     assert found_by("by guessing", bodies) == naive(bodies)

@@ -27,7 +27,7 @@ from millstream.log.compression import (
     decompress,
 )
 from millstream.log.decoding import Block, decode, decode_parts
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.markers import encode_marker
 
 CODECS = [name for name in COMPRESSIONS if name != "none"]
@@ -36,7 +36,7 @@ MEBIBYTE = bytes(1 << 20)
 
 
 def batch_of(value: bytes, count: int = 1) -> EncodedBatch:
-    return encode_rows([Row(5, b"k", value)] * count)
+    return encode_records([SimpleRecord(5, b"k", value)] * count)
 
 
 def body_of(batch: EncodedBatch) -> bytes:
@@ -199,7 +199,7 @@ def test_compressed_batches_are_decoded_in_parts_that_stay_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     batches = [compress(batch_of(b"%d " % n * 2000), COMPRESSIONS[n % 5]) for n in range(10)]
-    monkeypatch.setattr(decoding, "PART_BYTES_MAX", 10_000)
+    monkeypatch.setattr(decoding, "DECODED_BYTES_MAX", 10_000)
     parts = list(decode_parts(block_of(*batches), 0, 10))
     assert [part.num_rows for part in parts] == [2] * 5
     whole = decode(block_of(*batches), 0, 10)
@@ -219,7 +219,7 @@ def test_an_error_names_the_compressed_batch_as_it_lies_in_the_file() -> None:
 
 @pytest.mark.parametrize("name", CODECS)
 def test_log_append_time_counts_in_compressed_batches(name: CompressionName) -> None:
-    made = compress(encode_rows([Row(n, None, b"v" * 300) for n in range(5)]), name)
+    made = compress(encode_records([SimpleRecord(n, None, b"v" * 300) for n in range(5)]), name)
     tail = bytearray(made.tail)
     tail[5] |= LOG_APPEND_TIME
     struct.pack_into(">q", tail, 35 - 17, 777)

@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from drawn import some
+from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

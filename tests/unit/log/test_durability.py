@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from outliving import run_after_the_main_thread
+from after_main_thread import run_after_the_main_thread
 
 from millstream.errors import SyncFailedError
 from millstream.log.control import ControlDb
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.files import DiskFiles
 from millstream.log.group_commit import Durability
 from millstream.log.reader import LogReader
@@ -20,7 +20,7 @@ from millstream.log.writer import LogWriter
 
 
 def batch(value: bytes):
-    return encode_rows([Row(0, b"k", value)])
+    return encode_records([SimpleRecord(0, b"k", value)])
 
 
 class CountedSyncs(DiskFiles):
@@ -105,12 +105,12 @@ def test_a_failed_background_sync_refuses_every_later_append(tmp_path: Path) -> 
 
 PROGRAM = """
 import sys
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.writer import LogWriter
 writer = LogWriter(sys.argv[1])
 writer.create_topic("t")
 for number in range(1_000_000):
-    (offset,) = writer.append("t", 0, [encode_rows([Row(0, b"k", b"%d" % number)])],
+    (offset,) = writer.append("t", 0, [encode_records([SimpleRecord(0, b"k", b"%d" % number)])],
                               durability=sys.argv[2])
     assert offset == number
     print(number, flush=True)

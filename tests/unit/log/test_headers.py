@@ -18,7 +18,7 @@ from millstream.log.decoding import (
     decode,
     select_schema,
 )
-from millstream.log.encoding import Row, encode_rows, split_columns
+from millstream.log.encoding import SimpleRecord, encode_records, split_columns
 from millstream.log.varint import encode_varint
 
 
@@ -41,7 +41,7 @@ def batch_with(headers: bytes, *, key: bytes = b"k") -> EncodedBatch:
 
 
 def test_headers_are_read_only_if_they_are_asked_for() -> None:
-    batch = encode_rows([Row(1, b"k", b"v", (("a", b"1"), ("a", None), ("", b"")))])
+    batch = encode_records([SimpleRecord(1, b"k", b"v", (("a", b"1"), ("a", None), ("", b"")))])
     assert tuple(decoded(batch, columns=COLUMNS).schema.names) == COLUMNS
     found = decoded(batch, columns=ALL_COLUMNS)
     assert found.schema == SCHEMA == select_schema(ALL_COLUMNS)
@@ -55,16 +55,18 @@ def test_an_unknown_column_is_refused_with_those_that_there_are() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 600])
 def test_many_rows_of_which_one_has_headers_keep_them(count: int) -> None:
-    rows = [Row(n, None, b"v" * (n % 200)) for n in range(count)]
+    rows = [SimpleRecord(n, None, b"v" * (n % 200)) for n in range(count)]
     rows[count // 2] = rows[count // 2]._replace(headers=(("trace", b"\x01"),))
-    found = headers_of(decoded(encode_rows(rows)))
+    found = headers_of(decoded(encode_records(rows)))
     assert found == [list(row.headers) for row in rows]
 
 
 @given(start=st.integers(0, 40), count=st.integers(0, 40))
 def test_a_stretch_of_offsets_is_the_same_stretch_of_all_columns(start: int, count: int) -> None:
     batches = [
-        encode_rows([Row(n, None if n % 3 else b"k%d" % n, b"v" * n, ()) for n in range(size)])
+        encode_records(
+            [SimpleRecord(n, None if n % 3 else b"k%d" % n, b"v" * n, ()) for n in range(size)]
+        )
         for size in (9, 1, 30)
     ]
     data, offset = b"", 0
@@ -79,15 +81,15 @@ def test_a_stretch_of_offsets_is_the_same_stretch_of_all_columns(start: int, cou
 
 
 def test_no_header_in_any_record_is_a_column_of_empty_lists() -> None:
-    found = decoded(encode_rows([Row(n, b"k", None) for n in range(600)]))
+    found = decoded(encode_records([SimpleRecord(n, b"k", None) for n in range(600)]))
     found.validate(full=True)
     assert headers_of(found) == [[]] * 600
 
 
 def test_a_row_is_never_larger_than_its_size() -> None:
-    row = Row(2**50, b"k" * 9, None, tuple(("é" * n, b"x" * n * 50) for n in range(100)))
+    row = SimpleRecord(2**50, b"k" * 9, None, tuple(("é" * n, b"x" * n * 50) for n in range(100)))
     for one in (row, row._replace(headers=()), row._replace(headers=(("", None),) * 1000)):
-        assert len(encode_rows([Row(0, None, None), one]).tail) - 44 - 8 <= one.size
+        assert len(encode_records([SimpleRecord(0, None, None), one]).tail) - 44 - 8 <= one.size
 
 
 def test_columns_with_headers_are_split_and_keep_them() -> None:
@@ -134,7 +136,7 @@ LIES = {
 
 @pytest.mark.parametrize("body", LIES.values(), ids=LIES.keys())
 def test_headers_that_lie_are_refused_and_named(body: bytes) -> None:
-    good = encode_rows([Row(0, b"k", b"v", (("a", b"b"),))])
+    good = encode_records([SimpleRecord(0, b"k", b"v", (("a", b"b"),))])
     with pytest.raises(CorruptBatchError, match=r"header") as caught:
         decoded(good, batch_with(body))
     assert caught.value.position == good.size

@@ -6,13 +6,13 @@ import errno
 from pathlib import Path
 
 import pytest
-from drawn import some
+from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import DiskFullError, OutOfOrderSequenceError, ProducerFencedError
 from millstream.log.batch import SEQUENCE_MAX, EncodedBatch, ProducerStamp, stamp
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.files import DiskFiles
 from millstream.log.producers import BATCHES_KEPT, PRODUCER_EXPIRES_MS, ProducerStates
 from millstream.log.reader import LogReader
@@ -23,8 +23,8 @@ NAME = TopicPartition("t", 0)
 
 
 def batch(producer: ProducerStamp, count: int = 1) -> EncodedBatch:
-    rows = [Row(0, b"k", b"%d" % (producer.base_sequence + n)) for n in range(count)]
-    return stamp(encode_rows(rows), producer, transactional=False)
+    rows = [SimpleRecord(0, b"k", b"%d" % (producer.base_sequence + n)) for n in range(count)]
+    return stamp(encode_records(rows), producer, transactional=False)
 
 
 def send(writer: LogWriter, producer: ProducerStamp, count: int = 1) -> int:
@@ -88,7 +88,9 @@ def test_a_batch_that_came_twice_into_a_full_disk_is_refused_both_times(
         assert (appends[0].offset, appends[0].error) == (0, None)
         assert [type(one.error) for one in appends[1:]] == [DiskFullError] * 4
         files.full = set()
-        assert writer.append("t", 0, [encode_rows([Row(0, b"k", b"of another")])]) == [1]
+        assert writer.append("t", 0, [encode_records([SimpleRecord(0, b"k", b"of another")])]) == [
+            1
+        ]
         assert [send(writer, ProducerStamp(7, 0, n)) for n in (1, 1, 2)] == [2, 2, 3]
         read = LogReader(tmp_path).read("t", 0, 1, 4, columns=("value",))
         assert [v for part in read for v in part["value"].to_pylist()] == [
@@ -105,7 +107,9 @@ def test_a_new_epoch_begins_at_sequence_0_and_fences_the_older(tmp_path: Path) -
         with pytest.raises(OutOfOrderSequenceError, match="but 0 must follow"):
             send(writer, ProducerStamp(7, 1, 1))
         assert send(writer, ProducerStamp(7, 1, 0)) == 1
-        with pytest.raises(ProducerFencedError, match="in its life 1; this batch is of life 0"):
+        with pytest.raises(
+            ProducerFencedError, match="with producer epoch 1; this batch has producer epoch 0"
+        ):
             send(writer, ProducerStamp(7, 0, 1))
 
 
@@ -223,14 +227,14 @@ def test_a_producer_is_forgotten_by_when_it_wrote_not_by_how_old_its_records_are
     with LogWriter(tmp_path, background=False, clock_ms=lambda: now_ms[0]) as writer:
         writer.create_topic("t")
         assert send(writer, ProducerStamp(7, 0, 0)) == 0  # its record is of 1970
-        writer.keep_house()
+        writer.run_maintenance()
         assert send(writer, ProducerStamp(7, 0, 0)) == 0
     for path in tmp_path.glob("t/*/0/*.seal"):
         path.unlink()
     (tmp_path / "state.mm").unlink()
     with LogWriter(tmp_path, background=False, clock_ms=lambda: now_ms[0]) as writer:
-        writer.keep_house()
+        writer.run_maintenance()
         assert send(writer, ProducerStamp(7, 0, 0)) == 0
         now_ms[0] += PRODUCER_EXPIRES_MS + 1
-        writer.housekeeper.keep_house(now_ms[0], running_ms=now_ms[0])
+        writer.maintenance.run_pass(now_ms[0], running_ms=now_ms[0])
         assert send(writer, ProducerStamp(7, 0, 0)) == 1

@@ -13,16 +13,20 @@ from millstream.errors import (
     UnknownTopicError,
 )
 from millstream.log.batch import EncodedBatch, ProducerStamp, stamp
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.groups import (
     committed_offsets,
-    forget_places,
-    forget_silent_groups,
+    delete_partition_offsets,
+    expire_groups,
     group_names,
 )
-from millstream.log.named_producers import PRODUCER_EPOCH_MAX, ProducerIdentity
+from millstream.log.producer_identity import PRODUCER_EPOCH_MAX, ProducerIdentity
 from millstream.log.reader import LogReader
-from millstream.log.remote import RemoteTransaction, pending_partitions, remote_transaction
+from millstream.log.remote_transactions import (
+    RemoteTransaction,
+    pending_partitions,
+    remote_transaction,
+)
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
 
@@ -30,7 +34,7 @@ IN = TopicPartition("in", 0)
 
 
 def batch(identity: ProducerIdentity, sequence: int, value: bytes) -> EncodedBatch:
-    made = encode_rows([Row(0, b"k", value)])
+    made = encode_records([SimpleRecord(0, b"k", value)])
     return stamp(made, ProducerStamp(*identity, sequence), transactional=True)
 
 
@@ -318,10 +322,10 @@ def test_named_producers_are_described(opened, clock) -> None:
     transactions = opened().transactions
     transactions.register(in_process=False)
     identity = transactions.register("x", in_process=False, timeout_ms=1000)
-    (found,) = transactions.named()
+    (found,) = transactions.transactional_producers()
     assert found == ("x", identity, 1000, None)
     transactions.begin(identity, again=True)
-    assert transactions.named()[0].open_since_ms == clock.now_ms
+    assert transactions.transactional_producers()[0].open_since_ms == clock.now_ms
     assert transactions.identity_of("x") == identity
     assert transactions.identity_of("y") is None
 
@@ -331,13 +335,13 @@ def test_a_group_forgets_partitions_and_silent_groups_are_forgotten(opened, cloc
     writer.create_topic("two", partitions=2)
     places = [TopicPartition("two", 0), TopicPartition("two", 1)]
     writer.commit_offsets("g", {IN: 1, places[0]: 2, places[1]: 3})
-    forget_places(writer.control, "g", [places[1], TopicPartition("nope", 0)])
+    delete_partition_offsets(writer.control, "g", [places[1], TopicPartition("nope", 0)])
     assert set(committed_offsets(writer.control, "g")) == {IN, places[0]}
     clock.now_ms += 1000
     writer.commit_offsets("new", {IN: 1})
     writer.commit_offsets("busy", {IN: 1})
     clock.now_ms += 1000
     writer.commit_offsets("new", {IN: 2})
-    gone = forget_silent_groups(writer.control, clock.now_ms, keep=["busy"])
+    gone = expire_groups(writer.control, clock.now_ms, keep=["busy"])
     assert gone == ["g"]
     assert group_names(writer.control) == ["busy", "new"]

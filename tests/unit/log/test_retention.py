@@ -10,14 +10,14 @@ import pytest
 from millstream.client import connect
 from millstream.errors import ConfigError, DiskFullError, OffsetOutOfRangeError
 from millstream.log import aborted
-from millstream.log import housekeeping as housekeeping_module
+from millstream.log import maintenance as maintenance_module
 from millstream.log import writer as writer_module
 from millstream.log.clocks import wall_clock_ms
 from millstream.log.config import TopicConfig
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.files import DiskFiles
 from millstream.log.reader import LogReader
-from millstream.log.retention import Holding, RunningClock, start_after_pass
+from millstream.log.retention import BoundedClock, PartitionContents, start_after_pass
 from millstream.log.seal import Seal
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
@@ -28,8 +28,8 @@ NAME = TopicPartition("t", 0)
 
 def fill(writer: LogWriter, count: int, *, first_ms: int = 0, step_ms: int = 1000) -> None:
     for number in range(count):
-        row = Row(first_ms + number * step_ms, b"k", b"v" * 100)
-        writer.append("t", 0, [encode_rows([row])])
+        row = SimpleRecord(first_ms + number * step_ms, b"k", b"v" * 100)
+        writer.append("t", 0, [encode_records([row])])
 
 
 def opened(
@@ -49,7 +49,7 @@ def test_without_a_limit_nothing_is_ever_removed(tmp_path: Path) -> None:
     with opened(tmp_path) as writer:
         fill(writer, 50)
         for day in range(40):
-            assert writer.keep_house(day * DAY_MS).segments_removed == 0
+            assert writer.run_maintenance(day * DAY_MS).segments_removed == 0
         assert LogReader(tmp_path).offsets("t") == [(0, 50)]
 
 
@@ -57,7 +57,7 @@ def test_by_size_the_oldest_segments_go_until_the_rest_is_just_enough(tmp_path: 
     with opened(tmp_path, retention_bytes="2000") as writer:
         fill(writer, 50)
         before = sum(path.stat().st_size for path in segments(tmp_path))
-        report = writer.keep_house(0)
+        report = writer.run_maintenance(0)
         after = [path.stat().st_size for path in segments(tmp_path)]
         assert report.segments_removed > 5
         assert before > sum(after) >= 2000 > sum(after[1:])
@@ -71,11 +71,11 @@ def test_by_age_only_segments_whose_last_record_is_too_old_go_and_few_at_a_time(
     with opened(tmp_path, retention_ms="20000") as writer:
         fill(writer, 50)
         reader = LogReader(tmp_path)
-        assert writer.housekeeper.keep_house(20_000, running_ms=0).segments_removed == 0
+        assert writer.maintenance.run_pass(20_000, running_ms=0).segments_removed == 0
         starts = []
         for minute in range(1, 40):
             now_ms = 20_000 + minute * 60_000
-            writer.housekeeper.keep_house(now_ms, running_ms=minute * 60_000)
+            writer.maintenance.run_pass(now_ms, running_ms=minute * 60_000)
             starts.append(reader.offsets("t")[0][0])
         assert starts == sorted(starts)
         assert len(set(starts)) >= 5, "a pass takes only a tenth"
@@ -88,14 +88,14 @@ def test_a_clock_that_jumps_ahead_empties_nothing(tmp_path: Path) -> None:
         fill(writer, 50)
         for minute in range(20):
             jumped = 10 * DAY_MS if minute else 0
-            writer.housekeeper.keep_house(
+            writer.maintenance.run_pass(
                 50_000 + minute * 60_000 + jumped, running_ms=minute * 60_000
             )
         assert LogReader(tmp_path).offsets("t") == [(0, 50)]
 
 
 def test_a_running_clock_follows_a_jump_back_and_not_one_ahead() -> None:
-    clock = RunningClock(1_000_000, 0)
+    clock = BoundedClock(1_000_000, 0)
     assert clock.read(1_005_000, 5_000) == 1_005_000
     assert clock.read(9_000_000, 10_000) == 1_070_000
     assert clock.read(500_000, 20_000) == 500_000
@@ -140,12 +140,12 @@ def test_segments_that_get_old_are_closed_so_that_retention_can_take_them(tmp_pa
     with opened(tmp_path, clock_ms=lambda: now_ms[0], **settings) as writer:
         fill(writer, 2)
         now_ms[0] = 59_000
-        assert writer.keep_house().rolled == 0
+        assert writer.run_maintenance().rolled == 0
         now_ms[0] = 61_000
-        assert writer.keep_house().rolled == 1
+        assert writer.run_maintenance().rolled == 1
         now_ms[0] = 300_000
         fill(writer, 1, first_ms=300_000)
-        writer.keep_house()
+        writer.run_maintenance()
         assert LogReader(tmp_path).offsets("t") == [(2, 3)]
         fill(writer, 1, first_ms=361_000)
         assert len(segments(tmp_path)) == 2, "a record far younger than the first begins another"
@@ -154,35 +154,35 @@ def test_segments_that_get_old_are_closed_so_that_retention_can_take_them(tmp_pa
 def test_a_group_is_told_before_it_loses_records_and_when_it_has(tmp_path: Path) -> None:
     with opened(tmp_path, retention_bytes="4000") as writer:
         told: list[str] = []
-        writer.housekeeper.on_risk(lambda risk: told.append(str(risk)))
+        writer.maintenance.on_risk(lambda risk: told.append(str(risk)))
         fill(writer, 5)
         writer.commit_offsets("g", {NAME: 5})
         writer.commit_offsets("quick", {NAME: 5})
-        assert writer.keep_house(0).risks == []
+        assert writer.run_maintenance(0).risks == []
         while not told:
             fill(writer, 1)
             writer.commit_offsets("quick", {NAME: LogReader(tmp_path).end_offset("t", 0)})
-            writer.keep_house(0)
+            writer.run_maintenance(0)
         assert LogReader(tmp_path).offsets("t")[0][0] <= 5, "before the loss"
         assert "group 'g' in t/0 is about to lose" in told[0]
-        writer.keep_house(0)
+        writer.run_maintenance(0)
         assert len(told) == 1, "once"
         fill(writer, 40)
-        writer.keep_house(0)
+        writer.run_maintenance(0)
         assert "has lost" in told[-1]
-        lost = {risk.group: risk.records_lost for risk in writer.keep_house(0).risks}
+        lost = {risk.group: risk.records_lost for risk in writer.run_maintenance(0).risks}
         assert lost["g"] == LogReader(tmp_path).offsets("t")[0][0] - 5
 
 
 def test_one_pass_takes_what_is_too_much_and_a_tenth_of_what_is_too_old() -> None:
     sealed = [Seal((n + 1) * 10, 100, n, n, 0) for n in range(40)]
     config = TopicConfig.parse({"retention.ms": "1"})
-    holding = Holding(NAME, config, 0, 400, sealed, 0)
+    holding = PartitionContents(NAME, config, 0, 400, sealed, 0)
     assert start_after_pass(holding, DAY_MS) == 40
-    bound = Holding(NAME, config, 0, 25, sealed, 0)
+    bound = PartitionContents(NAME, config, 0, 25, sealed, 0)
     assert start_after_pass(bound, DAY_MS) == 20, "never past an open transaction"
     by_size = TopicConfig.parse({"retention.bytes": "950"})
-    assert start_after_pass(Holding(NAME, by_size, 0, 400, sealed, 0), DAY_MS) == 300
+    assert start_after_pass(PartitionContents(NAME, by_size, 0, 400, sealed, 0), DAY_MS) == 300
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_settings_are_changed_and_taken_back_and_partitions_added(tmp_path: Path
             writer.alter_topic("t", settings={"segment.bytes": "1"}, partitions=3).partitions == 3
         )
         assert reader.offsets("t") == [(0, 0)] * 3
-        writer.append("t", 2, [encode_rows([Row(0, None, b"x")])])
+        writer.append("t", 2, [encode_records([SimpleRecord(0, None, b"x")])])
         assert reader.settings("t")["segment.bytes"] == "1"
         writer.alter_topic("t", settings={"retention.ms": None})
         assert writer.settings("t")["retention.ms"] == "-1"
@@ -237,7 +237,7 @@ def test_old_records_that_come_today_close_a_segment_no_sooner_than_new_ones(
             now_ms[0] += hour_ms
             if first_ms is not None:
                 fill(writer, 1, first_ms=first_ms)
-            rolled += writer.keep_house().rolled
+            rolled += writer.run_maintenance().rolled
         return rolled
 
     def clock_ms() -> int:
@@ -281,7 +281,7 @@ def test_only_the_groups_that_are_behind_are_looked_up_and_appends_do_not_wait_f
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(writer, "exclusively", counted)
             patch.setattr(writer.control, "rows", looked_up)
-            found = writer.keep_house().risks
+            found = writer.run_maintenance().risks
         assert [(one.group, one.topic) for one in found] == [("behind", "t")]
         assert found[0].records_lost == writer.partition(NAME).log_start - 2 > 0
 
@@ -310,17 +310,17 @@ def test_a_file_that_cannot_be_removed_keeps_nothing_else_and_goes_later(
         files.stuck = f"{0:019d}0{suffix}"  # of both topics; then of none
         for topic in ("t", "u"):
             for number in range(40):
-                writer.append(topic, 0, [encode_rows([Row(number, b"k", b"v" * 100)])])
+                writer.append(topic, 0, [encode_records([SimpleRecord(number, b"k", b"v" * 100)])])
         before = len(list(tmp_path.glob("t/*/0/*.log")))
-        report = writer.keep_house()
-        assert len(report.put_off) == 2
+        report = writer.run_maintenance()
+        assert len(report.deferred) == 2
         start = writer.partition(NAME).log_start
         assert start > 0
         assert LogReader(tmp_path).offsets("t") == [(start, 40)]
         assert writer.delete_records(NAME, start + 1) == start + 1
         files.stuck = None
-        report = writer.keep_house()
-        assert report.put_off == []
+        report = writer.run_maintenance()
+        assert report.deferred == []
         assert len(list(tmp_path.glob("t/*/0/*.log"))) < before
         assert not list(tmp_path.glob(f"t/*/0/{0:020d}.*"))
 
@@ -333,10 +333,10 @@ def test_a_pass_that_fails_is_counted_and_the_next_one_is_done(tmp_path: Path) -
         raise ZeroDivisionError("what nobody expected")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer_module, "HOUSEKEEPING_S", 0.001)
+        patch.setattr(writer_module, "MAINTENANCE_S", 0.001)
         with LogWriter(tmp_path) as writer:
-            keeper = writer.housekeeper
-            patch.setattr(keeper, "keep_house", fail)
+            keeper = writer.maintenance
+            patch.setattr(keeper, "run_pass", fail)
             for _ in range(3):
                 assert asked.acquire(timeout=30)
             assert keeper.health.passes_failed >= 2
@@ -351,7 +351,7 @@ def test_a_group_that_has_only_markers_of_transactions_left_is_not_at_risk(tmp_p
                 with producer.transaction():
                     producer.send("t", b"x", timestamp_ms=0)
         log.commit_offsets("g", {TopicPartition("t", 0): 5})
-        assert (log.keep_house().risks, log.lag("g")[0].behind) == ([], 0)
+        assert (log.run_maintenance().risks, log.lag("g")[0].behind) == ([], 0)
         log.commit_offsets("g", {TopicPartition("t", 0): 4})
         assert log.lag("g")[0].behind == 1
 
@@ -384,15 +384,15 @@ def test_a_full_disk_is_made_room_on_though_nothing_can_be_noted_or_begun(tmp_pa
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(files, "full", True)
             patch.setattr(writer.control, "_before_commit", full)
-            report = writer.keep_house()
-        assert [one.rpartition(": ")[0] for one in report.put_off][0::2] == [
+            report = writer.run_maintenance()
+        assert [one.rpartition(": ")[0] for one in report.deferred][0::2] == [
             "transactions",
             "unused producers",
         ]
         assert report.segments_removed > 5
         assert len(segments(tmp_path)) == before - report.segments_removed
-        report = writer.keep_house()
-        assert (report.put_off, report.rolled, report.transactions_aborted) == ([], 1, 1)
+        report = writer.run_maintenance()
+        assert (report.deferred, report.rolled, report.transactions_aborted) == ([], 1, 1)
 
 
 def at_risk(writer: LogWriter, *topics: str) -> None:
@@ -400,8 +400,8 @@ def at_risk(writer: LogWriter, *topics: str) -> None:
     for topic in topics:
         writer.create_topic(topic, settings={"segment.bytes": "600", "retention.bytes": "20000"})
         for number in range(120):
-            writer.append(topic, 0, [encode_rows([Row(number, b"k", b"v" * 100)])])
-    writer.keep_house()
+            writer.append(topic, 0, [encode_records([SimpleRecord(number, b"k", b"v" * 100)])])
+    writer.run_maintenance()
     for topic in topics:
         name = TopicPartition(topic, 0)
         writer.commit_offsets("g", {name: writer.partition(name).log_start})
@@ -412,16 +412,16 @@ def test_a_topic_that_goes_while_risks_are_looked_at_keeps_no_other_from_being_t
 ) -> None:
     with LogWriter(tmp_path, background=False) as writer:
         at_risk(writer, "gone", "there")
-        assert {one.topic for one in writer.keep_house().risks} == {"gone", "there"}
-        real = housekeeping_module.count_unread
+        assert {one.topic for one in writer.run_maintenance().risks} == {"gone", "there"}
+        real = maintenance_module.count_unread
 
         def late(*args: object) -> int:
             if "gone" in writer.topics():
                 writer.delete_topic("gone")
             return real(*args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(housekeeping_module, "count_unread", late)
-        assert {one.topic for one in writer.keep_house().risks} == {"there"}
+        monkeypatch.setattr(maintenance_module, "count_unread", late)
+        assert {one.topic for one in writer.run_maintenance().risks} == {"there"}
 
 
 def test_a_group_is_told_of_a_risk_where_what_it_loses_cannot_be_read(tmp_path: Path) -> None:
@@ -429,4 +429,4 @@ def test_a_group_is_told_of_a_risk_where_what_it_loses_cannot_be_read(tmp_path: 
         at_risk(writer, "t", "u")
         first = segments(tmp_path)[0]
         first.with_suffix(aborted.SUFFIX).write_bytes(bytes(aborted.ENTRY_BYTES))
-        assert {one.topic for one in writer.keep_house().risks} == {"t", "u"}
+        assert {one.topic for one in writer.run_maintenance().risks} == {"t", "u"}

@@ -16,9 +16,9 @@ from millstream.errors import (
 )
 from millstream.log.batch import EncodedBatch, ProducerStamp, stamp
 from millstream.log.control import ControlDb
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.groups import committed_offsets, fence_of
-from millstream.log.named_producers import PRODUCER_EPOCH_MAX, ProducerIdentity
+from millstream.log.producer_identity import PRODUCER_EPOCH_MAX, ProducerIdentity
 from millstream.log.reader import LogReader
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
@@ -28,12 +28,12 @@ IN = TopicPartition("in", 0)
 
 
 def batch(identity: ProducerIdentity, sequence: int, *values: bytes) -> EncodedBatch:
-    rows = [Row(0, b"k", value) for value in values]
-    return stamp(encode_rows(rows), ProducerStamp(*identity, sequence), transactional=True)
+    rows = [SimpleRecord(0, b"k", value) for value in values]
+    return stamp(encode_records(rows), ProducerStamp(*identity, sequence), transactional=True)
 
 
 def plain(*values: bytes) -> EncodedBatch:
-    return encode_rows([Row(0, b"k", value) for value in values])
+    return encode_records([SimpleRecord(0, b"k", value) for value in values])
 
 
 def values(reader: LogReader, topic: str = "a", partition: int = 0) -> list[bytes]:
@@ -104,7 +104,7 @@ def test_a_passed_fence_aborts(writer: LogWriter, tmp_path: Path) -> None:
         if batch_id == stands and fence_of(writer.control, "w") != stands:
             identity = transactions.end(identity, commit=True, fence=("w", batch_id))
         else:
-            with pytest.raises(FencePassedError, match="stands at batch 5") as caught:
+            with pytest.raises(FencePassedError, match="is at batch 5") as caught:
                 transactions.end(identity, commit=True, fence=("w", batch_id))
             assert caught.value.batch_id == 5
             identity = transactions.register("x")
@@ -181,10 +181,10 @@ def test_a_transaction_is_aborted_when_its_time_is_over(tmp_path: Path) -> None:
         writer.append("a", 0, [batch(one, 0, b"slow")])
         writer.append("a", 0, [plain(b"waits")])
         now_ms[0] = 1500
-        assert writer.keep_house().transactions_aborted == 0
+        assert writer.run_maintenance().transactions_aborted == 0
         assert values(LogReader(tmp_path)) == []
         now_ms[0] = 1501
-        assert writer.keep_house().transactions_aborted == 1
+        assert writer.run_maintenance().transactions_aborted == 1
         assert values(LogReader(tmp_path)) == [b"waits"]
         with pytest.raises(TransactionAbortedError, match="timeout of 500 ms"):
             transactions.end(one, commit=True)
@@ -295,7 +295,7 @@ def test_a_time_is_looked_up_over_aborted_records(writer: LogWriter, tmp_path: P
     writer.transactions.end(identity, commit=False)
     reader = LogReader(tmp_path)
     assert reader.offset_for_time("a", 0, 0) == reader.end_offset("a", 0)
-    writer.append("a", 0, [encode_rows([Row(5, b"k", b"v")])])
+    writer.append("a", 0, [encode_records([SimpleRecord(5, b"k", b"v")])])
     assert reader.offset_for_time("a", 0, 1) == 2
 
 
@@ -314,7 +314,7 @@ def test_a_clock_that_jumps_ends_no_transaction_and_holds_none_up(tmp_path: Path
         for jump_ms in (10 * 86_400_000, -20 * 86_400_000):
             now_ms[0] += jump_ms
             running_ms[0] += 1_000
-            assert writer.keep_house().transactions_aborted == 0
+            assert writer.run_maintenance().transactions_aborted == 0
             assert writer.transactions.expire() == 0
         one = writer.transactions.end(one, commit=True)
         writer.transactions.begin(one)

@@ -27,7 +27,7 @@ from millstream.errors import (
 )
 from millstream.log.batch import EncodedBatch, ProducerStamp, stamp
 from millstream.log.control import ControlDb
-from millstream.log.encoding import Row, encode_rows
+from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.files import DiskFiles
 from millstream.log.partition import Partition
 from millstream.log.producers import ProducerStates
@@ -40,7 +40,7 @@ from millstream.testing.disk import SimulatedDisk
 
 
 def batch_of(*values: bytes, timestamp_ms: int = 0) -> EncodedBatch:
-    return encode_rows([Row(timestamp_ms, b"k", value) for value in values])
+    return encode_records([SimpleRecord(timestamp_ms, b"k", value) for value in values])
 
 
 def values_in(
@@ -319,7 +319,7 @@ def test_parts_of_two_folders_and_newer_formats_are_refused(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="belongs to log"):
         LogReader(tmp_path / "a").topics()
     (tmp_path / "b" / "FORMAT").write_text('{"version": 9, "directory_id": "x"}')
-    with pytest.raises(ConfigError, match="format version 9"):
+    with pytest.raises(ConfigError, match="made by a newer version of Millstream"):
         LogReader(tmp_path / "b").topics()
 
 
@@ -441,15 +441,15 @@ def work(writer: LogWriter, acknowledged: dict[int, bytes]) -> None:
     writer.transactions.end(identity, commit=False)
     for number in range(9):
         value = b"%d" % number
-        batch = encode_rows([Row(0, value, value)])
+        batch = encode_records([SimpleRecord(0, value, value)])
         (offset,) = writer.append("t", 0, [batch])
         acknowledged[offset] = value
-    writer.keep_house()
+    writer.run_maintenance()
     writer.delete_records(TopicPartition("t", 0), 4)
     writer.alter_topic("t", partitions=2)
     for number in range(9, 12):
         value = b"%d" % number
-        (offset,) = writer.append("t", 0, [encode_rows([Row(0, value, value)])])
+        (offset,) = writer.append("t", 0, [encode_records([SimpleRecord(0, value, value)])])
         acknowledged[offset] = value
 
 

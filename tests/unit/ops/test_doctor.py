@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from millstream.cli.doctor import doctor
 from millstream.ops import doctor as ops
-from millstream.spark import session
+from millstream.spark.runtime import session
 
 ROOT = Path(__file__).parents[3]
 
@@ -62,7 +62,7 @@ def test_a_version_outside_the_range_is_a_problem(
     monkeypatch.setattr(metadata, "version", lambda _: version)
     finding = ops._package("pyspark", *ops.PACKAGES["pyspark"])
     advice = 'pip install "millstream[spark]" "pyspark>=4.2,<4.4"'
-    assert finding == ops.Finding("pyspark", ok, version, "" if ok else advice)
+    assert finding == ops.DoctorCheck("pyspark", ok, version, "" if ok else advice)
 
 
 def test_a_missing_package_is_reported_with_what_to_install() -> None:
@@ -141,8 +141,8 @@ def test_the_command_prints_json_with_the_same_exit_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     findings = [
-        ops.Finding("a", ok=True, seen="b"),
-        ops.Finding("c", ok=False, seen="", advice="d"),
+        ops.DoctorCheck("a", ok=True, seen="b"),
+        ops.DoctorCheck("c", ok=False, seen="", advice="d"),
     ]
     monkeypatch.setattr(ops, "diagnose", lambda _: findings)
     ended = CliRunner().invoke(doctor, ["--json", "--log", str(tmp_path)])

@@ -13,15 +13,23 @@ import pytest
 
 import millstream as ms
 from millstream.errors import ConfigError, FencedError, RetriableError
-from millstream.kernels.plan import DatasetEnd, ForeachEnd, JobPlan, SinkPlan, TopicEnd, ViewEnd
+from millstream.kernels.plan import (
+    DatasetSinkSpec,
+    ForeachSinkSpec,
+    JobPlan,
+    SinkPlan,
+    TopicSinkSpec,
+    ViewSinkSpec,
+)
+from millstream.kernels.state.keyhash import Buckets
 from millstream.ops import reset as module
-from millstream.ops.reset import look, reset
+from millstream.ops.reset import find_footprint, reset
 from millstream.testing.disk import SimulatedCrash
-from millstream.views.commit import BatchOutcome
-from millstream.views.graph import graph_of
-from millstream.views.outputs import open_targets
-from millstream.views.running import marked, require_no_reset, reset_begun
-from millstream.views.target import RunStart
+from millstream.views.commit.committer import BatchResult
+from millstream.views.commit.open_committer import open_committer
+from millstream.views.commit.pipeline_graph import pipeline_graph
+from millstream.views.runs.control_files import check_no_reset, hold_run_lock, reset_marker
+from millstream.views.sink import RunStart
 
 COLUMNS = (("k", pl.String()), ("n", pl.Int64()))
 
@@ -38,23 +46,23 @@ class World:
         self.log = root / "data"
         self.app = self.log / "apps" / "app"
         ends = [
-            ("home", ViewEnd()),
-            ("to(out)", TopicEnd("out", "k", ("k", "n"), 1, "delete")),
-            ("dataset(rows)", DatasetEnd(str(root / "rows"), ("k",))),
-            ("foreach(keep)", ForeachEnd(keep)),
-            *([("base", ViewEnd(url))] if url else []),
+            ("home", ViewSinkSpec()),
+            ("to(out)", TopicSinkSpec("out", "k", ("k", "n"), 1, "delete")),
+            ("dataset(rows)", DatasetSinkSpec(str(root / "rows"), ("k",))),
+            ("foreach(keep)", ForeachSinkSpec(keep)),
+            *([("base", ViewSinkSpec(url))] if url else []),
         ]
         sinks = tuple(
-            SinkPlan(name, 8 + n, ("k",) if isinstance(end, ViewEnd) else (), COLUMNS, end)
+            SinkPlan(name, 8 + n, ("k",) if isinstance(end, ViewSinkSpec) else (), COLUMNS, end)
             for n, (name, end) in enumerate(ends)
         )
-        self.plan = JobPlan("app", (), (), (), sinks, (0,))
+        self.plan = JobPlan("app", (), (), (), sinks, Buckets(1))
         self.stores = [url] if url else []
 
     @contextmanager
     def run(self, checkpoint_id):
         self.app.mkdir(parents=True, exist_ok=True)
-        with open_targets(self.plan, self.app / "views.db", self.log) as targets:
+        with open_committer(self.plan, self.app / "views.db", self.log) as targets:
             yield targets, targets.begin_run("main", checkpoint_id)
 
     def batches(self, checkpoint_id, count=2):
@@ -72,12 +80,12 @@ class World:
         rows = pl.DataFrame({"k": ["a", f"k{number}"], "n": [number, 1]})
         names = [sink.name for sink in self.plan.sinks]
         books = {"step": Counter(read=2, emitted=2)}
-        return BatchOutcome(
-            rows=dict.fromkeys(names, rows), books=books, position={"t": {"0": number + 1}}
+        return BatchResult(
+            rows=dict.fromkeys(names, rows), step_counts=books, position={"t": {"0": number + 1}}
         )
 
     def look(self):
-        return look("app", self.log, self.log, self.stores)
+        return find_footprint("app", self.log, self.log, self.stores)
 
     def records(self):
         with ms.connect(self.log) as log:
@@ -137,7 +145,7 @@ def test_an_app_whose_first_batch_was_cut_off_before_the_home_had_it_is_reset_ev
     world, monkeypatch
 ):
     with monkeypatch.context() as patch, world.run("one") as (targets, _):
-        patch.setattr(targets.home, "commit", lambda *_, **__: raised(SimulatedCrash()))
+        patch.setattr(targets.state_store, "commit", lambda *_, **__: raised(SimulatedCrash()))
         with pytest.raises(SimulatedCrash):
             targets.commit(0, world.outcome(0), {})
     assert world.records() == 2
@@ -151,39 +159,39 @@ def test_an_app_whose_first_batch_was_cut_off_before_the_home_had_it_is_reset_ev
 def test_a_dataset_of_another_app_of_the_same_name_is_left_alone(world):
     world.batches("one")
     shutil.rmtree(world.app)
-    plan = JobPlan("app", (), (), (), world.plan.sinks[:1], (0,))
+    plan = JobPlan("app", (), (), (), world.plan.sinks[:1], Buckets(1))
     world.app.mkdir()
-    with open_targets(plan, world.app / "views.db", world.log) as targets:
+    with open_committer(plan, world.app / "views.db", world.log) as targets:
         targets.begin_run("main", "two")
-        targets.home.describe("app", "graph", graph_of(world.plan))
+        targets.state_store.put_description("app", "graph", pipeline_graph(world.plan))
     reset(world.look())
     assert ms.dataset(world.root / "rows").scan().collect().height == 4
 
 
 def test_an_app_that_is_not_there_is_an_error_and_makes_nothing(tmp_path):
     with pytest.raises(ConfigError, match="nothing of an app 'app'"):
-        look("app", tmp_path / "data", tmp_path / "data")
+        find_footprint("app", tmp_path / "data", tmp_path / "data")
     assert list(tmp_path.iterdir()) == []
     World(tmp_path).batches("one")
     with pytest.raises(ConfigError, match="nothing of an app 'other'"):
-        look("other", tmp_path / "data", tmp_path / "data")
+        find_footprint("other", tmp_path / "data", tmp_path / "data")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/tmp/x", "A", "x" * 64])
 def test_a_name_that_no_app_has_removes_nothing(world, name):
     world.batches("one")
     with pytest.raises(ConfigError, match="The app's name is"):
-        look(name, world.log, world.log, world.stores)
+        find_footprint(name, world.log, world.log, world.stores)
 
 
 def test_a_reset_that_was_cut_off_stays_marked_where_a_run_seems_alive(world):
     world.batches("one")
     found = world.look()
-    reset_begun(world.app).touch()  # an earlier one was cut off
-    with marked(world.app, 9), pytest.raises(ConfigError, match="is running"):
+    reset_marker(world.app).touch()  # an earlier one was cut off
+    with hold_run_lock(world.app, 9), pytest.raises(ConfigError, match="is running"):
         reset(found)
     with pytest.raises(ConfigError, match="begun and has not ended"):
-        require_no_reset(world.app)
+        check_no_reset(world.app)
 
 
 def test_a_folder_that_cannot_be_removed_is_told_and_stays_marked(world, monkeypatch):
@@ -196,7 +204,7 @@ def test_a_folder_that_cannot_be_removed_is_told_and_stays_marked(world, monkeyp
         patches.setattr(module.shutil, "rmtree", refused)
         with pytest.raises(RetriableError, match=r"Permission denied.*reset the app again"):
             reset(world.look())
-    assert reset_begun(world.app).exists()
+    assert reset_marker(world.app).exists()
     reset(world.look())
     assert not world.app.exists()
 
@@ -217,12 +225,12 @@ def test_other_apps_keep_what_they_have(world):
 def test_a_running_app_is_refused_and_stays_as_it_is(world):
     world.batches("one")
     found = world.look()
-    with marked(world.app, 9):
+    with hold_run_lock(world.app, 9):
         with pytest.raises(ConfigError, match=r"is running.*millstream stop app"):
             world.look()
         with pytest.raises(ConfigError, match=r"is running.*nothing was removed"):
             reset(found)  # it began after the look
-        require_no_reset(world.app)
+        check_no_reset(world.app)
     assert world.batches("one") == 2
 
 
@@ -236,7 +244,7 @@ def test_a_run_that_slept_through_a_reset_can_commit_nothing(world, monkeypatch)
             reset(world.look())
         with pytest.raises(FencedError):
             targets.commit(1, world.outcome(1), {})
-        topics = targets.others[0]
+        topics = targets.sinks[0]
         with pytest.raises(FencedError):
             topics.commit(targets._fence(1), world.outcome(1))
     assert world.records() == records
@@ -249,7 +257,7 @@ def test_a_run_that_slept_until_the_app_was_begun_anew_commits_nothing_beside_th
         reset(world.look())
         with world.run("two") as (new, first):
             assert (first, new.run) == (0, sleeping.run)  # runs are counted from 1 again
-            for target in sleeping.others:
+            for target in sleeping.sinks:
                 if target.remembers:
                     with pytest.raises(FencedError):
                         target.commit(sleeping._fence(3), world.outcome(3))
@@ -266,7 +274,7 @@ def test_a_home_that_cannot_be_read_is_removed_and_that_is_said(world, damage):
         path.unlink()
     (world.app / "views.db").write_bytes(b"no database" * 1000 if damage == "damaged" else b"")
     found = world.look()
-    assert found.home_problem
+    assert found.state_store_problem
     reset(found)
     assert not world.app.exists()
     shutil.rmtree(world.root / "rows")
@@ -279,10 +287,10 @@ def test_a_log_or_a_database_that_was_not_given_is_asked_for(world, tmp_path):
         log.create_topic("t")
     for log in (tmp_path / "elsewhere", tmp_path / "none"):
         with pytest.raises(ConfigError, match=r"writes to topics of the log .*--state"):
-            look("app", world.log, log, world.stores)
+            find_footprint("app", world.log, log, world.stores)
     if world.url:
         with pytest.raises(ConfigError, match=r"keeps views in postgresql:.*--store URL"):
-            look("app", world.log, world.log)
+            find_footprint("app", world.log, world.log)
 
 
 class Cut:
@@ -296,10 +304,10 @@ class Cut:
             (Path, "rmdir"),
             (os, "rename"),
             (os, "replace"),
-            (module, "mark_reset"),
+            (module, "write_reset_marker"),
             (module, "forget_app"),
             (module, "_refuse_older_runs"),
-            (module, "_forget_fences"),
+            (module, "_remove_fences"),
         ]:
             monkeypatch.setattr(owner, name, self._dying(getattr(owner, name)))
 
@@ -327,10 +335,10 @@ def test_cut_off_anywhere_no_run_begins_and_the_next_reset_ends_it(tmp_path):
                 reset(found)
         if cut.count < at:
             break  # it was not cut off any more
-        whole = (world.app / "views.db").exists() and not reset_begun(world.app).exists()
+        whole = (world.app / "views.db").exists() and not reset_marker(world.app).exists()
         if world.app.exists() and list(world.app.iterdir()) and not whole:
             with pytest.raises(ConfigError, match="millstream reset app"):
-                require_no_reset(world.app)
+                check_no_reset(world.app)
         with suppress(ConfigError):  # there may be nothing left
             reset(world.look())
         assert not world.app.exists()
@@ -340,4 +348,4 @@ def test_cut_off_anywhere_no_run_begins_and_the_next_reset_ends_it(tmp_path):
 
 def test_a_target_says_what_to_do_where_an_app_is_to_begin_anew():
     start = RunStart("app", "main", 1, "one")
-    assert "`millstream reset app`" in start.how_to_reset
+    assert "`millstream reset app`" in start.reset_advice

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import every_type
 import polars as pl
 import pytest
-import typed
-from typed import SAMPLES, key_of, keys_of, table_name
+from every_type import SAMPLES, key_of, keys_of, table_name
 
 import millstream as ms
 from millstream import testing
@@ -93,7 +93,7 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "operator"), typed.some_of([(n, o) for n in keys() for o in OPERATORS])
+    ("name", "operator"), every_type.some_of([(n, o) for n in keys() for o in OPERATORS])
 )
 def test_rows_with_one_key_meet_in_every_operator(name, operator):
     values = SAMPLES[name]
@@ -118,7 +118,7 @@ def same(values, one, other):
     return keys[one] == keys[other]
 
 
-@pytest.mark.parametrize("name", typed.some_of(keys()))
+@pytest.mark.parametrize("name", every_type.some_of(keys()))
 def test_ids_and_budgets_tell_keys_apart(name):
     values = SAMPLES[name]
     app, stream = stream_with(values, partitions=1)
@@ -139,7 +139,7 @@ def test_ids_and_budgets_tell_keys_apart(name):
 # Sinks.
 
 
-@pytest.mark.parametrize("name", typed.some_of(sorted({*keys()} & {*kept()})))
+@pytest.mark.parametrize("name", every_type.some_of(sorted({*keys()} & {*kept()})))
 def test_a_view_keeps_one_row_for_each_key(name):
     values = SAMPLES[name]
     app, stream = stream_with(values, partitions=1)
@@ -165,7 +165,7 @@ def naive(values):
     return isinstance(values.dtype, pl.Datetime) and values.dtype.time_zone is None
 
 
-@pytest.mark.parametrize("name", typed.some_of(kept()))
+@pytest.mark.parametrize("name", every_type.some_of(kept()))
 def test_a_view_keeps_values_of_every_kind(name):
     values = SAMPLES[name]
     app, stream = stream_with(values)
@@ -189,7 +189,7 @@ def plain(value):
     return None if isinstance(value, float) and value != value else value
 
 
-@pytest.mark.parametrize("name", typed.some_of(columns()))
+@pytest.mark.parametrize("name", every_type.some_of(columns()))
 def test_a_topic_and_a_dataset_take_every_column(name, tmp_path):
     values = SAMPLES[name]
     app, stream = stream_with(values)
@@ -201,7 +201,7 @@ def test_a_topic_and_a_dataset_take_every_column(name, tmp_path):
     assert copies["v"].equals(values.alias("v"), null_equal=True)
 
 
-@pytest.mark.parametrize("name", typed.some_of(keys()))
+@pytest.mark.parametrize("name", every_type.some_of(keys()))
 def test_a_key_of_a_topic_and_a_folder_of_a_dataset_have_one_spelling(name, tmp_path):
     values = SAMPLES[name]
     app, stream = stream_with(values)

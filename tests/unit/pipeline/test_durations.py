@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.durations import describe_us, to_us
+from millstream import calendar
+from millstream.durations import format_us, to_us
 from millstream.errors import ConfigError
-from millstream.pipeline import calendar
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,11 @@ def test_anything_else_is_refused_with_what_is_allowed(bad):
 
 
 def test_a_duration_is_described_in_the_units_that_state_it():
-    assert describe_us(5_400_000_000) == "1 hour 30 minutes"
-    assert describe_us(0) == "0 seconds"
-    assert describe_us(to_us("2 weeks 1 millisecond", what="x")) == "14 days 1 millisecond"
-    assert describe_us(to_us("30 days", what="x")) == "30 days"
-    assert describe_us(to_us("14 days", what="x")) == "2 weeks"
+    assert format_us(5_400_000_000) == "1 hour 30 minutes"
+    assert format_us(0) == "0 seconds"
+    assert format_us(to_us("2 weeks 1 millisecond", what="x")) == "14 days 1 millisecond"
+    assert format_us(to_us("30 days", what="x")) == "30 days"
+    assert format_us(to_us("14 days", what="x")) == "2 weeks"
 
 
 def test_a_unit_that_is_misspelt_is_told_and_one_beyond_all_reason_refused():
@@ -60,7 +60,7 @@ def test_a_unit_that_is_misspelt_is_told_and_one_beyond_all_reason_refused():
 
 @given(st.integers(0, 10**15))
 def test_what_a_duration_is_described_as_is_read_as_that_duration(microseconds):
-    assert to_us(describe_us(microseconds), what="x") == microseconds
+    assert to_us(format_us(microseconds), what="x") == microseconds
 
 
 @pytest.mark.parametrize(

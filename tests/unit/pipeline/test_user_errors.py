@@ -6,13 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
-from drawn import some
+from example_counts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream import testing
+from millstream import App, count, sum, testing, tumbling, watermark  # noqa: A004
 from millstream.errors import UserCodeError
-from millstream.pipeline import App, count, sum, tumbling, watermark  # noqa: A004
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from millstream.errors import FencedError, JobFailedError
-from millstream.spark.failures import as_ours
+from millstream.spark.failures import to_millstream_error
 
 LOG = Path("apps/ads/spark.log")
 
 
 def told(report):
-    return as_ours(RuntimeError(report), "ads", LOG)
+    return to_millstream_error(RuntimeError(report), "ads", LOG)
 
 
 def test_that_spark_found_another_run_on_its_checkpoint_is_a_fence():

@@ -26,7 +26,7 @@ def test_a_large_frame_goes_by_its_name(files):
 
 def test_a_table_outlives_its_file(files):
     table = decode_frame(files.get(files.put(FrameRow(9, 2, encode_frame(LARGE)))).frame)
-    files.clear()
+    files.remove_batch()
     assert not list(files.folder.iterdir())
     assert table.equals(LARGE)
 
@@ -43,12 +43,12 @@ def test_without_a_folder_all_frames_go_as_they_are():
     row = FrameRow(9, 2, encode_frame(LARGE))
     files = FrameFiles(None)
     assert files.get(files.put(row)) == row
-    files.begin()
-    files.clear()
+    files.remove_earlier_runs()
+    files.remove_batch()
 
 
 def test_a_run_begins_without_what_earlier_runs_left(files):
     files.put(FrameRow(9, 2, encode_frame(LARGE)))
-    FrameFiles(files.folder.with_name("4")).begin()
+    FrameFiles(files.folder.with_name("4")).remove_earlier_runs()
     assert not files.folder.exists()
-    files.clear()  # of the earlier run, should it wake
+    files.remove_batch()  # of the earlier run, should it wake

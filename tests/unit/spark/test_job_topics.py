@@ -1,8 +1,8 @@
 """A run says which topics it created, and a report that nothing could be read of them."""
 
 import millstream as ms
-from millstream.spark.job import _make_topics
-from millstream.views.progress import Report, created_in_words
+from millstream.spark.job import _create_topics
+from millstream.views.runs.progress import Report, describe_created_topic
 
 
 def test_topics_that_a_run_creates_are_named_with_those_that_were_there(tmp_path):
@@ -10,20 +10,20 @@ def test_topics_that_a_run_creates_are_named_with_those_that_were_there(tmp_path
         log.create_topic("clicks")
     app = ms.App("a", log=tmp_path)
     app.topic("clcks", {"ad": str}).stream().view("v", key="ad")
-    created = _make_topics(app.job())
+    created = _create_topics(app.job())
     assert (created.names, created.others) == (("clcks",), ("clicks",))
-    assert created_in_words("clcks", created.others) == (
+    assert describe_created_topic("clcks", created.others) == (
         "created topic 'clcks' (it did not exist; topics here: clicks). Did you mean 'clicks'?"
     )
-    assert _make_topics(app.job()).names == ()
+    assert _create_topics(app.job()).names == ()
 
 
 def test_in_a_folder_that_is_new_every_topic_is_created(tmp_path):
     app = ms.App("a", log=tmp_path / "new")
     app.topic("clicks", {"ad": str}).stream().view("v", key="ad")
-    created = _make_topics(app.job())
+    created = _create_topics(app.job())
     assert (created.names, created.others) == (("clicks",), ())
-    assert "topics here: none)" in created_in_words("clicks", ())
+    assert "topics here: none)" in describe_created_topic("clicks", ())
 
 
 def test_a_report_over_topics_that_were_created_says_that_nothing_was_read():

@@ -9,24 +9,25 @@ import pytest
 
 from millstream.errors import ConfigError, FencedError
 from millstream.kernels.plan import JobPlan
-from millstream.spark.job import _Query, _report, reached_before, run_job
-from millstream.spark.sink import Totals
-from millstream.views.commit import Targets
-from millstream.views.dead_share import DeadShare
-from millstream.views.running import mark_reset
+from millstream.kernels.state.keyhash import Buckets
+from millstream.spark.job import _Query, _report, run_job, watermark_before
+from millstream.spark.sink import RunTotals
+from millstream.views.commit.committer import BatchCommitter
+from millstream.views.runs.control_files import write_reset_marker
+from millstream.views.runs.dead_letter_share import DeadLetterShare
 from millstream.views.schema import Fence
-from millstream.views.store import ViewStore
+from millstream.views.state_store.store import StateStore
 
 
 @pytest.fixture
 def home(tmp_path):
-    with ViewStore(tmp_path / "views.db") as home:
+    with StateStore(tmp_path / "views.db") as home:
         yield home
 
 
 def read_nothing():
     """A sink that took no batch."""
-    return SimpleNamespace(totals=Totals(), dead_share=DeadShare(0.5, None))
+    return SimpleNamespace(totals=RunTotals(), dead_letter_share=DeadLetterShare(0.5, None))
 
 
 def committed(home, watermark):
@@ -37,14 +38,14 @@ def committed(home, watermark):
 
 def test_a_run_that_found_nothing_new_tells_the_watermark_that_its_state_holds(home):
     committed(home, "2026-01-31T12:00:00+00:00")
-    reached = reached_before(home, "app")
+    reached = watermark_before(home, "app")
     report = _report("app", "caught-up", read_nothing(), reached, 1.0)
     assert report.watermark == datetime(2026, 1, 31, 12, tzinfo=UTC)
     assert "watermark 2026-01-31T12:00:00+00:00" in str(report)
 
 
 def test_no_run_begins_while_its_app_is_being_reset(tmp_path):
-    mark_reset(tmp_path)
+    write_reset_marker(tmp_path)
     job = SimpleNamespace(app="app", folder=tmp_path)
     with pytest.raises(ConfigError, match="End it: `millstream reset"):
         run_job(job, None)
@@ -54,13 +55,13 @@ def test_no_run_begins_while_its_app_is_being_reset(tmp_path):
 def test_a_run_that_was_replaced_says_so_and_not_what_else_failed_by_it(
     tmp_path, home, monkeypatch, replaced
 ):
-    targets = Targets(JobPlan("app", (), (), (), (), (0,)), home, [])
+    targets = BatchCommitter(JobPlan("app", (), (), (), (), Buckets(1)), home, [])
     targets.begin_run("main", "c")
     swept = FileNotFoundError(2, "No such file or directory", "frames/1/abc")
     query = SimpleNamespace(exception=lambda: swept, stop=lambda: None)
     monkeypatch.setattr(_Query, "_start", lambda _: query)
     monkeypatch.setattr(_Query, "_wait", lambda *_: "caught-up")
-    sink = SimpleNamespace(targets=targets, error=None)
+    sink = SimpleNamespace(committer=targets, error=None)
     options = SimpleNamespace(on_phase=lambda _: None)
     run = _Query(SimpleNamespace(app="app", folder=tmp_path), options, None, None, sink, None)
     if replaced:
@@ -72,7 +73,7 @@ def test_a_run_that_was_replaced_says_so_and_not_what_else_failed_by_it(
 
 
 def test_a_watermark_that_no_batch_has_set_is_not_yet_set(home):
-    assert reached_before(home, "app") is None
+    assert watermark_before(home, "app") is None
     committed(home, None)
-    report = _report("app", "caught-up", read_nothing(), reached_before(home, "app"), 1.0)
+    report = _report("app", "caught-up", read_nothing(), watermark_before(home, "app"), 1.0)
     assert "watermark not yet set" in str(report)

@@ -1,53 +1,67 @@
 """A session that makes the archive of its classes gives the answer first."""
 
-import threading
 from types import SimpleNamespace
 
 import pytest
 
-from millstream.spark import internals
-from millstream.spark.session import _Asked, _Running
+from millstream.spark.runtime import internals
+from millstream.spark.runtime.session import _RunningSession, _SessionRequest
 
-WAIT_S = 30
+
+class Process:
+    """A JVM, or what takes over its archive."""
+
+    def __init__(self, returncode=None):
+        self.pid, self.returncode = 4711, returncode
+
+    def poll(self):
+        return self.returncode
+
+    def wait(self):
+        return 0
 
 
 class Scratch:
+    """Writes down what is done with the folders and with the archive."""
+
     def __init__(self, new):
-        self.kept, self.deleted = [], threading.Event()
-        self.archive = SimpleNamespace(new=new, keep=lambda *, whole: self.kept.append(whole))
+        self.done = []
+        self.archive = SimpleNamespace(
+            new=new,
+            start_installer=lambda pid: self.done.append(f"install after {pid}") or Process(),
+            discard=lambda: self.done.append("discard"),
+        )
+
+    def release(self):
+        self.done.append("release")
 
     def delete(self):
-        self.deleted.set()
+        self.done.append("delete")
 
 
 @pytest.fixture
-def ending(monkeypatch):
-    """Return a function that ends a session, and what lets its JVM be gone."""
-    gone = threading.Event()
-    monkeypatch.setattr(internals, "let_go", lambda _gateway: None)
-    monkeypatch.setattr(internals, "end_process", lambda _process: gone.wait(WAIT_S))
-    gateway = SimpleNamespace(proc=SimpleNamespace(returncode=0, poll=lambda: 0))
+def ended(monkeypatch):
+    """Return a function that ends a session, and says what was done and whether Java goes on."""
+    monkeypatch.setattr(internals, "request_jvm_exit", lambda _gateway: None)
 
-    def end(scratch):
-        return _Running(None, gateway, _Asked(None, None, {}), scratch).end()
+    def end(new, *, returncode=None):
+        scratch = Scratch(new)
+        monkeypatch.setattr(internals, "end_process", lambda _jvm: scratch.done.append("wait"))
+        gateway = SimpleNamespace(proc=Process(returncode))
+        session = _RunningSession(None, gateway, _SessionRequest(None, None, {}), scratch)
+        monkeypatch.setattr(type(session), "is_alive", lambda _session: False)
+        return session.end(), scratch.done
 
-    yield end, gone
-    gone.set()
-
-
-def test_while_the_archive_is_written_the_answer_is_not_waited_for(ending):
-    end, gone = ending
-    scratch = Scratch("new")
-    assert end(scratch) is True
-    assert (scratch.kept, scratch.deleted.is_set()) == ([], False)
-    gone.set()
-    assert scratch.deleted.wait(WAIT_S)
-    assert scratch.kept == [True]
+    return end
 
 
-def test_with_an_archive_the_jvm_is_gone_when_the_session_has_ended(ending):
-    end, gone = ending
-    gone.set()
-    scratch = Scratch(None)
-    assert end(scratch) is False
-    assert scratch.deleted.is_set()
+def test_while_the_archive_is_written_nobody_waits(ended):
+    assert ended("new") == (True, ["install after 4711", "release"])
+
+
+def test_with_an_archive_the_jvm_is_gone_when_the_session_has_ended(ended):
+    assert ended(None) == (False, ["wait", "delete", "discard"])
+
+
+def test_a_jvm_that_died_leaves_no_archive(ended):
+    assert ended("new", returncode=-9) == (False, ["wait", "delete", "discard"])

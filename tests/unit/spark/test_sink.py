@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import millstream as ms
 from millstream.log.reader import LogReader
-from millstream.spark.event_times import EventTimesFile
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.sink import CommitSink
-from millstream.views.commit import BatchOutcome
+from millstream.spark.source.event_times import EventTimesFile
+from millstream.views.commit.committer import BatchResult
 from millstream.views.schema import Fence
-from millstream.views.store import ViewStore
+from millstream.views.state_store.store import StateStore
 
 
 def test_lag_counts_what_came_into_partitions_that_a_batch_did_not_touch(tmp_path):
@@ -23,7 +23,7 @@ def test_lag_counts_what_came_into_partitions_that_a_batch_did_not_touch(tmp_pat
     with (
         ms.connect(tmp_path) as log,
         log.producer() as producer,
-        ViewStore(tmp_path / "views.db") as home,
+        StateStore(tmp_path / "views.db") as home,
     ):
         log.create_topic("t", partitions=2)
         send(0, 5)
@@ -33,15 +33,15 @@ def test_lag_counts_what_came_into_partitions_that_a_batch_did_not_touch(tmp_pat
         home.commit(Fence("app", "main", run, batch_id), [], position=before, status={})
         sink = CommitSink(
             plan=SimpleNamespace(app="app", sources=[SimpleNamespace(topic="t")]),
-            targets=SimpleNamespace(home=home),
+            committer=SimpleNamespace(state_store=home),
             log=LogReader(tmp_path),
             on_progress=None,
             event_times=EventTimesFile(tmp_path / "times"),
             frame_files=FrameFiles(None),
         )
-        nothing = BatchOutcome(())
+        nothing = BatchResult(())
         assert sink._lag(nothing) == {"t/0": 1, "t/1": 3}
-        moved = BatchOutcome(())
+        moved = BatchResult(())
         moved.position["t"] = {"1": 3}
         assert sink._lag(moved) == {"t/0": 1, "t/1": 0}
         send(1, 2)
@@ -57,14 +57,14 @@ def test_a_batch_begins_where_it_was_planned_and_neither_start_nor_idle_time_is_
     sink = CommitSink(None, None, None, None, None, None, planned_at=planned.get)
     sink._ended = 0.0  # made now, and then Java and Spark start for 20 seconds
     now[0] = 20.0
-    sink.begin()
+    sink.start()
     planned[0] = 1025.0  # and the batch is planned 5 seconds later
     now[0] = 26.0
-    assert sink._began(0) == 25.0
+    assert sink._batch_start(0) == 25.0
     sink._ended = 26.0
     planned[1] = 1100.0  # nothing came for a while
     now[0] = 101.0
-    assert sink._began(1) == 100.0
+    assert sink._batch_start(1) == 100.0
     planned[2] = 50.0  # run again: it was planned in an earlier run
-    assert sink._began(2) == 26.0
-    assert sink._began(3) == 26.0, "of DataFrames alone nobody knows"
+    assert sink._batch_start(2) == 26.0
+    assert sink._batch_start(3) == 26.0, "of DataFrames alone nobody knows"

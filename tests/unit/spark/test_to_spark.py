@@ -1,4 +1,4 @@
-"""A stream given to Spark: what its query's checkpoint depends on is the same at every start."""
+"""A stream that is given to Spark keeps no state of ours."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,34 +15,22 @@ class Event:
     at: datetime
 
 
-class Compiled(Exception):
-    """Raised in place of starting Spark."""
-
-
-def test_the_labels_of_buckets_do_not_depend_on_the_cores_of_the_day(tmp_path, monkeypatch):
-    with ms.connect(tmp_path) as log:
-        log.create_topic("events", partitions=1)
-    app = ms.App("given", log=tmp_path, buckets=6)
-    events = app.topic("events", Event, partitions=1).stream(time="at")
-    counted = events.window(ms.tumbling("1 minute"), by="ad").agg(n=ms.count())
-    labels = []
-
+@pytest.fixture
+def events(tmp_path, monkeypatch):
     def start(*_, **__):
-        raise Compiled
+        raise AssertionError("Spark was started")
 
-    def spied(cores):
-        described = app.job_of(counted)
-        monkeypatch.setattr(job, "cores_available", lambda: cores)
-        monkeypatch.setattr(job, "start_session", start)
-        compiled = described.compile
-        object.__setattr__(
-            described, "compile", lambda given: labels.append(given) or compiled(given)
-        )
-        with pytest.raises(Compiled):
-            job.stream_to_spark(described)
+    monkeypatch.setattr(job, "start_session", start)
+    app = ms.App("given", log=tmp_path)
+    return app.topic("events", Event, partitions=1).stream(time="at")
 
-    for cores in (1, 4, 6):
-        spied(cores)
-    assert len(labels) == 3
-    assert len(set(labels)) == 1
-    assert len(labels[0]) == 6
+
+@pytest.mark.parametrize("step", ["window", "dedup"])
+def test_a_stream_with_state_is_refused_before_anything_is_created(events, tmp_path, step):
+    stream = {
+        "window": lambda: events.window(ms.tumbling("1 minute"), by="ad").agg(n=ms.count()),
+        "dedup": lambda: events.dedup("ad", within="1 minute"),
+    }[step]()
+    with pytest.raises(ms.ConfigError, match=r"keep state .*Write the stream with \.to"):
+        stream.to_spark()
+    assert not list(tmp_path.iterdir())

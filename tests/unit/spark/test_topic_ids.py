@@ -5,22 +5,24 @@ from __future__ import annotations
 import pytest
 
 import millstream as ms
-from millstream.client.reading import open_reader
+from millstream.client.open import open_reader
 from millstream.errors import TopicRecreatedError
-from millstream.kernels.plan import JobPlan, SinkPlan, SourcePlan, TopicEnd
-from millstream.kernels.watermarks import WatermarkRule
-from millstream.spark.topic_ids import note_topics, require_same_topics
+from millstream.kernels.plan import JobPlan, SinkPlan, SourcePlan, TopicSinkSpec
+from millstream.kernels.state.keyhash import Buckets
+from millstream.kernels.time.watermarks import WatermarkRule
+from millstream.spark.topic_ids import check_same_topics, save_topic_ids
 from millstream.views.schema import Fence
-from millstream.views.store import ViewStore
+from millstream.views.state_store.store import StateStore
 
 
 def plan(reads=("clicks",), writes=("out",)):
     rule = WatermarkRule(0, None)
     sources = tuple(SourcePlan(0, name, name, (), None, rule, (), ()) for name in reads)
     sinks = tuple(
-        SinkPlan(f"to({name})", 8, (), (), TopicEnd(name, None, (), 1, "delete")) for name in writes
+        SinkPlan(f"to({name})", 8, (), (), TopicSinkSpec(name, None, (), 1, "delete"))
+        for name in writes
     )
-    return JobPlan("app", sources, (), (), sinks, (0,))
+    return JobPlan("app", sources, (), (), sinks, Buckets(1))
 
 
 @pytest.fixture
@@ -40,10 +42,10 @@ def run(tmp_path, log):
 
     def one(plan, *, batches):
         reader = open_reader(tmp_path / "log")
-        require_same_topics("app", home_path, plan, reader)
-        with ViewStore(home_path) as home:
+        check_same_topics("app", home_path, plan, reader)
+        with StateStore(home_path) as home:
             number, first = home.begin_run("app", "main", "checkpoint")
-            note_topics("app", home, plan, reader)
+            save_topic_ids("app", home, plan, reader)
             for batch_id in range(first, first + batches):
                 fence = Fence("app", "main", number, batch_id)
                 home.commit(fence, [], position={"clicks": {"0": 7 + batch_id}}, status={})

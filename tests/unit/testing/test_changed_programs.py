@@ -16,7 +16,7 @@ from millstream import testing
 from millstream.errors import ConfigError
 from millstream.testing.inputs import items_of
 from millstream.testing.kernel_engine import KernelEngine
-from millstream.views.store import ViewStore
+from millstream.views.state_store.store import StateStore
 
 UTC_TIME = pl.Datetime("us", "UTC")
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -72,7 +72,7 @@ def run_edited(folder, programs):
             for ends in engine._ends({"t": items_of(app.topics["t"], events, 1, 0)}, 1):
                 engine._commit(targets, batch_id, engine._batch(ends))
                 batch_id += 1
-    with ViewStore(folder / "views.db", readonly=True) as home:
+    with StateStore(folder / "views.db", readonly=True) as home:
         return {view: home.scan(view)["n"].to_list() for view in RIGHT}
 
 
@@ -124,7 +124,7 @@ def ordered_and_raw(*parts):
     return app
 
 
-@pytest.mark.filterwarnings("ignore::millstream.views.fed.PartialOutputWarning")
+@pytest.mark.filterwarnings("ignore::millstream.views.coverage.PartialOutputWarning")
 @pytest.mark.parametrize(
     ("was", "now"),
     [
@@ -208,5 +208,5 @@ def test_state_of_other_steps_is_refused_where_it_is_read():
     ends = engine._ends({"t": items_of(app_of([]).topics["t"], FIRST, 1, 0)}, 1)
     engine._batch(next(ends))
     engine.plan = other
-    with pytest.raises(ConfigError, match=r"made by other steps: 'tumbling\(1 minute\) by ad'"):
+    with pytest.raises(ConfigError, match=r"belongs to other steps: 'tumbling\(1 minute\) by ad'"):
         engine._batch(engine._all())

@@ -86,13 +86,13 @@ def test_spark_takes_no_crash():
 
 def test_every_crash_happens(monkeypatch):
     lost = []
-    real = KernelEngine._lose
+    real = KernelEngine._crash
 
     def noted(self, targets, batch_id, ends, point):
         lost.append(point)
         real(self, targets, batch_id, ends, point)
 
-    monkeypatch.setattr(KernelEngine, "_lose", noted)
+    monkeypatch.setattr(KernelEngine, "_crash", noted)
     testing.run(pipeline(), {"clicks": clicks(20)}, batches=4, crash=9)
     assert len(lost) == 9
     assert set(lost) == {"before the commit", "after the commit"}
@@ -115,7 +115,7 @@ def test_counts(replay):
 
 
 def test_users_tests_have_it_as_a_fixture(tmp_path):
-    (tmp_path / "test_users.py").write_text(USERS_TEST)
+    (tmp_path / "security/test_users.py").write_text(USERS_TEST)
     source = Path(testing.__file__).parents[2]
     ended = subprocess.run(
         [

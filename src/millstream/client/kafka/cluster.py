@@ -2,16 +2,14 @@
 
 Clients of the library print nothing: what goes wrong on their connections is kept, and said where a
 call fails because of it. Topics are looked up in a way that never makes one, and a change is waited for
-until the broker that answers us shows it.
+until the broker that responds shows it.
 """
 
 from __future__ import annotations
 
 import base64
 import logging
-import os
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
@@ -25,7 +23,7 @@ from confluent_kafka import (
     TopicCollection,
 )
 from confluent_kafka import (
-    TopicPartition as KafkaPlace,
+    TopicPartition as KafkaTopicPartition,
 )
 from confluent_kafka.admin import (
     AdminClient,
@@ -39,10 +37,16 @@ from confluent_kafka.admin import (
     TopicDescription,
 )
 
-from millstream.client.kafka.address import KafkaAddress
-from millstream.client.kafka.failures import AWAY, PASSING, as_ours, error_of, told
+from millstream.client.address import KafkaAddress
+from millstream.client.kafka.errors import (
+    RETRIABLE,
+    UNAVAILABLE,
+    kafka_error_of,
+    to_millstream_error,
+    translate_errors,
+)
 from millstream.errors import (
-    BrokerAwayError,
+    BrokerUnavailableError,
     ConfigError,
     FencedError,
     OffsetOutOfRangeError,
@@ -50,15 +54,16 @@ from millstream.errors import (
     UnknownTopicError,
 )
 from millstream.log.batch import RECORD_BYTES_MAX
+from millstream.log.fork_guard import guard
 from millstream.log.reader import Isolation
 from millstream.log.topics import check_topic_id, check_topic_name, unknown_topic
 from millstream.record import TopicInfo
 
-FENCES = "__millstream_fences"
+FENCE_TOPIC = "__millstream_fences"
 """The topic of the fences: their committed offsets belong to it, and it remembers them by key."""
 
-_KNOWN_S = 5.0  # for how long what was seen of a topic is believed
-_LOOK_AGAIN_S = 0.02
+_CACHE_S = 5.0  # for how long what was seen of a topic is believed
+_POLL_AGAIN_S = 0.02
 _TRY_S = 1.0  # after which a first contact looks whether there is any hope
 _SETTINGS_S = 1.0
 _PRODUCER_BYTES = RECORD_BYTES_MAX + (1 << 20)
@@ -69,7 +74,6 @@ _LEVELS = {
 _log = logging.getLogger(__name__)
 _log.addHandler(logging.NullHandler())
 _T = TypeVar("_T")
-_clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
 
 class Cluster:
@@ -77,7 +81,7 @@ class Cluster:
 
     Raises:
         ConfigError: an option is not possible.
-        BrokerAwayError: no broker answers.
+        BrokerUnavailableError: no broker responds.
     """
 
     def __init__(self, address: KafkaAddress) -> None:
@@ -89,14 +93,14 @@ class Cluster:
         self._closed = ""
         self._fences = False
         self._known: dict[str, tuple[TopicInfo, float]] = {}  # and until when it is believed
-        patience_ms = max(int(1000 * self.timeout_s), 1000)
-        self._admin = self._made(AdminClient, {"socket.timeout.ms": patience_ms})
+        timeout_ms = max(int(1000 * self.timeout_s), 1000)
+        self._admin = self._made(AdminClient, {"socket.timeout.ms": timeout_ms})
         self._keep = self._admin  # a fork's child must not destroy it
         self.identity = f"kafka:{self._first_contact()}"
-        _clusters.add(self)
+        guard(self)
 
     def _first_contact(self) -> str:
-        """Return the cluster's name for itself, once a broker answers."""
+        """Return the cluster's name for itself, once a broker responds."""
         deadline_s = time.monotonic() + self.timeout_s
         while True:
             try_s = min(max(deadline_s - time.monotonic(), 0.1), _TRY_S)
@@ -104,21 +108,26 @@ class Cluster:
                 found = self._admin.describe_cluster(request_timeout=try_s)
                 return str(found.result(2 * try_s).cluster_id)
             except (KafkaException, TimeoutError) as error:
-                if isinstance(error, KafkaException) and error_of(error).code() not in AWAY:
-                    raise as_ours(error_of(error), f"{self.shown} refused us") from None
+                if (
+                    isinstance(error, KafkaException)
+                    and kafka_error_of(error).code() not in UNAVAILABLE
+                ):
+                    raise to_millstream_error(
+                        kafka_error_of(error), f"{self.shown} refused us"
+                    ) from None
                 self._admin.poll(0)
                 if self._refused is not None:
-                    raise as_ours(self._refused, f"{self.shown} refused us") from None
+                    raise to_millstream_error(self._refused, f"{self.shown} refused us") from None
                 if time.monotonic() >= deadline_s:
-                    raise self.away() from None
-                time.sleep(_LOOK_AGAIN_S)
+                    raise self.unavailable_error() from None
+                time.sleep(_POLL_AGAIN_S)
 
-    def away(self) -> BrokerAwayError:
-        """Return the error for brokers that do not answer."""
+    def unavailable_error(self) -> BrokerUnavailableError:
+        """Return the error for brokers that do not respond."""
         self._admin.poll(0)
         said = f" ({self._said})" if self._said else ""
-        return BrokerAwayError(
-            f"no broker answered at {self.shown} within {self.timeout_s:g} s{said}; start it, mend the "
+        return BrokerUnavailableError(
+            f"no broker responded at {self.shown} within {self.timeout_s:g} s{said}; start it, or correct the "
             "address, or wait longer with ?timeout=1+minute"
         )
 
@@ -126,12 +135,12 @@ class Cluster:
 
     def consumer(self, settings: Mapping[str, object]) -> Consumer:
         """Return a new consumer with these settings beside the address's."""
-        self._usable()
+        self._check_open()
         return self._made(Consumer, settings)
 
     def producer(self, settings: Mapping[str, object]) -> Producer:
         """Return a new producer with these settings beside the address's."""
-        self._usable()
+        self._check_open()
         return self._made(Producer, {"message.max.bytes": _PRODUCER_BYTES, **settings})
 
     def _made(self, kind: Callable[[dict[str, object]], _T], settings: Mapping[str, object]) -> _T:
@@ -147,7 +156,7 @@ class Cluster:
             **dict(self.address.settings),
             **settings,
         }
-        with told(f"no client could be made for {self.shown}"):
+        with translate_errors(f"no client could be made for {self.shown}"):
             return kind(given)
 
     def _note(self, error: KafkaError) -> None:
@@ -157,7 +166,7 @@ class Cluster:
             self._said = error.str()
 
     def close(self) -> None:
-        """Refuse what comes after."""
+        """Refuse every later call."""
         self._closed = f"this connection to {self.shown} was closed; connect again"
 
     def disable_after_fork(self) -> None:
@@ -166,72 +175,76 @@ class Cluster:
             f"this connection to {self.shown} was made before a fork; connect again in the child"
         )
 
-    def _usable(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise FencedError(self._closed)
 
-    def ask(self, send: Callable[[], Future[_T]], what: str, *, reads: bool = False) -> _T:
+    def call(self, send: Callable[[], Future[_T]], what: str, *, reads: bool = False) -> _T:
         """Return what a request gives, sent again while what is wrong passes by itself.
 
         ``what`` begins the error's sentence. One that only ``reads`` is sent again where its
         connection broke, too.
 
         Raises:
-            MillstreamError: it failed; see ``failures``.
+            MillstreamError: it failed; see ``errors``.
         """
         deadline_s = time.monotonic() + self.timeout_s
         while True:
-            self._usable()
+            self._check_open()
             try:
                 return send().result(2 * self.timeout_s)
             except KafkaException as raised:
-                error = error_of(raised)
-                away = error.code() in AWAY
-                passes = error.code() in PASSING or (away and reads)
+                error = kafka_error_of(raised)
+                away = error.code() in UNAVAILABLE
+                passes = error.code() in RETRIABLE or (away and reads)
                 if not passes or time.monotonic() >= deadline_s:
-                    raise (self.away() if away else as_ours(error, what)) from raised
+                    raise (
+                        self.unavailable_error() if away else to_millstream_error(error, what)
+                    ) from raised
             except TimeoutError:
-                raise self.away() from None
+                raise self.unavailable_error() from None
             except (TypeError, ValueError) as refused:
                 raise ConfigError(f"{what}: {refused}") from refused
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_POLL_AGAIN_S)
 
     @property
     def admin(self) -> AdminClient:
         """The client of administration."""
-        self._usable()
+        self._check_open()
         return self._admin
 
     # -- topics -------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
         """Return the names of all topics, sorted."""
-        with told("the topics could not be listed"):
+        with translate_errors("the topics could not be listed"):
             try:
                 return sorted(self.admin.list_topics(timeout=self.timeout_s).topics)
             except KafkaException as raised:
-                if error_of(raised).code() in AWAY:
-                    raise self.away() from raised
+                if kafka_error_of(raised).code() in UNAVAILABLE:
+                    raise self.unavailable_error() from raised
                 raise
 
     def has_fences(self) -> bool:
         """Say whether the topic of fences is there; once it is, it stays."""
-        self._fences = self._fences or FENCES in self.names()
+        self._fences = self._fences or FENCE_TOPIC in self.names()
         return self._fences
 
     def topics(self) -> dict[str, TopicInfo]:
         """Return the topics of users, by name."""
-        names = [name for name in self.names() if name != FENCES]
+        names = [name for name in self.names() if name != FENCE_TOPIC]
         if not names:
             return {}
         told_of = self._admin.describe_topics(TopicCollection(names))
-        found = ((name, self._look(name, told_of[name])) for name in names)
+        found = ((name, self._describe_topic(name, told_of[name])) for name in names)
         return {name: info for name, info in found if info is not None}
 
-    def _look(self, name: str, asked: Future[TopicDescription] | None = None) -> TopicInfo | None:
+    def _describe_topic(
+        self, name: str, asked: Future[TopicDescription] | None = None
+    ) -> TopicInfo | None:
         """Return what is known of a topic now; None where it is internal or gone.
 
-        ``asked`` is the answer to a question about several topics, which is not asked twice.
+        ``asked`` is the response to a request about several topics, which is not sent twice.
         """
         answers = [] if asked is None else [asked]
 
@@ -244,12 +257,12 @@ class Cluster:
             return futures[name]
 
         try:
-            found = self.ask(ask, f"the topic {name!r} could not be looked up", reads=True)
+            found = self.call(ask, f"the topic {name!r} could not be looked up", reads=True)
         except UnknownTopicError:
             self._known.pop(name, None)
             return None
         info = TopicInfo(name, _hexadecimal(str(found.topic_id)), len(found.partitions))
-        self._known[name] = (info, time.monotonic() + _KNOWN_S)
+        self._known[name] = (info, time.monotonic() + _CACHE_S)
         return None if found.is_internal else info
 
     def topic(self, name: str) -> TopicInfo:
@@ -258,24 +271,24 @@ class Cluster:
         Raises:
             UnknownTopicError: there is no such topic.
         """
-        info = self._look(name)
+        info = self._describe_topic(name)
         if info is None:
             raise unknown_topic(name, self.topics())
         return info
 
-    def known(self, topic: str) -> TopicInfo:
+    def cached_topic(self, topic: str) -> TopicInfo:
         """Return what is known of a topic, as of a few seconds ago at most.
 
         Raises:
             UnknownTopicError: there is no such topic.
         """
         info, until_s = self._known.get(topic, (None, 0.0))
-        self._usable()
+        self._check_open()
         return info if info is not None and time.monotonic() < until_s else self.topic(topic)
 
     def partition_count(self, topic: str) -> int:
-        """Return how many partitions a topic has; see :meth:`known`."""
-        return self.known(topic).partitions
+        """Return how many partitions a topic has; see :meth:`cached_topic`."""
+        return self.cached_topic(topic).partitions
 
     def check_partition(self, topic: str, partition: int) -> None:
         """Make sure that a partition is there.
@@ -303,23 +316,25 @@ class Cluster:
             raise ConfigError(f"topic {name!r} cannot have {partitions} partitions; give 1 or more")
         kept = {"max.message.bytes": str(RECORD_BYTES_MAX), "retention.ms": "-1", **settings}
         new = NewTopic(name, partitions, config=kept)
-        self.ask(lambda: self._admin.create_topics([new])[name], f"the topic {name!r} was not made")
-        return self._shows(lambda: self._seen(name, partitions))
+        self.call(
+            lambda: self._admin.create_topics([new])[name], f"the topic {name!r} was not made"
+        )
+        return self._wait_until_visible(lambda: self._created_topic(name, partitions))
 
-    def _seen(self, name: str, partitions: int) -> TopicInfo | None:
-        info = self._look(name)
+    def _created_topic(self, name: str, partitions: int) -> TopicInfo | None:
+        info = self._describe_topic(name)
         return info if info is not None and info.partitions >= partitions else None
 
-    def _shows(self, look: Callable[[], _T | None]) -> _T:
+    def _wait_until_visible(self, look: Callable[[], _T | None]) -> _T:
         """Return what ``look`` gives, once it gives something."""
         deadline_s = time.monotonic() + self.timeout_s
         while (found := look()) is None:
             if time.monotonic() >= deadline_s:
                 raise RetriableError(
-                    f"{self.shown} has taken the change, and does not show it after "
+                    f"{self.shown} has accepted the change, and does not show it after "
                     f"{self.timeout_s:g} s; look again later"
                 )
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_POLL_AGAIN_S)
         return found
 
     def alter_topic(
@@ -336,17 +351,17 @@ class Cluster:
         if wanted < info.partitions:
             raise ConfigError(
                 f"topic {name!r} has {info.partitions} partitions and cannot have {wanted}: they can "
-                "be added, not taken away; make another topic and copy the records"
+                "be added, not removed; make another topic and copy the records"
             )
         if settings:
             self._set(name, settings)
         if wanted > info.partitions:
             more = NewPartitions(name, wanted)
-            self.ask(
+            self.call(
                 lambda: self._admin.create_partitions([more])[name],
                 f"the topic {name!r} got no more partitions",
             )
-        return self._shows(lambda: self._seen(name, wanted))
+        return self._wait_until_visible(lambda: self._created_topic(name, wanted))
 
     def _set(self, name: str, settings: Mapping[str, str | None]) -> None:
         entries = [
@@ -360,7 +375,7 @@ class Cluster:
             for setting, value in settings.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
-        self.ask(
+        self.call(
             lambda: self._admin.incremental_alter_configs([resource])[resource],
             f"the settings of {name!r} were not changed",
         )
@@ -368,7 +383,7 @@ class Cluster:
         wanted = {setting: value for setting, value in settings.items() if value is not None}
         deadline_s = time.monotonic() + _SETTINGS_S
         while not wanted.items() <= self.settings(name).items() and time.monotonic() < deadline_s:
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_POLL_AGAIN_S)
 
     def settings(self, name: str) -> dict[str, str]:
         """Return every setting of a topic.
@@ -378,7 +393,7 @@ class Cluster:
         """
         self.topic(name)
         resource = ConfigResource(ResourceType.TOPIC, name)
-        found = self.ask(
+        found = self.call(
             lambda: self._admin.describe_configs([resource])[resource],
             f"the settings of {name!r} could not be read",
             reads=True,
@@ -392,10 +407,10 @@ class Cluster:
             UnknownTopicError: there is no such topic.
         """
         self.topic(name)
-        self.ask(
+        self.call(
             lambda: self._admin.delete_topics([name])[name], f"the topic {name!r} was not removed"
         )
-        self._shows(lambda: self._seen(name, 0) is None or None)
+        self._wait_until_visible(lambda: self._created_topic(name, 0) is None or None)
         self._known.pop(name, None)
 
     # -- offsets ------------------------------------------------------------------------------
@@ -411,16 +426,16 @@ class Cluster:
         """
         info = self.topic(topic)
         check_topic_id(topic, topic_id, info.topic_id)
-        places = [KafkaPlace(topic, number) for number in range(info.partitions)]
-        low, high = (self.look_up(places, spec, isolation) for spec in _BOTH_ENDS)
+        places = [KafkaTopicPartition(topic, number) for number in range(info.partitions)]
+        low, high = (self.list_offsets(places, spec, isolation) for spec in _BOTH_ENDS)
         return list(zip(low, high, strict=True))
 
-    def look_up(
-        self, places: Sequence[KafkaPlace], spec: OffsetSpec, isolation: Isolation
+    def list_offsets(
+        self, places: Sequence[KafkaTopicPartition], spec: OffsetSpec, isolation: Isolation
     ) -> list[int]:
         """Return one offset of each of these partitions; -1 where there is none."""
         asked, level = dict.fromkeys(places, spec), _LEVELS[isolation]
-        found = self.ask(
+        found = self.call(
             lambda: _all_of(self._admin.list_offsets(asked, isolation_level=level)),
             "the offsets could not be read",
             reads=True,
@@ -431,7 +446,7 @@ class Cluster:
         """Return the first offset of this time or later; the end if there is none."""
         self.check_partition(topic, partition)
         spec = OffsetSpec.for_timestamp(at_ms)
-        (found,) = self.look_up([KafkaPlace(topic, partition)], spec, isolation)
+        (found,) = self.list_offsets([KafkaTopicPartition(topic, partition)], spec, isolation)
         return found if found >= 0 else self.offsets(topic, isolation)[partition][1]
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
@@ -450,17 +465,19 @@ class Cluster:
                 start=low,
                 end=end,
             )
-        place = KafkaPlace(topic, partition, before_offset)
-        deleted = self.ask(
+        place = KafkaTopicPartition(topic, partition, before_offset)
+        deleted = self.call(
             lambda: self._admin.delete_records([place])[place],
             f"records of {topic}/{partition} stay",
         )
         return int(deleted.low_watermark)
 
 
-def _all_of(futures: Mapping[KafkaPlace, Future[_T]]) -> Future[dict[KafkaPlace, _T]]:
+def _all_of(
+    futures: Mapping[KafkaTopicPartition, Future[_T]],
+) -> Future[dict[KafkaTopicPartition, _T]]:
     """Return what several futures give together, or the error of one."""
-    whole: Future[dict[KafkaPlace, _T]] = Future()
+    whole: Future[dict[KafkaTopicPartition, _T]] = Future()
     try:
         whole.set_result({place: future.result() for place, future in futures.items()})
     except KafkaException as raised:
@@ -474,12 +491,3 @@ _BOTH_ENDS = (OffsetSpec.earliest(), OffsetSpec.latest())
 def _hexadecimal(topic_id: str) -> str:
     """Return Kafka's name for an id, 22 characters of base 64, as our 32 digits."""
     return base64.urlsafe_b64decode(topic_id + "==").hex()
-
-
-def _disable_in_child() -> None:
-    for cluster in list(_clusters):
-        cluster.disable_after_fork()
-    _clusters.clear()
-
-
-os.register_at_fork(after_in_child=_disable_in_child)

@@ -1,8 +1,8 @@
 """Reading a topic behind brokers record by record: the consumer of every log, on a client's stream.
 
 Where a group is, what was handed out and when that is committed is decided as for a folder (see
-``client.consumer``). Partitions are not divided among members: a consumer reads those that it is told
-to, and commits for its group without joining it.
+``client.consumer``). Partitions are not divided among members: a consumer reads the given ones,
+and commits for its group without joining it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from millstream.client.consumer import Consumer
+from millstream.client.consumer import CLOSED_CHECK_S, Consumer
+from millstream.client.kafka.fetcher import (
+    FOLLOW_WAIT_MS,
+    RANGE_WAIT_MS,
+    Fetcher,
+    IdleTimeout,
+    is_end,
+)
 from millstream.client.kafka.reader import KafkaReader
-from millstream.client.kafka.stream import FOLLOW_WAIT_MS, RANGE_WAIT_MS, Patience, Stream, is_end
 from millstream.errors import ConfigError, OffsetOutOfRangeError
 from millstream.record import Record
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-_WAIT_S = 0.2  # how often a waiting consumer looks whether it was closed
 _GROWS_EVERY_S = 0.5
 
 
@@ -30,9 +35,9 @@ class KafkaConsumer(Consumer):
     def __init__(self, reader: KafkaReader, topic: str, **options: Any) -> None:
         super().__init__(reader, topic, **options)
         self._cluster = reader.cluster
-        self._patience = Patience(self._cluster)
+        self._idle = IdleTimeout(self._cluster)
         wait_ms = FOLLOW_WAIT_MS if self._stop is None else RANGE_WAIT_MS
-        self._stream = Stream(self._cluster, reader.isolation, wait_ms=wait_ms)
+        self._stream = Fetcher(self._cluster, reader.isolation, wait_ms=wait_ms)
         self._waiting: list[Message] = []
         self._left: set[int] = set()  # partitions that are still to be read, where there is a stop
         self._looks_s = time.monotonic()
@@ -55,36 +60,36 @@ class KafkaConsumer(Consumer):
         self._left = set(wanted)
         self._waiting = []
         self._stream.assign(self._topic, wanted)
-        self._patience.came()
+        self._idle.reset()
 
     def _fetch(self) -> bool:
         """Take what has come; of a consumer that is to stop, wait for what is still to come."""
         if self._grows and time.monotonic() >= self._looks_s:
             self._looks_s = time.monotonic() + _GROWS_EVERY_S
-            self._look_for_more()
+            self._check_for_partitions()
         messages, self._waiting = self._waiting, []
         while not messages and self._left and not self._closed:
-            messages = self._take(0 if self._stop is None else _WAIT_S)
+            messages = self._poll(0 if self._stop is None else CLOSED_CHECK_S)
             if self._stop is None:
                 break
             if not messages:
-                self._patience.check()
+                self._idle.check()
         if not messages:
             return False
-        self._patience.came()
-        # Clients ask by the topic's name: whose records these are is known by what it is now.
+        self._idle.reset()
+        # Clients fetch by the topic's name: the topic id of now tells whose records these are.
         self._reader.topic_id(self._topic)
         self._fetched = self._records(messages)
         return True
 
     def _wait(self) -> None:
-        self._waiting = self._take(_WAIT_S)
+        self._waiting = self._poll(CLOSED_CHECK_S)
 
-    def _take(self, timeout_s: float) -> list[Message]:
+    def _poll(self, timeout_s: float) -> list[Message]:
         try:
-            return self._stream.take(timeout_s)
+            return self._stream.poll(timeout_s)
         except (OffsetOutOfRangeError, ConfigError):
-            self._reader.topic_id(self._topic)  # where it was made anew, that is what to say
+            self._reader.topic_id(self._topic)  # a recreated topic is reported as such
             raise
 
     def _records(self, messages: Sequence[Message]) -> Iterator[Record]:
@@ -95,25 +100,25 @@ class KafkaConsumer(Consumer):
             stop = None if self._stop is None else self._stop[number]
             if is_end(message):
                 # Offsets without a record: markers of transactions, or what compaction removed.
-                self._pass(number, offset if stop is None else min(offset, stop))
+                self._skip_to(number, offset if stop is None else min(offset, stop))
             elif stop is None or offset < stop:
                 self._next[number] = offset + 1
                 yield _record(message)
             else:
-                self._pass(number, stop)
+                self._skip_to(number, stop)
             if stop is not None and self._next[number] >= stop:
                 self._left.discard(number)
                 self._stream.drop(number)
 
-    def _pass(self, number: int, offset: int) -> None:
+    def _skip_to(self, number: int, offset: int) -> None:
         """Go past offsets below ``offset``, which have no more records."""
         if offset > self._positions[number]:
             self._next[number] = self._positions[number] = self._done[number] = offset
 
-    def _look_for_more(self) -> None:
+    def _check_for_partitions(self) -> None:
         """Begin to read partitions that were added to the topic, from their start."""
         if self._cluster.topic(self._topic).partitions > len(self._next):
-            self._take_in(self._reader.offsets(self._topic))
+            self._add_partitions(self._reader.offsets(self._topic))
             self._begin()
 
 

@@ -1,4 +1,4 @@
-"""The log behind brokers, as a program uses it: the calls of every log, one by one, on its parts."""
+"""The log behind brokers, as a program uses it: each call of ``EventLog`` on the part that does it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,24 @@ from typing import Literal, NoReturn
 
 import pyarrow as pa
 
-from millstream.client.consumer import Consumer, Start
-from millstream.client.event_log import EventLog, checked_prefix
-from millstream.client.groups import Lag
-from millstream.client.kafka.address import KafkaAddress
+from millstream.client.address import KafkaAddress
+from millstream.client.consumer import Consumer, StartPosition
+from millstream.client.groups import Lag, lag_of
 from millstream.client.kafka.cluster import Cluster
 from millstream.client.kafka.consumer import KafkaConsumer
-from millstream.client.kafka.group_offsets import KafkaGroups
+from millstream.client.kafka.groups import KafkaGroups
 from millstream.client.kafka.producer import KafkaProducer
+from millstream.client.kafka.producer_pool import acquire_pool, release_pool
 from millstream.client.kafka.reader import KafkaReader
-from millstream.client.kafka.sending_client import borrow, give_up
-from millstream.client.producer import BUFFER_BYTES_MAX, LINGER_MS, Overload
-from millstream.client.settings import topic_settings
-from millstream.durations import Duration, to_us
+from millstream.client.log import EventLog, check_prefix
+from millstream.client.producer import ProducerSettings
+from millstream.client.topic_settings import topic_settings
+from millstream.durations import Duration
 from millstream.errors import ConfigError, TopicExistsError
-from millstream.log.archiving import PartitionArchive, ValueColumns
-from millstream.log.archiving import Progress as ArchiveProgress
-from millstream.log.compression import CompressionName
+from millstream.log.archiver import ArchiveProgress, PartitionArchive, ValueColumns
 from millstream.log.decoding import COLUMNS, select_schema
-from millstream.log.group_commit import Durability
 from millstream.log.groups import CommittedOffset, Offsets
-from millstream.log.housekeeping import KeepingReport
+from millstream.log.maintenance import MaintenanceReport
 from millstream.log.reader import Isolation, check_range
 from millstream.log.retention import RetentionRisk
 from millstream.record import TopicInfo, TopicPartition
@@ -40,14 +37,16 @@ class KafkaLog(EventLog):
 
     Raises:
         ConfigError: an option of the address is not possible.
-        BrokerAwayError: no broker answers.
+        BrokerUnavailableError: no broker responds.
     """
+
+    is_folder = False
 
     def __init__(self, address: KafkaAddress) -> None:
         self.address = address
         self._cluster = Cluster(address)
         self._groups = KafkaGroups(self._cluster)
-        self._clients = borrow(address)
+        self._clients = acquire_pool(address)
         self._open = True
         self._lock = threading.Lock()
         self._readers: dict[Isolation, KafkaReader] = {}
@@ -108,33 +107,8 @@ class KafkaLog(EventLog):
 
     # -- writing ------------------------------------------------------------------------------
 
-    def producer(
-        self,
-        *,
-        linger_ms: float = LINGER_MS,
-        compression: CompressionName = "none",
-        durability: Durability = "synced",
-        overload: Overload = "block",
-        buffer_bytes: int = BUFFER_BYTES_MAX,
-        block_timeout: Duration = "1 minute",
-        transactional_id: str | None = None,
-        transaction_timeout: Duration = "1 minute",
-        name: str | None = None,
-    ) -> KafkaProducer:
-        producer = KafkaProducer(
-            self._cluster,
-            self._groups,
-            self._clients,
-            linger_ms=linger_ms,
-            compression=compression,
-            durability=durability,
-            overload=overload,
-            buffer_bytes=buffer_bytes,
-            block_timeout_s=to_us(block_timeout, what="block_timeout") / 1e6,
-            transactional_id=transactional_id,
-            transaction_timeout_ms=to_us(transaction_timeout, what="transaction_timeout") // 1000,
-            name=name,
-        )
+    def _make_producer(self, settings: ProducerSettings) -> KafkaProducer:
+        producer = KafkaProducer(self._cluster, self._groups, self._clients, settings)
         with self._lock:
             self._producers.append(producer)
         return producer
@@ -145,31 +119,31 @@ class KafkaLog(EventLog):
     def fences(self, prefix: str = "") -> dict[str, int]:
         return self._groups.fences(prefix)
 
-    def forget_fences(self, prefix: str) -> int:
-        return self._groups.forget_fences(checked_prefix(prefix))
+    def delete_fences(self, prefix: str) -> int:
+        return self._groups.delete_fences(check_prefix(prefix))
 
-    def own(self) -> None:
+    def acquire_ownership(self) -> None:
         """Do nothing: brokers have many writers."""
 
-    def keep_house(self) -> KeepingReport:
-        self._of_folders("keeping house")
+    def run_maintenance(self) -> MaintenanceReport:
+        self._refuse_folder_only("run_maintenance()")
 
     def on_retention_risk(self, callback: Callable[[RetentionRisk], None]) -> None:
         del callback
-        self._of_folders("watching over retention")
+        self._refuse_folder_only("on_retention_risk()")
 
     def archive(
         self,
         topic: str,
         columns: ValueColumns,
         *,
-        roll: bool = False,
+        close_active: bool = False,
         progress: ArchiveProgress | None = None,
     ) -> list[PartitionArchive]:
-        del topic, columns, roll, progress
-        self._of_folders("archiving")
+        del topic, columns, close_active, progress
+        self._refuse_folder_only("archive()")
 
-    def _of_folders(self, what: str) -> NoReturn:
+    def _refuse_folder_only(self, what: str) -> NoReturn:
         raise ConfigError(
             f"{what} is for logs in a folder, and {self.address.shown} leads to brokers, which do with their "
             "files what their settings say; where the broker is Millstream's, give the folder that it owns"
@@ -188,13 +162,14 @@ class KafkaLog(EventLog):
     def groups(self) -> list[str]:
         return self._groups.names()
 
-    def forget_group(self, group: str, topic: str | None = None) -> int:
-        return self._groups.forget(group, topic)
+    def delete_group_offsets(self, group: str, topic: str | None = None) -> int:
+        return self._groups.delete(group, topic)
 
     def lag(self, group: str | None = None) -> list[Lag]:
         names = self._groups.names() if group is None else [group]
         committed = {name: self._groups.committed(name) for name in names}
-        return self._groups.lag(committed, self._reader("read_committed"))
+        # Brokers do not report what retention removes next: nothing is counted as at risk.
+        return lag_of(committed, self._reader("read_committed"), lambda _name, _offset: 0)
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -203,7 +178,7 @@ class KafkaLog(EventLog):
         topic: str,
         *,
         group: str | None = None,
-        start: Start = "earliest",
+        start: StartPosition = "earliest",
         commit: Literal["auto", "manual"] = "auto",
         follow: bool = True,
         partitions: Sequence[int] | None = None,
@@ -265,7 +240,7 @@ class KafkaLog(EventLog):
             closing.callback(self._cluster.close)
             closing.callback(self._groups.close)
             if was_open:
-                closing.callback(give_up, self.address, self._clients)
+                closing.callback(release_pool, self.address, self._clients)
             for reader in readers.values():
                 closing.callback(reader.close)
             for producer in producers:

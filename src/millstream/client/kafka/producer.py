@@ -1,8 +1,8 @@
-"""Sending records to brokers: what is sent waits in the client, and its futures are told by a thread.
+"""Sending records to brokers: what is sent waits in the client, and a thread completes its futures.
 
 The client makes batches, sends them again where it has to, and in order: it is always idempotent, and
-a record counts as acknowledged when all copies that are in sync have it. What waits is bounded; what
-happens beyond the bound has a name. A failure reaches the futures, and the next ``flush`` or ``close``.
+a record counts as acknowledged when all copies that are in sync have it. What waits is bounded; ``overload`` says
+what happens beyond the bound. A failure reaches the futures, and the next ``flush`` or ``close``.
 """
 
 from __future__ import annotations
@@ -10,43 +10,29 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException
 
-from millstream.choices import choose
-from millstream.client.columns import Columns, Table, as_columns
-from millstream.client.futures import Outcome, SendFuture, WholeFuture
-from millstream.client.kafka.cluster import FENCES, Cluster
-from millstream.client.kafka.failures import as_ours, error_of
-from millstream.client.kafka.group_offsets import KafkaGroups
-from millstream.client.kafka.sending_client import SendingClients
-from millstream.client.kafka.transaction import KafkaTransactions
-from millstream.client.overload import OVERLOADS, Overload
-from millstream.client.partitioning import Partitioner
-from millstream.client.parts import ROW_OVERHEAD
-from millstream.client.producer import (
-    BLOCK_TIMEOUT_S,
-    BUFFER_BYTES_MAX,
-    BULK_ROWS,
-    LINGER_MS,
-    check_least,
-)
-from millstream.client.transaction import Transaction
-from millstream.client.values import GivenHeaders, encode_headers, encode_key, encode_value
+from millstream.client.columns import RecordColumns
+from millstream.client.futures import BulkFuture, SendFuture, SendResult
+from millstream.client.kafka.cluster import FENCE_TOPIC, Cluster
+from millstream.client.kafka.errors import kafka_error_of, to_millstream_error
+from millstream.client.kafka.groups import KafkaGroups
+from millstream.client.kafka.producer_pool import ProducerPool
+from millstream.client.kafka.transaction import KafkaTransactionManager, transaction_settings
+from millstream.client.partitioner import Partitioner
+from millstream.client.producer import Producer, ProducerSettings
+from millstream.client.serializers import HeadersInput, encode_record
 from millstream.errors import ConfigError, FencedError, MillstreamError, OverloadError
 from millstream.log.batch import RECORD_BYTES_MAX
 from millstream.log.clocks import wall_clock_ms
-from millstream.log.compression import COMPRESSIONS, CompressionName
-from millstream.log.encoding import Headers, Row, check_record_size
-from millstream.log.group_commit import DURABILITIES, Durability
-from millstream.log.named_producers import TIMEOUT_MS
-from millstream.record import Place
+from millstream.log.encoding import Headers, check_record_size
+from millstream.log.fork_guard import guard
+from millstream.record import RecordMetadata
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -54,84 +40,57 @@ if TYPE_CHECKING:
 _POLL_S = 0.1
 _BATCH_BYTES = 1 << 20
 _WAITING_MAX = 2_000_000  # records; bytes are the bound that is meant
-_ANY = -1  # the client chooses, batch by batch
+_ANY_PARTITION = -1  # the client chooses, batch by batch
 _Row: TypeAlias = tuple[bytes | None, bytes | None, int, Headers]  # value, key, when, headers
-_producers: weakref.WeakSet[KafkaProducer] = weakref.WeakSet()
 
 
-class KafkaProducer:
-    """Sends records to any topic of one log; see ``EventLog.producer``. Thread-safe.
+class KafkaProducer(Producer):
+    """Sends records to brokers.
 
     Raises:
-        ConfigError: a setting is not possible, or not over ``kafka://``.
-        BrokerAwayError: the transactional id could not be registered in time.
+        ConfigError: a setting is not possible over ``kafka://``.
+        BrokerUnavailableError: the transactional id could not be registered in time.
     """
 
     def __init__(
         self,
         cluster: Cluster,
         groups: KafkaGroups,
-        clients: SendingClients,
+        clients: ProducerPool,
+        settings: ProducerSettings,
         *,
-        linger_ms: float = LINGER_MS,
-        compression: CompressionName = "none",
-        durability: Durability = "synced",
-        overload: Overload = "block",
-        buffer_bytes: int = BUFFER_BYTES_MAX,
-        block_timeout_s: float = BLOCK_TIMEOUT_S,
-        transactional_id: str | None = None,
-        transaction_timeout_ms: int = TIMEOUT_MS,
-        name: str | None = None,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        choose("compression", compression, COMPRESSIONS)
-        choose("durability", durability, DURABILITIES)
-        _check_overload(overload, name)
-        check_least("linger_ms", linger_ms, 0, "0 or more milliseconds")
-        check_least("buffer_bytes", buffer_bytes, 1, "1 or more bytes")
-        check_least("block_timeout_s", block_timeout_s, 0, "0 or more seconds")
+        _check_overload(settings)
         self._cluster = cluster
         self._clock_ms = clock_ms
-        self._overload = overload
-        self._patience_s = block_timeout_s
+        self._overload = settings.overload
+        self._block_timeout_s = settings.block_timeout_s
         self._partitioner = Partitioner(cluster)
         self._lock = threading.Lock()
         self._unreported: MillstreamError | None = None
         self.first_failure: MillstreamError | None = None  # of the transaction that is open
-        self.refusal: MillstreamError | None = None  # why nothing is taken now
+        self.refusal: MillstreamError | None = None  # why nothing is accepted now
         self.first_offsets: dict[tuple[str, int], int] = {}  # of the transaction that is open
-        self.dropped = 0
-        self.spilled = 0
+        self._dropped = 0
         self._closed = False
         self._failed = False
         self._pid = os.getpid()
-        settings: dict[str, object] = {
-            "enable.idempotence": True,
-            "linger.ms": linger_ms,
-            "compression.type": compression,
-            "batch.size": _BATCH_BYTES,
-            "batch.num.messages": 100_000,
-            "partitioner": "murmur2_random",
-            "queue.buffering.max.kbytes": max(buffer_bytes >> 10, 1),
-            "queue.buffering.max.messages": _WAITING_MAX,
-        }
-        if transactional_id is None:
-            settings["message.timeout.ms"] = int(linger_ms) + max(int(1000 * block_timeout_s), 1000)
-        else:
-            settings |= KafkaTransactions.settings(
-                transactional_id, transaction_timeout_ms, dict(cluster.address.settings)
-            )
-        self._settings = settings
+        self._settings = _client_settings(settings, cluster)
         self._clients = clients
-        self._client = clients.take(cluster, settings)
+        self._client = clients.acquire(cluster, self._settings)
         self.library = self._client.library
-        self.transactional = transactional_id is not None
-        self._transactions: KafkaTransactions | None = None
-        if transactional_id is not None:
-            self._transactions = KafkaTransactions(
-                self, cluster, groups, transactional_id, transaction_timeout_ms / 1000
+        self.transactional = settings.transactional_id is not None
+        self._manager: KafkaTransactionManager | None = None
+        if settings.transactional_id is not None:
+            self._transactions = self._manager = KafkaTransactionManager(
+                self,
+                cluster,
+                groups,
+                settings.transactional_id,
+                settings.transaction_timeout_ms / 1000,
             )
-        _producers.add(self)
+        guard(self)
 
     # -- sending ------------------------------------------------------------------------------
 
@@ -143,83 +102,41 @@ class KafkaProducer:
         key: bytes | str | int | None = None,
         timestamp_ms: int | None = None,
         partition: int | None = None,
-        headers: GivenHeaders | None = None,
-    ) -> Future[Place]:
-        """Send one record; the future gives (partition, offset) once the brokers have it.
-
-        Arguments and errors are those of :meth:`millstream.client.producer.Producer.send`.
-        """
+        headers: HeadersInput | None = None,
+    ) -> Future[RecordMetadata]:
         self._check()
-        raw_key = encode_key(key)
-        raw = value if type(value) is bytes else encode_value(value)
-        pairs = encode_headers(headers) if headers else ()
         if timestamp_ms is None:
             timestamp_ms = self._clock_ms()
         _check_time(timestamp_ms)
-        size = ROW_OVERHEAD + len(raw_key or b"") + len(raw or b"")
-        if pairs:
-            size = Row(timestamp_ms, raw_key, raw, pairs).size
-        if size > RECORD_BYTES_MAX:
-            check_record_size(size)
+        raw_key, raw, pairs, size = encode_record(key, value, headers)
         number = self._number(topic, raw_key, partition)
-        sent = _Sent(self, topic, size)
+        sent = _PendingRecord(self, topic, size)
         row = (raw, raw_key, timestamp_ms, pairs)
-        refused = self._produce(topic, number, row, sent.told)
+        refused = self._produce(topic, number, row, sent.on_delivery)
         if refused is not None:
             sent.failed(refused)
-        return SendFuture(sent.outcome, 0)
+        return SendFuture(sent.send_result, 0)
 
     def _number(self, topic: str, key: bytes | None, partition: int | None) -> int:
-        self._look_at(topic)
+        self._refresh_topic(topic)
         if partition is not None:
             self._cluster.check_partition(topic, partition)
             return partition
         if key is None:
-            return _ANY
+            return _ANY_PARTITION
         return self._partitioner.choose(topic, key, None)
 
-    def _look_at(self, topic: str) -> None:
-        self._client.look_at(topic, self._cluster.known(topic).topic_id)
+    def _refresh_topic(self, topic: str) -> None:
+        self._client.refresh_topic(topic, self._cluster.cached_topic(topic).topic_id)
 
-    def send_many(
-        self,
-        topic: str,
-        table: Table | None = None,
-        *,
-        rows: Table | None = None,
-        key: str | None = None,
-        values: Any = None,
-        keys: Any = None,
-        timestamps_ms: Any = None,
-        headers: Any = None,
-    ) -> Future[int]:
-        """Send many records from columns; the future gives their number once the brokers have all.
-
-        Arguments and errors are those of :meth:`millstream.client.producer.Producer.send_many`.
-        """
-        self._check()
-        columns = as_columns(
-            table,
-            rows=rows,
-            key=key,
-            values=values,
-            keys=keys,
-            timestamps_ms=timestamps_ms,
-            headers=headers,
-            clock_ms=self._clock_ms,
-        )
+    def _send_columns(self, topic: str, columns: RecordColumns, bulk: BulkFuture) -> None:
         _check_time(int(columns.timestamps_ms.min(initial=1)))
-        whole = WholeFuture(len(columns.values))
-        self._look_at(topic)
-        if not len(columns.values):
-            whole.count(0)
-        bulk = _Bulk(self, topic, whole)
-        for start in range(0, len(columns.values), BULK_ROWS):
-            for number, part in self._partitioner.split(topic, columns.slice(start, BULK_ROWS)):
-                self._send_part(topic, number, part, bulk)
-        return whole.future
+        self._refresh_topic(topic)
+        pending = _PendingBulk(self, topic, bulk)
+        for number, part in self._partitioner.split(topic, columns):
+            self._send_part(topic, number, part, pending)
 
-    def _send_part(self, topic: str, number: int, part: Columns, bulk: _Bulk) -> None:
+    def _send_part(self, topic: str, number: int, part: RecordColumns, bulk: _PendingBulk) -> None:
         count = len(part.values)
         keys = [None] * count if part.keys is None else part.keys.to_pylist()
         headers = [()] * count if part.headers is None else map(_pairs, part.headers.to_pylist())
@@ -229,7 +146,7 @@ class KafkaProducer:
             size = len(value or b"") + len(key or b"")
             if size > RECORD_BYTES_MAX:
                 check_record_size(size)
-            refused = self._produce(topic, number, row, bulk.told)
+            refused = self._produce(topic, number, row, bulk.on_delivery)
             if refused is not None:
                 bulk.failed(refused)
 
@@ -238,9 +155,9 @@ class KafkaProducer:
         topic: str,
         number: int,
         row: _Row,
-        told: Callable[[KafkaError | None, Message], None],
+        on_delivery: Callable[[KafkaError | None, Message], None],
     ) -> MillstreamError | None:
-        """Hand one record to the client; return why it was not taken, where it gives way.
+        """Hand one record to the client; return why it was dropped, if it was.
 
         Raises:
             OverloadError: there was no room for too long.
@@ -256,7 +173,7 @@ class KafkaProducer:
                     value,
                     key,
                     number,
-                    on_delivery=told,
+                    on_delivery=on_delivery,
                     timestamp=timestamp_ms,
                     headers=headers,
                 )
@@ -267,9 +184,9 @@ class KafkaProducer:
                     return refused
             except KafkaException as raised:
                 since_s = since_s or time.monotonic()
-                if not self._may_pass(error_of(raised), topic, since_s):
+                if not self._is_passing(kafka_error_of(raised), topic, since_s):
                     what = f"a record for {topic!r} was not sent"
-                    raise as_ours(error_of(raised), what) from raised
+                    raise to_millstream_error(kafka_error_of(raised), what) from raised
             else:
                 return None
 
@@ -286,33 +203,33 @@ class KafkaProducer:
             )
             self.note_failure(error)
             with self._lock:
-                self.dropped += 1
+                self._dropped += 1
             return error
-        left_s = since_s + self._patience_s - time.monotonic()
+        left_s = since_s + self._block_timeout_s - time.monotonic()
         if left_s <= 0:
             raise OverloadError(
-                f"the client's buffer was full for {self._patience_s:g} s; slow down, or make the producer "
+                f"the client's buffer was full for {self._block_timeout_s:g} s; slow down, or make the producer "
                 "with a larger buffer_bytes or a longer block timeout"
             )
         with suppress(KafkaException):
             self.library.poll(min(left_s, _POLL_S))
         return None
 
-    def _may_pass(self, error: KafkaError, topic: str, since_s: float) -> bool:
-        """Let the client look again where it does not know yet what the cluster has."""
+    def _is_passing(self, error: KafkaError, topic: str, since_s: float) -> bool:
+        """Refresh the client's metadata where it does not know the topic or partition yet."""
         unknown = (KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)
         if error.code() not in unknown or time.monotonic() - since_s > self._cluster.timeout_s:
             return False
         self.library.list_topics(topic, self._cluster.timeout_s)
         return True
 
-    def lies_at(self, topic: str, partition: int, offset: int) -> None:
+    def note_first_offset(self, topic: str, partition: int, offset: int) -> None:
         """Note where a transaction's records begin."""
         if (topic, partition) not in self.first_offsets:
             self.first_offsets[topic, partition] = offset
 
     def note_failure(self, error: MillstreamError) -> None:
-        """Keep an error for whoever does not look at futures."""
+        """Keep an error for callers that ignore futures."""
         with self._lock:
             self._failed = True
             self._unreported = self._unreported or error
@@ -321,82 +238,53 @@ class KafkaProducer:
     def note_fence(self, writer: str, batch_id: int) -> None:
         """Send the fence of the transaction that is about to be committed to its topic."""
         row = (b"%d" % batch_id, writer.encode(), self._clock_ms(), ())
-        self._produce(FENCES, 0, row, _Sent(self, FENCES, len(writer)).told)
+        self._produce(
+            FENCE_TOPIC, 0, row, _PendingRecord(self, FENCE_TOPIC, len(writer)).on_delivery
+        )
 
-    def forget_failure(self) -> None:
-        """Begin anew: what failed was told by the end of its transaction."""
+    def clear_failure(self) -> None:
+        """Forget failures: the end of their transaction reported them."""
         with self._lock:
             self._unreported = self.first_failure = None
 
-    def transaction(self) -> Transaction:
-        """Return a block in which what is sent is committed at its end, or not at all.
+    # -- waiting, counting, closing -----------------------------------------------------------
 
-        Raises:
-            ConfigError: the producer has no transactional id.
-        """
-        if self._transactions is None:
-            raise ConfigError(
-                "this producer has no transactional_id; give it one to send in transactions"
-            )
-        return Transaction(self._transactions)
+    @property
+    def dropped(self) -> int:
+        return self._dropped
 
-    # -- waiting, closing ---------------------------------------------------------------------
+    @property
+    def spilled(self) -> int:
+        return 0
 
     def flush(self) -> None:
-        """Return when everything sent so far is acknowledged.
-
-        Raises:
-            MillstreamError: some records sent since the last flush were not; their futures say which.
-        """
         if self._closed:
             raise FencedError("this producer was closed; make another one")
-        self.settle()
+        self.wait_for_deliveries()
         with self._lock:
             error, self._unreported = self._unreported, None
         if error is not None:
             raise error.with_traceback(None)
 
-    def settle(self) -> None:
-        """Return when everything on its way has its outcome: a record counts until it was told."""
+    def wait_for_deliveries(self) -> None:
+        """Return when everything in flight has its result."""
         while len(self.library):
             with suppress(KafkaException):  # what is fatal has failed every record by now
                 self.library.flush(_POLL_S)
 
     def close(self) -> None:
-        """Flush, and stop; an open transaction is aborted. Harmless when called again.
-
-        Raises:
-            MillstreamError: as from :meth:`flush`, unless it was raised before.
-        """
         if self._closed or os.getpid() != self._pid:
             return
         try:
-            if self._transactions is not None:
-                self._transactions.abort_open(
-                    FencedError("this producer was closed; make another one")
-                )
+            if self._manager is not None:
+                self._manager.abort_open(FencedError("this producer was closed; make another one"))
             self.flush()
         finally:
             self._closed = True
             if self._transactions is None and not self._failed:
-                self._clients.give_back(self._settings, self._client)
+                self._clients.release(self._settings, self._client)
             else:
                 self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except MillstreamError:
-            if error is None:
-                raise
 
     def disable_after_fork(self) -> None:
         """Refuse everything in a forked child: the client's threads are the parent's."""
@@ -411,47 +299,49 @@ class KafkaProducer:
             raise self.refusal.with_traceback(None)
 
 
-class _Sent:
-    """One record on its way."""
+class _PendingRecord:
+    """One record in flight."""
 
-    __slots__ = ("_producer", "_size", "_topic", "outcome")
+    __slots__ = ("_producer", "_size", "_topic", "send_result")
 
     def __init__(self, producer: KafkaProducer, topic: str, size: int) -> None:
-        self.outcome = Outcome()
+        self.send_result = SendResult()
         self._producer = producer
         self._topic = topic
         self._size = size
 
-    def told(self, error: KafkaError | None, message: Message) -> None:
+    def on_delivery(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
             place = message.partition(), message.offset()
             if self._producer.transactional:
-                self._producer.lies_at(self._topic, *place)
-            self.outcome.appended(*place)
+                self._producer.note_first_offset(self._topic, *place)
+            self.send_result.set_appended(*place)
             return
-        ours = as_ours(error, f"a record of {self._size} bytes for {self._topic!r} was not taken")
+        ours = to_millstream_error(
+            error, f"a record of {self._size} bytes for {self._topic!r} was not accepted"
+        )
         self._producer.note_failure(ours)
-        self.outcome.failed(ours)
+        self.send_result.set_failed(ours)
 
     def failed(self, error: MillstreamError) -> None:
-        self.outcome.failed(error)
+        self.send_result.set_failed(error)
 
 
-class _Bulk:
+class _PendingBulk:
     """The records of one ``send_many``."""
 
-    def __init__(self, producer: KafkaProducer, topic: str, whole: WholeFuture) -> None:
+    def __init__(self, producer: KafkaProducer, topic: str, whole: BulkFuture) -> None:
         self._producer = producer
         self._topic = topic
         self._whole = whole
 
-    def told(self, error: KafkaError | None, message: Message) -> None:
+    def on_delivery(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
             if self._producer.transactional:
-                self._producer.lies_at(self._topic, message.partition(), message.offset())
-            self._whole.count(1)
+                self._producer.note_first_offset(self._topic, message.partition(), message.offset())
+            self._whole.add_appended(1)
             return
-        ours = as_ours(error, f"a record for {self._topic!r} was not taken")
+        ours = to_millstream_error(error, f"a record for {self._topic!r} was not accepted")
         self._producer.note_failure(ours)
         self._whole.fail(ours)
 
@@ -471,22 +361,35 @@ def _check_time(timestamp_ms: int) -> None:
         )
 
 
-def _check_overload(overload: Overload, name: str | None) -> None:
-    choose("overload", overload, OVERLOADS)
+def _check_overload(settings: ProducerSettings) -> None:
+    overload, name = settings.overload, settings.name
     if overload in ("drop_oldest", "spill") or name is not None:
-        asked = (
+        given = (
             f"overload is {overload!r}" if name is None else f"the producer has the name {name!r}"
         )
         raise ConfigError(
-            f"{asked}, which is for logs in a folder; over kafka:// choose overload='block' or "
+            f"{given}, which is for logs in a folder; over kafka:// choose overload='block' or "
             "'drop_newest', or send to a folder first"
         )
 
 
-def _disable_in_child() -> None:
-    for producer in list(_producers):
-        producer.disable_after_fork()
-    _producers.clear()
-
-
-os.register_at_fork(after_in_child=_disable_in_child)
+def _client_settings(settings: ProducerSettings, cluster: Cluster) -> dict[str, object]:
+    """Return the settings of the client library, under librdkafka's names."""
+    found: dict[str, object] = {
+        "enable.idempotence": True,
+        "linger.ms": settings.linger_ms,
+        "compression.type": settings.compression,
+        "batch.size": _BATCH_BYTES,
+        "batch.num.messages": 100_000,
+        "partitioner": "murmur2_random",
+        "queue.buffering.max.kbytes": max(settings.buffer_bytes >> 10, 1),
+        "queue.buffering.max.messages": _WAITING_MAX,
+    }
+    if settings.transactional_id is not None:
+        return found | transaction_settings(
+            settings.transactional_id,
+            settings.transaction_timeout_ms,
+            dict(cluster.address.settings),
+        )
+    block_ms = max(int(1000 * settings.block_timeout_s), 1000)
+    return found | {"message.timeout.ms": int(settings.linger_ms) + block_ms}

@@ -1,4 +1,4 @@
-"""The reader's face of a log behind brokers: what there is, and ranges of records as columns.
+"""The reader of a log behind brokers: topics, offsets, and ranges of records as columns.
 
 It has the calls of the folder's ``LogReader``, so whatever reads a log reads both. Records are taken
 one by one from the client, which is what this costs beside reading files.
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from millstream.client.kafka.address import kafka_address
+from millstream.client.address import kafka_address
 from millstream.client.kafka.cluster import Cluster
-from millstream.client.kafka.stream import RANGE_WAIT_MS, Patience, Stream, is_end
+from millstream.client.kafka.fetcher import RANGE_WAIT_MS, Fetcher, IdleTimeout, is_end
 from millstream.errors import ConfigError, OffsetOutOfRangeError
 from millstream.log.decoding import COLUMNS, SCHEMA, select_schema
 from millstream.log.reader import Isolation, check_isolation, check_range
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from millstream.log.archive import ArchiveFile
 
-_TAKE_S = 0.2
-_LOOK_AGAIN_S = 0.05
+_POLL_S = 0.2
+_POLL_AGAIN_S = 0.05
 _readers: dict[tuple[int, str, Isolation], KafkaReader] = {}
 _readers_lock = threading.Lock()
 
@@ -38,7 +38,7 @@ _readers_lock = threading.Lock()
 class KafkaReader:
     """Reads the topics behind an address; see ``LogReader`` for what each call promises.
 
-    Can be pickled: the copy connects anew when it is first used. Thread-safe.
+    Can be pickled: the copy connects when it is first used. Thread-safe.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class KafkaReader:
         self.isolation: Isolation = check_isolation(isolation)
         self._topic_ids = dict(topic_ids or {})
         self._given = cluster
-        self._streams: list[Stream] = []  # not in use
+        self._streams: list[Fetcher] = []  # not in use
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class KafkaReader:
 
     @property
     def cluster(self) -> Cluster:
-        """What is known of the brokers; connects when it is first asked for."""
+        """What is known of the brokers; connects when it is first used."""
         with self._lock:
             if self._given is None:
                 self._given = Cluster(kafka_address(self.address))
@@ -84,8 +84,8 @@ class KafkaReader:
     def pinned(self, topic_ids: Mapping[str, str]) -> KafkaReader:
         """Return a reader for positions in the topics with these ids, by name; it shares our clients.
 
-        Clients ask for records by the topic's name, so the id is looked at once they are here. An id
-        never comes back: if it is the right one then, it was so all the time, and the records are its.
+        Clients fetch records by the topic's name, so the id is checked once they are here. An id is
+        never used twice: if it is the right one then, it was so all the time, and the records are its.
         """
         pinned = KafkaReader(
             self.address,
@@ -134,7 +134,7 @@ class KafkaReader:
     def wait(self, topic: str, seen: Sequence[int], timeout_s: float) -> bool:
         """Return True once an end is past ``seen`` or a partition was added, False after ``timeout_s``.
 
-        Looks again and again; a consumer, which waits for records, is woken by them instead.
+        Polls; a consumer, which waits for records, is woken by them instead.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -145,7 +145,7 @@ class KafkaReader:
                 return True
             if time.monotonic() >= deadline_s:
                 return False
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_POLL_AGAIN_S)
 
     def archives(self, topic: str, partition: int, start: int, end: int) -> Iterator[ArchiveFile]:
         """Yield none: brokers keep no archives beside their segments."""
@@ -174,7 +174,7 @@ class KafkaReader:
 
         Raises:
             OffsetOutOfRangeError: some of [start, end) is gone or not committed.
-            BrokerAwayError: nothing came for too long.
+            BrokerUnavailableError: nothing arrived for too long.
             UnknownTopicError, ConfigError: there is no such topic, partition or column.
             TopicRecreatedError: see :meth:`pinned`.
         """
@@ -183,7 +183,7 @@ class KafkaReader:
             try:
                 batch = next(batches, None)
             except (OffsetOutOfRangeError, ConfigError):
-                self.check_topic(topic)  # where it was made anew, that is what to say
+                self.check_topic(topic)  # a recreated topic is reported as such
                 raise
             self.check_topic(topic)
             if batch is None:
@@ -209,9 +209,9 @@ class KafkaReader:
         name = f"{topic}/{partition}"
         if not 0 <= start < end:
             check_range(name, self.bounds(topic, partition), start, end)
-        with self._stream() as stream:
+        with self._fetcher() as stream:
             stream.assign(topic, {partition: start})
-            rows = _Rows(columns)
+            rows = _ColumnBuilder(columns)
             for message in self._until(stream, topic, partition, end):
                 if message.offset() < start:
                     continue
@@ -221,12 +221,12 @@ class KafkaReader:
             if rows.count:
                 yield rows.taken()
 
-    def _until(self, stream: Stream, topic: str, partition: int, end: int) -> Iterator[Message]:
+    def _until(self, stream: Fetcher, topic: str, partition: int, end: int) -> Iterator[Message]:
         """Yield the partition's records until all offsets below ``end`` have been passed."""
-        patience = Patience(self.cluster)
+        idle = IdleTimeout(self.cluster)
         while True:
-            for message in stream.take(_TAKE_S):
-                patience.came()
+            for message in stream.poll(_POLL_S):
+                idle.reset()
                 if not is_end(message):
                     if message.offset() >= end:
                         return
@@ -238,15 +238,15 @@ class KafkaReader:
                 else:  # the end is before that of the range: by now it may be another one
                     low, high = self.bounds(topic, partition)
                     check_range(f"{topic}/{partition}", (low, high), max(low, end - 1), end)
-            patience.check()
+            idle.check()
 
     @contextmanager
-    def _stream(self) -> Iterator[Stream]:
-        """Give a stream that nobody else uses meanwhile; the next may have it again."""
+    def _fetcher(self) -> Iterator[Fetcher]:
+        """Give a stream that no other thread uses meanwhile; the next call may reuse it."""
         with self._lock:
             stream = self._streams.pop() if self._streams else None
         if stream is None:
-            stream = Stream(self.cluster, self.isolation, wait_ms=RANGE_WAIT_MS)
+            stream = Fetcher(self.cluster, self.isolation, wait_ms=RANGE_WAIT_MS)
         whole = False
         try:
             yield stream
@@ -260,8 +260,8 @@ class KafkaReader:
                 stream.close()
 
 
-class _Rows:
-    """Records on their way into columns."""
+class _ColumnBuilder:
+    """Records that become columns."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns
@@ -277,7 +277,7 @@ class _Rows:
         self.size_bytes += len(message)
 
     def taken(self) -> pa.RecordBatch:
-        """Return the records as a table, and begin anew."""
+        """Return the records as a table, and start over."""
         messages, self._messages, self.size_bytes = self._messages, [], 0
         arrays = [_COLUMN[name](messages) for name in self._columns]
         return pa.record_batch(arrays, schema=select_schema(self._columns))

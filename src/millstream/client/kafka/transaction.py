@@ -1,8 +1,8 @@
 """Transactions over brokers: records, group offsets and a fence, or nothing.
 
-The coordinator is a broker. The client's protocol has holes where an answer is lost, so here a
-transaction whose end is not known for sure ends its producer as well: whoever makes another one has
-the old transaction ended, one way or the other, before it begins.
+The coordinator is a broker. Where a response is lost, the client cannot find out how a
+transaction ended. Then the transaction ends its producer as well: a new producer of the id ends the old
+transaction, by a commit or an abort, before it begins its own.
 
 ====================================  ===========================================================
 at the end of the block               done
@@ -10,15 +10,14 @@ at the end of the block               done
 all sends are in                      committed
 a send failed                         aborted; its error is raised
 the block raised                      aborted; raised
-the fence stands at that batch        aborted; ``FencePassedError``
+the fence is at that batch or later   aborted; ``FencePassedError``
 it was open for too long              aborted; ``TransactionAbortedError``
 a newer producer of the id has begun  ``ProducerFencedError``, now and from every later call
-nobody answers                        the error is raised, now and from every later call
+no broker responds                    the error is raised, now and from every later call
 ====================================  ===========================================================
 
-How long a transaction may be open is held here. Brokers get a longer time, after which they take back
-what a producer left open that is no more: they could not tell it from one that was replaced. They look
-every few seconds.
+The timeout of a transaction is enforced here. Brokers get a longer one, after which they abort what a dead
+producer left open: they could not tell it from one that was replaced. They check every few seconds.
 
 The fence is looked up before the commit, by the one producer of its transactional id: another one with
 another id could pass it meanwhile, so a fence belongs to one id. A commit returns when readers see it,
@@ -32,19 +31,19 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka import TopicPartition as KafkaPlace
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from millstream.client.kafka.cluster import FENCES, Cluster
-from millstream.client.kafka.failures import as_ours, error_of
-from millstream.client.kafka.group_offsets import (
+from millstream.client.kafka.cluster import FENCE_TOPIC, Cluster
+from millstream.client.kafka.errors import kafka_error_of, to_millstream_error
+from millstream.client.kafka.groups import (
     FENCE_GROUP,
     KafkaGroups,
     fence_offsets,
-    places,
+    to_kafka_offsets,
 )
 from millstream.errors import (
     ConfigError,
@@ -55,17 +54,14 @@ from millstream.errors import (
     TransactionAbortedError,
 )
 from millstream.log.groups import Offsets
-from millstream.log.named_producers import TIMEOUT_MS_MAX
+from millstream.log.producer_identity import TIMEOUT_MS_MAX
 from millstream.record import TopicPartition
-
-if TYPE_CHECKING:
-    from millstream.client.kafka.producer import KafkaProducer
 
 _MARGIN_MS = 10_000  # what brokers wait for longer than the producer itself
 _TRIES = 3
 _LOOK_AGAIN_S = 0.002
 _KEEPS_BROKERS = {"metadata.recovery.strategy": "none"}
-_OF_FENCES = {
+_FENCE_TOPIC_SETTINGS = {
     "cleanup.policy": "compact",
     "min.cleanable.dirty.ratio": "0.1",
     "segment.ms": "3600000",  # what is not closed is not compacted
@@ -73,12 +69,12 @@ _OF_FENCES = {
 
 
 @cache
-def keeps_brokers() -> dict[str, object]:
-    """Return what makes a client remember its brokers when none of them answers.
+def keep_brokers_settings() -> dict[str, object]:
+    """Return what makes a client remember its brokers when none of them responds.
 
-    Else it begins anew with the addresses it was given, and would wait for a coordinator that it has
+    Else it starts over with the addresses it was given, and would wait for a coordinator that it has
     forgotten, beyond any timeout, when offsets are to go with a transaction
-    (https://github.com/confluentinc/librdkafka/issues/5511). Nothing, in versions that never forget.
+    (https://github.com/confluentinc/librdkafka/issues/5511). Nothing, in versions that always remember.
     """
     try:
         Producer({"log_level": 0, **_KEEPS_BROKERS})
@@ -87,17 +83,55 @@ def keeps_brokers() -> dict[str, object]:
     return dict(_KEEPS_BROKERS)
 
 
-class KafkaTransactions:
-    """One producer's standing with the coordinator; one transaction at a time.
+class TransactionalSends(Protocol):
+    """The sends of one producer, as far as its transactions need them: ``KafkaProducer`` has these."""
+
+    library: Any
+    refusal: MillstreamError | None
+    first_failure: MillstreamError | None
+    first_offsets: dict[tuple[str, int], int]
+
+    def wait_for_deliveries(self) -> None: ...
+
+    def note_fence(self, writer: str, batch_id: int) -> None: ...
+
+    def clear_failure(self) -> None: ...
+
+
+def transaction_settings(
+    transactional_id: str, timeout_ms: int, given: Mapping[str, object]
+) -> dict[str, object]:
+    """Return the client settings of a transactional producer, beside those that were ``given``.
 
     Raises:
         ConfigError: the name or the timeout is not possible.
-        BrokerAwayError: the coordinator did not answer in time.
+    """
+    if not transactional_id:
+        raise ConfigError("transactional_id is empty; give a name, or None")
+    if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
+        raise ConfigError(
+            f"a transaction timeout of {timeout_ms} ms is not possible; give 1 to {TIMEOUT_MS_MAX}"
+        )
+    longer_ms = min(timeout_ms + _MARGIN_MS, TIMEOUT_MS_MAX)
+    keeps = {} if _KEEPS_BROKERS.keys() & given.keys() else keep_brokers_settings()
+    return {
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": longer_ms,
+        **keeps,
+    }
+
+
+class KafkaTransactionManager:
+    """The transactions of one producer; one transaction at a time.
+
+    Raises:
+        ConfigError: the name or the timeout is not possible.
+        BrokerUnavailableError: the coordinator did not respond in time.
     """
 
     def __init__(
         self,
-        producer: KafkaProducer,
+        producer: TransactionalSends,
         cluster: Cluster,
         groups: KafkaGroups,
         transactional_id: str,
@@ -115,29 +149,6 @@ class KafkaTransactions:
             f"the producer {transactional_id!r} is transactional, and no transaction is open; "
             "send within `with producer.transaction():`"
         )
-
-    @staticmethod
-    def settings(
-        transactional_id: str, timeout_ms: int, given: Mapping[str, object]
-    ) -> dict[str, object]:
-        """Return what the client is told besides what it is given.
-
-        Raises:
-            ConfigError: the name or the timeout is not possible.
-        """
-        if not transactional_id:
-            raise ConfigError("transactional_id is empty; give a name, or None")
-        if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
-            raise ConfigError(
-                f"a transaction timeout of {timeout_ms} ms is not possible; give 1 to {TIMEOUT_MS_MAX}"
-            )
-        longer_ms = min(timeout_ms + _MARGIN_MS, TIMEOUT_MS_MAX)
-        keeps = {} if _KEEPS_BROKERS.keys() & given.keys() else keeps_brokers()
-        return {
-            "transactional.id": transactional_id,
-            "transaction.timeout.ms": longer_ms,
-            **keeps,
-        }
 
     def begin(self) -> None:
         """Open a transaction.
@@ -167,22 +178,22 @@ class KafkaTransactions:
         Raises:
             MillstreamError: it was not committed; see the table in the module.
         """
-        self._shut()
+        self._stop_sends()
         try:
-            self._producer.settle()
-            self._judge()
+            self._producer.wait_for_deliveries()
+            self._check_committable()
             if fence is not None:
                 self._make_fences()
                 self._producer.note_fence(*fence)
             moved = _all_offsets(offsets, fence)
             for group, given in moved.items():
-                self._send_offsets(given, self._groups.member(group))
+                self._send_offsets(given, self._groups.group_metadata(group))
             if fence is not None:  # by now what was committed before is there to be seen
-                self._pass(*fence)
+                self._advance_fence(*fence)
             self._call("commit_transaction")
-            self._show(moved)
+            self._wait_until_visible(moved)
         except ProducerFencedError as error:
-            self._die(error)
+            self._fail(error)
             raise
         except MillstreamError as error:
             self._abort()
@@ -193,8 +204,8 @@ class KafkaTransactions:
         finally:
             self._over()
 
-    def _judge(self) -> None:
-        """Raise why the transaction is to be taken back, if it is."""
+    def _check_committable(self) -> None:
+        """Raise why the transaction is to be aborted, if it is."""
         if time.monotonic() - self._began_s > self._timeout_s:
             raise TransactionAbortedError(
                 f"the transaction of {self._id!r} was open for longer than its timeout, {self._timeout_s:g} "
@@ -204,16 +215,16 @@ class KafkaTransactions:
         if self._producer.first_failure is not None:
             raise self._producer.first_failure.with_traceback(None)
 
-    def _pass(self, writer: str, batch_id: int) -> None:
-        stands = self._groups.fence(writer)
-        if stands is not None and stands >= batch_id:
+    def _advance_fence(self, writer: str, batch_id: int) -> None:
+        at_batch = self._groups.fence(writer)
+        if at_batch is not None and at_batch >= batch_id:
             raise FencePassedError(
-                f"the fence of {writer!r} stands at batch {stands}, so batch {batch_id} is committed "
+                f"the fence of {writer!r} is at batch {at_batch}, so batch {batch_id} is committed "
                 "already; skip it",
-                batch_id=stands,
+                batch_id=at_batch,
             )
 
-    def _show(self, moved: Mapping[str, Sequence[KafkaPlace]]) -> None:
+    def _wait_until_visible(self, moved: Mapping[str, Sequence[KafkaTopicPartition]]) -> None:
         """Wait until readers see what was committed, which is a moment after it was decided.
 
         Until its marker is there, a partition ends for them where the transaction's first record is;
@@ -221,9 +232,9 @@ class KafkaTransactions:
         """
         first, self._producer.first_offsets = self._producer.first_offsets, {}
         deadline_s = time.monotonic() + self._cluster.timeout_s
-        unseen = [KafkaPlace(*name) for name in first]
+        unseen = [KafkaTopicPartition(*name) for name in first]
         while unseen and time.monotonic() < deadline_s:
-            ends = self._cluster.look_up(unseen, OffsetSpec.latest(), "read_committed")
+            ends = self._cluster.list_offsets(unseen, OffsetSpec.latest(), "read_committed")
             unseen = [
                 place
                 for place, end in zip(unseen, ends, strict=True)
@@ -231,10 +242,10 @@ class KafkaTransactions:
             ]
             time.sleep(_LOOK_AGAIN_S if unseen else 0)
         for group, given in moved.items():
-            while not self._stands(group, given) and time.monotonic() < deadline_s:
+            while not self._is_visible(group, given) and time.monotonic() < deadline_s:
                 time.sleep(_LOOK_AGAIN_S)
 
-    def _stands(self, group: str, given: Sequence[KafkaPlace]) -> bool:
+    def _is_visible(self, group: str, given: Sequence[KafkaTopicPartition]) -> bool:
         found = self._groups.committed_of(group, given)
         return all(
             (at := found.get(TopicPartition(place.topic, place.partition))) is not None
@@ -246,9 +257,9 @@ class KafkaTransactions:
         """Make sure that the topic is there to which the offsets that are fences belong."""
         with suppress(TopicExistsError):
             if not self._cluster.has_fences():
-                self._cluster.create_topic(FENCES, 1, _OF_FENCES)
+                self._cluster.create_topic(FENCE_TOPIC, 1, _FENCE_TOPIC_SETTINGS)
 
-    def check_places(self, offsets: Offsets) -> None:
+    def check_partitions(self, offsets: Offsets) -> None:
         """Make sure that all these partitions are there.
 
         Raises:
@@ -266,25 +277,25 @@ class KafkaTransactions:
         return self._cluster.topic(topic).topic_id
 
     def abort(self, error: BaseException) -> None:
-        """Take everything back, because of ``error``, which the caller raises.
+        """Abort the transaction, because of ``error``, which the caller raises.
 
         Raises:
             TransactionAbortedError: it has been ended meanwhile, by ``close``.
         """
-        del error  # what was sent already is told by its own outcome
-        self._shut()
+        del error  # the futures of what was sent already report it
+        self._stop_sends()
         self._abort()
         self._over()
 
     def abort_open(self, error: MillstreamError) -> None:
-        """Take back the transaction that is open, if one is; refuse what comes after."""
+        """Abort the transaction that is open, if one is; refuse every later call."""
         with suppress(TransactionAbortedError):
             self.abort(error)
         self._producer.refusal = error
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _shut(self) -> None:
+    def _stop_sends(self) -> None:
         if self._state != "open":
             raise TransactionAbortedError(
                 "the transaction was aborted, as its producer was closed; begin it again with a new "
@@ -296,20 +307,20 @@ class KafkaTransactions:
 
     def _over(self) -> None:
         self._state = "none"
-        self._producer.forget_failure()
+        self._producer.clear_failure()
 
     def _abort(self) -> None:
-        """Take back what was sent; where that is not known for sure, this producer ends."""
+        """Abort the transaction; where that is not certain, this producer ends."""
         try:
             self._call("abort_transaction")
-            self._producer.settle()
+            self._producer.wait_for_deliveries()
         except MillstreamError as error:
-            self._die(error)
+            self._fail(error)
 
-    def _die(self, error: MillstreamError) -> None:
+    def _fail(self, error: MillstreamError) -> None:
         self._producer.refusal = error
 
-    def _send_offsets(self, given: Sequence[KafkaPlace], member: Any) -> None:
+    def _send_offsets(self, given: Sequence[KafkaTopicPartition], member: Any) -> None:
         """Let a group's offsets go with the transaction.
 
         Where a broker went for good meanwhile, the client may wait in vain, and beyond the time that
@@ -330,14 +341,14 @@ class KafkaTransactions:
         thread.start()
         thread.join(2 * self._cluster.timeout_s)
         if thread.is_alive():
-            error = self._cluster.away()
-            self._die(error)
+            error = self._cluster.unavailable_error()
+            self._fail(error)
             raise error
         if failed:
             raise failed[0].with_traceback(None)
 
     def _call(self, name: str, *args: Any, timed: bool = True) -> None:
-        """Do a step, again where the client says that it may succeed.
+        """Do a step; retry it where the client says that this may succeed.
 
         Raises:
             MillstreamError: it failed. If it may have happened nevertheless, this producer ends.
@@ -348,14 +359,14 @@ class KafkaTransactions:
                 options = (self._cluster.timeout_s,) if timed else ()
                 getattr(self._producer.library, name)(*args, *options)
             except KafkaException as raised:
-                error = error_of(raised)
+                error = kafka_error_of(raised)
                 if error.retriable() and left:
                     continue
-                ours = _as_ours(error, what)
+                ours = _translate_error(error, what)
                 if error.fatal() or (
                     not error.txn_requires_abort() and name != "begin_transaction"
                 ):
-                    self._die(ours)
+                    self._fail(ours)
                 raise ours from raised
             else:
                 return
@@ -363,16 +374,16 @@ class KafkaTransactions:
 
 def _all_offsets(
     offsets: Mapping[str, Offsets], fence: tuple[str, int] | None
-) -> dict[str, list[KafkaPlace]]:
+) -> dict[str, list[KafkaTopicPartition]]:
     """Return what each group commits, the one of the fence among them."""
-    found = {group: places(given) for group, given in offsets.items() if given}
+    found = {group: to_kafka_offsets(given) for group, given in offsets.items() if given}
     if fence is not None:
         writer, batch_id = fence
         found[FENCE_GROUP + writer] = fence_offsets(batch_id)
     return found
 
 
-def _as_ours(error: KafkaError, what: str) -> MillstreamError:
+def _translate_error(error: KafkaError, what: str) -> MillstreamError:
     if error.code() == KafkaError.INVALID_TXN_STATE:
         return TransactionAbortedError(f"{what} ({error.str()}): begin another")
-    return as_ours(error, what)
+    return to_millstream_error(error, what)

@@ -1,6 +1,7 @@
-"""Webhooks: the records of a topic are delivered to an address, each until it is taken or given up.
+"""Webhooks: the records of a topic are delivered to an endpoint, each until it is delivered or dead-lettered.
 
-``delivering`` does it, with ``endpoint`` (one request and its answer), ``retrying`` (what an answer
-means, and when to try again), ``signing``, ``progress`` (what may be committed) and ``undelivered`` (what
-was given up). Of several for one group one is on ``duty``; ``shifts`` delivers while it is.
+``delivery`` does it, with ``endpoint`` (one request and its response), ``retry_policy`` (what a response
+means, and when to retry), ``signature``, ``offset_tracker`` (what may be committed) and
+``dead_letter_writer``. Of several webhooks of one group one holds the ``leader_lease``; ``runner`` delivers
+while it does.
 """

@@ -1,7 +1,7 @@
-"""One request to somebody else's server, and its answer, within a time.
+"""One request to the endpoint, and its response, within a timeout.
 
-The connection is kept for the next. One that was kept and turns out to be closed is no failure: the
-request is sent once more on a new one, which a receiver tells from another by its key.
+The connection is kept for the next request. A kept connection that turns out to be closed is not a failure:
+the request is sent again on a new one, and the receiver recognises it by its key.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from urllib.parse import SplitResult, urlsplit
 
 from millstream.errors import ConfigError
 
-_ANSWER_BYTES_MAX = 64 << 10  # of which the beginning is told where a record is given up
-_TOLD = 200
+_RESPONSE_BYTES_MAX = 64 << 10  # its beginning is in the reason of a dead letter
+_REASON_CHARS_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What came back. ``status`` is None where nothing did, and ``reason`` says why."""
+class EndpointResponse:
+    """A response. ``status`` is None where there was none, and ``reason`` says why."""
 
     status: int | None
     reason: str
@@ -32,16 +32,16 @@ class Answer:
 
 
 def parse_url(text: str) -> SplitResult:
-    """Take the address of an endpoint apart.
+    """Parse the address of an endpoint.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is invalid.
     """
     try:
         url = urlsplit(text)
         port = url.port
     except ValueError as error:
-        raise ConfigError(f"The address of the endpoint is no URL ({error}): {text!r}") from None
+        raise ConfigError(f"The address of the endpoint is not a URL ({error}): {text!r}") from None
     if url.scheme not in ("http", "https") or not url.hostname or port == 0:
         raise ConfigError(
             f"The address of the endpoint is {text!r}; give one such as https://example.com/hook"
@@ -49,16 +49,16 @@ def parse_url(text: str) -> SplitResult:
     if url.username is not None or url.password is not None:
         raise ConfigError(
             "The address of the endpoint has a name or password in it, which everybody on this machine "
-            "would see; give them as a header, with --header-file"
+            "could see; give them as a header, with --header-file"
         )
     return url
 
 
-class Link:
+class EndpointConnection:
     """Requests of one thread to one endpoint; :meth:`cut_if_overdue` is for another.
 
     Args:
-        timeout_s: How long one attempt may take, from the connection to the end of the answer.
+        timeout_s: How long one attempt may take, from the connection to the end of the response.
     """
 
     def __init__(self, url: SplitResult, timeout_s: float) -> None:
@@ -71,8 +71,8 @@ class Link:
         path = url.path or "/"
         self._target = f"{path}?{url.query}" if url.query else path
 
-    def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """Send a request; return what came back. Never raises for what others do."""
+    def post(self, body: bytes, headers: Mapping[str, str]) -> EndpointResponse:
+        """Send a request; return the response. Never raises for failures of the endpoint."""
         kept = self._connection is not None
         with self._lock:
             self._due_s, self._cut = time.monotonic() + self._timeout_s, False
@@ -85,25 +85,25 @@ class Link:
                 self.close()
             return self._exchange(body, headers)
         except TimeoutError:
-            return self._failed(f"no answer within {self._timeout_s:g} s")
+            return self._failed(f"no response within {self._timeout_s:g} s")
         except (OSError, HTTPException) as error:
             if self._cut:
-                return self._failed(f"no answer within {self._timeout_s:g} s")
+                return self._failed(f"no response within {self._timeout_s:g} s")
             return self._failed(f"{type(error).__name__}: {error}")
         finally:
             with self._lock:
                 self._due_s = None
 
-    def _exchange(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+    def _exchange(self, body: bytes, headers: Mapping[str, str]) -> EndpointResponse:
         connection = self._connect()
         connection.request("POST", self._target, body, dict(headers))
         response = connection.getresponse()
-        text = response.read(_ANSWER_BYTES_MAX)
+        text = response.read(_RESPONSE_BYTES_MAX)
         if not response.isclosed() or response.will_close:
-            self.close()  # there is more of it than anybody wants, or the other side is done
-        shown = text[:_TOLD].decode(errors="replace").strip()
+            self.close()  # the rest of it is not read, or the other side is done
+        shown = text[:_REASON_CHARS_MAX].decode(errors="replace").strip()
         reason = f"{response.status} {response.reason}" + (f": {shown}" if shown else "")
-        return Answer(response.status, reason, response.headers.get("Retry-After"))
+        return EndpointResponse(response.status, reason, response.headers.get("Retry-After"))
 
     def _connect(self) -> HTTPConnection:
         if self._connection is None:
@@ -117,12 +117,12 @@ class Link:
                 self._connection = HTTPConnection(host, port, timeout=self._timeout_s)
         return self._connection
 
-    def _failed(self, reason: str) -> Answer:
+    def _failed(self, reason: str) -> EndpointResponse:
         self.close()
-        return Answer(None, reason)
+        return EndpointResponse(None, reason)
 
     def cut_if_overdue(self) -> None:
-        """End an attempt that takes too long: one that gets a byte now and then would last for ever."""
+        """End an attempt that takes too long: one that gets a byte now and then would last forever."""
         with self._lock:
             if self._due_s is None or time.monotonic() < self._due_s:
                 return
@@ -133,7 +133,7 @@ class Link:
                 sock.shutdown(SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

@@ -8,8 +8,10 @@ from pathlib import Path
 from millstream.errors import ConfigError
 
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
-_OURS = ("webhook-", "millstream-")
-_OWN = frozenset({"content-length", "content-type", "host", "idempotency-key", "transfer-encoding"})
+_RESERVED_PREFIXES = ("webhook-", "millstream-")
+_RESERVED = frozenset(
+    {"content-length", "content-type", "host", "idempotency-key", "transfer-encoding"}
+)
 
 
 def read_headers(path: Path) -> dict[str, str]:
@@ -31,7 +33,7 @@ def read_headers(path: Path) -> dict[str, str]:
             raise ConfigError(
                 f"Line {number} of {path} is no header; give NAME: VALUE, such as Authorization: Bearer …"
             )
-        if name.lower() in _OWN or name.lower().startswith(_OURS):
+        if name.lower() in _RESERVED or name.lower().startswith(_RESERVED_PREFIXES):
             raise ConfigError(
                 f"The header {name} in {path} is set by the webhook itself; leave it out."
             )

@@ -41,7 +41,7 @@ Counted = tuple[pl.DataFrame, Lengths]  # the columns value and count, and how m
 
 
 def bag_type(dtype: pl.DataType) -> pl.DataType:
-    """Give the type of bags of values of a type."""
+    """Return the type of bags of values of a type."""
     return pl.List(pl.Struct({"value": dtype, "count": pl.Int64}))
 
 
@@ -60,7 +60,7 @@ def merged_bags(column: pl.Expr, dtype: pl.DataType) -> pl.Expr:
 def of_bags(
     column: pl.Expr, function: Callable[[pl.DataFrame, Lengths], pl.Series], dtype: pl.DataType
 ) -> pl.Expr:
-    """Give what ``function`` makes of bags, handed over flat: value and count, and their lengths.
+    """Return what ``function`` makes of bags, handed over flat: value and count, and their lengths.
 
     Counts below zero, left where more was taken back than added, are left out.
     """
@@ -95,7 +95,7 @@ def _ordered(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _first_of_its_kind(ordered: pl.DataFrame) -> pl.Series:
-    """Say of each row whether it differs from the one before: quicker by far than grouping."""
+    """Return for each row whether it differs from the one before: quicker by far than grouping."""
     differs = [pl.col(name) != pl.col(name).shift() for name in ("group", "value")]
     return ordered.select(pl.any_horizontal(differs).fill_null(True)).to_series()
 
@@ -134,7 +134,7 @@ def distinct_values(values: pl.Series, lengths: Lengths) -> tuple[pl.Series, Len
 
 
 @dataclass(frozen=True)
-class FromBag(OverValue):
+class BagAggregate(OverValue):
     """An aggregate whose state is a bag, and whose result is what :meth:`read` makes of it."""
 
     dtype: pl.DataType | None = None
@@ -143,7 +143,7 @@ class FromBag(OverValue):
     def bound(self, name: str, type_of: TypeOf) -> Self:
         return replace(self, dtype=checked_type(name, self.value, type_of, is_plain, PLAIN_TYPES))
 
-    def for_changes(self) -> Self:
+    def for_retractions(self) -> Self:
         return replace(self, signed=True)
 
     def partial(self, name: str) -> list[pl.Expr]:
@@ -157,9 +157,9 @@ class FromBag(OverValue):
         return of_bags(pl.col(f"{name}.bag"), self.read, dtype).alias(name)
 
     def result_type(self, dtype: pl.DataType) -> pl.DataType:
-        """Give the type of the result, given that of the values."""
+        """Return the type of the result, given that of the values."""
         raise NotImplementedError
 
     def read(self, table: pl.DataFrame, lengths: Lengths) -> pl.Series:
-        """Give one result per bag; see :func:`of_bags`."""
+        """Return one result per bag; see :func:`of_bags`."""
         raise NotImplementedError

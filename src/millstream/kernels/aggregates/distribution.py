@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 import polars as pl
 
-from millstream.kernels.aggregates.bags import FromBag, bag_type, merged_sets, sorted_set
+from millstream.kernels.aggregates.bags import BagAggregate, bag_type, merged_sets, sorted_set
 from millstream.kernels.aggregates.groups import Lengths, numbered, reduced, regrouped, starts
 from millstream.kernels.aggregates.protocol import (
     PLAIN_TYPES,
@@ -35,7 +35,7 @@ class DistinctValues(OverValue):
     def bound(self, name: str, type_of: TypeOf) -> DistinctValues:
         return replace(self, dtype=checked_type(name, self.value, type_of, is_plain, PLAIN_TYPES))
 
-    def for_changes(self) -> Aggregate:
+    def for_retractions(self) -> Aggregate:
         return DistinctOfBag(self.value, self.dtype, signed=True, counted=self.counted)
 
     def partial(self, name: str) -> list[pl.Expr]:
@@ -50,7 +50,7 @@ class DistinctValues(OverValue):
 
 
 @dataclass(frozen=True)
-class DistinctOfBag(FromBag):
+class DistinctOfBag(BagAggregate):
     """The different ones of values that may be taken back, or how many they are."""
 
     counted: bool = False
@@ -63,7 +63,7 @@ class DistinctOfBag(FromBag):
 
 
 @dataclass(frozen=True)
-class Quantiles(FromBag):
+class Quantiles(BagAggregate):
     """Quantiles by the nearest rank: the first value that at least the share q is not above.
 
     So the answer is always one of the values, of their own type; q = 0 gives the smallest. (SQL's
@@ -91,13 +91,13 @@ class Quantiles(FromBag):
 
 
 def _ranks(share: Fraction, totals: Lengths) -> Lengths:
-    """Give the rank, from 1, of the quantile of each bag; in whole numbers, so exactly."""
+    """Return the rank, from 1, of the quantile of each bag; in whole numbers, so exactly."""
     ranks = [max(1, -(-share.numerator * n // share.denominator)) for n in totals.tolist()]
     return np.array(ranks, np.int64)
 
 
 @dataclass(frozen=True)
-class TopValues(FromBag):
+class TopValues(BagAggregate):
     """The k most frequent values with their counts, most frequent first; ties by value."""
 
     k: int = 1

@@ -9,23 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from millstream.kernels.aggregates.digits import (
-    DIGIT_BITS,
-    DIGIT_MASK,
-    Entries,
-    Floats,
-    Mask,
-    Sums,
-    Whole,
-    added,
-    gathered,
-    merged,
-    own_digits,
-)
 from millstream.kernels.aggregates.groups import (
     Lengths,
     flat,
@@ -36,8 +22,17 @@ from millstream.kernels.aggregates.groups import (
     reduced,
     without_nulls,
 )
-
-Odd = npt.NDArray[np.int64]  # of each sum, the three counts that stand first in ``more``
+from millstream.kernels.aggregates.superaccumulator import (
+    DIGIT_BITS,
+    DIGIT_MASK,
+    Entries,
+    Superaccumulators,
+    added,
+    gathered,
+    merged,
+    own_digits,
+)
+from millstream.kernels.arrays import Bools, Float64s, Int64s
 
 WIDTH = 4
 _ODD = 3  # of what is not a number, of inf and of -inf
@@ -46,7 +41,7 @@ _TWO_DIGITS = pl.Series([1 << 2 * DIGIT_BITS], dtype=pl.Int128)
 
 
 def state(width: int) -> pl.Struct:
-    """Give the type of sums with so many columns of digits.
+    """Return the type of sums with so many columns of digits.
 
     ``more`` is empty for most; else it has the counts of values that are infinite or not a number,
     and the digits below the columns.
@@ -76,7 +71,7 @@ def merge(column: pl.Expr, width: int = WIDTH) -> pl.Expr:
 
 
 def total(column: pl.Expr) -> pl.Expr:
-    """Give the sum as a float."""
+    """Return the sum as a float."""
     return over_rows(column, _total, pl.Float64())
 
 
@@ -93,8 +88,8 @@ def summed(lists: pl.Series) -> pl.Series:
     return written(sums, odd)
 
 
-def rows_of(lists: pl.Series) -> tuple[Floats, Floats | None, Lengths]:
-    """Give the values end to end without nulls, the sign of each (None: they are added), and lengths."""
+def rows_of(lists: pl.Series) -> tuple[Float64s, Float64s | None, Lengths]:
+    """Return the values end to end without nulls, the sign of each (None: they are added), and lengths."""
     rows, lengths = flat(lists)
     if not rows.dtype.is_nested():
         values, lengths = without_nulls(rows, lengths)
@@ -104,14 +99,16 @@ def rows_of(lists: pl.Series) -> tuple[Floats, Floats | None, Lengths]:
     return rows.struct.field("value").to_numpy(), signs, lengths
 
 
-def entries_of(lengths: Lengths, rows: Mask, digits: Sequence[tuple[Whole, Whole]]) -> Entries:
+def entries_of(lengths: Lengths, rows: Bools, digits: Sequence[tuple[Int64s, Int64s]]) -> Entries:
     """Enter the digits of some rows, each with its place, for the groups of the rows."""
     groups = numbered(lengths)[rows]
     return Entries.together([Entries(groups, places, digit) for places, digit in digits])
 
 
-def _finite(values: Floats, signs: Floats | None, lengths: Lengths) -> tuple[Floats, Odd | None]:
-    """Give the values with their signs, and zero for those that are no finite number, which are counted."""
+def _finite(
+    values: Float64s, signs: Float64s | None, lengths: Lengths
+) -> tuple[Float64s, Int64s | None]:
+    """Return the values with their signs, and zero for those that are no finite number, which are counted."""
     good = np.isfinite(values)
     odd = None
     if not good.all():
@@ -141,7 +138,7 @@ def _total(states: pl.Series) -> pl.Series:
     return pl.Series(totals, dtype=pl.Float64)
 
 
-def _rounded(sums: Sums) -> Floats:
+def _rounded(sums: Superaccumulators) -> Float64s:
     """Round each sum to the nearest float: once, as there is a bit for all that is not looked at."""
     high, middle, low, lowest = (digits.copy() for digits in sums.top)
     low += lowest >> DIGIT_BITS
@@ -157,12 +154,12 @@ def _rounded(sums: Sums) -> Floats:
     whole += pl.Series(2 * lower + _below(sums)).cast(pl.Int128)
     with np.errstate(over="ignore"):  # a sum beyond the largest float is infinite
         exponents = DIGIT_BITS * (sums.places - 2) - shift - 1
-        found: Floats = np.ldexp(whole.cast(pl.Float64).to_numpy(), exponents)
+        found: Float64s = np.ldexp(whole.cast(pl.Float64).to_numpy(), exponents)
     return found
 
 
-def _below(sums: Sums) -> Whole:
-    """Give the sign of what lies below the columns."""
+def _below(sums: Superaccumulators) -> Int64s:
+    """Return the sign of what lies below the columns."""
     signs = np.zeros(len(sums.places), np.int64)
     there = sums.more_lengths > 0
     if there.any():
@@ -175,7 +172,7 @@ def _below(sums: Sums) -> Whole:
 # ── in tables ───────────────────────────────────────────────────────────────────────────────────
 
 
-def written(sums: Sums, odd: Odd | None = None) -> pl.Series:
+def written(sums: Superaccumulators, odd: Int64s | None = None) -> pl.Series:
     """Write sums, and the counts of what is no finite number, as a column."""
     columns: dict[str, pl.Series] = {"place": pl.Series(sums.places)}
     columns |= {f"d{n}": pl.Series(digits) for n, digits in enumerate(sums.top)}
@@ -196,13 +193,13 @@ def written(sums: Sums, odd: Odd | None = None) -> pl.Series:
     return pl.DataFrame(columns).to_struct("")
 
 
-def read(states: pl.Series, width: int) -> tuple[Sums, Odd | None]:
+def read(states: pl.Series, width: int) -> tuple[Superaccumulators, Int64s | None]:
     """Read what :func:`written` wrote; None: everything was a finite number."""
     top = [states.struct.field(f"d{n}").to_numpy() for n in range(width)]
     places = states.struct.field("place").to_numpy()
     values, lengths = flat(states.struct.field("more"))
     if not len(values):
-        return Sums.short(places, top), None
+        return Superaccumulators.short(places, top), None
     every = values.to_numpy()
     long = lengths > 0
     heads = (np.cumsum(lengths) - lengths)[long][:, None] + np.arange(_ODD)
@@ -210,5 +207,5 @@ def read(states: pl.Series, width: int) -> tuple[Sums, Odd | None]:
     odd[long] = every[heads]
     is_head = np.zeros(len(every), np.bool_)
     is_head[heads] = True
-    sums = Sums(places, top, every[~is_head], np.where(long, lengths - _ODD, 0))
+    sums = Superaccumulators(places, top, every[~is_head], np.where(long, lengths - _ODD, 0))
     return sums, odd if odd.any() else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from millstream.kernels.aggregates.bags import FromBag
+from millstream.kernels.aggregates.bags import BagAggregate
 from millstream.kernels.aggregates.groups import Lengths, starts
 from millstream.kernels.aggregates.protocol import (
     PLAIN_TYPES,
@@ -34,7 +34,7 @@ class Extreme(OverValue):
     def bound(self, name: str, type_of: TypeOf) -> Extreme:
         return replace(self, dtype=checked_type(name, self.value, type_of, is_plain, PLAIN_TYPES))
 
-    def for_changes(self) -> Aggregate:
+    def for_retractions(self) -> Aggregate:
         return ExtremeOfBag(self.value, self.dtype, signed=True, greatest=self.greatest)
 
     def partial(self, name: str) -> list[pl.Expr]:
@@ -55,7 +55,7 @@ class Extreme(OverValue):
 
 
 @dataclass(frozen=True)
-class ExtremeOfBag(FromBag):
+class ExtremeOfBag(BagAggregate):
     """The smallest or greatest of values that may be taken back: every different one is kept."""
 
     greatest: bool = False
@@ -73,7 +73,7 @@ class ExtremeOfBag(FromBag):
 
 
 def _numbers_in(values: pl.Series, lengths: Lengths) -> Lengths:
-    """Give how many values of each bag are before the one that is not a number, which is last."""
+    """Return how many values of each bag are before the one that is not a number, which is last."""
     if not values.dtype.is_float():
         return lengths
     last = np.cumsum(lengths) - 1

@@ -14,20 +14,22 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-Lengths = npt.NDArray[np.int64]
+from millstream.kernels.arrays import Int64s
+
+Lengths = Int64s
 
 
 def over_groups(
     values: pl.Expr, function: Callable[[pl.Series], pl.Series], dtype: pl.DataType
 ) -> pl.Expr:
-    """Give what ``function`` makes of the lists of each group's values, as an aggregation."""
+    """Return what ``function`` makes of the lists of each group's values, as an aggregation."""
     return over_rows(values.implode(), function, dtype)
 
 
 def over_rows(
     values: pl.Expr, function: Callable[[pl.Series], pl.Series], dtype: pl.DataType
 ) -> pl.Expr:
-    """Give what ``function`` makes of a column, value by value."""
+    """Return what ``function`` makes of a column, value by value."""
 
     def named(column: pl.Series) -> pl.Series:
         return function(column).alias(column.name)
@@ -36,13 +38,13 @@ def over_rows(
 
 
 def flat(lists: pl.Series) -> tuple[pl.Series, Lengths]:
-    """Give the values of all lists end to end, and how long each list is (a null list: 0)."""
+    """Return the values of all lists end to end, and how long each list is (a null list: 0)."""
     lengths = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
     return lists.filter(pl.Series(lengths > 0)).explode(), lengths
 
 
 def flat_twice(lists: pl.Series) -> tuple[pl.Series, Lengths]:
-    """Give the values of lists of lists end to end, and how many each outer list holds."""
+    """Return the values of lists of lists end to end, and how many each outer list holds."""
     inner, outer_lengths = flat(lists)
     values, inner_lengths = flat(inner)
     return values, reduced(np.add, inner_lengths, outer_lengths, 0)
@@ -60,13 +62,13 @@ def regrouped(values: pl.Series, lengths: Lengths) -> pl.Series:
     return lists.gather(pl.Series(places))
 
 
-def numbered(lengths: Lengths) -> npt.NDArray[np.int64]:
-    """Give the number of its group for each value."""
+def numbered(lengths: Lengths) -> Int64s:
+    """Return the number of its group for each value."""
     return np.repeat(np.arange(len(lengths)), lengths)
 
 
-def starts(lengths: Lengths) -> npt.NDArray[np.int64]:
-    """Give the position of each group's first value."""
+def starts(lengths: Lengths) -> Int64s:
+    """Return the position of each group's first value."""
     return np.asarray(np.cumsum(lengths) - lengths, np.int64)
 
 

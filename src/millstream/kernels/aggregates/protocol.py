@@ -36,7 +36,7 @@ class Aggregate(Protocol):
         ...
 
     def bound(self, name: str, type_of: TypeOf) -> Self:
-        """Give the aggregate for values of the type that they have, checked; called once.
+        """Return the aggregate for values of the type that they have, checked; called once.
 
         Raises:
             ConfigError: values of that type cannot be aggregated so.
@@ -55,8 +55,8 @@ class Aggregate(Protocol):
         """Read the answer off merged partials, under ``name``."""
         ...
 
-    def for_changes(self) -> Aggregate:
-        """Give the form that takes rows with ``__diff``: +1 for added, -1 for taken back.
+    def for_retractions(self) -> Aggregate:
+        """Return the form that takes rows with ``__diff``: +1 for added, -1 for taken back.
 
         Raises:
             ConfigError: the aggregate cannot take anything back; the message says what can.
@@ -99,7 +99,7 @@ def checked_type(
 
 
 def bound_type(dtype: pl.DataType | None) -> pl.DataType:
-    """Give the type that an aggregate's values have, which :meth:`Aggregate.bound` found."""
+    """Return the type that an aggregate's values have, which :meth:`Aggregate.bound` found."""
     assert dtype is not None, "bind the aggregate first"
     return dtype
 

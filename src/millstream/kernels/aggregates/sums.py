@@ -28,7 +28,7 @@ class Sum(OverValue):
     def bound(self, name: str, type_of: TypeOf) -> Sum:
         return replace(self, dtype=checked_type(name, self.value, type_of, _summable, _TAKES))
 
-    def for_changes(self) -> Sum:
+    def for_retractions(self) -> Sum:
         return replace(self, signed=True)
 
     def partial(self, name: str) -> list[pl.Expr]:
@@ -59,7 +59,7 @@ class Mean(OverValue):
     def bound(self, name: str, type_of: TypeOf) -> Mean:
         return replace(self, dtype=checked_type(name, self.value, type_of, _summable, _TAKES))
 
-    def for_changes(self) -> Mean:
+    def for_retractions(self) -> Mean:
         return replace(self, signed=True)
 
     def partial(self, name: str) -> list[pl.Expr]:

@@ -21,13 +21,13 @@ from millstream.kernels.aggregates.groups import flat, grouped, over_groups, ove
 from millstream.kernels.aggregates.protocol import OverValue, TypeOf, checked_type
 from millstream.kernels.frames import DIFF
 
-State = Any
+UserState = Any
 PolarsType = pl.DataType | type[pl.DataType]
 T = TypeVar("T")
 
 
 class UserAggregate(ABC):
-    """How to aggregate, in your own words; used as ``ms.aggregate(Product(), "factor")``.
+    """How to aggregate, with your own class; used as ``ms.aggregate(Product(), "factor")``.
 
     Rows of a key are taken up by :meth:`add` into states that begin as :meth:`zero`; states are kept,
     and put together by :meth:`merge` when it suits. So that the answer does not depend on when that
@@ -59,25 +59,25 @@ class UserAggregate(ABC):
     state_type: ClassVar[PolarsType | None] = None
 
     @abstractmethod
-    def zero(self) -> State:
-        """Give the state of no rows; a new one each time where states are changed in place."""
+    def zero(self) -> UserState:
+        """Return the state of no rows; a new one each time where states are changed in place."""
 
     @abstractmethod
-    def add(self, state: State, value: Any) -> State:
+    def add(self, state: UserState, value: Any) -> UserState:
         """Take a row's value up; a dict, where several columns were named."""
 
     @abstractmethod
-    def merge(self, state: State, other: State) -> State:
+    def merge(self, state: UserState, other: UserState) -> UserState:
         """Put two states together."""
 
-    def retract(self, state: State, value: Any) -> State:
+    def retract(self, state: UserState, value: Any) -> UserState:
         """Take a value back that was added before, perhaps into another state: undo :meth:`add`.
 
         Needed only over rows that can be taken back.
         """
         raise NotImplementedError
 
-    def result(self, state: State) -> Any:
+    def result(self, state: UserState) -> Any:
         """Read the answer off; the state itself, if you do not say otherwise."""
         return state
 
@@ -132,7 +132,7 @@ class UserDefined(OverValue):
                 f"{error} Check zero, merge and result, and the types that it declares."
             ) from error
 
-    def for_changes(self) -> UserDefined:
+    def for_retractions(self) -> UserDefined:
         if type(self.own).retract is UserAggregate.retract:
             raise ConfigError(
                 f"{self._word} is over rows that can be taken back, and has no retract. Give it "
@@ -165,7 +165,7 @@ class UserDefined(OverValue):
         groups = grouped(values.to_list(), lengths)
         return self._kept([self._run(name, self._take_up, group) for group in groups])
 
-    def _take_up(self, values: list[Any]) -> State:
+    def _take_up(self, values: list[Any]) -> UserState:
         if not self.signed:
             return reduce(self.own.add, values, self.own.zero())
         state = self.own.zero()
@@ -179,19 +179,19 @@ class UserDefined(OverValue):
         groups = grouped(self._live(states), lengths)
         return self._kept([self._run(name, self._put_together, group) for group in groups])
 
-    def _put_together(self, states: list[State]) -> State:
+    def _put_together(self, states: list[UserState]) -> UserState:
         return reduce(self.own.merge, states) if states else self.own.zero()
 
     def _results(self, name: str, states: pl.Series) -> pl.Series:
         answers = [self._run(name, self.own.result, state) for state in self._live(states)]
         return pl.Series(answers, dtype=self._result_type, strict=True)
 
-    def _kept(self, states: list[State]) -> pl.Series:
+    def _kept(self, states: list[UserState]) -> pl.Series:
         if self.own.state_type is None:
             return pl.Series([pickle.dumps(state) for state in states], dtype=pl.Binary)
         return pl.Series(states, dtype=self._state_type, strict=True)
 
-    def _live(self, states: pl.Series) -> list[State]:
+    def _live(self, states: pl.Series) -> list[UserState]:
         if self.own.state_type is None:
             return [pickle.loads(state) for state in states.to_list()]  # noqa: S301 - our own state
         return states.to_list()

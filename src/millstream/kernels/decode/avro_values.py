@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import ConfigError
-from millstream.kernels.decode.faults import Fault
+from millstream.kernels.decode.decode_error import DecodeError
 from millstream.kernels.decode.fields import Decoded, Decoder, Field
-from millstream.kernels.decode.models import ModelReader
-from millstream.kernels.decode.rows import decode_rows
-from millstream.kernels.decode.rowwise import RowReader
+from millstream.kernels.decode.pydantic_decoder import PydanticReader
+from millstream.kernels.decode.row_decoder import decode_rows
+from millstream.kernels.decode.row_reader import RowReader
 
 _PREFIX_BYTES = 5
 
@@ -70,7 +70,7 @@ class AvroDecoder:
             number: fastavro.parse_schema(schema)
             for number, schema in (form.by_number or {}).items()
         }
-        self._model = None if form.model is None else ModelReader(form.model, fields)
+        self._model = None if form.model is None else PydanticReader(form.model, fields)
 
     def decode(self, values: pa.Array) -> Decoded:
         """Decode a batch of values (binary). Rows come in the order of the values."""
@@ -78,17 +78,17 @@ class AvroDecoder:
 
     def _read(self, value: bytes | None) -> dict[str, Any]:
         if value is None:
-            raise Fault("the value is null")
+            raise DecodeError("the value is null")
         schema, datum = self._schema_of(value)
         stream = io.BytesIO(datum)
         try:
             found = self._read_datum(stream, schema, None)
         except Exception as error:  # bytes of another schema raise all sorts of things
             what = str(error) or type(error).__name__
-            raise Fault(f"the value is not Avro of its schema: {what}") from error
+            raise DecodeError(f"the value is not Avro of its schema: {what}") from error
         left = len(datum) - stream.tell()
         if left:
-            raise Fault(f"the value is not Avro of its schema: {left} bytes are left over")
+            raise DecodeError(f"the value is not Avro of its schema: {left} bytes are left over")
         if self._model is not None:
             return self._model.from_object(found)
         return RowReader().read(self._fields, found)
@@ -97,11 +97,11 @@ class AvroDecoder:
         if not self._by_number:
             return self._writer, value
         if len(value) < _PREFIX_BYTES or value[0] != 0:
-            raise Fault("the value does not begin with the byte 0 and the number of a schema")
+            raise DecodeError("the value does not begin with the byte 0 and the number of a schema")
         number = int.from_bytes(value[1:_PREFIX_BYTES], "big")
         if number not in self._by_number:
             known = ", ".join(map(str, sorted(self._by_number)))
-            raise Fault(f"the value is of the Avro schema {number}; known are {known}")
+            raise DecodeError(f"the value is of the Avro schema {number}; known are {known}")
         return self._by_number[number], value[_PREFIX_BYTES:]
 
 

@@ -2,7 +2,7 @@
 
 Column by column: text becomes dates, times of day, bytes and UUIDs, constraints are checked, and
 nulls are looked at. A row in which anything is not plainly right is *doubtful*: what it is worth is
-then found out by row (`rowwise.py`), so nothing here needs a reason.
+then found out by row (`row_reader.py`), so nothing here needs a reason.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.kernels.decode.checks import Check
+from millstream.kernels.decode.constraints import Constraint
 from millstream.kernels.decode.fields import (
     Field,
-    Kind,
     ListOf,
     Mask,
     Scalar,
+    ScalarKind,
     Shape,
     StructOf,
 )
@@ -60,7 +60,7 @@ def ambiguous(field: Field) -> bool:
 
 
 def inexact_decimals(keys: set[str]) -> str:
-    """Give the pattern of JSON in which one of the members is a decimal that Arrow may get wrong.
+    """Return the pattern of JSON in which one of the members is a decimal that Arrow may get wrong.
 
     Arrow reads decimals of more than 38 digits, nine of them decimal places, into other numbers, as
     it does some that have exponents. So those of 30 digits, and those with exponents, are read by
@@ -92,7 +92,7 @@ def _structs(column: pa.Array, fields: tuple[Field, ...]) -> tuple[pa.Array, Mas
     children: list[pa.Array] = []
     doubtful: Mask | None = None
     for field, child in zip(fields, column.flatten(), strict=True):
-        plain, bad = converted(child, field.form)
+        plain, bad = converted(child, field.value_shape)
         children.append(plain)
         doubtful = _either(doubtful, bad)
         if child.null_count and (not field.takes_null or ambiguous(field)):
@@ -119,7 +119,7 @@ def _lists(column: pa.Array, shape: ListOf) -> tuple[pa.Array, Mask | None]:
     return rebuilt, doubtful
 
 
-def _scalars(column: pa.Array, kind: Kind) -> tuple[pa.Array, Mask | None]:
+def _scalars(column: pa.Array, kind: ScalarKind) -> tuple[pa.Array, Mask | None]:
     match kind:
         case "date":
             plain = _through_polars(column, _dates, pa.date32())
@@ -156,7 +156,7 @@ def _outside_the_years(column: pa.Array) -> Mask | None:
     return _as_mask(pc.invert(inside))
 
 
-def _broken(column: pa.Array, checks: tuple[Check, ...]) -> Mask | None:
+def _broken(column: pa.Array, checks: tuple[Constraint, ...]) -> Mask | None:
     broken: Mask | None = None
     for check in checks:
         held = check.holds_in(column)

@@ -14,9 +14,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import pyarrow as pa
 
-from millstream.kernels.decode.checks import Check
+from millstream.kernels.decode.constraints import Constraint
 
-Kind = Literal[
+ScalarKind = Literal[
     "int",
     "float",
     "bool",
@@ -32,7 +32,7 @@ Kind = Literal[
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
-_ARROW: dict[Kind, pa.DataType] = {
+_ARROW: dict[ScalarKind, pa.DataType] = {
     "int": pa.int64(),
     "float": pa.float64(),
     "bool": pa.bool_(),
@@ -45,15 +45,15 @@ _ARROW: dict[Kind, pa.DataType] = {
     "bytes": pa.binary(),
     "uuid": pa.string(),
 }
-_READ_AS_TEXT = frozenset[Kind]({"date", "time", "bytes", "uuid"})
+_READ_AS_TEXT = frozenset[ScalarKind]({"date", "time", "bytes", "uuid"})
 
 
 @dataclass(frozen=True)
 class Scalar:
     """A single value. ``zoned``: a datetime whose text must name its offset from UTC."""
 
-    kind: Kind
-    checks: tuple[Check, ...] = ()
+    kind: ScalarKind
+    constraints: tuple[Constraint, ...] = ()
     zoned: bool = False
 
 
@@ -63,7 +63,7 @@ class ListOf:
 
     item: Shape
     null: bool = False
-    checks: tuple[Check, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class MapOf:
 
     value: Shape
     null: bool = False
-    checks: tuple[Check, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Field:
         name: The column's name.
         type: The column's type.
         required: Whether it must be there. If it need not, a missing one is ``default``.
-        default: A plain value, as :mod:`rowwise` makes them.
+        default: A plain value, as :mod:`row_reader` makes them.
         null: Whether null may be given; by default where it is not required.
         wire: Its name in the value; by default the column's.
         shape: By default what its type says.
@@ -120,7 +120,7 @@ class Field:
         return self.wire or self.name
 
     @cached_property
-    def form(self) -> Shape:
+    def value_shape(self) -> Shape:
         """Its shape, given or read off its type."""
         return self.shape or shape_of(self.type)
 
@@ -136,7 +136,7 @@ class Decoded:
 
     table: pa.Table
     good: Positions
-    dead: list[tuple[int, str]]  # position, reason
+    errors: list[tuple[int, str]]  # position, reason
 
 
 class Decoder(Protocol):
@@ -148,7 +148,7 @@ class Decoder(Protocol):
 
 
 def column_type(shape: Shape) -> pa.DataType:
-    """Give the type of the column that a shape becomes."""
+    """Return the type of the column that a shape becomes."""
     match shape:
         case Scalar(kind):
             return _ARROW[kind]
@@ -161,7 +161,7 @@ def column_type(shape: Shape) -> pa.DataType:
 
 
 def json_type(shape: Shape) -> pa.DataType | None:
-    """Give the type under which Arrow's JSON reader takes a shape in; None if it cannot."""
+    """Return the type under which Arrow's JSON reader takes a shape in; None if it cannot."""
     match shape:
         case Scalar(kind, _, zoned):
             if kind == "timedelta" or zoned:
@@ -173,7 +173,7 @@ def json_type(shape: Shape) -> pa.DataType | None:
         case MapOf():
             return None
         case StructOf(fields):
-            types = [(field.key, json_type(field.form)) for field in fields]
+            types = [(field.key, json_type(field.value_shape)) for field in fields]
             if not types or any(kind is None for _, kind in types):
                 return None
             return pa.struct(types)
@@ -187,7 +187,9 @@ def decimal_keys(shape: Shape, key: str) -> set[str]:
         case ListOf(item) | MapOf(item):
             return decimal_keys(item, key)
         case StructOf(fields):
-            return {found for field in fields for found in decimal_keys(field.form, field.key)}
+            return {
+                found for field in fields for found in decimal_keys(field.value_shape, field.key)
+            }
     return set()
 
 
@@ -209,5 +211,5 @@ def shape_of(arrow: pa.DataType) -> Shape:
 
 
 def table_schema(fields: tuple[Field, ...]) -> pa.Schema:
-    """Give the schema of the table that fields become."""
+    """Return the schema of the table that fields become."""
     return pa.schema([(field.name, field.type) for field in fields])

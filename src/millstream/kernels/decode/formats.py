@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from millstream.kernels.decode.fields import Decoded, Decoder, Field, table_schema
 from millstream.kernels.decode.json_values import JsonDecoder
-from millstream.kernels.decode.models import ModelDecoder, ModelReader
+from millstream.kernels.decode.pydantic_decoder import PydanticDecoder, PydanticReader
 
 
 class ValueFormat(Protocol):
     """A way to write values. Travels to the workers within the plan."""
 
     def decoder(self, fields: tuple[Field, ...]) -> Decoder:
-        """Give what decodes values into these fields."""
+        """Return what decodes values into these fields."""
         ...
 
 
@@ -29,7 +29,7 @@ class JsonFormat:
 
     def decoder(self, fields: tuple[Field, ...]) -> Decoder:
         if self.model is not None:
-            return ModelDecoder(ModelReader(self.model, fields))
+            return PydanticDecoder(PydanticReader(self.model, fields))
         return JsonDecoder(fields)
 
 
@@ -51,7 +51,7 @@ class BytesDecoder:
     fields: tuple[Field, ...]
 
     def decode(self, values: pa.Array) -> Decoded:
-        """Give the values, if they are wanted."""
+        """Return the values, if they are wanted."""
         table = pa.table({"value": values.cast(pa.binary())})
         columns = [field.name for field in self.fields]
         assert set(columns) <= {"value"}, "values of bytes are the one column"

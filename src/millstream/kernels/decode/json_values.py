@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from millstream.kernels.decode.columns import ambiguous, converted, found_in, inexact_decimals
-from millstream.kernels.decode.faults import Fault
+from millstream.kernels.decode.decode_error import DecodeError
 from millstream.kernels.decode.fields import (
     Decoded,
     Field,
@@ -28,8 +28,8 @@ from millstream.kernels.decode.fields import (
     json_type,
     table_schema,
 )
-from millstream.kernels.decode.rows import decode_rows, merged, rows_without_columns
-from millstream.kernels.decode.rowwise import RowReader, parse_json
+from millstream.kernels.decode.row_decoder import decode_rows, merged, rows_without_columns
+from millstream.kernels.decode.row_reader import RowReader, parse_json
 
 _BLOCK_BYTES = 8 << 20
 # A call of Arrow's reader costs as much as reading about 40 values by row, or 400 in its block.
@@ -81,7 +81,7 @@ class JsonDecoder:
         """
         try:
             found = parse_json(value)
-        except Fault:
+        except DecodeError:
             # Arrow is not so strict about what is not wanted, and its word holds in any block.
             row = self._read_alone(value)
             if row is None:
@@ -108,7 +108,7 @@ class JsonDecoder:
     @cached_property
     def _block_schema(self) -> pa.Schema | None:
         """What Arrow's reader is to read; None if it cannot take all the fields in."""
-        types = [(field.key, json_type(field.form)) for field in self.fields]
+        types = [(field.key, json_type(field.value_shape)) for field in self.fields]
         if any(kind is None for _, kind in types):
             return None
         return pa.schema(types or [(_NO_FIELD, pa.null())])
@@ -116,7 +116,9 @@ class JsonDecoder:
     @cached_property
     def _inexact(self) -> str | None:
         """The pattern of values that hold decimals which Arrow may read wrongly."""
-        keys = set[str]().union(*(decimal_keys(field.form, field.key) for field in self.fields))
+        keys = set[str]().union(
+            *(decimal_keys(field.value_shape, field.key) for field in self.fields)
+        )
         return inexact_decimals(keys) if keys else None
 
     def _read_blocks(
@@ -148,7 +150,7 @@ class JsonDecoder:
         if self._inexact is not None:
             doubtful = found_in(values[start:][: table.num_rows], self._inexact)
         for number, field in enumerate(self.fields):
-            column, bad = converted(_whole(table.column(number)), field.form)
+            column, bad = converted(_whole(table.column(number)), field.value_shape)
             if column.null_count:
                 if ambiguous(field):
                     column, unclear = _with_default(column, field, values[start:][: len(column)])
@@ -232,7 +234,7 @@ def _without(values: pa.Array, left_out: Mask) -> pa.Array:
 
 
 def _in_braces(values: pa.Array) -> Mask:
-    """Say which values begin with ``{`` and end with ``}``."""
+    """Return which values begin with ``{`` and end with ``}``."""
     offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset :][: len(values) + 1]
     data = np.frombuffer(values.buffers()[2] or b"", np.uint8)
     if not len(data):

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.kernels.decode.archived import ArchivedRecords
+from millstream.kernels.decode.archive_columns import ArchivedRecords
 from millstream.kernels.decode.fields import (
     Decoded,
     Decoder,
@@ -22,7 +22,7 @@ from millstream.kernels.decode.fields import (
     table_schema,
 )
 from millstream.kernels.decode.formats import ValueFormat
-from millstream.kernels.decode.rows import merged
+from millstream.kernels.decode.row_decoder import merged
 
 META_TYPES: dict[Meta, pa.DataType] = {
     "key": pa.binary(),
@@ -34,7 +34,7 @@ META_TYPES: dict[Meta, pa.DataType] = {
 
 
 def meta_field(meta: Meta) -> Field:
-    """Give the field of what a record says of itself."""
+    """Return the field of what a record says of itself."""
     return Field(meta, META_TYPES[meta], required=meta != "key", meta=meta)
 
 
@@ -71,19 +71,19 @@ class RecordDecoder:
             for field in self.fields
         ]
         table = pa.Table.from_arrays(columns, schema=table_schema(self.fields))
-        return Decoded(table, decoded.good, decoded.dead)
+        return Decoded(table, decoded.good, decoded.errors)
 
     def _completed(self, batch: ArchivedRecords) -> Decoded:
         """Decode what was not decoded earlier, and put it between what was."""
         known = np.arange(batch.records.num_rows)
-        if not len(batch.left):
+        if not len(batch.undecoded):
             return Decoded(batch.columns, known, [])
         by_now = self._values.decode(batch.values)
-        known = np.delete(known, batch.left)
+        known = np.delete(known, batch.undecoded)
         rest = Decoded(
             by_now.table,
-            batch.left[by_now.good],
-            [(int(batch.left[at]), reason) for at, reason in by_now.dead],
+            batch.undecoded[by_now.good],
+            [(int(batch.undecoded[at]), reason) for at, reason in by_now.errors],
         )
         return merged([(batch.columns.take(pa.array(known)), known)], rest)
 

@@ -1,6 +1,6 @@
 """Single values, one at a time: from what JSON, Avro or a program has to what a column takes.
 
-Each reader takes only what the value is meant to be, and raises a Fault for everything else. Where
+Each reader takes only what the value is meant to be, and raises a Fault foreverything else. Where
 JSON has text for a time, a datetime is as good.
 """
 
@@ -16,8 +16,8 @@ from decimal import Context, Decimal
 from typing import Any
 from uuid import UUID
 
-from millstream.kernels.decode.faults import Fault
-from millstream.kernels.decode.fields import Kind
+from millstream.kernels.decode.decode_error import DecodeError
+from millstream.kernels.decode.fields import ScalarKind
 
 _DECIMAL_PLACES = 9
 _DECIMAL_DIGITS = 38
@@ -37,7 +37,7 @@ _DURATION = re.compile(
     r"([+-])?P(?:(\d+)W|(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d{1,6})?)S)?)?)", re.ASCII
 )
 
-_WANTED: dict[Kind, str] = {
+_WANTED: dict[ScalarKind, str] = {
     "int": "not a whole number",
     "float": "not a number",
     "bool": "not true or false",
@@ -52,7 +52,7 @@ _WANTED: dict[Kind, str] = {
 }
 
 
-def _reader(kind: Kind, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _reader(kind: ScalarKind, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Wrap a reader that gives None, or fails, for what it cannot read."""
 
     def reader(value: Any) -> Any:
@@ -61,7 +61,7 @@ def _reader(kind: Kind, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
         except (ValueError, OverflowError, ArithmeticError, binascii.Error):
             plain = None
         if plain is None:
-            raise Fault(_WANTED[kind], value)
+            raise DecodeError(_WANTED[kind], value)
         return plain
 
     return reader
@@ -69,9 +69,9 @@ def _reader(kind: Kind, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Fault(_WANTED["int"], value)
+        raise DecodeError(_WANTED["int"], value)
     if not _INT_MIN <= value <= _INT_MAX:
-        raise Fault("does not fit into 64 bits", value)
+        raise DecodeError("does not fit into 64 bits", value)
     return value
 
 
@@ -80,19 +80,19 @@ def _float(value: Any) -> float | None:
         return None
     number = float(value) + 0.0  # what JSON writes as -0 is 0 in Python, and -0.0 in Arrow
     if math.isinf(number) and not isinstance(value, float):
-        raise Fault("too large for a number of 64 bits", value)
+        raise DecodeError("too large for a number of 64 bits", value)
     return number
 
 
 def text_of(value: Any) -> str:
     """Read text; a Fault if it is none, or cannot be UTF-8."""
     if not isinstance(value, str):
-        raise Fault(_WANTED["str"], value)
+        raise DecodeError(_WANTED["str"], value)
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise Fault("not valid Unicode", ascii(value)) from None
+            raise DecodeError("not valid Unicode", ascii(value)) from None
     return value
 
 
@@ -100,7 +100,7 @@ def _datetime(value: Any) -> datetime | None:
     if isinstance(value, str):
         if not _DATETIME.fullmatch(value):
             if _DATETIME.match(value) and re.search(r"\.\d{7,}", value):
-                raise Fault("has more than six digits of a second", value)
+                raise DecodeError("has more than six digits of a second", value)
             return None
         value = datetime.fromisoformat(value)
     if not isinstance(value, datetime):
@@ -133,7 +133,7 @@ def _timedelta(value: Any) -> timedelta | None:
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
         microseconds = Decimal(str(value)) * 1_000_000
         if microseconds != microseconds.to_integral_value():
-            raise Fault("has more than six digits of a second", value)
+            raise DecodeError("has more than six digits of a second", value)
         return timedelta(microseconds=int(microseconds))
     found = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if found is None or value[-1] in "PT":
@@ -160,12 +160,12 @@ def _decimal(value: Any) -> Decimal | None:
     if not number.is_finite():
         return None
     if number and number.adjusted() >= _DECIMAL_DIGITS - _DECIMAL_PLACES:
-        raise Fault("has more than 29 digits before the point", value)
+        raise DecodeError("has more than 29 digits before the point", value)
     exponent = number.as_tuple().exponent
     assert isinstance(exponent, int), "a finite number has one"
     too_many = -_DECIMAL_PLACES - exponent
     if too_many > 0 and any(number.as_tuple().digits[-too_many:]):
-        raise Fault(f"has more than {_DECIMAL_PLACES} decimal places", value)
+        raise DecodeError(f"has more than {_DECIMAL_PLACES} decimal places", value)
     return number.quantize(_UNIT, context=_EXACT)
 
 
@@ -181,7 +181,7 @@ def _uuid(value: Any) -> str | None:
     return value.lower() if isinstance(value, str) and _UUID.fullmatch(value) else None
 
 
-READERS: dict[Kind, Callable[[Any], Any]] = {
+READERS: dict[ScalarKind, Callable[[Any], Any]] = {
     "int": _whole,
     "float": _reader("float", _float),
     "bool": _reader("bool", lambda value: value if isinstance(value, bool) else None),

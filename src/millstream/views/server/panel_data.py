@@ -17,14 +17,14 @@ import polars as pl
 from millstream.durations import to_us
 from millstream.kernels.column_types import view_kind
 from millstream.views.panels import Counters, Limits, Lines, Measure, Newest, Panel, Top
-from millstream.views.rows import Query, ReadableStore
+from millstream.views.query import Query, ViewReader
 from millstream.views.server.json_rows import texts
 
 _KEY = "key"
 _MEASURE = "m{}"
 
 
-def panel_data(store: ReadableStore, panel: Panel) -> dict[str, Any]:
+def panel_data(store: ViewReader, panel: Panel) -> dict[str, Any]:
     """Return what a panel shows now.
 
     ``labels`` stand for the columns, with their ``units``; ``rows`` have a value for each. The first
@@ -42,29 +42,29 @@ def panel_data(store: ReadableStore, panel: Panel) -> dict[str, Any]:
         return _limits(store, panel)
     if isinstance(panel, Counters):
         frame = store.select(panel.view, Query()).rows
-        return _told(frame.select(_measured(panel.measures)), panel.measures)
+        return _result(frame.select(_measured(panel.measures)), panel.measures)
     assert isinstance(panel, Newest)
     return _newest(store, panel)
 
 
-def _lines(store: ReadableStore, panel: Lines) -> dict[str, Any]:
-    frame = _recent(store, panel.view, panel.time, panel.last)
+def _lines(store: ViewReader, panel: Lines) -> dict[str, Any]:
+    frame = _newest_interval(store, panel.view, panel.time, panel.last)
     grouped = frame.group_by(pl.col(panel.time).alias(_KEY)).agg(_measured(panel.measures))
-    return _told(grouped.sort(_KEY), panel.measures, panel.time)
+    return _result(grouped.sort(_KEY), panel.measures, panel.time)
 
 
-def _top(store: ReadableStore, panel: Top) -> dict[str, Any]:
+def _top(store: ViewReader, panel: Top) -> dict[str, Any]:
     if panel.time is None:
         frame = store.select(panel.view, Query()).rows
     else:
-        frame = _recent(store, panel.view, panel.time, panel.last)
+        frame = _newest_interval(store, panel.view, panel.time, panel.last)
     grouped = frame.group_by(pl.col(panel.by).alias(_KEY)).agg(_measured(panel.measures))
     # What is equal stands by its name, so that the order is the same each time.
     most = grouped.sort([_MEASURE.format(0), _KEY], descending=[True, False], nulls_last=True)
-    return _told(most.head(panel.rows), panel.measures, panel.by)
+    return _result(most.head(panel.rows), panel.measures, panel.by)
 
 
-def _limits(store: ReadableStore, panel: Limits) -> dict[str, Any]:
+def _limits(store: ViewReader, panel: Limits) -> dict[str, Any]:
     frame = store.select(panel.view, Query()).rows
     if panel.newest is not None:
         newest = pl.DataFrame({"label": frame[panel.label], "by": frame[panel.newest]})
@@ -82,12 +82,12 @@ def _limits(store: ReadableStore, panel: Limits) -> dict[str, Any]:
     return _columns(chosen, columns)
 
 
-def _newest(store: ReadableStore, panel: Newest) -> dict[str, Any]:
+def _newest(store: ViewReader, panel: Newest) -> dict[str, Any]:
     frame = store.select(panel.view, Query(order=(f"-{panel.by}",), limit=panel.rows)).rows
     return _columns(frame, [(name, "") for name in dict.fromkeys((panel.by, *panel.show))])
 
 
-def _recent(store: ReadableStore, view: str, time: str, last: str) -> pl.DataFrame:
+def _newest_interval(store: ViewReader, view: str, time: str, last: str) -> pl.DataFrame:
     """Return the rows of the newest stretch of a column of times."""
     newest = store.select(view, Query(order=(f"-{time}",), limit=1)).rows
     at = newest[time].drop_nulls()
@@ -119,7 +119,7 @@ def _rounded(value: pl.Expr, places: int | None) -> pl.Expr:
     return value if places is None else value.round(places)
 
 
-def _told(
+def _result(
     frame: pl.DataFrame, measures: Sequence[Measure], first: str | None = None
 ) -> dict[str, Any]:
     heads = [] if first is None else [(first, "")]

@@ -3,7 +3,7 @@
 ======================================  ===========================================================
 ``/``                                   the page
 ``/views``                              all views: app, columns, key, rows, newest change
-``/views/NAME``                         rows; parameters as in `words.py`; JSON, or CSV if accepted
+``/views/NAME``                         rows; parameters as in `query_params.py`; JSON, or CSV if accepted
 ``/views/NAME/changes``                 server-sent events: changes after ``since=``
 ``/apps``                               the apps there are
 ``/apps/NAME/status``                   what an app is doing
@@ -32,7 +32,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from millstream.answering import NO_STORE, KnownHosts, error_answer, event_answer, json_answer
 from millstream.errors import (
     ConfigError,
     MillstreamError,
@@ -40,15 +39,27 @@ from millstream.errors import (
     RetriableError,
     UnknownViewError,
 )
-from millstream.views.fed import note_on, to_plain
-from millstream.views.position import covers
-from millstream.views.rows import Query
+from millstream.http import (
+    NO_STORE,
+    AllowedHosts,
+    error_response,
+    event_stream_response,
+    json_response,
+)
+from millstream.views.coverage import partial_note, spans_to_json
+from millstream.views.position import is_reached
+from millstream.views.query import Query
 from millstream.views.server.assets import Assets
-from millstream.views.server.catalogue import Catalogue, Place
+from millstream.views.server.catalog import ViewCatalog, ViewRef
+from millstream.views.server.event_streams import ViewStreams, change_id
 from millstream.views.server.json_rows import csv, objects
-from millstream.views.server.streams import Streams, change_id
-from millstream.views.server.watch import Reading, Watch
-from millstream.views.server.words import change_of, position_of, query_of, timeout_of
+from millstream.views.server.query_params import (
+    parse_change_id,
+    parse_position,
+    parse_query,
+    parse_timeout,
+)
+from millstream.views.server.store_watcher import ReadExecutor, StoreWatcher
 
 _log = logging.getLogger(__name__)
 _STATUS: Sequence[tuple[type[MillstreamError], int]] = (
@@ -60,7 +71,9 @@ _STATUS: Sequence[tuple[type[MillstreamError], int]] = (
 )
 
 
-def application(catalogue: Catalogue, *, hosts: frozenset[str] | None) -> tuple[Starlette, Watch]:
+def application(
+    catalogue: ViewCatalog, *, hosts: frozenset[str] | None
+) -> tuple[Starlette, StoreWatcher]:
     """Return the server as an ASGI application, and its watch.
 
     Args:
@@ -68,29 +81,29 @@ def application(catalogue: Catalogue, *, hosts: frozenset[str] | None) -> tuple[
             have its own name point to this machine, and read what is served here.
 
     """
-    server = Server(catalogue)
+    server = ViewRoutes(catalogue)
     app = Starlette(
         routes=server.routes(),
         exception_handlers={
-            MillstreamError: _failed,
-            HTTPException: _refused,
-            Exception: _broken,
+            MillstreamError: _error_response,
+            HTTPException: _not_found_response,
+            Exception: _internal_error_response,
         },
         lifespan=server.lifespan,
     )
     if hosts is not None:
-        app.add_middleware(KnownHosts, hosts=hosts)
-    return app, server.watch
+        app.add_middleware(AllowedHosts, hosts=hosts)
+    return app, server.watcher
 
 
-class Server:
+class ViewRoutes:
     """Answers requests from the stores of a catalogue."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: ViewCatalog) -> None:
         self._catalogue = catalogue
-        self._reading = Reading()
-        self.watch = Watch(catalogue, self._reading)
-        self._streams = Streams(catalogue, self._reading, self.watch)
+        self._executor = ReadExecutor()
+        self.watcher = StoreWatcher(catalogue, self._executor)
+        self._streams = ViewStreams(catalogue, self._executor, self.watcher)
         self._assets = Assets()
 
     def routes(self) -> list[Route]:
@@ -113,7 +126,7 @@ class Server:
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         """Watch the stores while the server runs."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.watch.run)
+            tasks.start_soon(self.watcher.run)
             yield
             tasks.cancel_scope.cancel()
 
@@ -130,58 +143,58 @@ class Server:
 
     async def views(self, _: Request) -> Response:
         def read() -> list[dict[str, Any]]:
-            return [_described(place) for place in self._catalogue.places()]
+            return [_view_json(place) for place in self._catalogue.views()]
 
-        return json_answer({"views": await self._reading.run(read)})
+        return json_response({"views": await self._executor.run(read)})
 
     async def rows(self, request: Request) -> Response:
-        place = await self._place(request)
-        query = query_of(request.query_params.multi_items(), place.schema)
+        place = await self._view(request)
+        query = parse_query(request.query_params.multi_items(), place.schema)
         if "at_least" in request.query_params:
             await self._wait(place, request)
         assert query.limit is not None, "there is a default"
         one_more = Query(query.where, query.between, query.order, query.limit + 1)
-        found = await self._reading.run(lambda: place.store.select(place.schema.name, one_more))
+        found = await self._executor.run(lambda: place.store.select(place.schema.name, one_more))
         rows = found.rows.head(query.limit)
         if "text/csv" in request.headers.get("accept", ""):
-            text = await self._reading.run(lambda: csv(rows, found.schema))
+            text = await self._executor.run(lambda: csv(rows, found.schema))
             return Response(text, media_type="text/csv; charset=utf-8", headers=NO_STORE)
         head = {
-            **_named(place),
-            "change": found.change,
-            "change_id": change_id(found.change, found.made),
+            **_schema_json(place),
+            "change": found.newest_change,
+            "change_id": change_id(found.newest_change, found.view_id),
             "batch_id": found.batch_id,
             "position": found.position,
-            "fed": to_plain(found.fed),
-            "note": note_on(found.fed),
+            "coverage": spans_to_json(found.coverage),
+            "note": partial_note(found.coverage),
             "more": found.rows.height > query.limit,
         }
-        lines = ",\n".join(await self._reading.run(lambda: objects(rows, found.schema)))
+        lines = ",\n".join(await self._executor.run(lambda: objects(rows, found.schema)))
         text = f'{json.dumps(head, ensure_ascii=False)[:-1]}, "rows": [\n{lines}\n]}}\n'
         return Response(text, media_type="application/json", headers=NO_STORE)
 
-    async def _place(self, request: Request) -> Place:
+    async def _view(self, request: Request) -> ViewRef:
         view, app = request.path_params["view"], request.query_params.get("app")
-        return await self._reading.run(lambda: self._catalogue.find(view, app))
+        return await self._executor.run(lambda: self._catalogue.find(view, app))
 
-    async def _wait(self, place: Place, request: Request) -> None:
+    async def _wait(self, place: ViewRef, request: Request) -> None:
         """Wait until a view reflects the position that the request asks for.
 
         Raises:
             RetriableError: it did not in time.
         """
-        asked = position_of(request.query_params["at_least"])
-        timeout_s = timeout_of(request.query_params.get("timeout"))
+        asked = parse_position(request.query_params["at_least"])
+        timeout_s = parse_timeout(request.query_params.get("timeout"))
         end = anyio.current_time() + timeout_s
         seen: tuple[int, ...] = ()
         while True:
-            reached = await self._reading.run(lambda: place.store.position(place.schema.name))
-            if covers(reached, asked):
+            reached = await self._executor.run(lambda: place.store.position(place.schema.name))
+            if is_reached(reached, asked):
                 return
             left = end - anyio.current_time()
-            if left <= 0 or self.watch.closing.is_set():
+            if left <= 0 or self.watcher.closing.is_set():
                 break
-            seen = await self.watch.newer(place.store_name, seen, left)
+            seen = await self.watcher.wait_for_newer(place.store_name, seen, left)
         raise RetriableError(
             f"The view {place.schema.name!r} has not reached {json.dumps(asked)} within "
             f"{timeout_s:g} s; it is at {json.dumps(reached)}. Ask again, wait longer with timeout=, "
@@ -189,48 +202,48 @@ class Server:
         )
 
     async def changes(self, request: Request) -> Response:
-        place = await self._place(request)
+        place = await self._view(request)
         resumed = request.headers.get("last-event-id")
         made = ""
         if resumed is not None:
-            since, made = change_of(resumed, "Last-Event-ID")
+            since, made = parse_change_id(resumed, "Last-Event-ID")
         elif "since" in request.query_params:
-            since, made = change_of(request.query_params["since"], "since")
+            since, made = parse_change_id(request.query_params["since"], "since")
         else:
-            newest = await self._reading.run(place.store.newest_changes)
+            newest = await self._executor.run(place.store.newest_changes)
             since = newest[place.schema.name]
-        return event_answer(self._streams.changes(place, since, made))
+        return event_stream_response(self._streams.changes(place, since, made))
 
     # Apps.
 
     async def apps(self, _: Request) -> Response:
-        return json_answer({"apps": await self._reading.run(self._catalogue.apps)})
+        return json_response({"apps": await self._executor.run(self._catalogue.apps)})
 
     async def status(self, request: Request) -> Response:
-        return json_answer(await self._streams.status(request.path_params["app"]))
+        return json_response(await self._streams.status(request.path_params["app"]))
 
     async def status_changes(self, request: Request) -> Response:
         app = request.path_params["app"]
-        self._catalogue.home(app)
-        return event_answer(self._streams.live(app, panels=False))
+        self._catalogue.state_store(app)
+        return event_stream_response(self._streams.live(app, panels=False))
 
     async def live(self, request: Request) -> Response:
         app = request.path_params["app"]
-        self._catalogue.home(app)
-        return event_answer(self._streams.live(app))
+        self._catalogue.state_store(app)
+        return event_stream_response(self._streams.live(app))
 
     async def graph(self, request: Request) -> Response:
         app = request.path_params["app"]
-        store = self._catalogue.home(app)
-        found = await self._reading.run(lambda: store.description(app, "graph"))
-        return json_answer({"app": app, **(found or {"nodes": [], "edges": []})})
+        store = self._catalogue.state_store(app)
+        found = await self._executor.run(lambda: store.description(app, "graph"))
+        return json_response({"app": app, **(found or {"nodes": [], "edges": []})})
 
     async def dashboard(self, request: Request) -> Response:
         app = request.path_params["app"]
-        return json_answer({"app": app, "panels": await self._streams.panels(app)})
+        return json_response({"app": app, "panels": await self._streams.panels(app)})
 
 
-def _named(place: Place) -> dict[str, Any]:
+def _schema_json(place: ViewRef) -> dict[str, Any]:
     columns = [{"name": name, "type": kind} for name, kind in place.schema.columns]
     return {
         "app": place.app,
@@ -240,36 +253,36 @@ def _named(place: Place) -> dict[str, Any]:
     }
 
 
-def _described(place: Place) -> dict[str, Any]:
+def _view_json(place: ViewRef) -> dict[str, Any]:
     name = place.schema.name
     return {
-        **_named(place),
+        **_schema_json(place),
         "rows": place.store.count(name),
         "change": place.store.newest_changes().get(name, 0),
         "position": place.store.position(name),
-        "note": note_on(place.store.fed(name)),
+        "note": partial_note(place.store.coverage(name)),
     }
 
 
-async def _failed(_: Request, error: Exception) -> Response:
+async def _error_response(_: Request, error: Exception) -> Response:
     """Answer with an error of ours: its class, its message, and a status that says what to do."""
     status = next(code for kind, code in _STATUS if isinstance(error, kind))
     more = {}
     if isinstance(error, OffsetOutOfRangeError):
         more = {"start": error.start, "end": error.end}
-    return error_answer(type(error).__name__, str(error), status, **more)
+    return error_response(type(error).__name__, str(error), status, **more)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _not_found_response(request: Request, error: Exception) -> Response:
     """Answer what has no address here."""
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}"
     message = f"There is nothing to {what} here. Addresses are /views, /apps and the page at /."
-    return error_answer("UnknownAddress", message, error.status_code)
+    return error_response("UnknownAddress", message, error.status_code)
 
 
-async def _broken(request: Request, error: Exception) -> Response:
+async def _internal_error_response(request: Request, error: Exception) -> Response:
     _log.error("%s failed", request.url.path, exc_info=error)
-    return error_answer(
+    return error_response(
         "Defect", f"The server failed ({type(error).__name__}); its log says where.", 500
     )

@@ -18,20 +18,20 @@ from typing import Any
 
 from millstream.errors import MillstreamError
 from millstream.kernels.routing import LEDGER_COUNTS
-from millstream.kernels.watermarks import UNSEEN
+from millstream.kernels.time.watermarks import NO_WATERMARK
 from millstream.log.reader import LogReader
-from millstream.views.failure import last_failure
-from millstream.views.fed import note_on, to_plain
-from millstream.views.ledger import late_once
-from millstream.views.running import runs_alive
-from millstream.views.store_reading import StoreReading
+from millstream.views.commit.ledger import count_late_once
+from millstream.views.coverage import partial_note, spans_to_json
+from millstream.views.runs.control_files import active_runs
+from millstream.views.runs.failure import last_failure
+from millstream.views.state_store.reader import StateStoreReader
 
 _SAMPLES = 300
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass
-class Books:
+class LedgerTotals:
     """The ledger of an app, added up batch by batch as it grows."""
 
     total: dict[str, Counter[str]] = field(default_factory=dict)
@@ -66,30 +66,30 @@ class AppStatus:
         self._log_folder = log
         self._log = LogReader(log)
         self._lock = threading.Lock()
-        self._store: StoreReading | None = None
-        self._books = Books()
+        self._store: StateStoreReader | None = None
+        self._ledger = LedgerTotals()
         self._samples: deque[tuple[str, int]] = deque(maxlen=_SAMPLES)  # when, read in all
 
-    def read(self, store: StoreReading) -> dict[str, Any]:
+    def read(self, store: StateStoreReader) -> dict[str, Any]:
         """Return the status as it is now; the store may be another one than the last time."""
         with self._lock:
             if store is not self._store:
-                self._store, self._books = store, Books()
+                self._store, self._ledger = store, LedgerTotals()
                 self._samples.clear()
                 self._log.close()  # the log may be another one, too
                 self._log = LogReader(self._log_folder)
             told = store.status(self._app)
-            self._books.add(store.ledger(self._app, since=self._books.next_batch_id))
-            return self._put_together(told, store)
+            self._ledger.add(store.ledger(self._app, since=self._ledger.next_batch_id))
+            return self._assemble(told, store)
 
-    def _put_together(self, told: Mapping[str, Any], store: StoreReading) -> dict[str, Any]:
+    def _assemble(self, told: Mapping[str, Any], store: StateStoreReader) -> dict[str, Any]:
         graph = store.description(self._app, "graph") or {"nodes": [], "edges": []}
         sources = [node["step"] for node in graph["nodes"] if node["id"].startswith("source-")]
-        read = self._books.sum("read", sources or list(told.get("sources", {})))
+        read = self._ledger.sum("read", sources or list(told.get("sources", {})))
         if told and (not self._samples or self._samples[-1][0] != told["at"]):
             self._samples.append((told["at"], read))
         partitions = list(self._partitions(told, store.position(self._app)))
-        runs = runs_alive(self._folder)
+        runs = active_runs(self._folder)
         failure = last_failure(self._folder)
         names = ("dead", "filtered", "duplicate")
         plain = ("batch_id", "at", "duration_ms", "behind_s", "watermark", "state_bytes")
@@ -103,25 +103,27 @@ class AppStatus:
             **{name: told.get(name) for name in plain},
             "totals": {
                 "read": read,
-                "late": late_once(graph, self._books.by_step("late")) if graph["nodes"] else 0,
-                **{name: self._books.sum(name) for name in names},
+                "late": count_late_once(graph, self._ledger.by_step("late"))
+                if graph["nodes"]
+                else 0,
+                **{name: self._ledger.sum(name) for name in names},
             },
             "unread": sum(partition["unread"] or 0 for partition in partitions),
             "partitions": partitions,
             "steps": list(_steps(told)),
-            "facts": told.get("facts", {}),
+            "gauges": told.get("gauges", {}),
             "forgotten_producers": told.get("forgotten_producers", {}),
-            "ledger": {"last": _lines(self._books.last), "total": _lines(self._books.total)},
+            "ledger": {"last": _lines(self._ledger.last), "total": _lines(self._ledger.total)},
             "throughput": list(self._throughput(told)),
             "views": store.newest_changes(),
             "outputs": [
                 {
                     "name": name,
-                    "place": place,
-                    "fed": to_plain(one.spans),
-                    "note": note_on(one.spans),
+                    "sink": sink,
+                    "coverage": spans_to_json(one.spans),
+                    "note": partial_note(one.spans),
                 }
-                for (name, place), one in store.outputs(self._app).items()
+                for (name, sink), one in store.outputs(self._app).items()
             ],
         }
 
@@ -140,7 +142,7 @@ class AppStatus:
     ) -> Iterator[dict[str, Any]]:
         topics = [source["topic"] for source in told.get("sources", {}).values()]
         for topic in dict.fromkeys([*topics, *position]):
-            reached, idle = _clock_of(told, topic)
+            reached, idle = _event_time_of(told, topic)
             ends = self._ends(topic, told)
             for number in sorted({*ends, *map(int, position.get(topic, {}))}):
                 read = int(position.get(topic, {}).get(str(number), 0))
@@ -151,7 +153,7 @@ class AppStatus:
                     "position": read,
                     "end": end,
                     "unread": None if end is None else max(0, end - read),
-                    "watermark": _watermark(reached.get(str(number), UNSEEN)),
+                    "watermark": _watermark(reached.get(str(number), NO_WATERMARK)),
                     "idle": number in idle,
                 }
 
@@ -163,7 +165,7 @@ class AppStatus:
         return {int(number): None for of, _, number in names if of == topic}
 
 
-def _clock_of(told: Mapping[str, Any], topic: str) -> tuple[Mapping[str, int], Sequence[int]]:
+def _event_time_of(told: Mapping[str, Any], topic: str) -> tuple[Mapping[str, int], Sequence[int]]:
     """Return how far each partition of a topic is in event time, and which are idle."""
     names = [name for name, source in told.get("sources", {}).items() if source["topic"] == topic]
     for operator in told.get("time", {}).values():
@@ -196,7 +198,7 @@ def _lines(books: Mapping[str, Counter[str]]) -> list[dict[str, Any]]:
 
 
 def _watermark(at_us: int) -> str | None:
-    return None if at_us <= UNSEEN else _text(_START + timedelta(microseconds=at_us))
+    return None if at_us <= NO_WATERMARK else _text(_START + timedelta(microseconds=at_us))
 
 
 def _moment(seconds: float) -> datetime:

@@ -18,12 +18,12 @@ import polars as pl
 import pytest
 
 import millstream as ms
-from millstream.views.commit import BatchOutcome
-from millstream.views.outputs import open_targets
+from millstream.views.commit.committer import BatchResult
+from millstream.views.commit.open_committer import open_committer
+from millstream.views.commit.time_status import time_status
 from millstream.views.panels import to_plain
-from millstream.views.progress import Progress
-from millstream.views.server.serving import serve
-from millstream.views.time_status import time_status
+from millstream.views.runs.progress import Progress
+from millstream.views.server.server import serve
 
 NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
 TOPIC = "ad-events"
@@ -87,14 +87,16 @@ class Ads:
         self.app = app = pipeline(self.log)
         self.plan = app.plan()
         home = app.folder / "views.db"
-        self.targets = self._open.enter_context(open_targets(self.plan, home, self.log))
-        self.targets.home.describe("ads", "dashboard", [to_plain(panel) for panel in app.panels])
+        self.targets = self._open.enter_context(open_committer(self.plan, home, self.log))
+        self.targets.state_store.put_description(
+            "ads", "dashboard", [to_plain(panel) for panel in app.panels]
+        )
         self.batch_id = self.targets.begin_run("main", "one")
         self.read = 0
 
     @property
     def home(self):
-        return self.targets.home
+        return self.targets.state_store
 
     def commit(self, *rows, spent=None, stopped=None, late=0, unread=0):
         """Commit a batch of rates: (minute, ad, shown, clicked, cost) each."""
@@ -124,10 +126,10 @@ class Ads:
         self._producer.flush()
         self.read += events
         watermark_us = max(int(minute.timestamp() * 1_000_000) for minute in minutes)
-        outcome = BatchOutcome(
+        outcome = BatchResult(
             steps=self.plan.steps,
             rows=made,
-            books={
+            step_counts={
                 TOPIC: Counter(read=events, emitted=events, made=events),
                 WINDOWS: Counter(read=events, held=events - late, late=late, made=len(rows)),
             },
@@ -173,7 +175,7 @@ class Ads:
         )
         before = self.home.status("ads")
         told = time_status(before, self.plan, outcome, self.batch_id, at)
-        return {**progress.to_dict(), "forgotten_producers": {}, "facts": {}, **told}
+        return {**progress.to_dict(), "forgotten_producers": {}, "gauges": {}, **told}
 
     def close(self):
         self._open.close()
@@ -182,7 +184,7 @@ class Ads:
 @pytest.fixture
 def ads(tmp_path, monkeypatch):
     """The app, whose batches are made up: their ledgers have only what the page shows."""
-    monkeypatch.setattr(BatchOutcome, "check_balance", lambda *_: None)
+    monkeypatch.setattr(BatchResult, "check_balance", lambda *_: None)
     opened = Ads(tmp_path)
     yield opened
     opened.close()

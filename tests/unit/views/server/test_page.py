@@ -9,12 +9,12 @@ from decimal import Decimal
 import pytest
 
 from millstream.errors import ConfigError
-from millstream.views.failure import failure_noted
-from millstream.views.outputs import open_targets
-from millstream.views.reading import store_path
-from millstream.views.running import marked
-from millstream.views.server.serving import serve
-from millstream.views.store import ViewStore
+from millstream.views.commit.open_committer import open_committer
+from millstream.views.reader import state_store_path
+from millstream.views.runs.control_files import hold_run_lock
+from millstream.views.runs.failure import record_failure
+from millstream.views.server.server import serve
+from millstream.views.state_store.store import StateStore
 
 pytestmark = pytest.mark.thorough
 WAIT_MS = 60_000
@@ -135,7 +135,7 @@ def test_a_crashed_app_is_red_with_reason_time_and_the_way_on(ads, show):
     page = show()
     expect_text(page, "[data-count=unread]", "11")
     assert page.locator("#failure").is_hidden()
-    with pytest.raises(ConfigError), failure_noted(ads.log / "apps" / "ads", lambda: 0.0):
+    with pytest.raises(ConfigError), record_failure(ads.log / "apps" / "ads", lambda: 0.0):
         raise ConfigError("the field 'cost' is gone.")
     page.wait_for_selector("#failure:not([hidden])")
     shown = page.locator("#failure").inner_text()
@@ -144,7 +144,7 @@ def test_a_crashed_app_is_red_with_reason_time_and_the_way_on(ads, show):
     assert text_of(page, "#state-text").startswith("Failed")
     red = page.evaluate("getComputedStyle(document.querySelector('#state .dot')).backgroundColor")
     assert red == "rgb(179, 38, 30)"
-    with marked(ads.log / "apps" / "ads", 3):
+    with hold_run_lock(ads.log / "apps" / "ads", 3):
         page.wait_for_selector("#failure", state="hidden")
 
 
@@ -276,8 +276,8 @@ def test_a_log_without_apps_says_what_to_do_and_shows_the_first_that_comes(tmp_p
         page.goto(serving.url)
         page.wait_for_selector("#empty:not([hidden])")
         folder = tmp_path / "apps" / "first"
-        ViewStore(folder / "views.db").close()
-        with marked(folder, 1):
+        StateStore(folder / "views.db").close()
+        with hold_run_lock(folder, 1):
             expect_text(page, "#app-name", "first")
             expect_text(page, "#state-text", "Running · no batch yet")
             assert text_of(page, "[data-count=throughput]") == "\u2013"
@@ -288,7 +288,7 @@ def test_a_log_without_apps_says_what_to_do_and_shows_the_first_that_comes(tmp_p
 def test_a_view_that_was_left_out_for_a_run_says_so_above_its_rows(ads, show):
     given(ads)
     ads.app.outputs = [one for one in ads.app.outputs if one.name != "budgets"]
-    with open_targets(ads.app.plan(), store_path(ads.log, "ads"), ads.log) as without:
+    with open_committer(ads.app.plan(), state_store_path(ads.log, "ads"), ads.log) as without:
         without.begin_run("main", "one")
     page = show()
     page.wait_for_selector("#rows tbody td")

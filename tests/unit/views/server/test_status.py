@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from millstream.errors import ConfigError
-from millstream.views.failure import failure_noted
-from millstream.views.running import marked
+from millstream.views.runs.control_files import hold_run_lock
+from millstream.views.runs.failure import record_failure
 
 TOPIC = "ad-events"
 WINDOWS = "tumbling(1 minute) by ad_id"
@@ -50,7 +50,7 @@ def test_the_books_go_on_from_one_look_to_the_next(ads, server):
 
 def test_an_app_runs_while_its_process_says_so(ads, server):
     assert not server.json("/apps/ads/status")["running"]
-    with marked(ads.log / "apps" / "ads", 3):
+    with hold_run_lock(ads.log / "apps" / "ads", 3):
         told = server.json("/apps/ads/status")
         assert told["running"]
         assert told["runs"][0]["run"] == 3
@@ -60,7 +60,7 @@ def test_an_app_runs_while_its_process_says_so(ads, server):
 def test_a_crashed_app_is_told_with_reason_time_and_the_way_on(ads, server):
     assert server.json("/apps/ads/status")["failure"] is None
     home = ads.log / "apps" / "ads"
-    with pytest.raises(ConfigError), failure_noted(home, lambda: 0.0):
+    with pytest.raises(ConfigError), record_failure(home, lambda: 0.0):
         raise ConfigError("the field is gone.")
     failure = server.json("/apps/ads/status")["failure"]
     assert (failure["at"], failure["reason"]) == (

@@ -6,9 +6,9 @@ bytes are those that Spark's functions of the same names write and read: ``hll_s
 cannot take values back.
 """
 
-from millstream.kernels.aggregates.sketches.frequent import FrequentItems
+from millstream.kernels.aggregates.sketches.deferred import DeferredSketch
+from millstream.kernels.aggregates.sketches.frequent_items import FrequentItems
 from millstream.kernels.aggregates.sketches.hll import Hll
 from millstream.kernels.aggregates.sketches.kll import Kll
-from millstream.kernels.aggregates.sketches.waiting import WaitingSketch
 
-__all__ = ["FrequentItems", "Hll", "Kll", "WaitingSketch"]
+__all__ = ["DeferredSketch", "FrequentItems", "Hll", "Kll"]

@@ -51,9 +51,9 @@ class Hll(Sketch):
     """
 
     lg_k: int = 12
-    word: ClassVar[str] = "HLL"
-    exact: ClassVar[str] = 'ms.distinct with method="exact"'
-    takes_words: ClassVar[str] = "numbers, booleans, text, dates, times and durations"
+    display_name: ClassVar[str] = "HLL"
+    exact_alternative: ClassVar[str] = 'ms.distinct with method="exact"'
+    accepted_types: ClassVar[str] = "numbers, booleans, text, dates, times and durations"
 
     @property
     def kind(self) -> str:
@@ -63,10 +63,10 @@ class Hll(Sketch):
     def result_type(self) -> pl.DataType:
         return pl.Int64()
 
-    def takes(self, dtype: pl.DataType) -> bool:
+    def accepts(self, dtype: pl.DataType) -> bool:
         return dtype.is_numeric() or dtype.is_temporal() or dtype in (pl.Boolean, pl.String)
 
-    def seen(self) -> pl.Expr:
+    def sketch_input(self) -> pl.Expr:
         dtype = self.dtype
         assert dtype is not None
         if dtype == pl.String or dtype.is_decimal():
@@ -83,7 +83,7 @@ class Hll(Sketch):
         if self.of_sketches:
             made = over_groups(self.value, lambda lists: self._merged(name, lists), pl.Binary())
         else:
-            made = over_groups(self.seen(), self._made, pl.Binary())
+            made = over_groups(self.sketch_input(), self._made, pl.Binary())
         return [made.alias(self._column(name))]
 
     def merge(self, name: str) -> list[pl.Expr]:

@@ -18,23 +18,23 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.aggregates.protocol import is_number
+from millstream.kernels.aggregates.sketches.deferred import DeferredSketch
 from millstream.kernels.aggregates.sketches.kll_levels import Levels
 from millstream.kernels.aggregates.sketches.sketch import datasketches
-from millstream.kernels.aggregates.sketches.waiting import WaitingSketch
 
 K_MIN, K_MAX = 8, 65535
 
 
 @dataclass(frozen=True)
-class Kll(WaitingSketch):
+class Kll(DeferredSketch):
     """Quantiles of numbers, as floats, by the nearest rank. What is not a number is left out."""
 
     k: int = 200
     shares: tuple[float, ...] = ()
     several: bool = False
-    word: ClassVar[str] = "KLL"
-    exact: ClassVar[str] = 'ms.quantile or ms.quantiles with method="exact"'
-    takes_words: ClassVar[str] = "numbers and Decimals"
+    display_name: ClassVar[str] = "KLL"
+    exact_alternative: ClassVar[str] = 'ms.quantile or ms.quantiles with method="exact"'
+    accepted_types: ClassVar[str] = "numbers and Decimals"
 
     @property
     def kind(self) -> str:
@@ -45,16 +45,16 @@ class Kll(WaitingSketch):
         return pl.List(pl.Float64) if self.several else pl.Float64()
 
     @property
-    def waiting_type(self) -> pl.DataType:
+    def deferred_type(self) -> pl.DataType:
         return pl.Float64()
 
-    def takes(self, dtype: pl.DataType) -> bool:
+    def accepts(self, dtype: pl.DataType) -> bool:
         return is_number(dtype)
 
-    def seen(self) -> pl.Expr:
+    def sketch_input(self) -> pl.Expr:
         return self.value.cast(pl.Float64)
 
-    def put_together(self, sketches: Sequence[bytes], table: pl.DataFrame) -> bytes:
+    def build(self, sketches: Sequence[bytes], table: pl.DataFrame) -> bytes:
         whole = Levels(self.k)
         for image in sketches:
             part = Levels.read(image)

@@ -16,11 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from millstream.kernels.keyhash import mix
-
-Floats = npt.NDArray[np.float64]
+from millstream.kernels.arrays import Float64s
+from millstream.kernels.state.keyhash import mix
 
 _EMPTY, _SORTED, _SINGLE = 1, 2, 4
 _FAMILY = 15
@@ -38,7 +36,7 @@ class Levels:
     count: int = 0
     least: float = 0.0
     most: float = 0.0
-    levels: list[Floats] = field(default_factory=list)
+    levels: list[Float64s] = field(default_factory=list)
 
     @classmethod
     def read(cls, image: bytes) -> Levels:
@@ -73,7 +71,7 @@ class Levels:
             raise ValueError("they are not as long as they say")
         return cls(k, count, least, most, np.split(values, ends[:-1]))
 
-    def take(self, values: Floats) -> None:
+    def take(self, values: Float64s) -> None:
         """Put values in; none of them is not a number."""
         if len(values):
             self._join(len(values), float(values.min()), float(values.max()), [values])
@@ -83,7 +81,7 @@ class Levels:
         if other.count:
             self._join(other.count, other.least, other.most, other.levels)
 
-    def _join(self, count: int, least: float, most: float, levels: Sequence[Floats]) -> None:
+    def _join(self, count: int, least: float, most: float, levels: Sequence[Float64s]) -> None:
         self.least = min(self.least, least) if self.count else least
         self.most = max(self.most, most) if self.count else most
         self.count += count
@@ -131,14 +129,14 @@ class Levels:
         self.levels[n + 1] = np.sort(np.concatenate([self.levels[n + 1], chosen]))
 
 
-def _coin(values: Floats, level: int) -> int:
+def _coin(values: Float64s, level: int) -> int:
     with np.errstate(over="ignore"):
         words = mix(values.view(np.uint64) + np.uint64(level)).sum(dtype=np.uint64)
     return int(mix(words.reshape(1))[0] >> np.uint64(63))
 
 
 def _width(k: int, height: int, level: int) -> int:
-    """Give the number of values with which a level is full: two thirds of that of the one above."""
+    """Return the number of values with which a level is full: two thirds of that of the one above."""
     depth = height - level - 1
     if depth > _DEPTH_MAX:  # in two steps, each rounded, as DataSketches does
         return max(_LEVEL_MIN, _two_thirds(_two_thirds(k, depth // 2), depth - depth // 2))

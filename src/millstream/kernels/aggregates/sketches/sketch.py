@@ -47,20 +47,20 @@ class Sketch(OverValue, ABC):
                 name, self.value, type_of, lambda dtype: dtype == pl.Binary, "sketches, as bytes"
             )
         else:
-            dtype = checked_type(name, self.value, type_of, self.takes, self.takes_words)
+            dtype = checked_type(name, self.value, type_of, self.accepts, self.accepted_types)
         return replace(self, dtype=dtype)
 
-    def for_changes(self) -> Aggregate:
+    def for_retractions(self) -> Aggregate:
         raise ConfigError(
-            f"A {self.word} sketch is over rows that can be taken back, which no sketch can do. "
-            f"Use {self.exact} instead: it is exact."
+            f"A {self.display_name} sketch is over rows that can be taken back, which no sketch can do. "
+            f"Use {self.exact_alternative} instead: it is exact."
         )
 
     def _column(self, name: str) -> str:
         return f"{name}.{self.kind}"
 
-    def seen(self) -> pl.Expr:
-        """Give the values as the sketch is to see them."""
+    def sketch_input(self) -> pl.Expr:
+        """Return the values as the sketch is to see them."""
         return self.value
 
     def _or_error(self, name: str, made: Callable[[], bytes]) -> bytes:
@@ -68,15 +68,15 @@ class Sketch(OverValue, ABC):
             return made()
         except (ValueError, RuntimeError, IndexError) as error:
             raise UserCodeError(
-                f"The aggregate {name!r} was given bytes that are no {self.word} sketch that it "
+                f"The aggregate {name!r} was given bytes that are no {self.display_name} sketch that it "
                 f"can merge ({error}). Give it sketches made with the same settings."
             ) from error
 
     # ── what a kind of sketch is ────────────────────────────────────────────────────────────
 
-    word: ClassVar[str]  # what it is called in errors ...
-    exact: ClassVar[str]  # ... and what to use in its place
-    takes_words: ClassVar[str]
+    display_name: ClassVar[str]  # what it is called in errors ...
+    exact_alternative: ClassVar[str]  # ... and what to use in its place
+    accepted_types: ClassVar[str]
 
     @property
     @abstractmethod
@@ -88,8 +88,8 @@ class Sketch(OverValue, ABC):
     def result_type(self) -> pl.DataType: ...
 
     @abstractmethod
-    def takes(self, dtype: pl.DataType) -> bool:
-        """Say whether values of a type can be sketched."""
+    def accepts(self, dtype: pl.DataType) -> bool:
+        """Return whether values of a type can be sketched."""
 
     @abstractmethod
     def merged(self, sketches: list[bytes]) -> bytes:

@@ -1,0 +1,1 @@
+"""Consumer groups: members, generations, rebalances, and the writing of committed offsets."""

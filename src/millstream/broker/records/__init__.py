@@ -1,0 +1,1 @@
+"""Record batches from clients: validation, and the thread that appends them."""

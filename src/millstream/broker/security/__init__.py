@@ -1,0 +1,1 @@
+"""Authentication and TLS: users, SASL/PLAIN, certificates."""

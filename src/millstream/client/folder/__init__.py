@@ -1,0 +1,1 @@
+"""The log in a folder: the same cast of modules as client.kafka."""

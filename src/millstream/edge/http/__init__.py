@@ -1,0 +1,1 @@
+"""HTTP: parsing requests, appending events, records as server-sent events, and access control."""

@@ -1,0 +1,1 @@
+"""StatsD over UDP: datagrams, the metrics in them, and what was lost."""

@@ -1,0 +1,131 @@
+"""HTTP responses of all our servers, and a server in a thread of this process.
+
+An error is ``{"error": {"kind": …, "message": …}}`` with a status that says what to do: 400 correct the
+request, 404 correct the name, 410 start over, 429 slow down, 503 try again.
+
+Needs starlette and uvicorn, the extra ``ui``: see :func:`millstream.listen_address.web_library_missing`.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.responses import Response, StreamingResponse
+
+from millstream.errors import MillstreamError
+
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+RETRY_AFTER_S = 1
+NO_STORE = {"Cache-Control": "no-store"}
+_ENDS_S = 3  # for running requests when the server ends
+_POLL_S = 0.01
+_LATER = (429, 503)
+
+
+def json_response(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return a JSON response with a value."""
+    text = json.dumps(value, ensure_ascii=False) + "\n"
+    return Response(
+        text, status, media_type="application/json", headers={**NO_STORE, **(headers or {})}
+    )
+
+
+def error_response(kind: str, message: str, status: int, **more: Any) -> Response:
+    """Return an error response; one that asks the client to retry says when."""
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in _LATER else None
+    return json_response({"error": {"kind": kind, "message": message, **more}}, status, headers)
+
+
+def event_stream_response(stream: AsyncIterator[bytes]) -> Response:
+    """Return a response with a stream of server-sent events."""
+    # X-Accel-Buffering: a proxy must not buffer events.
+    headers = {**NO_STORE, "X-Accel-Buffering": "no"}
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+
+class AllowedHosts:
+    """Rejects requests whose ``Host`` is not a name of the server.
+
+    So a foreign page whose name resolves to this machine (DNS rebinding) gets no response.
+    """
+
+    def __init__(self, app: Any, hosts: frozenset[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            given = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+            name = given.rpartition(":")[0] if given.rpartition("]")[2] else given
+            if (name or given) not in self._hosts:
+                message = (
+                    f"This server accepts the host names {', '.join(sorted(self._hosts))}, not {given!r}. "
+                    "Use one of these, or start it with --insecure."
+                )
+                await error_response("UnknownHost", message, 421)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def url_of(host: str, listener: socket.socket) -> str:
+    """Return the URL of a server for a browser."""
+    shown = f"[{host}]" if ":" in host else host or "127.0.0.1"
+    return f"http://{shown}:{listener.getsockname()[1]}/"
+
+
+@contextmanager
+def serve_in_thread(
+    app: Any, listener: socket.socket, *, what: str, ending: Callable[[], None]
+) -> Iterator[None]:
+    """Serve an application in a thread, until the block ends.
+
+    Args:
+        what: What is served: "page".
+        ending: Called before the server ends, to end waiting requests.
+
+    Raises:
+        MillstreamError: it did not start.
+    """
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="critical",  # our own log reports failures
+            access_log=False,
+            ws="none",
+            lifespan="on",
+            server_header=False,
+            timeout_graceful_shutdown=_ENDS_S,
+        )
+    )
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            server.run(sockets=[listener])
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that started it
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name=f"millstream {what}", daemon=True)
+    thread.start()
+    pause = threading.Event()
+    while not server.started and thread.is_alive():
+        pause.wait(_POLL_S)
+    try:
+        if not server.started:
+            raise MillstreamError(f"The server of the {what} did not start.") from next(
+                iter(failed), None
+            )
+        yield
+    finally:
+        ending()
+        server.should_exit = True
+        thread.join()

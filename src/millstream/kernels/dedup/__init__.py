@@ -1,0 +1,1 @@
+"""Deduplication: ids that were seen, exactly and in Bloom filters."""

@@ -1,0 +1,100 @@
+"""Dead letters: what cannot be taken in, with its place in the log, the step, and the reason.
+
+A record that cannot be decoded, or has no event time, is dead at its source. A row on which the
+user's code fails is dead at that step: before the first shuffle the record's own bytes are kept,
+behind one the row as it was, as JSON. Where a row no longer belongs to one record (it is the result
+of a window, or came from Spark), topic is "" and partition and offset are -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from millstream.kernels.errors.dead_letters import (
+    FullRecordReader,
+    dead_letter_rows,
+    with_all_columns,
+)
+from millstream.kernels.errors.user_code import UserCodeResult, rows_as_json
+from millstream.kernels.frames import ORDER, SPLIT
+from millstream.kernels.state.keyhash import digest_columns
+from millstream.kernels.time.log_order import offset_in, partition_in, topic_in
+
+
+@dataclass(frozen=True)
+class FailedRows:
+    """Rows on which the user's code in a step failed."""
+
+    step: str
+    rows: pl.DataFrame
+    reasons: list[str]
+
+
+@dataclass
+class DeadLetterCollector:
+    """Gathers what the routes of a task sent to the side output."""
+
+    failed: list[FailedRows] = field(default_factory=list)
+
+    def add(self, step: str, done: UserCodeResult[Any]) -> None:
+        """Take the failing rows of one table."""
+        if done.failing.height:
+            self.failed.append(FailedRows(step, done.failing, done.reasons))
+
+    def drain_with_records(
+        self, batch: pa.RecordBatch, topic: str, partition: int, details: FullRecordReader | None
+    ) -> list[pl.DataFrame]:
+        """Return what was sent to the side output of a batch of records as dead letters, and begin anew.
+
+        The batch has the columns offset, in its order, timestamp, and value or none.
+        """
+        taken, self.failed = self.failed, []
+        there = batch.column("offset").to_numpy()
+        letters: list[pl.DataFrame] = []
+        for one in taken:
+            at = np.searchsorted(there, offset_in(one.rows[ORDER].to_numpy()))
+            dead = list(zip(at.tolist(), one.reasons, strict=True))
+            letters.append(
+                dead_letter_rows(
+                    batch, dead, topic=topic, partition=partition, step=one.step, details=details
+                )
+            )
+        return letters
+
+    def drain_rows(self, topics: Sequence[str] = ()) -> list[pl.DataFrame]:
+        """Return what was sent to the side output as dead letters that hold the rows; begin anew.
+
+        ``topics`` names all topics that are read, by number.
+        """
+        taken, self.failed = self.failed, []
+        return [_letter_of_rows(one, topics) for one in taken]
+
+
+def _letter_of_rows(one: FailedRows, topics: Sequence[str]) -> pl.DataFrame:
+    letters = pl.DataFrame(
+        {"reason": one.reasons, "value": rows_as_json(one.rows), "step": one.step}
+    )
+    letters = letters.with_columns(pl.col("value").cast(pl.Binary))
+    if {ORDER, SPLIT} <= set(one.rows.columns):
+        order = one.rows[ORDER].to_numpy()
+        return with_all_columns(
+            letters.with_columns(
+                topic=pl.Series([topics[topic] for topic in topic_in(order)]),
+                partition=pl.Series(partition_in(order)),
+                offset=pl.Series(offset_in(order)),
+            )
+        )
+    # 63 bits of the row's hash: the same row fails in the same way whenever it comes.
+    hashes = digest_columns(letters, ("value",)) >> np.uint64(1)
+    number = pl.Series(hashes.astype(np.int64))
+    return with_all_columns(
+        letters.with_columns(
+            topic=pl.lit(""), partition=pl.lit(-1), offset=pl.lit(-1), number=number
+        )
+    )

@@ -1,0 +1,1 @@
+"""Session windows: how events merge into sessions, and the panes that sessions emit."""

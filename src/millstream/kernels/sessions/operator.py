@@ -1,0 +1,82 @@
+"""The session kernel: aggregates per session and key, merged in whatever order events come.
+
+What belongs together is decided in :mod:`millstream.kernels.sessions.spans`, and what is said of it,
+and when, in :mod:`millstream.kernels.sessions.panes`. Here is the state between batches, by key:
+
+===========  ==========================================================================
+open         a session that has not expired: its span, partials, and what it has told
+waiting      an event that came late for its own split, which is ahead of the others:
+             whether it is too late shows when the watermark has come as far as the split
+closed       where expired sessions were, for as long as an event may still overlap them
+===========  ==========================================================================
+
+An event that is too late on its own account is in time if an open session holds all between its end
+and the watermark of its split. That session can only be made of events read before it, or on splits
+that were behind; so once W has reached ``r`` the decision is final, and it is the same in any batch.
+
+Events go through the shuffle one by one. To join them before it would be to join events of which one
+may be too late by what earlier batches had shown, which only the state knows; and the answer would
+depend on where batches begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from millstream.kernels.aggregates.event_order import with_order
+from millstream.kernels.frames import HASH, ORDER, SPLIT, TIME, UNPLACED, WATERMARK_SEEN
+from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.sessions.batch import SessionBatch
+from millstream.kernels.sessions.config import SessionConfig
+from millstream.kernels.sessions.spans import END, TILL
+from millstream.kernels.state.keyhash import hash_columns
+from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.time.watermarks import NO_WATERMARK
+
+
+@dataclass(frozen=True)
+class SessionOperator(SessionConfig):
+    """One operator of session windows."""
+
+    # ── before the shuffle ──────────────────────────────────────────────────────────────────
+
+    def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
+        """Add the end of the session that each event makes; leave behind what is not needed."""
+        rows = self.session.with_end(with_order(rows) if self.ordered else rows)
+        if self.side_output:
+            return Prepared(rows)
+        own = [TIME, SPLIT, WATERMARK_SEEN, ORDER, END, TILL]
+        wanted = [*sorted(self.aggregation.columns_read), *own]
+        return Prepared(rows.select(name for name in wanted if name in rows.columns))
+
+    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
+        """Put tables one after another."""
+        return pl.concat(tables)
+
+    # ── after the shuffle ───────────────────────────────────────────────────────────────────
+
+    def process(
+        self,
+        state: OperatorState,
+        inputs: Mapping[int, Sequence[pl.DataFrame]],
+        context: BatchContext,
+    ) -> OperatorResult:
+        """Take the batch's events into sessions; give the rows to emit."""
+        batch = SessionBatch(self, state, context)
+        batch.run([self._placed(rows, context) for rows in inputs.get(0, ())])
+        return batch.result()
+
+    def _placed(self, rows: pl.DataFrame, context: BatchContext) -> pl.DataFrame:
+        """Return for each event how far it reaches, and where its key is kept."""
+        reached = pl.Series(WATERMARK_SEEN, context.watermarks_seen(rows))
+        if self.panes.fires_by_count:
+            unplaced = pl.lit(NO_WATERMARK) if SPLIT in rows.columns else pl.col(TIME)
+            rows = rows.with_columns(unplaced.alias(UNPLACED))
+        # Anew, so that it is the same column of rows that had it and of such as had not.
+        rows = rows.drop(SPLIT, WATERMARK_SEEN, strict=False).hstack([reached])
+        rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by, context.seed)))
+        rows = self.session.with_reach(rows, self.lateness_us)
+        return rows.select(sorted(rows.columns))  # some come from sources, others from operators

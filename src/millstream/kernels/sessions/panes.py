@@ -1,0 +1,318 @@
+"""The panes of sessions: when one fires, what it says, and what it takes back.
+
+Panes are as :mod:`millstream.kernels.trigger` has them, with what merging adds:
+
+* The on-time pane fires when W has passed all that can join the session as it is by then. A session
+  that grows beyond W afterwards is in its early phase again, and has another on-time pane at its new end.
+* Sessions that become one keep what each of them has told. In ``retract`` the next pane takes all of it
+  back, in the order of their starts, immediately before it says its own. ``update``, and ``final`` where
+  it is corrected, replace what was told of the same session, and take back the rest: the rows of
+  sessions that were merged away, and that of one which an earlier event made begin earlier. ``discard``
+  takes nothing back: its parts add up.
+* What a pane takes back must still be in time for what follows. So where a session has changed its
+  span since it told of it, a pane fires at the latest when what was told expires, whatever the
+  early and late panes are.
+* Pane indexes begin again at 0 when sessions that had panes become one.
+* With ``late`` None a session closes with its on-time pane: the lateness is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from millstream.kernels.aggregation import Aggregation
+from millstream.kernels.frames import DIFF, HASH, TIME
+from millstream.kernels.sessions.spans import END, EXPIRED_END, START, TILL
+from millstream.kernels.trigger import AfterCount, AfterTime, EachBatch, EmitStrategy, Trigger
+
+NEW_EVENTS = "__new_events"  # Int64: events that no pane has
+PANES = "__panes"  # Int64: panes so far
+DONE = "__done"  # Boolean: the on-time pane has been, or there was nothing for it
+DUE = "__due"  # Int64, nullable: running time at which a pane fires
+EMITTED_ROWS = "__emitted_rows"  # List(Struct): what panes have said and not taken back
+EMITTED_START = "__emitted_start"  # Int64, nullable: the earliest start among these
+EMITTED_END = "__emitted_end"  # Int64, nullable: the earliest end among these
+OVERLAPS = "overlaps_closed"
+_AT = "__at"
+_RANK = "__rank"
+
+
+@dataclass
+class EmittedPanes:
+    """What the panes of a batch say, in its order, and how many events they were the first to tell."""
+
+    rows: list[pl.DataFrame] = field(default_factory=list)
+    events: int = 0
+
+
+@dataclass(frozen=True)
+class SessionPanes:
+    """How sessions emit. ``empty`` is the partial of no events, ``result_schema`` what comes out.
+
+    ``window_key`` are the columns that tell the sessions of a key apart; an event may still join a
+    session that ended ``joins_after_end_us`` before it.
+    """
+
+    emission: EmitStrategy
+    aggregation: Aggregation
+    lateness_us: int
+    window_key: tuple[str, ...] = ("window_start",)
+    joins_after_end_us: int = 0
+    result_schema: tuple[tuple[str, pl.DataType], ...] = ()
+    empty: pl.DataFrame = field(default_factory=pl.DataFrame, compare=False)
+
+    @property
+    def only_final(self) -> bool:
+        """Whether a session gives one row, when it expires, and nothing before."""
+        return self.emission.mode == "final" and self.emission.late_policy != "correct"
+
+    @property
+    def fires_by_count(self) -> bool:
+        """Whether panes fire by count, so that events must be taken one by one."""
+        firings = (self.emission.early, self.emission.late)
+        return not self.only_final and any(isinstance(firing, AfterCount) for firing in firings)
+
+    @property
+    def retracts(self) -> bool:
+        """Whether the rows that come out have ``__diff``."""
+        return self.emission.mode != "discard" and not self.only_final
+
+    @property
+    def schema(self) -> dict[str, pl.DataType]:
+        """The columns that a session's state has for its panes."""
+        if self.only_final:
+            return {}
+        columns: dict[str, pl.DataType] = {
+            NEW_EVENTS: pl.Int64(),
+            PANES: pl.Int64(),
+            DONE: pl.Boolean(),
+            DUE: pl.Int64(),
+        }
+        if self.retracts:
+            columns |= {
+                EMITTED_ROWS: pl.List(pl.Struct(dict(self._emitted_schema))),
+                EMITTED_START: pl.Int64(),
+                EMITTED_END: pl.Int64(),
+            }
+        return columns
+
+    @property
+    def _emitted_schema(self) -> list[tuple[str, pl.DataType]]:
+        own = {DIFF, *self.aggregation.by}
+        return [(name, dtype) for name, dtype in self.result_schema if name not in own]
+
+    def merge_columns(self) -> list[pl.Expr]:
+        """Expressions over sessions that become one, for the columns of :attr:`schema`."""
+        if self.only_final:
+            return []
+        had_panes = pl.col(PANES) > 0
+        told = [
+            pl.col(EMITTED_ROWS).explode(empty_as_null=False),
+            pl.col(EMITTED_START, EMITTED_END).min(),
+        ]
+        return [
+            pl.col(NEW_EVENTS).sum(),
+            pl.when(had_panes.sum() > 1).then(0).otherwise(pl.col(PANES).max()).alias(PANES),
+            pl.col(DONE).any(),
+            pl.col(DUE).min(),
+            *(told if self.retracts else ()),
+        ]
+
+    def initial_columns(self, rows: str) -> list[pl.Expr]:
+        """Expressions for the columns of :attr:`schema` of sessions that have had no pane."""
+        begun = {
+            NEW_EVENTS: pl.col(rows),
+            PANES: pl.lit(0, pl.Int64),
+            DONE: pl.lit(value=False),
+            DUE: pl.lit(None, pl.Int64),
+            EMITTED_ROWS: pl.lit([], pl.List(pl.Struct(dict(self._emitted_schema)))),
+            EMITTED_START: pl.lit(None, pl.Int64),
+            EMITTED_END: pl.lit(None, pl.Int64),
+        }
+        return [begun[name].alias(name) for name in self.schema]
+
+    # ── firing ──────────────────────────────────────────────────────────────────────────────
+
+    def fire_on_time(self, sessions: pl.DataFrame, now: pl.Expr, out: EmittedPanes) -> pl.DataFrame:
+        """Fire the on-time panes of sessions that are complete; put what comes out on ``out``."""
+        complete = pl.col(TILL) < now
+        sessions = self.reopen(sessions, now)
+        fires = complete & ~pl.col(DONE)
+        sessions = self._fire(sessions, fires, now, out)
+        return sessions.with_columns((pl.col(DONE) | complete).alias(DONE))
+
+    def reopen(self, sessions: pl.DataFrame, now: pl.Expr) -> pl.DataFrame:
+        """Have sessions that have grown beyond ``now`` wait for another on-time pane."""
+        return sessions.with_columns(pl.col(DONE) & (pl.col(TILL) < now))
+
+    def fire_others(
+        self,
+        sessions: pl.DataFrame,
+        now: pl.Expr,
+        clock_ms: int,
+        out: EmittedPanes,
+        *,
+        at_end: bool,
+    ) -> pl.DataFrame:
+        """Fire early and late panes; ``at_end``: the batch has nothing more for these sessions."""
+        complete = pl.col(TILL) < now
+        sessions = sessions.with_columns(
+            pl.when(complete)
+            .then(self._due(self.emission.late, clock_ms))
+            .otherwise(self._due(self.emission.early, clock_ms))
+            .alias(DUE),
+            complete.alias(DONE),
+        )
+        early = self._fires(self.emission.early, clock_ms, at_end=at_end)
+        late = self._fires(self.emission.late, clock_ms, at_end=at_end)
+        if self.emission.late is not None and at_end:
+            late |= pl.col(TILL) + self.lateness_us < now
+        fires = (pl.col(NEW_EVENTS) > 0) & pl.when(complete).then(late).otherwise(early)
+        return self._fire(sessions, fires, now, out)
+
+    def fire_due_retractions(
+        self, sessions: pl.DataFrame, now: pl.Expr, out: EmittedPanes, *, complete: bool
+    ) -> pl.DataFrame:
+        """Fire where what was told must be taken back by ``now``, as if that had come in time for it.
+
+        Call it for sessions that were not ``complete`` then before :meth:`fire_on_time`, and for
+        those that were after it: so the panes are the same however far ``now`` has moved at once.
+        """
+        if not self.retracts:
+            return sessions
+        owed = self.retraction_due()
+        fires = (owed <= now) & ((pl.col(TILL) < owed) == complete)
+        return self._fire(sessions, fires.fill_null(value=False), owed, out)
+
+    def retraction_due(self) -> pl.Expr:
+        """Return the watermark by which what was told of a session must be taken back, if it must."""
+        changed = (pl.col(EMITTED_ROWS).list.len() > 1) | (pl.col(EMITTED_START) != pl.col(START))
+        if self.emission.mode == "retract" or "window_end" in self.window_key:
+            changed |= pl.col(EMITTED_END) != pl.col(END)
+        over = pl.col(EMITTED_END) + self.joins_after_end_us + self.lateness_us
+        return pl.when(changed).then(over)
+
+    def _due(self, firing: Trigger | None, clock_ms: int) -> pl.Expr:
+        if not isinstance(firing, AfterTime):
+            return pl.lit(None, pl.Int64)
+        first = pl.col(DUE).fill_null(clock_ms + firing.delay_ms)
+        return pl.when(pl.col(NEW_EVENTS) > 0).then(first)
+
+    def _fires(self, firing: Trigger | None, clock_ms: int, *, at_end: bool) -> pl.Expr:
+        if isinstance(firing, AfterCount):
+            return pl.col(NEW_EVENTS) >= firing.count
+        if isinstance(firing, AfterTime):
+            return (pl.col(DUE) <= clock_ms).fill_null(value=False) & at_end
+        return pl.lit(at_end and isinstance(firing, EachBatch))
+
+    def _fire(
+        self, sessions: pl.DataFrame, fires: pl.Expr, now: pl.Expr, out: EmittedPanes
+    ) -> pl.DataFrame:
+        split = sessions.with_columns(fires.alias(_AT))
+        firing = split.filter(_AT).drop(_AT)
+        if not firing.height:
+            return sessions
+        firing = firing.sort(START, END, HASH)
+        said = self.result_rows(firing, now)
+        unchanged = self._unchanged(firing, said)
+        out.events += int(firing[NEW_EVENTS].sum())
+        out.rows.append(self._emitted(firing.filter(~unchanged), said.filter(~unchanged)))
+        fired = firing.with_columns(
+            pl.lit(0, pl.Int64).alias(NEW_EVENTS),
+            pl.lit(None, pl.Int64).alias(DUE),
+            pl.col(PANES) + (~unchanged).cast(pl.Int64),
+            *(self._emitted_columns(said, unchanged) if self.retracts else ()),
+        )
+        if self.emission.mode == "discard":
+            fired = fired.with_columns(
+                pl.lit(self.empty[name]).first().alias(name) for name in self.aggregation.partials
+            )
+        return pl.concat([split.filter(~pl.col(_AT)).drop(_AT), fired.select(sessions.columns)])
+
+    def _emitted_columns(self, said: pl.DataFrame, unchanged: pl.Series) -> list[pl.Expr]:
+        now = pl.lit(_as_emitted(said, self.schema[EMITTED_ROWS]))
+        told = pl.when(unchanged).then(pl.col(EMITTED_ROWS)).otherwise(now).alias(EMITTED_ROWS)
+        return [told, pl.col(START).alias(EMITTED_START), pl.col(END).alias(EMITTED_END)]
+
+    def _unchanged(self, firing: pl.DataFrame, said: pl.DataFrame) -> pl.Series:
+        """Return which panes are to be left out, because they say nothing new."""
+        if not self.emission.suppress_unchanged:
+            return pl.repeat(value=False, n=firing.height, eager=True)
+        if self.emission.mode == "discard":
+            return firing[NEW_EVENTS] == 0
+        plain = [name for name, _ in self._emitted_schema if not name.startswith("pane_")]
+        before = firing.select(EMITTED_ROWS, pl.col(EMITTED_ROWS).list.first().alias("before"))
+        fields = before.select(pl.col("before").struct.field(name) for name in plain)
+        same = before[EMITTED_ROWS].list.len() == 1
+        for name in plain:
+            same &= fields[name].eq_missing(said[name])
+        return same
+
+    def _emitted(self, firing: pl.DataFrame, said: pl.DataFrame) -> pl.DataFrame:
+        """Put what is said after what it takes back."""
+        if not self.retracts:
+            return said
+        numbered = firing.select(
+            pl.int_range(pl.len()).alias(_AT), *self.aggregation.by, EMITTED_ROWS
+        )
+        told = (
+            numbered.filter(pl.col(EMITTED_ROWS).list.len() > 0)
+            .explode(EMITTED_ROWS)
+            .unnest(EMITTED_ROWS)
+        )
+        said = said.with_columns(pl.int_range(pl.len()).alias(_AT))
+        if self.emission.mode != "retract":  # one that is told apart by the same is replaced
+            same = [_AT, *self.window_key]
+            told = told.join(said.select(same), on=same, how="anti")
+        back = told.with_columns(pl.lit(-1, pl.Int8).alias(DIFF), pl.lit(0).alias(_RANK))
+        back = back.with_columns((pl.col("window_end").dt.epoch("us") - 1).alias(TIME))
+        rows = [back, said.with_columns(pl.lit(1, pl.Int8).alias(DIFF), pl.lit(1).alias(_RANK))]
+        ordered = pl.concat(rows, how="diagonal").sort(_AT, _RANK, "window_start", "window_end")
+        return ordered.select(*said.drop(_AT).columns, DIFF)
+
+    def result_rows(self, sessions: pl.DataFrame, now: pl.Expr) -> pl.DataFrame:
+        """Turn sessions into result rows, whose time is their last microsecond."""
+        return sessions.select(
+            pl.from_epoch(START, "us").dt.replace_time_zone("UTC").alias("window_start"),
+            pl.from_epoch(END, "us").dt.replace_time_zone("UTC").alias("window_end"),
+            *self.aggregation.by,
+            *self.aggregation.results,
+            (pl.col(EXPIRED_END) >= pl.col(START)).fill_null(value=False).alias(OVERLAPS),
+            *(self._pane_columns(now) if self.emission.panes else ()),
+            (pl.col(END) - 1).alias(TIME),
+        )
+
+    def _pane_columns(self, now: pl.Expr) -> Sequence[pl.Expr]:
+        if self.only_final:
+            return [
+                pl.lit("on_time").alias("pane_kind"),
+                pl.lit(0, pl.Int64).alias("pane_index"),
+                pl.lit(value=True).alias("pane_first"),
+                pl.lit(value=True).alias("pane_last"),
+            ]
+        complete = pl.col(TILL) < now
+        early, on_time = ~complete, complete & ~pl.col(DONE)
+        kind = pl.when(on_time).then(pl.lit("on_time")).otherwise(pl.lit("late"))
+        kind = pl.when(early).then(pl.lit("early")).otherwise(kind)
+        alone = self.lateness_us == 0 or self.emission.late is None
+        last = pl.when(on_time).then(pl.lit(alone)).otherwise(pl.col(TILL) + self.lateness_us < now)
+        return [
+            kind.alias("pane_kind"),
+            pl.col(PANES).alias("pane_index"),
+            (pl.col(PANES) == 0).alias("pane_first"),
+            last.alias("pane_last"),
+        ]
+
+
+def _as_emitted(said: pl.DataFrame, dtype: pl.DataType) -> pl.Series:
+    """Return each row that was said as a list of one, to be taken back some day."""
+    assert isinstance(dtype, pl.List)
+    assert isinstance(dtype.inner, pl.Struct)
+    names = [entry.name for entry in dtype.inner.fields]
+    one = said.select(pl.struct(names).alias(EMITTED_ROWS)).select(
+        pl.col(EMITTED_ROWS).reshape((-1, 1))
+    )
+    return one.to_series().arr.to_list().cast(dtype)

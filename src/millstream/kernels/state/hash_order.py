@@ -1,0 +1,123 @@
+"""Tables in the order of key hashes, as runs are: where they meet they are merged, not hashed again.
+
+Two keys may share a hash. It is looked for, and then the answer is found by the keys alone, which takes
+several times as long.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.frames import HASH, WINDOW
+from millstream.kernels.state.keyhash import Hashes
+
+_WINDOWS_MAX = 16  # each is searched by itself
+
+
+def differs_from_previous(values: npt.NDArray[Any]) -> Bools:
+    """Return which values differ from the one before."""
+    differ = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=differ[1:])
+    return differ
+
+
+def sorted_distinct(hashes: Hashes) -> Hashes:
+    """Return each hash once, rising."""
+    # np.unique goes by a hash table since NumPy 2.3, and takes eight times as long for these.
+    rising = np.sort(hashes)
+    return rising[differs_from_previous(rising)]
+
+
+def sort_by_hash(rows: pl.DataFrame, column: str = HASH) -> pl.DataFrame:
+    """Order rows by a column of hashes; those of one hash stay in their order."""
+    hashes = rows[column].to_numpy()
+    if (hashes[1:] >= hashes[:-1]).all():
+        return rows
+    return rows[np.argsort(hashes, kind="stable")]
+
+
+def sort_by_window_and_hash(rows: pl.DataFrame) -> pl.DataFrame:
+    """Order rows by window and then by hash."""
+    windows = rows[WINDOW].to_numpy()
+    order = np.argsort(rows[HASH].to_numpy())
+    if not _alike(windows):
+        order = order[np.argsort(windows[order], kind="stable")]
+    return rows[order]
+
+
+def latest_per_key(rows: pl.DataFrame, key: list[str]) -> pl.DataFrame:
+    """Return the last row of each key. A window is part of every key, and equal keys have equal hashes."""
+    hashes, windows = rows[HASH].to_numpy(), rows[WINDOW].to_numpy()
+    one = _alike(windows)
+    # A stable sort of what consists of a few rising runs only merges them.
+    order = np.argsort(hashes, kind="stable") if one else np.lexsort((windows, hashes))
+    ends = _ends(hashes[order])
+    if not one:
+        ends |= _ends(windows[order])
+    again = np.flatnonzero(~ends)
+    if not _equal(rows, order[again], rows, order[again + 1], key).all():
+        return rows.unique(key, keep="last", maintain_order=True)
+    found: pl.DataFrame = rows[order[ends]]
+    return found
+
+
+def positions_in(table: pl.DataFrame, rows: pl.DataFrame, key: list[str]) -> Int64s | None:
+    """Return the place of each row's key in a table, or -1 where it is not there.
+
+    The table is ordered by window and hash, and has each key once. None: it must be found by a join,
+    since keys share a hash, or the windows are many.
+    """
+    hashes, windows = table[HASH].to_numpy(), table[WINDOW].to_numpy()
+    starts = np.flatnonzero(differs_from_previous(windows))
+    first = differs_from_previous(hashes)
+    first[starts] = True
+    if len(starts) > _WINDOWS_MAX or not first.all():
+        return None
+    places = np.full(rows.height, -1, np.int64)
+    wanted, of = rows[HASH].to_numpy(), rows[WINDOW].to_numpy()
+    bounds = [*starts, len(windows)]
+    for start, end in pairwise(bounds):
+        mine = np.flatnonzero(of == windows[start])
+        found = start + np.searchsorted(hashes[start:end], wanted[mine])
+        there = found < end
+        mine, found = mine[there], found[there]
+        there = hashes[found] == wanted[mine]
+        places[mine[there]] = found[there]
+    met = np.flatnonzero(places >= 0)
+    differ = ~_equal(table, places[met], rows, met, key)
+    places[met[differ]] = -1
+    return places
+
+
+def last_of_each(places: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the places that occur, rising, and where each occurs last."""
+    order = np.argsort(places, kind="stable")
+    last = order[_ends(places[order])]
+    return places[last], last
+
+
+def _alike(values: Int64s) -> bool:
+    return not len(values) or bool(values.min() == values.max())
+
+
+def _ends(values: npt.NDArray[Any]) -> Bools:
+    """Return which values differ from the one after."""
+    differ = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=differ[:-1])
+    return differ
+
+
+def _equal(
+    one: pl.DataFrame, at: Int64s, other: pl.DataFrame, other_at: Int64s, key: list[str]
+) -> Bools:
+    """Say where two tables, at some places of theirs, have the same key."""
+    equal = np.ones(len(at), np.bool_)
+    for name in key:
+        equal &= one[name].gather(at).eq_missing(other[name].gather(other_at)).to_numpy()
+    return equal

@@ -1,0 +1,118 @@
+"""State by key: the rows of a key, replaced as a whole; of several versions the newest counts.
+
+Keys are told apart by their hash alone: the rows of all keys with one hash are read and replaced
+together. Whoever uses this takes what it read, changes the rows of the keys that it means, and puts
+everything back; keys that share a hash then travel along unharmed, however unlikely they are.
+
+Where rows are counted, whoever puts says what it has read of the hashes: then the events of that are
+spent, and a fold finds rows that were replaced without having been read.
+
+A put is one more sorted run (:mod:`millstream.kernels.state.sorted_runs`), so it costs what it touches;
+reading a key costs a binary search per run. A hash without rows is a mark that older runs do not
+count; marks go when they are folded into the oldest run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from millstream.kernels.frames import HASH
+from millstream.kernels.state.hash_order import differs_from_previous, sorted_distinct
+from millstream.kernels.state.keyhash import Hashes
+from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.state.sorted_runs import SortedRuns
+
+_VERSION = "__version"  # Int64: grows with every put
+_GONE = "__gone"  # Boolean: a mark that the hash has no rows
+_SLOT = 0
+
+
+@dataclass
+class KeyedRows:
+    """The rows of keys in one family of an operator's state, with ``__hash`` and fixed columns.
+
+    ``counted`` and ``signed`` are as in :class:`SortedRuns`.
+    """
+
+    state: OperatorState
+    family: str
+    counted: str | None = None
+    signed: bool = False
+
+    @property
+    def runs(self) -> SortedRuns:
+        return self.state.runs(self.family, self.counted, signed=self.signed)
+
+    def get(self, hashes: Hashes) -> pl.DataFrame | None:
+        """Return the rows of these hashes (sorted, distinct); None if there are none."""
+        found = list(self.runs.look_up(_SLOT, hashes))
+        if not found:
+            return None
+        newest = found[0] if len(found) == 1 else _newest(pl.concat(found))
+        return _without_marks(newest)
+
+    def put(self, hashes: Hashes, rows: pl.DataFrame, known: pl.DataFrame | None = None) -> None:
+        """Let ``rows`` be all that is held of these hashes (sorted, distinct).
+
+        ``known`` is what :meth:`get` gave of them.
+        """
+        if not len(hashes):
+            return
+        if known is not None:
+            self.runs.spend(_SLOT, self.runs.count(known))
+        version = self._next_version()
+        versioned = rows.with_columns(
+            pl.lit(version, pl.Int64).alias(_VERSION), pl.lit(value=False).alias(_GONE)
+        )
+        gone = np.setdiff1d(hashes, sorted_distinct(rows[HASH].to_numpy()), assume_unique=True)
+        if len(gone) and self.runs.slots.get(_SLOT):
+            marks = pl.DataFrame({HASH: gone}).with_columns(
+                pl.lit(version, pl.Int64).alias(_VERSION), pl.lit(value=True).alias(_GONE)
+            )
+            versioned = pl.concat([versioned, marks], how="diagonal").select(versioned.columns)
+        if versioned.height:
+            self.runs.add(_SLOT, versioned, lambda rows: rows, alive=self._alive)
+
+    def remove(self, hashes: Hashes) -> None:
+        """Forget all rows of these hashes."""
+        found = self.get(hashes)
+        if found is not None:
+            self.put(sorted_distinct(found[HASH].to_numpy()), found.clear(), found)
+
+    def scan(self) -> pl.DataFrame | None:
+        """Return all rows. It costs all that is held: for tests and for looking at state."""
+        pieces = list(self.runs.scan(_SLOT))
+        return _without_marks(_newest(pl.concat(pieces))) if pieces else None
+
+    def _next_version(self) -> int:
+        name = f"{self.family}.version"
+        version: int = self.state.values.get(name, 0) + 1
+        self.state.values[name] = version
+        return version
+
+    def _alive(self, rows: pl.DataFrame) -> pl.DataFrame:
+        newest = _newest(rows)
+        if self.runs.slots.get(_SLOT):  # an older run is left, which marks must go on hiding
+            return newest
+        return newest.filter(~pl.col(_GONE))
+
+
+def _newest(rows: pl.DataFrame) -> pl.DataFrame:
+    """Keep, of each hash, the rows of the newest version; in the order of hashes."""
+    if not rows.height:
+        return rows
+    hashes, versions = rows[HASH].to_numpy(), rows[_VERSION].to_numpy()
+    order = np.argsort(hashes, kind="stable")
+    starts = np.flatnonzero(differs_from_previous(hashes[order]))
+    of_order = versions[order]
+    newest = np.repeat(np.maximum.reduceat(of_order, starts), np.diff(starts, append=len(order)))
+    kept: pl.DataFrame = rows[order[of_order == newest]]
+    return kept
+
+
+def _without_marks(rows: pl.DataFrame) -> pl.DataFrame | None:
+    kept = rows.filter(~pl.col(_GONE))
+    return kept.drop(_VERSION, _GONE) if kept.height else None

@@ -1,0 +1,78 @@
+"""The ledger of an operator's state: held before + came in = went out + held after, in every batch.
+
+What is held is counted from what is stored: each run's manifest entry has the sum that was made of its
+table when that was written, and what was given out of it since is known by what was read for it
+(:mod:`millstream.kernels.state.sorted_runs`). What came is counted when it arrives, and what went out on the rows
+that go out; so the four numbers are made at four places.
+
+===================  ================  ===========================  ==================================
+kind                 counts            comes in                     goes out
+===================  ================  ===========================  ==================================
+final windows        events            in time for a window         with the last window that has them
+panes                events, once for  in time, times the windows   in a firing
+                     each window       still open for it
+panes, emitted       the same          in a firing                  with a window that expires
+sessions             events            arrived                      too late; with a session that
+                                                                    expires, of which all must have been
+                                                                    emitted; ``discard``: in a pane
+count windows        events, once for  arrived, times the windows   in a window that is complete
+                     each window       that begin at or before it
+sliding windows      events            in time                      when no row can count them any more
+sliding, rows due    rows not settled  in time for a row            the settled row (``final``)
+exact deduplication  ids               emitted with an id           when nothing can repeat them
+Bloom filters        ids               emitted with an id           with their generation
+budgets              money             granted, less refunds        with a day that is over
+===================  ================  ===========================  ==================================
+
+Windows in panes over ``discard`` that say which pane a row is in keep numbers of panes, and are counted by
+these. A filter's bits cannot be counted: what it was given stands beside it. Sliding windows whose rows
+may come again (``update``, ``retract``, corrected) are counted by events alone.
+
+Where rows replace others, what was replaced must have been read: a fold of all runs of a slot finds
+what was not, and so does the end of the slot (:meth:`SortedRuns.check_slot`). Kept ids and the events of
+sliding windows are looked up and stay, so of them nothing tells whether a look-up found all.
+
+A second equation finds what is never looked at again: of what waits for a time, nothing may be left
+when that has come (:class:`millstream.kernels.state.timers.WaitingLedger`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millstream.errors import CorruptionError
+from millstream.kernels.state.sorted_runs import SortedRuns
+
+
+@dataclass
+class StateLedger:
+    """What some families of runs hold, while a batch is worked on. Make it before they change."""
+
+    step: str
+    runs: tuple[SortedRuns, ...]
+    events_in: int = 0
+    events_out: int = 0
+    held_before: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.held_before = self._held()
+
+    def _held(self) -> int:
+        return sum(runs.events for runs in self.runs)
+
+    def check(self) -> None:
+        """Check that all that came is held, or has left.
+
+        Raises:
+            CorruptionError: events were lost or doubled; the batch must not be committed.
+        """
+        after = self._held()
+        if (
+            self.held_before + self.events_in - self.events_out - after
+        ) % 2**64:  # sums of money may go round
+            raise CorruptionError(
+                f"The ledger of step {self.step!r} does not balance: its state held {self.held_before} "
+                f"events, {self.events_in} came in and {self.events_out} went out, and it holds {after}. "
+                "Nothing of this batch was committed. Please report this; the log still holds every "
+                "event."
+            )

@@ -1,0 +1,71 @@
+"""What an operator keeps between batches, in one bucket of keys, and how the manifest names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from millstream.kernels.frames import HASH
+from millstream.kernels.state.sorted_runs import RunStore, SortedRuns
+
+
+@dataclass
+class OperatorState:
+    """An operator's state in one bucket: families of sorted runs, and small values of JSON kinds.
+
+    Both are in the manifest, which is read and written with every batch: keep the values few.
+    """
+
+    store: RunStore
+    families: dict[str, SortedRuns] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def runs(
+        self,
+        family: str,
+        counted: str | None = None,
+        *,
+        signed: bool = False,
+        sort_column: str = HASH,
+    ) -> SortedRuns:
+        """Return the runs of a family; the operator names its families as it likes.
+
+        The other arguments are as in :class:`SortedRuns`, and must be the same whenever the family is
+        asked for.
+        """
+        runs = self.families.setdefault(family, SortedRuns(self.store))
+        runs.counted, runs.signed, runs.sort_column = counted, signed, sort_column
+        return runs
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(runs.size_bytes for runs in self.families.values())
+
+    def to_message(self) -> dict[str, Any]:
+        """Return what the manifest keeps."""
+        runs = {name: found.to_message() for name, found in sorted(self.families.items())}
+        spent = {
+            name: {str(slot): events for slot, events in sorted(found.spent.items())}
+            for name, found in sorted(self.families.items())
+        }
+        return {
+            "runs": {name: found for name, found in runs.items() if found},
+            "emitted": {name: slots for name, slots in spent.items() if slots},
+            "values": self.values,
+        }
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any] | None, store: RunStore) -> OperatorState:
+        if message is None:
+            return cls(store)
+        families = {
+            name: SortedRuns.from_message(found, store, message["emitted"].get(name, {}))
+            for name, found in message["runs"].items()
+        }
+        return cls(store, families, message["values"])
+
+
+def run_names(message: Mapping[str, Any] | None) -> set[str]:
+    """Name the runs that an operator's part of a manifest holds on to."""
+    return {entry[0] for found in (message or {"runs": {}})["runs"].values() for entry in found}

@@ -1,0 +1,422 @@
+"""State as immutable sorted runs under a manifest: a batch costs what it touches, not what is held.
+
+A run is a table sorted by key hash, written once. A slot of state (one span of event time) is a
+list of runs, oldest first; what is known of a key is the merge of its rows in all runs of the slot.
+A batch adds one run per slot that it touches, and folds the newest runs into it while each is at
+most half as large again as what is in hand, so that a slot holds a few runs and a row is rewritten a few times
+(a size-tiered log-structured merge: O'Neil et al., "The Log-Structured Merge-Tree", 1996).
+
+A fold of many rows goes by ranges of hashes, and makes one part of a run for each, so that it takes no
+more memory than a few parts do. The parts of a run stand one behind the other.
+
+A family of runs may be *counted*: then the manifest says how many events each run stands for, summed from
+the table that was stored, and how many of a slot have been given out but lie in its runs still. A fold
+merges what is alive, and that keeps its events; what it leaves out must have been given out before. So a
+row that a look-up misses or a fold loses leaves a number that does not fit
+(:mod:`millstream.kernels.state.ledger`).
+
+The manifest is all that changes. It is committed together with the runs that it names; a run's
+name is unique to the attempt that wrote it, so that a copy left behind by an attempt that failed
+can never be mistaken for another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.errors import CorruptionError
+from millstream.kernels.frames import HASH, arrow_table, polars_table
+from millstream.kernels.state.hash_order import sort_by_hash
+from millstream.kernels.state.keyhash import Hashes
+
+# An older run is folded into what is in hand while it is at most this many times as large. Not a whole
+# number: then batches of one size would meet it by a hair, and buckets fold at different times, so that each
+# of two tasks waits for the other in turn.
+FOLD_RATIO = 1.5
+PART_ROWS = 1_000_000  # about; some 60 MB, of which a fold has a handful in hand at a time
+EACH_ROW = "each row"  # instead of a column that says how many events a row stands for
+_SAMPLES = 64  # hashes looked at, per part to be made, to find where parts may begin
+_NONE: Mapping[str, int] = {}
+_REFUSED = (
+    "Nothing of this batch was committed. Please report this; the log still holds every event."
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, or a part of one, as the manifest names it.
+
+    A part with a number above 0 goes on with higher hashes where the one before it ends.
+    ``events`` is how many events its rows stand for, where its family is counted.
+    """
+
+    name: str
+    slot: int
+    rows: int
+    size_bytes: int
+    events: int = 0
+    part: int = 0
+
+    def to_message(self) -> list[Any]:
+        whole = [self.name, self.slot, self.rows, self.size_bytes, self.events]
+        return [*whole, self.part] if self.part else whole
+
+
+class RunStore(Protocol):
+    """Where runs lie: files of the app's folder in production, a dict in tests."""
+
+    def load(self, run: Run) -> pa.Table:
+        """Return a run's rows, sorted by ``__hash``, in one chunk; memory-mapped where possible."""
+        ...
+
+    def save(self, slot: int, table: pa.Table) -> Run:
+        """Keep a table as a run under a name that nothing else has."""
+        ...
+
+    def drop(self, run: Run) -> None:
+        """Forget a run that the manifest no longer names."""
+        ...
+
+
+@dataclass
+class SortedRuns:
+    """The runs of one operator in one bucket while a batch is worked on.
+
+    ``counted`` is the column that says how many events a row stands for, or ``EACH_ROW``; None: they
+    are not counted. ``spent`` says how many of a slot have been given out, and lie in its runs still.
+    ``signed``: a row may count for less than nothing, and sums go round at 2⁶⁴.
+    ``sort_column`` is the UInt64 column by which runs are sorted and searched, ``__hash`` if nothing else
+    is said.
+    """
+
+    store: RunStore
+    slots: dict[int, list[Run]] = field(default_factory=dict)
+    spent: dict[int, int] = field(default_factory=dict)
+    counted: str | None = None
+    signed: bool = False
+    sort_column: str = HASH
+
+    @classmethod
+    def from_message(
+        cls, message: Iterable[list[Any]], store: RunStore, spent: Mapping[str, int] = _NONE
+    ) -> SortedRuns:
+        runs = cls(store, spent={int(slot): events for slot, events in spent.items()})
+        for entry in message:
+            run = Run(*entry)
+            runs.slots.setdefault(run.slot, []).append(run)
+        return runs
+
+    def to_message(self) -> list[list[Any]]:
+        return [run.to_message() for slot in sorted(self.slots) for run in self.slots[slot]]
+
+    @property
+    def rows(self) -> int:
+        """Rows held, counting a key once per run that knows it."""
+        return sum(run.rows for runs in self.slots.values() for run in runs)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(run.size_bytes for runs in self.slots.values() for run in runs)
+
+    @property
+    def events(self) -> int:
+        """Events held: those that the runs stand for, less those that have been given out."""
+        stored = sum(run.events for runs in self.slots.values() for run in runs)
+        return stored - sum(self.spent.values())
+
+    def spend(self, slot: int, events: int) -> None:
+        """Note that events of a slot have been given out, though the runs have them still."""
+        if events:
+            self.spent[slot] = self.spent.get(slot, 0) + events
+
+    def scan(self, slot: int) -> Iterator[pl.DataFrame]:
+        """Yield all rows of a slot, run by run, oldest first."""
+        for run in self.slots.get(slot, ()):
+            yield self._whole(run)
+
+    def look_up(self, slot: int, hashes: Hashes) -> Iterator[pl.DataFrame]:
+        """Yield, run by run, the rows of a slot whose hash is among ``hashes`` (sorted, distinct).
+
+        Rows of another key with the same hash come along: compare the key columns.
+        Cost: a binary search per hash and run; only the rows found are read.
+        """
+        for run in self.slots.get(slot, ()):
+            table = self.table(run)
+            found = _positions(self._sorted_values(table), hashes)
+            if len(found):
+                yield polars_table(table.take(pa.array(found)))
+
+    def add(
+        self,
+        slot: int,
+        rows: pl.DataFrame,
+        merge: Callable[[pl.DataFrame], pl.DataFrame],
+        *,
+        alive: Callable[[pl.DataFrame], pl.DataFrame] | None = None,
+        all_spent_goes: bool = True,
+    ) -> None:
+        """Add rows (with ``__hash``) to a slot as its newest run, folding small runs into it.
+
+        ``alive`` and then ``merge`` see the rows oldest first, all of a hash together, and meanwhile the
+        slot holds only the runs that are older than all of them. What they give may be no rows at all.
+
+        Args:
+            slot: Which slot.
+            rows: What is added.
+            merge: Makes the rows of a fold into fewer that stand for the same events.
+            alive: Leaves out, before that, rows whose events have been given out.
+            all_spent_goes: Whether it leaves out all such rows that it sees.
+
+        Raises:
+            CorruptionError: a fold lost events, or made more of them; nothing was committed.
+        """
+        runs = self.slots.setdefault(slot, [])
+        folded: list[list[Run]] = []
+        size = rows.height
+        while runs and _rows(newest := _newest(runs)) <= FOLD_RATIO * size:
+            del runs[-len(newest) :]
+            folded.insert(0, newest)
+            size += _rows(newest)
+        made: list[Run] = []
+        gone = 0
+        for pieces in self._ranges(folded, rows, size):
+            merged = pieces[0]
+            if folded:
+                merged, left_out = self._folded(pl.concat(pieces), merge, alive)
+                gone += left_out
+            if merged.height:
+                made.append(replace(self._saved(slot, merged), part=len(made)))
+        self._forget(slot, gone, exact=bool(folded) and not runs and all_spent_goes)
+        runs += made
+        for part in (part for run in folded for part in run):
+            self.store.drop(part)
+
+    def _saved(self, slot: int, rows: pl.DataFrame) -> Run:
+        table = _to_arrow(sort_by_hash(rows, self.sort_column))
+        return replace(self.store.save(slot, table), events=self._events_in(table))
+
+    def _events_in(self, table: pa.Table) -> int:
+        if self.counted is None or self.counted == EACH_ROW:
+            return table.num_rows if self.counted else 0
+        return int(pc.sum(table.column(self.counted)).as_py() or 0)
+
+    def count(self, rows: pl.DataFrame) -> int:
+        """Count the events that rows stand for."""
+        if self.counted is None or self.counted == EACH_ROW:
+            return rows.height if self.counted else 0
+        return int(rows[self.counted].sum())
+
+    def _folded(
+        self,
+        rows: pl.DataFrame,
+        merge: Callable[[pl.DataFrame], pl.DataFrame],
+        alive: Callable[[pl.DataFrame], pl.DataFrame] | None,
+    ) -> tuple[pl.DataFrame, int]:
+        """Return the rows of a fold, and how many events were left out."""
+        kept = rows if alive is None else alive(rows)
+        merged = merge(kept)
+        before, after = self.count(kept), self.count(merged)
+        if before != after:
+            raise CorruptionError(
+                f"The ledger of the state does not balance: {before} events were folded into "
+                f"{after}. {_REFUSED}"
+            )
+        return merged, 0 if alive is None else self.count(rows) - before
+
+    def _forget(self, slot: int, gone: int, *, exact: bool) -> None:
+        """Take note that events went with a fold; ``exact``: all that were spent have gone now."""
+        if self.counted is None:
+            return
+        spent = self.spent.pop(slot, 0) - gone
+        if (spent < 0 and not self.signed) or (exact and spent % 2**64):
+            raise CorruptionError(
+                f"The ledger of the state does not balance: a fold left out {gone} events, and "
+                f"{spent + gone} had been given out. {_REFUSED}"
+            )
+        self.spend(slot, 0 if exact else spent)
+
+    def _ranges(
+        self, folded: list[list[Run]], rows: pl.DataFrame, size: int
+    ) -> Iterator[list[pl.DataFrame]]:
+        """Yield the rows of runs (oldest first) and the new ones, by ranges of hashes, rising."""
+        count = -(-size // PART_ROWS)
+        if count <= 1:
+            yield [*(self._whole(part) for run in folded for part in run), rows]
+            return
+        tables = [[self._whole(part) for part in run] for run in folded]
+        tables.append([sort_by_hash(rows, self.sort_column)])
+        longest = max(tables, key=lambda run: sum(part.height for part in run))
+        starts = _starts([part[self.sort_column] for part in longest], count)
+        cuts: list[list[pl.DataFrame]] = [[] for _ in range(len(starts) + 1)]
+        for part in (part for run in tables for part in run):
+            for number, first, end in _cuts(part[self.sort_column].to_numpy(), starts):
+                cuts[number].append(part.slice(first, end - first))
+        yield from filter(None, cuts)
+
+    def _sorted_values(self, table: pa.Table) -> Hashes:
+        values: Hashes = table.column(self.sort_column).chunk(0).to_numpy()
+        return values
+
+    def table(self, run: Run) -> pa.Table:
+        """Return a run's rows, sorted by ``__hash``.
+
+        Raises:
+            CorruptionError: they are not as many as the manifest says.
+        """
+        table = self.store.load(run)
+        if table.num_rows != run.rows:
+            raise _wrong_run(run.name, f"{table.num_rows} rows", run.rows)
+        return table
+
+    def _whole(self, run: Run) -> pl.DataFrame:
+        """Return a run's rows, all of which are to be read, so that their events can be counted, too."""
+        rows = polars_table(self.table(run))
+        events = self.count(rows)
+        if self.counted and events != run.events:
+            raise _wrong_run(run.name, f"rows for {events} events", run.events)
+        return rows
+
+    def check_slot(
+        self,
+        slot: int,
+        alive: Callable[[pl.DataFrame], pl.DataFrame],
+        last: pl.DataFrame | None = None,
+    ) -> None:
+        """Look through a slot as a fold of all its runs would, without keeping what that gives.
+
+        Before a slot is dropped this finds what no fold has come to. ``last`` are rows that came too
+        late to be stored. A single run, and nothing after it, is not read.
+
+        Raises:
+            CorruptionError: what ``alive`` leaves out is not what had been given out.
+        """
+        runs = list(self.slots.get(slot, ()))
+        folded: list[list[Run]] = []
+        while runs:
+            folded.insert(0, newest := _newest(runs))
+            del runs[-len(newest) :]
+        gone = 0
+        if len(folded) > 1 or (folded and last is not None):
+            last = self._whole(folded[0][0]).clear() if last is None else last
+            for pieces in self._ranges(folded, last, sum(map(_rows, folded))):
+                rows = pl.concat(pieces)
+                gone += self.count(rows) - self.count(alive(rows))
+        spent = self.spent.get(slot, 0)
+        self._forget(slot, gone, exact=True)
+        self.spend(slot, spent)  # the runs have them still
+
+    def drop_slot(self, slot: int) -> int:
+        """Forget a whole slot: its time has passed. Give how many events of it were held."""
+        dropped = self.slots.pop(slot, [])
+        for run in dropped:
+            self.store.drop(run)
+        return sum(run.events for run in dropped) - self.spent.pop(slot, 0)
+
+
+def _wrong_run(name: str, found: str, told: int) -> CorruptionError:
+    return CorruptionError(
+        f"The run {name!r} of the state has {found}, and its manifest says {told}: it is another "
+        "one. Restore the app's whole folder from where you keep copies of it, or reset the app to "
+        "build it anew from the log."
+    )
+
+
+def _newest(runs: list[Run]) -> list[Run]:
+    """Return the parts of the newest run."""
+    first = len(runs) - 1
+    while runs[first].part:
+        first -= 1
+    return runs[first:]
+
+
+def _rows(parts: list[Run]) -> int:
+    return sum(part.rows for part in parts)
+
+
+def _starts(run: list[pl.Series], count: int) -> Hashes:
+    """Choose the hashes with which ranges begin that divide a run into so many even parts."""
+    stride = max(1, sum(map(len, run)) // (count * _SAMPLES))
+    sample = np.concatenate([part.to_numpy()[::stride] for part in run])
+    return np.unique(sample[len(sample) * np.arange(1, count) // count])
+
+
+def _cuts(hashes: Hashes, starts: Hashes) -> Iterator[tuple[int, int, int]]:
+    """Return which of a part's rows, [first, end), are in which range of hashes.
+
+    Only the ranges that the part reaches into are looked at, which are few: a part is a range itself.
+    """
+    if not len(hashes):
+        return
+    lowest, highest = np.searchsorted(starts, hashes[[0, -1]], "right").tolist()
+    inner = np.searchsorted(hashes, starts[lowest:highest]).tolist()
+    for number, (first, end) in enumerate(pairwise((0, *inner, len(hashes))), lowest):
+        if end > first:
+            yield number, first, end
+
+
+def _positions(held: Hashes, wanted: Hashes) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the positions in ``held`` (sorted) of every row whose hash is among ``wanted``."""
+    lowest, highest = np.searchsorted(wanted, held[:1]), np.searchsorted(wanted, held[-1:], "right")
+    wanted = wanted[lowest[0] : highest[0]]  # held may be one part of many
+    first = np.searchsorted(held, wanted, side="left")
+    inside = first < len(held)
+    inside[inside] = held[first[inside]] == wanted[inside]
+    first = first[inside]
+    followed = first[first + 1 < len(held)]
+    if not (held[followed] == held[followed + 1]).any():
+        return first.astype(np.int64)
+    after = np.searchsorted(held, wanted[inside], side="right")
+    counts = after - first
+    starts = np.repeat(first - np.concatenate(([0], np.cumsum(counts)[:-1])), counts)
+    return (starts + np.arange(counts.sum())).astype(np.int64)
+
+
+def _to_arrow(rows: pl.DataFrame) -> pa.Table:
+    # The oldest layout (offsets and bytes, no string views) is the one every Arrow can gather from.
+    return arrow_table(rows, pl.CompatLevel.oldest()).combine_chunks()
+
+
+def encode_run(table: pa.Table) -> bytes:
+    """Encode a run as an Arrow IPC file of one record batch, so that it can be memory-mapped."""
+    sink = pa.BufferOutputStream()
+    write_run(table, sink)
+    return bytes(sink.getvalue())
+
+
+def write_run(table: pa.Table, sink: pa.NativeFile | BinaryIO) -> None:
+    """Write into a file what :func:`encode_run` gives."""
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=max(1, table.num_rows))
+
+
+def decode_run(source: pa.Buffer | pa.NativeFile) -> pa.Table:
+    """Decode what :func:`encode_run` made, without copying when ``source`` is memory-mapped."""
+    return pa.ipc.open_file(source).read_all()
+
+
+@dataclass
+class MemoryRunStore:
+    """Runs in a dict: for tests, and for pipelines run in process. They go through bytes, as in a job."""
+
+    tables: dict[str, pa.Table] = field(default_factory=dict)
+    saved: int = 0
+
+    def load(self, run: Run) -> pa.Table:
+        return self.tables[run.name]
+
+    def save(self, slot: int, table: pa.Table) -> Run:
+        self.saved += 1
+        run = Run(f"m{self.saved}", slot, table.num_rows, table.nbytes)
+        self.tables[run.name] = decode_run(encode_run(table))
+        return run
+
+    def drop(self, run: Run) -> None:
+        del self.tables[run.name]

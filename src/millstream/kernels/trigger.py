@@ -1,0 +1,92 @@
+"""When a window's results come out, and what each of them says: panes, as in the Dataflow model.
+
+A *pane* is what one firing of a window emits for one key. In the life of a window ``[s, e)`` with
+allowed lateness L, and W the operator's watermark, there are
+
+============  ===================================================================================
+early panes   before W reaches ``e``, as ``early`` says
+on-time pane  one, when W reaches ``e``, with the events that came before their own split reached it
+late panes    after that, until W reaches ``e + L``, as ``late`` says
+============  ===================================================================================
+
+An event is late when the watermark of its split ``e`` before it was read: so which pane it is in
+does not depend on where batches end, or how fast other partitions are read. A late event whose
+split is ahead of the others waits for the on-time pane, and joins the late ones right after it; but
+where early panes come by batch or running time, and rows do not tell which pane they are, it is
+in the next early one, as nothing but a delay would come of waiting. The on-time pane comes forevery key that has an event that is not late; a key that has none begins with
+a late pane. When W reaches ``e + L``, what no pane has yet comes in a last, late one. With ``late``
+None the window closes with its on-time pane, and an event that is late is too late.
+
+In one batch, what was due by running time comes first, with what came in earlier batches; then the
+batch's rows in their order, then what the watermark brings. What the panes say is the ``mode``.
+
+Source: Akidau et al., "The Dataflow Model", VLDB 2015, sections 2.3 (triggers and accumulation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["final", "update", "discard", "retract"]
+LatePolicy = Literal["drop", "side", "correct"]
+
+
+@dataclass(frozen=True)
+class AfterTime:
+    """Fire this much running time (milliseconds) after the first event that no pane has."""
+
+    delay_ms: int
+
+
+@dataclass(frozen=True)
+class AfterCount:
+    """Fire with every ``count``-th event since the last firing, in the order of arrival."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class EachBatch:
+    """Fire at the end of every batch that brought something."""
+
+
+Trigger = AfterTime | AfterCount | EachBatch
+
+
+@dataclass(frozen=True)
+class EmitStrategy:
+    """How an operator emits.
+
+    ``mode``:
+
+    ``final``    one row per window and key, when it expires (W ≥ e + L). With ``late`` policy
+                 ``correct``: the on-time pane, then a row for each late pane that replaces it.
+    ``update``   every pane gives the value so far; a later one replaces an earlier one. What no later
+                 one replaces (a session that became part of another) is taken back.
+    ``discard``  every pane gives only what came since the pane before.
+    ``retract``  as ``update``, and each pane but the first comes after a row with ``__diff`` -1,
+                 equal to the one that it replaces.
+
+    ``early`` and ``late`` say when panes fire before and after the on-time pane (None: not at all).
+    ``suppress_unchanged`` leaves out a pane that would say what the one before said; of ``discard``,
+    one that nothing came for. ``panes`` adds the columns ``pane_kind`` ("early", "on_time", "late"),
+    ``pane_index`` (from 0, over all panes of the window and key that came out), ``pane_first`` and
+    ``pane_last`` (it is known that none can follow: the one at ``e + L``).
+
+    Over an input that takes rows back, a key of which nothing is left has no row: its pane is a row
+    with ``__diff`` -1 alone, in mode ``update``, too.
+    """
+
+    mode: Mode = "final"
+    early: Trigger | None = None
+    late: Trigger | None = EachBatch()
+    late_policy: LatePolicy = "drop"
+    suppress_unchanged: bool = True
+    panes: bool = False
+
+    @property
+    def heartbeat_ms(self) -> int | None:
+        """How often a batch must come, in running time, even without input; None: never."""
+        delays = [one.delay_ms for one in (self.early, self.late) if isinstance(one, AfterTime)]
+        return min(delays, default=None)

@@ -1,0 +1,42 @@
+"""What operators have in common that aggregate one input by key: windows of every kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millstream.kernels.aggregation import Aggregation
+from millstream.kernels.trigger import EmitStrategy
+
+
+@dataclass(frozen=True)
+class AggregateOperator:
+    """An operator that aggregates its one input by key, and gives rows of its own making."""
+
+    name: str
+    aggregation: Aggregation
+    emission: EmitStrategy
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        return self.aggregation.by
+
+    @property
+    def transparent(self) -> bool:
+        return False
+
+    @property
+    def ordered(self) -> bool:
+        return self.aggregation.ordered
+
+    @property
+    def heartbeat_ms(self) -> int | None:
+        """How often a batch must come, in running time, even without input; None: never."""
+        return self.emission.heartbeat_ms
+
+    @property
+    def side_output(self) -> bool:
+        """Whether events that are too late go to the side output as they came."""
+        return self.emission.late_policy == "side"
+
+    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
+        return self.aggregation.columns_read

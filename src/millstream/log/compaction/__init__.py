@@ -1,0 +1,1 @@
+"""Compaction: the last record of each key is retained, at its offset."""

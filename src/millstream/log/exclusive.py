@@ -1,0 +1,16 @@
+"""What compaction, archiving and transactions need of the writer: to change files while nobody appends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class ExclusiveLog(Protocol):
+    """The writer of a log, as seen by those who change its files beside it."""
+
+    def exclusively(self, action: Callable[[], None]) -> None:
+        """Run ``action`` while nothing is being appended."""
+
+    def sync(self) -> None:
+        """Return when everything appended is durable and published."""

@@ -1,0 +1,39 @@
+"""A log belongs to the process that opened it: a forked child finds its writers refusing everything."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+class ForkGuarded(Protocol):
+    """What must not be used in a forked child."""
+
+    def disable_after_fork(self) -> None:
+        """Refuse everything: the log belongs to the parent."""
+
+
+_open: weakref.WeakSet[ForkGuarded] = weakref.WeakSet()
+
+
+def guard(writer: ForkGuarded) -> None:
+    """Have a writer refuse everything in children that are forked while it is open."""
+    _open.add(writer)
+
+
+def unguard(writer: ForkGuarded) -> bool:
+    """Take a writer for closed; False if it was that before."""
+    if writer not in _open:
+        return False
+    _open.discard(writer)
+    return True
+
+
+def _disable_in_child() -> None:
+    for writer in list(_open):
+        writer.disable_after_fork()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_disable_in_child)

@@ -1,0 +1,1 @@
+"""Looking a log folder over, and giving up what cannot be read."""

@@ -1,0 +1,234 @@
+"""Dead records after the fact: looking at them, and appending them to their topic again.
+
+A replay takes rows of the view ``dead_letters`` and appends the original bytes to the original
+partition, with key, headers and timestamp, as records like any others. It goes through three steps,
+so that each record is appended exactly once:
+
+====================================  ==========================================================
+step                                  after a crash there, the next replay
+====================================  ==========================================================
+1. the rows are given its number      finds rows with a number and no time: does steps 2 and 3
+2. the records are appended, in one   finds the fence at the number: does step 3 alone
+   transaction with the fence
+3. the rows are marked as replayed    has nothing to finish
+====================================  ==========================================================
+
+Of what died behind a shuffle the row is kept, and no record: there is nothing to append again. Such rows
+are left out, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from millstream.choices import did_you_mean
+from millstream.client import EventLog, connect
+from millstream.errors import ConfigError, FencePassedError, UnknownViewError
+from millstream.kernels.errors.dead_letters import headers_from_text
+from millstream.ops.replay_lateness import count_maybe_late
+from millstream.record import to_timestamp_ms
+from millstream.views.commit.committer import DEAD_LETTERS_VIEW
+from millstream.views.reader import apps_with_state, state_store_path
+from millstream.views.state_store.store import StateStore
+
+_SLICE_ROWS = 10_000  # bounds a transaction
+_RECORD_ID = ("topic", "partition", "offset")
+
+
+@dataclass(frozen=True)
+class DeadLetterFilter:
+    """Which dead records are meant; by default all.
+
+    ``reason`` is a part of the reason's text. ``record_ids`` are topic, partition and offset.
+    """
+
+    topic: str | None = None
+    reason: str | None = None
+    record_ids: Sequence[tuple[str, int, int]] = ()
+
+    def apply(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Give the rows that are meant."""
+        if self.topic is not None:
+            rows = rows.filter(pl.col("topic") == self.topic)
+        if self.reason is not None:
+            rows = rows.filter(pl.col("reason").str.contains(self.reason, literal=True))
+        if self.record_ids:
+            wanted = pl.DataFrame(
+                list(self.record_ids),
+                schema={name: rows.schema[name] for name in _RECORD_ID},
+                orient="row",
+            )
+            rows = rows.join(wanted, on=_RECORD_ID, how="semi")
+        return rows
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What a replay did. ``finished``: records of an earlier replay that had been interrupted."""
+
+    records: int
+    finished: int
+    already_replayed: int  # of the selection, those that were replayed before
+    may_be_late: int = 0  # of the records, as of what the app had committed before
+    rows_without_record: int = 0  # of the selection, those of which no record is kept; left out
+
+
+def dead_letters(
+    log: Path | str, app: str, selection: DeadLetterFilter | None = None
+) -> pl.DataFrame:
+    """Give the dead records of an app, by topic, partition and offset.
+
+    Raises:
+        UnknownViewError: the folder has no views of such an app.
+    """
+    with StateStore(_store_of(log, app), readonly=True) as store:
+        return (selection or DeadLetterFilter()).apply(store.scan(DEAD_LETTERS_VIEW))
+
+
+def replay(
+    log: Path | str,
+    app: str,
+    selection: DeadLetterFilter | None = None,
+    *,
+    again: bool = False,
+    late_ok: bool = False,
+) -> ReplayResult:
+    """Append dead records to their topics again, as they were.
+
+    Args:
+        selection: Which; by default all.
+        again: Also those that were replayed before.
+        late_ok: Also where some may come too late for the app: see :mod:`.replay_lateness`. They
+            are then counted as late, and left out of what is closed.
+
+    Raises:
+        ConfigError: some may come too late, or of none a record is kept. Nothing of them was appended.
+        UnknownViewError: the folder has no views of such an app.
+        UnknownTopicError: the topic of a record is gone; nothing of its transaction was appended.
+        FolderOwnedError: the owner of the log's folder cannot be joined. Nothing was appended.
+        ProducerFencedError: somebody else replays at the same time, and goes on with these records.
+    """
+    path = _store_of(log, app)
+    # The producer's name is taken first: whoever replays at the same time is fenced off, or fences
+    # this one, and the fence of a transaction lets each record pass once.
+    with connect(log) as opened, StateStore(path) as store:
+        run = _Replay(opened, store, app)
+        finished = run.finish()
+        found = (selection or DeadLetterFilter()).apply(store.scan(DEAD_LETTERS_VIEW))
+        rows = found.filter(pl.col("headers").is_not_null())
+        rows_alone = found.height - rows.height
+        if rows_alone == found.height > 0:
+            raise ConfigError(
+                f"Of the {rows_alone:,} dead rows of {app} that are meant, the row is kept and no record, as "
+                "they died behind a shuffle. Mend the code, and have the app take in all records anew: "
+                "`millstream reset`."
+            )
+        fresh = rows if again else rows.filter(pl.col("replayed_at").is_null())
+        late = count_maybe_late(store, app, fresh)
+        if late and not late_ok:
+            raise ConfigError(
+                f"{late:,} of the {_records(fresh):,} dead records of {app} may come too late: what "
+                "the app has closed since stays closed, and they would be counted as late and left "
+                "out of it. To have them taken in, declare a longer lateness of the stream and "
+                "rebuild the app; to append them all the same, late records included, say so: "
+                "--late-ok (late_ok=True)."
+            )
+        records = sum(run.replay(part) for part in _transactions(fresh))
+        already = 0 if again else _records(rows) - _records(fresh)
+        return ReplayResult(records, finished, already, late, rows_alone)
+
+
+class _Replay:
+    """Takes rows through the three steps."""
+
+    def __init__(self, log: EventLog, store: StateStore, app: str) -> None:
+        self._log = log
+        self._store = store
+        self._writer = f"dead-replay/{app}"
+        self._producer = log.producer(transactional_id=self._writer)
+
+    def finish(self) -> int:
+        """Take the rows of a replay that was interrupted through the steps that it lacks."""
+        begun = self._store.scan(DEAD_LETTERS_VIEW).filter(
+            pl.col("replay").is_not_null() & pl.col("replayed_at").is_null()
+        )
+        return sum(
+            self._append(part, int(number[0]))
+            for number, part in sorted(begun.partition_by("replay", as_dict=True).items())
+        )
+
+    def replay(self, rows: pl.DataFrame) -> int:
+        last = self._log.fence(self._writer)
+        number = 0 if last is None else last + 1
+        # A rebuilt view knows no numbers, and the fence outlives it: the next one is the fence's.
+        self._mark(rows, number, None)
+        return self._append(rows, number)
+
+    def _append(self, rows: pl.DataFrame, number: int) -> int:
+        records = rows.unique(_RECORD_ID, keep="first", maintain_order=True)
+        try:
+            with self._producer.transaction() as transaction:
+                transaction.fence(self._writer, number)
+                for row in records.iter_rows(named=True):
+                    self._send(row)
+        except FencePassedError:
+            pass
+        self._mark(rows, number, datetime.now(UTC))
+        return records.height
+
+    def _send(self, row: dict[str, Any]) -> None:
+        self._producer.send(
+            row["topic"],
+            row["value"],
+            key=row["key"],
+            headers=headers_from_text(row["headers"]),
+            partition=row["partition"],
+            timestamp_ms=to_timestamp_ms(row["time"]),
+        )
+
+    def _mark(self, rows: pl.DataFrame, number: int, at: datetime | None) -> None:
+        marks = rows.with_columns(
+            pl.lit(number, pl.Int64).alias("replay"),
+            pl.lit(at, rows.schema["replayed_at"]).alias("replayed_at"),
+        )
+        self._store.amend(DEAD_LETTERS_VIEW, marks)
+
+
+def _transactions(rows: pl.DataFrame) -> list[pl.DataFrame]:
+    """Cut rows into transactions, the rows of one record always in one."""
+    numbered = rows.with_columns((pl.struct(_RECORD_ID).rle_id() // _SLICE_ROWS).alias("part"))
+    return numbered.partition_by("part", include_key=False, maintain_order=True)
+
+
+def _records(rows: pl.DataFrame) -> int:
+    return rows.select(_RECORD_ID).n_unique() if rows.height else 0
+
+
+def _store_of(log: Path | str, app: str) -> Path:
+    known = apps_with_state(log)
+    if app not in known:
+        raise UnknownViewError(
+            f"The log folder {str(log)!r} has no views of an app {app!r}; there are views of: "
+            f"{', '.join(known) or 'none'}. Correct the app or the folder, or run the app first."
+            f"{did_you_mean(app, known)}"
+        )
+    return state_store_path(log, app)
+
+
+def parse_record_id(text: str) -> tuple[str, int, int]:
+    """Read TOPIC/PARTITION/OFFSET.
+
+    Raises:
+        ConfigError: it is not of that form.
+    """
+    topic, _, rest = text.partition("/")
+    partition, _, offset = rest.partition("/")
+    if not topic or not partition.isdecimal() or not offset.isdecimal():
+        raise ConfigError(f"{text!r} is no record. Give TOPIC/PARTITION/OFFSET, as list prints it.")
+    return topic, int(partition), int(offset)

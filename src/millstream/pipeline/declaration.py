@@ -1,0 +1,58 @@
+"""What an app declares, as its topics and streams know it; :class:`~millstream.App` runs it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from millstream.client.default_log import default_log
+from millstream.errors import ConfigError
+from millstream.kernels.errors.user_code import OnError
+from millstream.kernels.plan import TopicSinkSpec
+from millstream.pipeline.graph import GraphNode, Output, SourceNode, upstream_nodes
+from millstream.pipeline.schema import ColumnTypes
+from millstream.pipeline.shape import StepNames
+
+if TYPE_CHECKING:
+    from millstream.spark.job import Job
+
+
+@dataclass
+class AppDeclaration(ABC):
+    """The options of an app that streams depend on, and the outputs declared so far."""
+
+    name: str
+    # Not shown, as an option of kafka:// may be a password.
+    log: str | Path = field(default_factory=default_log, repr=False)
+    buckets: int = 2
+    on_error: OnError = "dead-letter"
+    views: str | None = field(default=None, repr=False)  # it may hold a password
+    outputs: list[Output] = field(default_factory=list, init=False)
+    partitions: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # by topic
+    names: StepNames = field(default_factory=StepNames, init=False, repr=False)
+
+    def add_output(self, output: Output) -> None:
+        """Declare an output.
+
+        An app cannot write to a topic that it reads, even where the graph has no loop: what a batch
+        writes is read by a later one, so a run "until caught up" would end before its own records
+        are read, and the answer would depend on where batches end.
+
+        Raises:
+            ConfigError: the app would write to a topic that it reads.
+        """
+        outputs = [*self.outputs, output]
+        read = {node.topic for node in upstream_nodes(outputs) if isinstance(node, SourceNode)}
+        for each in outputs:
+            if isinstance(each.spec, TopicSinkSpec) and each.spec.topic in read:
+                raise ConfigError(
+                    f"The app writes to the topic {each.spec.topic!r} and reads it. Go on with the "
+                    "stream itself, or read the topic in another app."
+                )
+        self.outputs.append(output)
+
+    @abstractmethod
+    def job_of(self, node: GraphNode, columns: ColumnTypes) -> Job:
+        """Describe a plan of its own whose one output is the rows of a node."""

@@ -1,0 +1,148 @@
+"""The definition of each stateful step and each output of a graph: all that its state, or its rows, depend on.
+
+That is the step itself, and everything on the paths from the sources to it: topics, the fields that are
+read, event time, watermarks, stateless steps. A stateful step on a path stands for all above it. The
+names of steps and the order of declaration are not part of it.
+
+Left out, because they move no event into or out of a state: how long the job waits for a partition
+(``idle``, ``align``), what happens to rows that fail, and the sinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from millstream.kernels.code_digest import code_digest, digest, validators
+from millstream.kernels.definition import (
+    Description,
+    canonical_text,
+    definition_keys,
+    describe,
+    describe_step,
+    without_code,
+)
+from millstream.kernels.plan import Program, StepDefinition
+from millstream.kernels.steps import Drop
+from millstream.pipeline.graph import (
+    DataFrameNode,
+    GraphNode,
+    LateNode,
+    NativeNode,
+    OperatorNode,
+    Output,
+    SourceNode,
+    UnionNode,
+)
+
+WantedColumns = set[str] | None  # names of columns; None stands for all
+_RULE = ("delay_us", "future_max_us", "producers_max", "settle_us", "marks")
+
+
+@dataclass
+class Definitions:
+    """The definitions of a graph's stateful steps and outputs, and the keys of what holds state."""
+
+    nodes: Sequence[GraphNode | Output]
+    steps: dict[OperatorNode, Description] = field(default_factory=dict)
+    keys: dict[OperatorNode, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        operators = [node for node in self.nodes if isinstance(node, OperatorNode)]
+        for node in operators:  # each after those above it
+            reads = [
+                self._reads(parent, node.kernel.columns_read(number))
+                for number, parent in enumerate(node.inputs)
+            ]
+            self.steps[node] = {**describe_step(node.kernel), "reads": reads}
+        keys = definition_keys([self.steps[node] for node in operators])
+        self.keys = dict(zip(operators, keys, strict=True))
+
+    def program(self) -> Program:
+        """Return all that a later run is compared with."""
+        outputs = [node for node in self.nodes if isinstance(node, Output)]
+        topics = {node.topic for node in self.nodes if isinstance(node, SourceNode)}
+        return Program(
+            steps={
+                self.keys[node]: StepDefinition(node.kernel.name, definition)
+                for node, definition in self.steps.items()
+            },
+            outputs={output.name: self._output(output) for output in outputs},
+            topics=tuple(sorted(topics)),
+            frames=sum(isinstance(node, DataFrameNode) for node in self.nodes),
+        )
+
+    def clock_key(self, node: SourceNode | DataFrameNode | OperatorNode) -> str:
+        """Return the key by which an operator below knows this node's clock: its text, and its code."""
+        if isinstance(node, OperatorNode):
+            return _digests(self.steps[node])
+        reads = _read(node, set())
+        source = {name: reads[name] for name in ("topic", "dataframe") if name in reads}
+        return _digests({**source, "time": reads["time"], "rule": reads["watermark"]})
+
+    def _output(self, output: Output) -> Description:
+        columns = [name for name, _ in output.schema]
+        schema = {name: repr(dtype) for name, dtype in output.schema}
+        return {
+            "key": list(output.key),
+            "columns": schema,
+            "reads": [self._reads(output.parent, set(columns))],
+        }
+
+    def _reads(self, node: GraphNode, wanted: WantedColumns) -> dict[str, Any]:
+        """Describe the path from the sources, or the nearest stateful steps, down to a node."""
+        if isinstance(node, (SourceNode, DataFrameNode)):
+            return _read(node, wanted)
+        if isinstance(node, (OperatorNode, LateNode)):
+            late = isinstance(node, LateNode)
+            definition = self.steps[node.parent if isinstance(node, LateNode) else node]
+            reference = {
+                "text": digest(canonical_text(without_code(definition))),
+                "code": digest(canonical_text(definition)),
+            }
+            return {"late rows of" if late else "rows of": reference, "steps": []}
+        if isinstance(node, UnionNode):
+            inputs = sorted((self._reads(one, wanted) for one in node.inputs), key=canonical_text)
+            return {"union": inputs, "steps": []}
+        if isinstance(node, NativeNode):
+            path = self._reads(node.parent, set(node.schema_in.names))
+            native = describe({"function": node.function, "time": node.time})
+            return {**path, "steps": [*path["steps"], {"class": "spark", **native}]}
+        path = self._reads(node.parent, node.step.columns_before(wanted))
+        steps = [] if isinstance(node.step, Drop) else [describe_step(node.step)]
+        return {**path, "steps": [*path["steps"], *steps]}
+
+
+def _digests(definition: Description) -> str:
+    return (
+        f"{digest(canonical_text(without_code(definition)))}|{digest(canonical_text(definition))}"
+    )
+
+
+def _read(node: SourceNode | DataFrameNode, wanted: WantedColumns) -> dict[str, Any]:
+    """Describe a source: what is read of it, and its time."""
+    rule = {name: describe(getattr(node.rule, name)) for name in _RULE}
+    clock: dict[str, Any] = {"time": describe(node.time), "watermark": rule, "steps": []}
+    if isinstance(node, DataFrameNode):
+        columns = dict(zip(node.schema.names, map(str, node.schema.types), strict=True))
+        return {"dataframe": columns, **clock}
+    if wanted is not None:
+        wanted = wanted | node.rule.marks.columns_read()
+        wanted |= set() if node.time is None else set(node.time.meta.root_names())
+    read = sorted((f for f in node.fields if wanted is None or f.name in wanted), key=_name)
+    fields = {f.name: describe_step(f) for f in read}
+    return {"topic": node.topic, "format": _format(node.values), "fields": fields, **clock}
+
+
+def _name(named: Any) -> str:
+    return str(named.name)
+
+
+def _format(values: Any) -> Description:
+    """Describe how values are written: the format, and the code of a pydantic model.
+
+    The schemas that values were written with are not part of it: more of them will follow.
+    """
+    word, model = type(values).__name__, getattr(values, "model", None)
+    return word if model is None else {"text": word, "code": code_digest(list(validators(model)))}

@@ -1,0 +1,169 @@
+"""The operators of windows that depend on the events: session, sliding, count_window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from millstream.errors import ConfigError
+from millstream.kernels.aggregates import Aggregate
+from millstream.kernels.aggregation import Aggregation
+from millstream.kernels.frames import ORDER, TIME, visible
+from millstream.kernels.operator import Operator
+from millstream.kernels.sessions.operator import SessionOperator
+from millstream.kernels.sessions.panes import OVERLAPS, SessionPanes
+from millstream.kernels.sessions.spans import END, EXPIRED_END, START, TILL, SessionWindow
+from millstream.kernels.trigger import EachBatch, EmitStrategy
+from millstream.kernels.windows.count_windows import NUMBER, CountWindow, CountWindowOperator
+from millstream.kernels.windows.sliding_windows import Sliding, SlidingWindowOperator
+from millstream.pipeline.checks import type_of
+from millstream.pipeline.schema import ColumnTypes
+from millstream.pipeline.shape import StreamShape, windowed_shape
+from millstream.pipeline.window_columns import typed_aggregation
+from millstream.pipeline.windows import EventWindow
+
+
+def aggregate_event_windows(
+    shape: StreamShape,
+    window: EventWindow,
+    by: tuple[str, ...],
+    aggregates: dict[str, Aggregate],
+    *,
+    name: str,
+    emission: EmitStrategy,
+) -> tuple[Operator, StreamShape]:
+    """Build the operator of windows that depend on the events; the aggregates' names are checked."""
+    if shape.mode == "retract":
+        raise ConfigError(
+            f'{window} comes after emit("retract"), whose rows take others back. It takes rows that '
+            'stay: emit "final" there.'
+        )
+    builder = _EventWindowBuilder(
+        shape, emission, shape.names.unique(name), Aggregation(by, tuple(aggregates.items()))
+    )
+    if isinstance(window, SessionWindow):
+        kernel, columns, key = builder.session(window)
+    elif isinstance(window, Sliding):
+        kernel, columns, key = builder.sliding(window)
+    else:
+        kernel, columns, key = builder.count_window(window)
+    window_key = builder.window_key(window)
+    return kernel, windowed_shape(shape, emission, columns, key, window_key)
+
+
+BuiltOperator = tuple[Operator, ColumnTypes, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class _EventWindowBuilder:
+    """What is aggregated, as declared; builds the kernel, its columns and the key of its rows."""
+
+    shape: StreamShape
+    emission: EmitStrategy
+    name: str
+    untyped: Aggregation
+
+    def window_key(self, window: EventWindow) -> tuple[str, ...]:
+        """Return what tells the rows of a key apart in a view, besides the key of the stream.
+
+        The parts of a session that ``discard`` emits are counted from 0 again when it merges with others.
+        """
+        if not isinstance(window, SessionWindow):
+            return ("window_start",)
+        return (
+            ("window_start", "window_end") if self.emission.mode == "discard" else window.window_key
+        )
+
+    def session(self, window: SessionWindow) -> BuiltOperator:
+        aggregation = self._typed(OVERLAPS)
+        if window.gap is not None:
+            self._check_gap(window.gap)
+        closes_on_time = self.emission.late is None and self.emission.mode != "final"
+        panes = SessionPanes(
+            self.emission,
+            aggregation,
+            0 if closes_on_time else self.shape.lateness_us,
+            window.window_key,
+            window.joins_after_end_us,
+        )
+        columns = self._results(panes)
+        panes = replace(panes, result_schema=tuple(columns.items()), empty=self._empty(aggregation))
+        rows = tuple(self.shape.columns.items()) if self.emission.late_policy == "side" else ()
+        return SessionOperator(self.name, window, panes, rows), columns, aggregation.by
+
+    def sliding(self, window: Sliding) -> BuiltOperator:
+        self._check_emission("sliding", "final", "update", "retract")
+        aggregation = self._typed()
+        kernel = SlidingWindowOperator(
+            self.name, aggregation, self.emission, window, self.shape.lateness_us
+        )
+        columns = kernel.result_schema(pl.DataFrame(schema=self.shape.columns))
+        return kernel, columns, aggregation.by
+
+    def count_window(self, window: CountWindow) -> BuiltOperator:
+        self._check_emission("count_window", "final", "update")
+        if self.emission.late_policy != "drop":
+            raise ConfigError(
+                f'count_window comes after late="{self.emission.late_policy}", but no event is late '
+                "for it. Leave it out."
+            )
+        aggregation = self._typed(NUMBER)
+        kernel = CountWindowOperator(self.name, aggregation, self.emission, window)
+        columns = self.shape.columns
+        keys = {name: columns[name] for name in aggregation.by}
+        results = kernel.result_rows(pl.DataFrame(schema={**keys, **kernel.state_schema}))
+        return kernel, dict(results.drop(TIME).schema), (*aggregation.by, NUMBER)
+
+    def _check_emission(self, window: str, *modes: str) -> None:
+        """Make sure that windows which emit by batch are not asked to emit otherwise."""
+        emission = self.emission
+        if emission.mode not in modes:
+            allowed = ", ".join(f'"{mode}"' for mode in modes)
+            raise ConfigError(f'{window} cannot emit "{emission.mode}". Choose one of {allowed}.')
+        by_batch = (emission.early in (None, EachBatch()), emission.late == EachBatch())
+        if emission.panes or not all(by_batch):
+            raise ConfigError(
+                f"{window} emits with every batch what that changed, and has no panes. Leave early, "
+                "late and panes out of emit."
+            )
+
+    def _typed(self, *taken: str) -> Aggregation:
+        for name in (*self.untyped.by, *self.untyped.names):
+            if name in taken:
+                raise ConfigError(
+                    f"The column {name!r} is one that {self.name} gives. Choose another name."
+                )
+        return typed_aggregation(self.name, self.untyped, self.shape.columns)[0]
+
+    def _check_gap(self, gap: pl.Expr) -> None:
+        dtype = type_of(gap, self.shape.columns, f"session's gap in {self.name!r}")
+        if not isinstance(dtype, pl.Duration):
+            raise ConfigError(
+                f"session's gap is of type {dtype}. Give an expression that makes a Duration, such as "
+                'pl.duration(seconds="gap_s").'
+            )
+
+    def _results(self, panes: SessionPanes) -> ColumnTypes:
+        aggregation = panes.aggregation
+        state = {
+            **{name: self.shape.columns[name] for name in aggregation.by},
+            **dict(aggregation.schema),
+            START: pl.Int64(),
+            END: pl.Int64(),
+            TILL: pl.Int64(),
+            EXPIRED_END: pl.Int64(),
+            **replace(panes, result_schema=()).schema,
+        }
+        results = panes.result_rows(pl.DataFrame(schema=state), pl.lit(0))
+        return {name: results.schema[name] for name in visible(results.columns)}
+
+    def _empty(self, aggregation: Aggregation) -> pl.DataFrame:
+        if self.emission.mode != "discard":  # no other says that nothing came
+            return pl.DataFrame(schema=dict(aggregation.schema))
+        hidden = {TIME: pl.Int64(), ORDER: pl.Int64()}
+        rows = pl.DataFrame(schema={**self.shape.columns, **hidden})
+        made = [e for name, a in aggregation.aggregates for e in a.partial(name)]
+        schema = dict(aggregation.schema)
+        count = pl.len().alias(aggregation.partials[-1])
+        return rows.select(*made, count).cast(schema)  # type: ignore[arg-type]

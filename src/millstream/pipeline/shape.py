@@ -1,0 +1,104 @@
+"""The shape of a stream: what is known about its rows where the stream is declared.
+
+Functions that build operators and sinks take a shape and return the next one. They know neither
+:class:`~millstream.Stream` nor the graph, so the modules of this package import each other one way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from millstream.errors import ConfigError
+from millstream.kernels.column_types import check_column, check_key
+from millstream.kernels.late import LATE_COLUMNS
+from millstream.kernels.trigger import EmitStrategy, LatePolicy, Mode
+from millstream.pipeline.checks import require_column
+from millstream.pipeline.schema import ColumnTypes
+from millstream.pipeline.window_columns import WINDOW_COLUMNS
+
+
+class StepNames:
+    """The names of an app's steps, each used once."""
+
+    def __init__(self) -> None:
+        self._used: Counter[str] = Counter()
+
+    def unique(self, name: str) -> str:
+        """Return the name for a step; the second step of one name is ``name #2``."""
+        self._used[name] += 1
+        count = self._used[name]
+        return name if count == 1 else f"{name} #{count}"
+
+
+@dataclass(frozen=True)
+class StreamShape:
+    """The columns of a stream's rows, and how they are keyed, emitted and judged late.
+
+    Attributes:
+        mode: How the window above emits; None above the first window.
+        late_columns: The columns of the side output of the step right above; None if it has none.
+        is_late: Whether the stream is such a side output.
+        window_key: What tells windows apart; by default part of a view's key.
+        names: The names that the app's steps have so far.
+
+    Raises:
+        ConfigError: a column has a type that cannot be stored or sent.
+    """
+
+    columns: ColumnTypes
+    key: tuple[str, ...] = ()
+    mode: Mode | None = None
+    lateness_us: int = 0
+    late_policy: LatePolicy = "drop"
+    late_columns: ColumnTypes | None = None
+    is_late: bool = False
+    window_key: tuple[str, ...] = WINDOW_COLUMNS[:1]
+    names: StepNames = field(default_factory=StepNames, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, dtype in self.columns.items():
+            check_column(name, dtype)
+
+    def key_columns(self, columns: str | Sequence[str], what: str) -> tuple[str, ...]:
+        """Return the names of columns that are to be a key, or part of one.
+
+        Raises:
+            ConfigError: there is no such column, or its type cannot be a key.
+        """
+        names = (columns,) if isinstance(columns, str) else tuple(columns)
+        for name in names:
+            require_column(name, self.columns, what)
+            check_key(name, self.columns[name], what)
+        return names
+
+    def refuse_after_update(self, operator: str, row: str) -> None:
+        """Refuse an operator that could leave an outdated row in a view."""
+        if self.mode == "update":
+            raise ConfigError(
+                f'{operator} comes after emit("update"): {row} would stay in the view. '
+                'Do it where the view is read, or emit("final").'
+            )
+
+
+def windowed_shape(
+    shape: StreamShape,
+    emission: EmitStrategy,
+    columns: ColumnTypes,
+    key: tuple[str, ...],
+    window_key: tuple[str, ...],
+) -> StreamShape:
+    """Return the shape of what windows over a stream emit."""
+    corrected = emission.mode == "final" and emission.late_policy == "correct"
+    late_columns = {**shape.columns, **LATE_COLUMNS}
+    return replace(
+        shape,
+        columns=columns,
+        key=key,
+        mode="update" if corrected else emission.mode,
+        lateness_us=0,
+        late_policy="drop",
+        late_columns=late_columns if emission.late_policy == "side" else None,
+        window_key=window_key,
+    )

@@ -1,0 +1,201 @@
+"""Sinks: views, topics, datasets and functions, each checked where it is declared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import polars as pl
+
+from millstream.choices import choose
+from millstream.errors import ConfigError
+from millstream.kernels.column_types import check_key, view_kind
+from millstream.kernels.plan import (
+    Cleanup,
+    DatasetSinkSpec,
+    ForeachSinkSpec,
+    SinkSpec,
+    TopicSinkSpec,
+    ViewSinkSpec,
+)
+from millstream.log.topics import check_topic_name
+from millstream.pipeline.declaration import AppDeclaration
+from millstream.pipeline.graph import GraphNode, Output
+from millstream.pipeline.shape import StreamShape
+from millstream.views.address import parse_store
+from millstream.views.postgres.view_table import check_key_columns, check_view_name
+from millstream.views.sinks.foreach import ForeachContext
+from millstream.views.sinks.retractions import DIFF_COLUMN
+
+CLEANUPS = get_args(Cleanup)
+_PARTITIONS = 4
+
+ForeachFunction = Callable[[pl.DataFrame, ForeachContext], object]
+
+
+@dataclass(frozen=True)
+class SinkBuilder:
+    """Makes the outputs of a node whose rows have the given shape."""
+
+    app: AppDeclaration
+    node: GraphNode
+    shape: StreamShape
+
+    def view(
+        self, name: str, *, key: str | Sequence[str] | None = None, store: str | None = None
+    ) -> Output:
+        """Make a view; see :meth:`Stream.view`."""
+        columns = self._view_key(name, key)
+        address = parse_store(store or self.app.views, what=f"The store of the view {name!r}")
+        if address is not None:
+            check_view_name(name)
+        if any(output.name == name for output in self.app.outputs):
+            raise ConfigError(f"The view {name!r} is declared twice. Give one another name.")
+        self._check_storable(name, columns, postgres=address is not None)
+        self.app.names.unique(name)  # a later step of that name gets a number
+        return self._output(name, ViewSinkSpec(address), key=columns)
+
+    def _view_key(self, name: str, key: str | Sequence[str] | None) -> tuple[str, ...]:
+        """Find the key of a view: the given one, or what tells the windows and keys apart."""
+        shape = self.shape
+        columns = shape.key if key is None else shape.key_columns(key, "view's key")
+        if shape.mode is not None and key is None:
+            columns = (*shape.window_key, *columns)
+        if shape.mode == "discard" and key is None:
+            if "pane_index" not in shape.columns:
+                raise ConfigError(
+                    f'The view {name!r} would keep of each key the last row of emit("discard"), '
+                    'which is a part of the answer. Emit "update", or keep all parts: '
+                    'emit("discard", panes=True).'
+                )
+            columns = (*columns, "pane_index")
+        missing = [column for column in columns if column not in shape.columns]
+        if not columns or missing:
+            raise ConfigError(
+                f"The view {name!r} has no key"
+                + (f": its column {missing[0]!r} was left out by a select" if missing else "")
+                + '. Say which columns tell its rows apart: view(name, key="…").'
+            )
+        return columns
+
+    def _check_storable(self, name: str, key: tuple[str, ...], *, postgres: bool) -> None:
+        """Make sure that a view can store the columns, and that its store can compare the key."""
+        types = self.shape.columns
+        for column, dtype in types.items():
+            try:
+                view_kind(dtype)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"The view {name!r} has the column {column!r}. {error}"
+                ) from error
+        for column in key:
+            check_key(column, types[column], f"the key of the view {name!r}")
+        if postgres:
+            check_key_columns(name, [view_kind(types[column]) for column in key])
+
+    def topic(
+        self,
+        topic: str,
+        *,
+        key: str | None,
+        value: str | Sequence[str] | None,
+        partitions: int | None,
+        cleanup: Cleanup,
+    ) -> Output:
+        """Make a topic's output; see :meth:`Stream.to`."""
+        if key is not None:
+            self.shape.key_columns(key, f"the key of to({topic!r})")
+        check_topic_name(topic)
+        what = f"to({topic!r})"
+        self._check_diff_is_free(what)
+        choose(f"cleanup of {what}", cleanup, CLEANUPS)
+        if "compact" in cleanup and key is None:
+            raise ConfigError(
+                f"{what} is compacted and has no key. Say key=, the column to keep by."
+            )
+        if partitions is not None and not 1 <= partitions <= 10_000:
+            raise ConfigError(f"{what} has partitions={partitions}. Allowed are 1 to 10,000.")
+        count = partitions or self.app.partitions.get(topic, _PARTITIONS)
+        spec = TopicSinkSpec(topic, key, self._value(value, what), count, cleanup)
+        values = (spec.value,) if isinstance(spec.value, str) else spec.value
+        columns = {*values, *([key] if key else [])}
+        return self._output(self.app.names.unique(f"to({topic})"), spec, columns=columns)
+
+    def _value(self, value: str | Sequence[str] | None, what: str) -> str | tuple[str, ...]:
+        columns = self.shape.columns
+        if value is None:
+            return tuple(columns)
+        names = [value] if isinstance(value, str) else list(value)
+        for name in names:
+            if name not in columns:
+                raise ConfigError(
+                    f"{what} has the value {name!r}. The columns there are {', '.join(columns)}."
+                )
+        if not isinstance(value, str):
+            return tuple(names)
+        if columns[value] not in (pl.String, pl.Binary):
+            raise ConfigError(
+                f"{what} has the value {value!r}, a column of {columns[value]}. One column must "
+                f"be text or bytes; for a JSON object give a list: value=[{value!r}]."
+            )
+        return value
+
+    def dataset(self, path: str | os.PathLike[str], partition_by: str | Sequence[str]) -> Output:
+        """Make a dataset's output; see :meth:`Stream.dataset`."""
+        columns = self.shape.key_columns(partition_by, "dataset's partition_by")
+        what = f"dataset({os.fspath(path)!r})"
+        self._check_diff_is_free(what)
+        if not os.fspath(path) or "://" in os.fspath(path):
+            raise ConfigError(f"{what} is not a folder. Give the path of a folder of this machine.")
+        folder = os.path.normpath(Path(path).absolute())
+        for output in self.app.outputs:
+            if isinstance(output.spec, DatasetSinkSpec) and output.spec.path == folder:
+                raise ConfigError(
+                    f"{what} is declared twice. Give each output a folder of its own."
+                )
+        name = self.app.names.unique(f"dataset({Path(path).name})")
+        return self._output(name, DatasetSinkSpec(folder, columns))
+
+    def foreach(self, function: ForeachFunction, name: str | None) -> Output:
+        """Make a function's output; see :meth:`Stream.foreach`."""
+        own = name or str(getattr(function, "__name__", ""))
+        what = f"foreach({own})"
+        self._check_diff_is_free(what)
+        if not callable(function):
+            raise ConfigError(
+                f"foreach was given {function!r}. Give a function of (rows, context)."
+            )
+        if not name and own in ("", "<lambda>"):
+            raise ConfigError(
+                "foreach was given a function without a name. Say name=: it is part of the key by "
+                "which a repeated call is known."
+            )
+        if any(output.name == what for output in self.app.outputs):
+            raise ConfigError(f"{what} is declared twice. Give one of them another name=.")
+        self.app.names.unique(what)
+        return self._output(what, ForeachSinkSpec(function))
+
+    def _check_diff_is_free(self, what: str) -> None:
+        if DIFF_COLUMN in self.shape.columns:
+            raise ConfigError(
+                f"{what} has a column {DIFF_COLUMN!r}, which tells rows given from rows taken back. "
+                "Rename it."
+            )
+
+    def _output(
+        self,
+        name: str,
+        spec: SinkSpec,
+        *,
+        key: tuple[str, ...] = (),
+        columns: set[str] | None = None,
+    ) -> Output:
+        schema = tuple(
+            (column, dtype)
+            for column, dtype in self.shape.columns.items()
+            if columns is None or column in columns
+        )
+        return Output(name, self.node, key, schema, spec, self.shape.mode == "update")

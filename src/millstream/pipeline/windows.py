@@ -1,0 +1,274 @@
+"""Windows as a program declares them, and the triggers of their panes.
+
+:func:`tumbling`, :func:`hopping` and :func:`calendar` divide time; :func:`session`, :func:`sliding`
+and :func:`count_window` depend on the events.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Literal, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import polars as pl
+
+from millstream.choices import choose, did_you_mean
+from millstream.durations import Duration, format_us, to_us, unit_named
+from millstream.errors import ConfigError
+from millstream.kernels.sessions.spans import SessionWindow
+from millstream.kernels.trigger import AfterCount, AfterTime, EachBatch, Trigger
+from millstream.kernels.windows.assigners import Hopping, Tumbling
+from millstream.kernels.windows.calendar_windows import Calendar
+from millstream.kernels.windows.count_windows import CountWindow
+from millstream.kernels.windows.sliding_windows import Sliding
+from millstream.pipeline.checks import positive_us, whole_number
+
+Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
+EventWindow = SessionWindow | Sliding | CountWindow
+TriggerSpec = Duration | AfterCount | None  # "each" and "batch" are strings, as durations are
+
+_WEEKDAYS = get_args(Weekday)
+_SPAN = re.compile(r"\s*(\d+)\s*([a-zA-Z]+)\s*")
+_MINUTES = {"minute": 1, "hour": 60}
+_MONTHS = {"month": 1, "quarter": 3, "year": 12}
+
+
+def tumbling(size: Duration, *, offset: Duration = "0 seconds") -> Tumbling:
+    """Windows of one size, side by side: ``[k·size, (k+1)·size)``, shifted by ``offset``, in UTC.
+
+    The offset may be negative: ``"-30 minutes"``.
+    """
+    size_us = positive_us(size, "tumbling's size")
+    return Tumbling(size_us, _signed_us(offset, "tumbling's offset") % size_us)
+
+
+def hopping(
+    size: Duration,
+    slide: Duration,
+    *,
+    offset: Duration = "0 seconds",
+    allow_gaps: bool = False,
+) -> Hopping:
+    """Windows of one size, one begun every ``slide``: ``[k·slide, k·slide + size)``, in UTC.
+
+    An event is in about size/slide windows. Events are kept in slices as long as the greatest common
+    divisor of size and slide: the rounder their ratio, the less is kept.
+
+    Args:
+        size: How long a window is.
+        slide: How far apart windows begin; it need not divide the size.
+        offset: Shifts the windows; may be negative.
+        allow_gaps: Allow a slide above the size. Events between two windows are then in none; the
+            ledger counts them as filtered.
+    """
+    size_us, slide_us = positive_us(size, "hopping's size"), positive_us(slide, "hopping's slide")
+    if slide_us > size_us and not allow_gaps:
+        raise ConfigError(
+            f"hopping's slide of {format_us(slide_us)} is above its size of "
+            f"{format_us(size_us)}, so events between two windows would be in none. Give a slide "
+            "up to the size, or allow_gaps=True."
+        )
+    return Hopping(size_us, slide_us, _signed_us(offset, "hopping's offset") % slide_us)
+
+
+def calendar(span: str, *, tz: str, week_start: Weekday = "monday") -> Calendar:
+    """Windows as the clocks of a time zone show them: days of 23 or 25 hours where they change.
+
+    Args:
+        span: ``"1 day"``, ``"1 week"``, ``"1 month"``, ``"1 quarter"``, ``"1 year"``, several months
+            that divide a year, or minutes or hours that divide a day (they start again at midnight).
+        tz: The IANA name of the time zone, such as ``"America/New_York"``.
+        week_start: The day on which weeks begin.
+
+    An hour that clocks show twice is two windows: results tell windows by instants, in UTC.
+    """
+    unit, count = _span(span)
+    try:
+        ZoneInfo(tz)
+    except (ZoneInfoNotFoundError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f'calendar\'s tz is {tz!r}. Give an IANA name, such as "Europe/Berlin" or "UTC".'
+        ) from error
+    choose("calendar's week_start", week_start, _WEEKDAYS)
+    return Calendar(unit, count, tz, _WEEKDAYS.index(week_start))
+
+
+def _span(span: str) -> tuple[Literal["minute", "day", "week", "month"], int]:
+    found = _SPAN.fullmatch(span) if isinstance(span, str) else None
+    count, said = (int(found[1]), found[2]) if found else (0, "")
+    name = unit_named(said) or said.lower().removesuffix("s")
+    if name in ("day", "week") and count == 1:
+        return ("day" if name == "day" else "week"), 1
+    if name in _MINUTES and count and 1440 % (count * _MINUTES[name]) == 0:
+        return "minute", count * _MINUTES[name]
+    if name in _MONTHS and count and 12 % (count * _MONTHS[name]) == 0:
+        return "month", count * _MONTHS[name]
+    raise ConfigError(
+        f'calendar\'s span is {span!r}. Give "1 day", "1 week", minutes or hours that divide a day, '
+        'or months that divide a year ("1 month", "1 quarter", "1 year").'
+    )
+
+
+def session(
+    gap: Duration | pl.Expr,
+    *,
+    gap_inclusive: bool = True,
+    strict: bool = False,
+    max_length: Duration | None = None,
+    max_gap: Duration | None = None,
+) -> SessionWindow:
+    """Sessions: activity of a key without a pause longer than ``gap``, as ``[first, last + gap)``.
+
+    Events can arrive in any order: an event between two sessions makes them one, also when both have
+    been emitted already (emit ``"retract"`` takes them back then). The rows have a column
+    ``overlaps_closed``, for an event that came when the session that it belongs to had expired, but
+    one of its own had not: it makes a second session, which overlaps the first.
+
+    Args:
+        gap: A duration, or an expression that gives each event the pause that may follow it, as a
+            Duration: ``pl.duration(seconds="gap_s")``. A session ends at the largest of its events'
+            times plus their gaps. Null and gaps not above zero count as one microsecond, and longer
+            ones than ``max_gap`` as that. Two sessions may then begin at the same time, when the
+            first had expired: ``window_end`` tells them apart too, and is part of a view's key.
+        gap_inclusive: Whether events exactly ``gap`` apart are in one session. It is then complete
+            when the watermark is above its end: an event at the end is not late before that.
+        strict: An event that would make a session overlapping one that has expired is late instead.
+        max_length: Sessions that never end are cut at the multiples of this since 1970 UTC, so none
+            is longer: with ``"1 day"``, at midnight UTC. None: they are kept for as long as they go
+            on, as one row of state each.
+        max_gap: The longest gap of an event, where ``gap`` is an expression: where sessions ended is
+            kept for so long, to know what overlaps them.
+
+    An event is too late when its own session, from its time to its gap after it, has expired for
+    its partition and no session that is still open covers it.
+    """
+    gap_us = _longest_gap_us(gap, max_gap)
+    length_us = None if max_length is None else positive_us(max_length, "session's max_length")
+    if length_us is not None and not isinstance(gap, pl.Expr) and length_us < gap_us:
+        raise ConfigError(
+            f"session's max_length is {max_length!r}, less than its gap of {gap!r}. Give at least "
+            "the gap."
+        )
+    return SessionWindow(
+        gap_us,
+        gap if isinstance(gap, pl.Expr) else None,
+        inclusive=gap_inclusive,
+        strict=strict,
+        max_length_us=length_us,
+    )
+
+
+def _longest_gap_us(gap: Duration | pl.Expr, max_gap: Duration | None) -> int:
+    if not isinstance(gap, pl.Expr):
+        if max_gap is not None:
+            raise ConfigError(
+                f"session has the gap {gap!r} and max_gap={max_gap!r}. A longest gap is for gaps that "
+                "an expression gives: leave it out."
+            )
+        return positive_us(gap, "session's gap")
+    if max_gap is None:
+        raise ConfigError(
+            "session's gap is an expression and there is no max_gap. Say how long a gap can be: "
+            'max_gap="1 day". Where sessions ended is kept for so long, to tell which overlap them.'
+        )
+    return positive_us(max_gap, "session's max_gap")
+
+
+def sliding(size: Duration) -> Sliding:
+    """One row per event, over what its key did in the time up to it: ``[t - size, t]``.
+
+    Both ends are included, and events at the same time see each other, as in SQL's ``RANGE BETWEEN
+    size PRECEDING AND CURRENT ROW``. ``window_end`` is the event's own time. With ``"final"`` the row
+    comes when nothing that it counts can come any more; with ``"update"`` or ``"retract"`` with the
+    batch that brought the event, and again for each late event that it counts. An event is too late
+    when its partition has passed its time by more than the lateness.
+
+    For windows of one size that begin at regular times, see :func:`millstream.hopping`.
+    """
+    return Sliding(positive_us(size, "sliding's size"))
+
+
+def count_window(
+    count: int,
+    *,
+    unbounded: bool = False,
+    slide: int | None = None,
+    timeout: Duration | None = None,
+) -> CountWindow:
+    """Windows of ``count`` events of a key, in the order of their arrival.
+
+    That order is the partition's: for the answer to depend on the events alone, the key must decide
+    the partition. The rows have ``window_number``, from 0 for each key; ``window_start`` is the time
+    of the event that opened the window, ``window_end`` just after the latest. No event is late. Of
+    every key that ever came a row of state is kept.
+
+    Args:
+        count: How many events a window takes.
+        unbounded: Must be said: the state has a row of every key that ever came, and never
+            forgets one.
+        slide: Begin a window with every ``slide``-th event; by default windows do not overlap.
+        timeout: Complete a window as it is when the watermark has reached this much after the
+            event that opened it. By default it stays open until it is full.
+
+    ``emit("update")`` also shows windows that are still open, with every batch that adds to them.
+    ``"retract"`` and ``"discard"`` are not offered: the time of an open window moves with its events, so
+    a row that takes an earlier one back would be late for windows over it.
+    """
+    whole_number(count, 1, 1 << 31, "count_window's count")
+    if unbounded is not True:
+        raise ConfigError(
+            "count_window keeps a row of state for every key that ever came, and of its aggregates "
+            "besides, without a limit: some 100 bytes each, so of a million new keys a day 36 GB a year. "
+            f"Where keys are few, say so: count_window({count}, unbounded=True). Where new ones "
+            "keep coming, use windows of time."
+        )
+    if slide is not None:
+        whole_number(slide, 1, count, "count_window's slide")
+    if timeout is not None and slide not in (None, count):
+        raise ConfigError(
+            "count_window has a slide and a timeout. A window that is timed out ends early, so that "
+            "none could begin at every slide: leave one of them out."
+        )
+    timeout_us = None if timeout is None else positive_us(timeout, "count_window's timeout")
+    return CountWindow(count, slide or count, timeout_us)
+
+
+def after_count(count: int) -> AfterCount:
+    """Fire a pane with every ``count``-th event of a window and key, in the order of arrival.
+
+    That order is the partition's: events of one key in several partitions are counted as they happen
+    to be read.
+    """
+    return AfterCount(whole_number(count, 1, (1 << 31) - 1, "after_count's count"))
+
+
+def parse_trigger(word: TriggerSpec, what: str) -> Trigger | None:
+    """Read when panes fire: "each" event, each "batch", a duration of running time, a count.
+
+    Raises:
+        ConfigError: it is none of these, or a duration of less than a millisecond.
+    """
+    if word is None or isinstance(word, AfterCount):
+        return word
+    if word == "each":
+        return AfterCount(1)
+    if word == "batch":
+        return EachBatch()
+    near = did_you_mean(word, ("each", "batch")) if isinstance(word, str) else ""
+    if isinstance(word, timedelta) or (isinstance(word, str) and not near):
+        delay_ms = to_us(word, what=f'{what} (besides "each", "batch" and after_count)') // 1000
+        if delay_ms:
+            return AfterTime(delay_ms)
+    raise ConfigError(
+        f'{what} is {word!r}. Give "each", "batch", a duration from a millisecond, '
+        f"ms.after_count(n), or None for no such panes.{near}"
+    )
+
+
+def _signed_us(duration: Duration, what: str) -> int:
+    if isinstance(duration, timedelta) and duration < timedelta(0):
+        return -to_us(-duration, what=what)
+    if isinstance(duration, str) and duration.strip().startswith("-"):
+        return -to_us(duration.strip()[1:], what=what)
+    return to_us(duration, what=what)

@@ -1,0 +1,34 @@
+"""The parent of Spark's Python workers: loads once what each of them would load for itself.
+
+Spark forks its workers from a daemon, which loads little; a worker then spends some two seconds of
+CPU on imports. Loaded before the fork, they cost that once per daemon, and the workers share the
+memory. No thread is started by these imports, so that forking stays safe.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+from pyspark import daemon
+
+_WORKERS = "pyspark.worker"  # the daemon is started for other, short-lived kinds of worker, too
+
+
+def load_for_workers() -> None:
+    """Import what the source and the stages use, and what PySpark uses to carry their rows."""
+    import pyarrow as pa  # noqa: PLC0415 - only in the daemon that needs it
+
+    import millstream.spark.source.planner  # noqa: PLC0415
+    import millstream.spark.stages.executor  # noqa: F401, PLC0415
+
+    pa.array([0])  # makes pyarrow load pandas now, as its first conversion in each worker would
+    # PySpark collects garbage after every task. What was loaded here never is any, and to look
+    # through it took an eighth of a worker's time.
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    if _WORKERS in sys.argv:
+        load_for_workers()
+    daemon.manager()

@@ -1,0 +1,358 @@
+"""The source's offsets: how far each partition is read, the running clock, who is idle or behind.
+
+An offset of the source is all that a batch depends on besides the log, so a batch that is run again
+is the same batch: what it reads, what time it is, and which partitions count as idle.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import TopicRecreatedError
+from millstream.kernels.plan import SourcePlan
+from millstream.kernels.time.watermarks import PartitionProgress, SourceTime, idle_partitions
+from millstream.spark.source.alignment import (
+    EventTimes,
+    PartitionKey,
+    align_event_times,
+    divide_proportionally,
+)
+
+EndOffsets = Mapping[str, Sequence[int]]  # topic → high watermark per partition
+_TRICKLE = 100  # partitions that wait for others share one such part of a batch
+
+
+@dataclass(frozen=True)
+class SourceOffset:
+    """Where the source stands.
+
+    ``clock_ms`` is the time for which the job has run, in all; ``wall_ms`` the wall clock just
+    before the planner looked at the log. ``idle`` names the partitions that count as idle, by
+    source; ``behind`` those that had unread records after the batch, by topic. ``topic_ids`` says
+    whose offsets these are: a topic that is deleted and created again has another id.
+    """
+
+    clock_ms: int
+    topics: Mapping[str, tuple[PartitionProgress, ...]]
+    idle: Mapping[str, frozenset[int]]
+    behind: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    wall_ms: int = 0
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give plain values, for Spark's offset log."""
+        return {
+            "clock_ms": self.clock_ms,
+            "topics": {
+                topic: [[at.offset, at.active_ms, at.arrived_ms] for at in progress]
+                for topic, progress in sorted(self.topics.items())
+            },
+            "idle": _as_lists(self.idle),
+            "behind": _as_lists(self.behind),
+            "wall_ms": self.wall_ms,
+            "topic_ids": dict(sorted(self.topic_ids.items())),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> SourceOffset:
+        return cls(
+            values["clock_ms"],
+            {
+                topic: tuple(PartitionProgress(*at) for at in progress)
+                for topic, progress in values["topics"].items()
+            },
+            {name: frozenset(numbers) for name, numbers in values["idle"].items()},
+            {name: frozenset(numbers) for name, numbers in values["behind"].items()},
+            values["wall_ms"],
+            values["topic_ids"],
+        )
+
+    def check_topics(self, topic_ids: Mapping[str, str]) -> None:
+        """Make sure that these are offsets of the topics that there are.
+
+        Raises:
+            TopicRecreatedError: one of them was deleted and created again.
+        """
+        for topic, topic_id in topic_ids.items():
+            known = self.topic_ids.get(topic)
+            if known == topic_id:
+                continue
+            at = ", ".join(
+                f"{number}: {offset}" for number, offset in enumerate(self.offsets(topic))
+            )
+            raise TopicRecreatedError(
+                f"topic {topic!r} was deleted and created again: its id was {known}, and is {topic_id}. "
+                f"The old one had been read up to offset, by partition, {at}, which means nothing in "
+                "the new. Reset the app (`millstream reset`) to read the new one from its start; a "
+                "query of your own needs another checkpoint"
+            )
+
+    def offsets(self, topic: str) -> list[int]:
+        """Give the next offset to read, per partition."""
+        return [at.offset for at in self.topics[topic]]
+
+    def with_arrival_times(self, topic: str, arrived_ms: Sequence[int]) -> SourceOffset:
+        """Enter the largest timestamp before each partition's offset."""
+        progress = tuple(
+            replace(at, arrived_ms=max(at.arrived_ms, ms))
+            for at, ms in zip(self.topics[topic], arrived_ms, strict=True)
+        )
+        return replace(self, topics={**self.topics, topic: progress})
+
+    def time_of(self, source: SourcePlan) -> SourceTime:
+        """Give what a batch that ends here tells of a source's time, as far as it is planned."""
+        return SourceTime(
+            (),
+            len(self.topics[source.topic]),
+            self.idle.get(source.name, frozenset()),
+            self.clock_ms,
+            self.behind.get(source.topic, frozenset()),
+            None if source.rule.settle_us is None else self.wall_ms * 1000,
+            self.quiet_ms(source),
+        )
+
+    def quiet_ms(self, source: SourcePlan) -> int:
+        """Give for how much running time no partition of an idle source has had records; else 0."""
+        progress = self.topics[source.topic]
+        if len(self.idle.get(source.name, ())) < len(progress):
+            return 0
+        return self.clock_ms - max(at.active_ms for at in progress)
+
+
+def _as_lists(numbers: Mapping[str, frozenset[int]]) -> dict[str, list[int]]:
+    return {name: sorted(found) for name, found in sorted(numbers.items())}
+
+
+@dataclass(frozen=True)
+class LogSnapshot:
+    """What the planner sees when it looks: clocks first, then the log, so that all that was in the
+    log by ``wall_ms`` is below the ``ends``.
+    """
+
+    clock_ms: int
+    wall_ms: int
+    ends: EndOffsets
+    event_times: EventTimes = field(default_factory=dict)
+    paces: Mapping[PartitionKey, float] = field(default_factory=dict)
+
+
+def next_offset(
+    start: SourceOffset,
+    look: LogSnapshot,
+    sources: Sequence[SourcePlan],
+    *,
+    rows_max: int,
+    heartbeat_ms: int | None = None,
+    beats: bool = True,
+) -> SourceOffset:
+    """Say where the next batch ends; ``start`` itself when there is nothing to do.
+
+    A batch is due when there are records; when a partition has become idle, as that may move a
+    watermark; and, if there are to be ``beats``, when something may be waiting for time alone and
+    as much has passed since the last batch as the operators (``heartbeat_ms``) or a source's rule
+    ask for.
+    """
+    goals = _allocate(start, look, sources, rows_max)
+    topics = {
+        topic: tuple(
+            replace(at, offset=goal, active_ms=look.clock_ms if goal > at.offset else at.active_ms)
+            for at, goal in zip(_padded(start, topic, len(goals[topic])), goals[topic], strict=True)
+        )
+        for topic in goals
+    }
+    behind = {
+        topic: frozenset(
+            number
+            for number, (goal, end) in enumerate(zip(goals[topic], look.ends[topic], strict=True))
+            if end > goal
+        )
+        for topic in goals
+    }
+    idle = {source.name: _idle(source, topics, behind, look.clock_ms) for source in sources}
+    moved = any(list(goals[topic]) != start.offsets(topic) for topic in goals)
+    newly_idle = any(idle[name] - start.idle.get(name, frozenset()) for name in idle)
+    beat = beats and look.clock_ms >= start.clock_ms + _heartbeat_ms(start, sources, heartbeat_ms)
+    if not (moved or newly_idle or beat):
+        return start
+    wall_ms = max(start.wall_ms, look.wall_ms)
+    return SourceOffset(look.clock_ms, topics, idle, behind, wall_ms, start.topic_ids)
+
+
+def _heartbeat_ms(
+    start: SourceOffset, sources: Sequence[SourcePlan], operators_ms: int | None
+) -> float:
+    """Give how often time is to be told: what the operators ask for, and what sources do that are
+    not idle altogether, or go on by themselves then.
+    """
+    wanted = [operators_ms] + [
+        source.rule.heartbeat_ms
+        for source in sources
+        if source.rule.idle_advance
+        or len(start.idle.get(source.name, ())) < len(start.topics[source.topic])
+    ]
+    return min((ms for ms in wanted if ms is not None), default=math.inf)
+
+
+def _idle(
+    source: SourcePlan,
+    topics: Mapping[str, tuple[PartitionProgress, ...]],
+    behind: Mapping[str, frozenset[int]],
+    clock_ms: int,
+) -> frozenset[int]:
+    progress = topics[source.topic]
+    waits = [number in behind[source.topic] for number in range(len(progress))]
+    return idle_partitions(progress, waits, clock_ms, source.rule.idle_ms)
+
+
+def _padded(start: SourceOffset, topic: str, count: int) -> list[PartitionProgress]:
+    """Give the progress of every partition, those added since ``start`` included."""
+    known = list(start.topics[topic])
+    return known + [PartitionProgress(0, start.clock_ms)] * (count - len(known))
+
+
+def _allocate(
+    start: SourceOffset, look: LogSnapshot, sources: Sequence[SourcePlan], rows_max: int
+) -> dict[str, list[int]]:
+    """Divide at most ``rows_max`` records among the partitions, in proportion to what waits.
+
+    While there is more than that, partitions that are too far apart in event time are brought
+    together.
+    """
+    progress = {t: _padded(start, t, len(ends)) for t, ends in look.ends.items()}
+    waiting = {
+        (topic, number): end - at.offset
+        for topic, ends in look.ends.items()
+        for number, (at, end) in enumerate(zip(progress[topic], ends, strict=True))
+        if end > at.offset
+    }
+    taken = divide_proportionally(waiting, rows_max)
+    times_us = _times(waiting, look.event_times, sources)
+    if (
+        taken != waiting
+        and _is_misaligned(times_us, sources)
+        and times_us.keys() <= look.paces.keys()
+    ):
+        taken |= _align({at: waiting[at] for at in times_us}, times_us, look.paces, taken)
+    return {
+        topic: [at.offset + taken.get((topic, n), 0) for n, at in enumerate(progress[topic])]
+        for topic in look.ends
+    }
+
+
+def _align(
+    waiting: Mapping[PartitionKey, int],
+    times_us: Mapping[PartitionKey, int],
+    paces: Mapping[PartitionKey, float],
+    proportional: Mapping[PartitionKey, int],
+) -> dict[PartitionKey, int]:
+    """Divide what these partitions would get in proportion so that they come to one event time.
+
+    Each gets a trickle at least: it is slowed, never stopped, whatever is wrong with the times.
+    """
+    rows_max = sum(proportional[at] for at in waiting)
+    trickle = divide_proportionally(waiting, -(-rows_max // _TRICKLE))
+    goals = align_event_times(waiting, times_us, paces, max(0, rows_max - sum(trickle.values())))
+    return {at: min(waiting[at], goals[at] + trickle[at]) for at in waiting}
+
+
+def _times(
+    behind: Collection[PartitionKey], event_times: EventTimes, sources: Sequence[SourcePlan]
+) -> dict[PartitionKey, int]:
+    """Give the event times of the partitions with unread records that are to be read in step.
+
+    Those that are read to their end hold nobody up, and neither do those whose time is unknown.
+    """
+    aligned = {s.topic for s in sources if s.rule.align_us is not None}
+    return {
+        (topic, number): event_times[topic][number]
+        for topic, number in behind
+        if topic in aligned and number in event_times.get(topic, {})
+    }
+
+
+def _is_misaligned(times_us: Mapping[PartitionKey, int], sources: Sequence[SourcePlan]) -> bool:
+    """Say whether a partition is further ahead of the slowest than its source allows."""
+    allowed = {s.topic: us for s in sources if (us := s.rule.align_us) is not None}
+    slowest_us = min(times_us.values(), default=0)
+    return any(at_us > slowest_us + allowed[topic] for (topic, _), at_us in times_us.items())
+
+
+@dataclass(frozen=True)
+class Split:
+    """A range ``[start, end)`` of one partition, as one source reads it in a task.
+
+    ``arrived_ms`` is the largest timestamp before it, where that is kept.
+    """
+
+    source: int
+    partition: int
+    number: int
+    start: int
+    end: int
+    arrived_ms: int = 0
+
+
+def divide(
+    start: SourceOffset,
+    end: SourceOffset,
+    sources: Sequence[SourcePlan],
+    *,
+    tasks: int,
+    rows_min: int,
+) -> list[list[Split]]:
+    """Divide a batch's records into at most ``tasks`` tasks of about the same size.
+
+    A batch of up to ``rows_min`` records is one task: a second would cost more than it saves.
+    There is always one task, as the time must be told even when there is nothing to read. Over
+    processing time a partition is not cut: what arrived before the cut is not known.
+    """
+    ranges = [
+        (index, partition, before, after.offset)
+        for index, source in enumerate(sources)
+        for partition, (before, after) in enumerate(
+            zip(
+                _padded(start, source.topic, len(end.topics[source.topic])),
+                end.topics[source.topic],
+                strict=True,
+            )
+        )
+        if after.offset > before.offset
+    ]
+    total = sum(after - before.offset for *_, before, after in ranges)
+    count = 1 if total <= rows_min else tasks
+    goal = max(1, -(-total // count))
+    divided: list[list[Split]] = [[]]
+    room = goal
+    for index, partition, before, after in ranges:
+        at, number = before.offset, 0
+        whole = sources[index].rule.settle_us is not None
+        while at < after:
+            if room == 0:
+                divided.append([])
+                room = goal
+            stop = after if whole else min(after, at + room)
+            divided[-1].append(Split(index, partition, number, at, stop, before.arrived_ms))
+            room = max(0, room - (stop - at))
+            at, number = stop, number + 1
+    return divided
+
+
+def planned_at(checkpoint: Path, batch_id: int) -> float | None:
+    """Tell when a batch was planned, in seconds since 1970, from Spark's offset log.
+
+    None where that does not say: the batch is of DataFrames of the user's alone.
+    """
+    try:
+        lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        with suppress(ValueError, TypeError, KeyError):
+            return float(json.loads(line)["wall_ms"]) / 1000
+    return None

@@ -1,0 +1,303 @@
+"""The streaming source: plans batches over the log, reads it in the workers, yields frames.
+
+The planner (one process on the driver) says where batches begin and end; the workers read segment
+files straight from the log's folder, or ranges of offsets from brokers, decode, filter, reduce and divide into buckets before anything
+reaches Spark. What is done with the records is :mod:`millstream.kernels.ingest`.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import cloudpickle
+from pyspark.sql.datasource import InputPartition
+
+from millstream.client.open import open_reader
+from millstream.kernels.decode.archive_columns import ArchivedRecords
+from millstream.kernels.frames import FrameRow
+from millstream.kernels.ingest import Ingest, RecordCount, SplitInput
+from millstream.kernels.plan import SourcePlan
+from millstream.kernels.state.keyhash import Buckets
+from millstream.kernels.time.watermarks import PartitionProgress, SourceTime
+from millstream.spark.frame_files import FrameFiles
+from millstream.spark.source.alignment import Paces
+from millstream.spark.source.event_times import EventTimesFile
+from millstream.spark.source.offsets import (
+    EndOffsets,
+    LogSnapshot,
+    SourceOffset,
+    Split,
+    divide,
+    next_offset,
+)
+from millstream.spark.source.split_reader import SplitReader
+
+_ARROW_SCHEMA = pa.schema([("port", pa.int32()), ("bucket", pa.int32()), ("frame", pa.binary())])
+_DETAILS = ("offset", "key", "headers", "value")
+_TASK_ROWS_MIN = 20_000
+_YIELD_BYTES = 64 << 20
+# What the planner reads itself. A task in a Python worker costs tens of milliseconds besides its work;
+# the planner takes about 10 for a batch of 1,000 small records.
+_DRIVER_ROWS_MAX = 5_000
+_DRIVER_BYTES_MAX = 8 << 20
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """What the source is told. ``stop_request``, ``stop_acknowledged`` and ``event_times`` are files: see
+    the planner. ``heartbeat_ms``: how often operators want a batch in which only time moves.
+    ``frame_files`` takes large frames.
+    """
+
+    log: Path | str = field(repr=False)  # an option of kafka:// may be a password
+    sources: tuple[SourcePlan, ...]
+    buckets: Buckets
+    rows_max: int
+    tasks: int
+    stop_request: Path
+    stop_acknowledged: Path
+    event_times: Path
+    heartbeat_ms: int | None
+    frame_files: FrameFiles
+
+    def to_option(self) -> str:
+        """Pack the spec into the text that a source's option can be."""
+        # By value what no worker can import: a pydantic model of the program that runs.
+        packed: bytes = cloudpickle.dumps(self)  # type: ignore[no-untyped-call]
+        return base64.b64encode(packed).decode()
+
+    @classmethod
+    def from_option(cls, option: str) -> SourceSpec:
+        spec = pickle.loads(base64.b64decode(option))  # noqa: S301 - made by to_option, in this job
+        assert isinstance(spec, SourceSpec)
+        return spec
+
+
+@dataclass(frozen=True)
+class Task(InputPartition):
+    """What one task reads, and what was planned of the time: one entry per source of the plan.
+
+    ``topic_ids`` are those of the topics that the splits belong to.
+    """
+
+    splits: tuple[Split, ...]
+    planned: tuple[SourceTime, ...]
+    topic_ids: Mapping[str, str]
+
+
+class LogPlanner:
+    """Says where batches begin and end. Lives as long as the query, in one process.
+
+    A small batch it reads as well, and gives its frames to Spark together with the plan, so that no
+    worker has to be called for it; a batch that is not given then is read by workers. They run the
+    same code over the same offsets, so it does not matter who reads.
+
+    A request to stop is a file, seen here between batches: from then on there is nothing new, and
+    the file ``stop_acknowledged`` says so. As batches follow one another, the one before is complete then,
+    and the query can be stopped with nothing half done.
+
+    How far partitions are in event time it learns from the sink, by the file ``event_times``.
+
+    It reads the topics that there are when it begins. Offsets of others of the same names are refused,
+    and so is what is made under these names later.
+    """
+
+    def __init__(self, spec: SourceSpec) -> None:
+        self._spec = spec
+        log = open_reader(spec.log)
+        self._topic_ids = {
+            topic: log.topic_id(topic) for topic in sorted({s.topic for s in spec.sources})
+        }
+        self._log = log.pinned(self._topic_ids)
+        self._event_times = EventTimesFile(spec.event_times)
+        self._paces = Paces()
+        # the wall clock, then how far the log went
+        self._pinned: tuple[int, EndOffsets] | None = None
+        self._clock: tuple[int, float] | None = None  # clock_ms at our start, and when that was
+
+    def initial_offset(self) -> dict[str, Any]:
+        """Give the offset before all that is in the log."""
+        topics = {
+            source.topic: tuple(
+                PartitionProgress(start, 0) for start, _ in self._log.offsets(source.topic)
+            )
+            for source in self._spec.sources
+        }
+        return SourceOffset(0, topics, {}, topic_ids=self._topic_ids).to_json()
+
+    def pin_end_offsets(self) -> None:
+        """Read no further than the log goes now, and have no batch for time alone."""
+        self._pinned = self._end_offsets()
+
+    def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
+        """Say where the batch ends that begins at ``start``; there, if none is due."""
+        if self._spec.stop_request.exists():
+            self._spec.stop_acknowledged.touch()
+            return start
+        at = SourceOffset.from_json(start)
+        at.check_topics(self._topic_ids)
+        clock_ms = self._clock_ms(at)
+        wall_ms, ends = self._pinned or self._end_offsets()
+        event_times = self._event_times.read()
+        self._paces.update({topic: at.offsets(topic) for topic in at.topics}, event_times)
+        offset = next_offset(
+            at,
+            LogSnapshot(clock_ms, wall_ms, ends, event_times, self._paces.known),
+            self._spec.sources,
+            rows_max=self._spec.rows_max,
+            heartbeat_ms=self._spec.heartbeat_ms,
+            beats=self._pinned is None,
+        )
+        return self._with_arrival_times(at, offset).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Divide a batch into tasks."""
+        before, after = SourceOffset.from_json(start), SourceOffset.from_json(end)
+        sources = self._spec.sources
+        return [
+            Task(tuple(splits), tuple(after.time_of(source) for source in sources), after.topic_ids)
+            for splits in divide(
+                before, after, sources, tasks=self._spec.tasks, rows_min=_TASK_ROWS_MIN
+            )
+        ]
+
+    def read_on_driver(
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> Iterator[pa.RecordBatch] | None:
+        """Give a small batch's frames, read here; None lets workers read it.
+
+        They read it as well where it cannot be read here: what is wrong shows there, where it is
+        tried again, and told as it is for all batches.
+        """
+        tasks = self.partitions(start, end)
+        if start == end or len(tasks) > 1:  # Spark asks once for nothing, as it begins
+            return None
+        (task,) = tasks
+        assert isinstance(task, Task)
+        if sum(split.end - split.start for split in task.splits) > _DRIVER_ROWS_MAX:
+            return None
+        try:
+            return iter(list(record_batches(_run_task(self._spec, task, _DRIVER_BYTES_MAX))))
+        except Exception:  # noqa: BLE001 - see above
+            return None
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a task's records, in a worker."""
+        assert isinstance(partition, Task)
+        yield from record_batches(_run_task(self._spec, partition))
+
+    def _end_offsets(self) -> tuple[int, dict[str, list[int]]]:
+        """Give the wall clock, and then how far the log goes."""
+        wall_ms = time.time_ns() // 1_000_000
+        return wall_ms, {
+            source.topic: [end for _, end in self._log.offsets(source.topic)]
+            for source in self._spec.sources
+        }
+
+    def _with_arrival_times(self, before: SourceOffset, after: SourceOffset) -> SourceOffset:
+        """Enter the latest arrivals, where the event time is the time of arrival."""
+        for topic in {s.topic for s in self._spec.sources if s.rule.settle_us is not None}:
+            known = [at.offset for at in before.topics[topic]]
+            starts = known + [0] * (len(after.topics[topic]) - len(known))
+            latest = [
+                self._latest_arrival_ms(topic, partition, start, end)
+                for partition, (start, end) in enumerate(
+                    zip(starts, after.offsets(topic), strict=True)
+                )
+            ]
+            after = after.with_arrival_times(topic, latest)
+        return after
+
+    def _latest_arrival_ms(self, topic: str, partition: int, start: int, end: int) -> int:
+        stamps = self._log.read(topic, partition, start, end, columns=("timestamp",))
+        return max(
+            (pc.max(batch.column(0)).cast(pa.int64()).as_py() for batch in stamps), default=0
+        )
+
+    def _clock_ms(self, at: SourceOffset) -> int:
+        """Tell the running time: what is on record, and what has passed since we began.
+
+        Time in which the job did not run does not count: partitions do not become idle by it.
+        """
+        now = time.monotonic()
+        if self._clock is None:
+            self._clock = (at.clock_ms, now)
+        began_ms, began = self._clock
+        return began_ms + int((now - began) * 1000)
+
+
+class _TooLargeError(Exception):
+    """A task has more bytes to read than it may."""
+
+
+def _run_task(spec: SourceSpec, task: Task, bytes_max: int | None = None) -> Iterator[FrameRow]:
+    reader = open_reader(spec.log).pinned(task.topic_ids)
+    within = _ByteLimit(bytes_max)
+    for index, source in enumerate(spec.sources):
+        records = SplitReader(reader, source)
+        lanes = (
+            _split_input(records, split, within) for split in task.splits if split.source == index
+        )
+        ingest = Ingest(source, spec.buckets)
+        yield from map(spec.frame_files.put, ingest.run(lanes, task.planned[index]))
+
+
+def _split_input(records: SplitReader, split: Split, within: _ByteLimit) -> SplitInput:
+    tally = RecordCount()
+    return SplitInput(
+        split.partition,
+        split.number,
+        split.start,
+        split.end,
+        within(records.read(split.partition, split.start, split.end, tally)),
+        split.arrived_ms,
+        partial(records.reader.read, records.source.topic, split.partition, columns=_DETAILS),
+        tally,
+    )
+
+
+@dataclass
+class _ByteLimit:
+    """Passes record batches through until they are more bytes than are allowed, in all."""
+
+    bytes_max: int | None
+    bytes_read: int = 0
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch | ArchivedRecords]
+    ) -> Iterator[pa.RecordBatch | ArchivedRecords]:
+        for batch in batches:
+            self.bytes_read += batch.nbytes
+            if self.bytes_max is not None and self.bytes_read > self.bytes_max:
+                raise _TooLargeError
+            yield batch
+
+
+def record_batches(rows: Iterator[FrameRow]) -> Iterator[pa.RecordBatch]:
+    """Put rows into record batches of bounded size, in the exact types that Spark insists on."""
+    waiting: list[FrameRow] = []
+    size_bytes = 0
+    for row in rows:
+        waiting.append(row)
+        size_bytes += len(row.frame)
+        if size_bytes >= _YIELD_BYTES:
+            yield _record_batch(waiting)
+            waiting, size_bytes = [], 0
+    yield _record_batch(waiting)
+
+
+def _record_batch(rows: list[FrameRow]) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    arrays = [
+        pa.array(column, field.type) for column, field in zip(columns, _ARROW_SCHEMA, strict=True)
+    ]
+    return pa.record_batch(arrays, schema=_ARROW_SCHEMA)

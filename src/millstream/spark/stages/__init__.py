@@ -1,0 +1,1 @@
+"""Stateful stages of a batch: which run on the driver and which in workers, and the files of their state."""

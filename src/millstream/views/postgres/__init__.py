@@ -1,0 +1,1 @@
+"""Views in PostgreSQL, for readers: the connection, tables, values, and the reader."""

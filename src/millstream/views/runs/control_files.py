@@ -1,0 +1,130 @@
+"""Who runs an app, and asking it to stop: small files in the app's folder.
+
+A run holds a lock on a file of its own, ``running-<number>.json``, for as long as its process
+lives, so a run that was killed does not seem to run. A request to stop is the file
+``stop-request``; the run that sees it lets the batch at work finish, ends, and removes it. The file
+``reset-begun`` says that the app is being reset (``ops/reset.py``), so that no run takes what is left of
+it for the whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from millstream.errors import ConfigError
+from millstream.log.files import DISK
+
+_PREFIX = "running-"
+
+
+@dataclass(frozen=True)
+class ActiveRun:
+    """A run that is alive. ``since`` is in seconds since 1970, UTC."""
+
+    run: int
+    pid: int
+    since: float
+
+
+@contextmanager
+def hold_run_lock(folder: Path, run: int) -> Iterator[None]:
+    """Say that this process runs the app, until the block ends; sweep what killed runs have left."""
+    for older in folder.glob(f"{_PREFIX}*.json"):
+        if _number(older) < run and not _is_held(older):
+            older.unlink(missing_ok=True)
+    path = folder / f"{_PREFIX}{run}.json"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        json.dump(asdict(ActiveRun(run, os.getpid(), time.time())), file)
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def active_runs(folder: Path) -> list[ActiveRun]:
+    """List the runs of an app that are alive, oldest first; more than one while one takes over.
+
+    Changes nothing: whoever watches may look as often as they like.
+    """
+    found = []
+    for path in folder.glob(f"{_PREFIX}*.json"):
+        with suppress(FileNotFoundError, ValueError, TypeError):
+            if _is_held(path):  # otherwise its process was killed
+                found.append(ActiveRun(**json.loads(path.read_text())))
+    return sorted(found, key=lambda running: running.run)
+
+
+def newest_killed_run(folder: Path) -> ActiveRun | None:
+    """Give the newest run that said that it runs, and is gone without having taken that back."""
+    found = []
+    for path in folder.glob(f"{_PREFIX}*.json"):
+        with suppress(FileNotFoundError, ValueError, TypeError):
+            if not _is_held(path):
+                found.append(ActiveRun(**json.loads(path.read_text())))
+    return max(found, key=lambda running: running.run, default=None)
+
+
+def _number(path: Path) -> int:
+    number = path.stem.removeprefix(_PREFIX)
+    return int(number) if number.isdecimal() else 0
+
+
+def _is_held(path: Path) -> bool:
+    """Say whether a living process holds the lock on a file."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def stop_request_file(folder: Path) -> Path:
+    """Name the file that asks the app's run to stop."""
+    return folder / "stop-request"
+
+
+def stop_acknowledged_file(folder: Path) -> Path:
+    """Name the file by which the planner says that it begins no further batch."""
+    return folder / "stop-acknowledged"
+
+
+def reset_marker(folder: Path) -> Path:
+    """Name the file that says that the app is being reset."""
+    return folder / "reset-begun"
+
+
+def write_reset_marker(folder: Path) -> None:
+    """Say durably that a reset has begun. Whoever does so looks for runs afterwards."""
+    reset_marker(folder).touch()
+    DISK.sync_folder(folder)
+
+
+def check_no_reset(folder: Path) -> None:
+    """Make sure that the app is not being reset.
+
+    Raises:
+        ConfigError: it is, or a reset was cut off.
+    """
+    if reset_marker(folder).exists():
+        raise ConfigError(
+            f"A reset of the app in {folder} was begun and has not ended, so part of what it held is gone. "
+            f"End it: {reset_command(folder)}."
+        )
+
+
+def reset_command(folder: Path) -> str:
+    """Return the command by which what an app holds is given up, to be built anew from the log."""
+    return f"`millstream reset {folder.name} --log {shlex.quote(str(folder.parent.parent))}`"

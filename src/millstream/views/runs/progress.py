@@ -1,0 +1,134 @@
+"""What a running job tells: a Progress after every batch, a Report at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, Literal, get_args
+
+from millstream.choices import did_you_mean
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One committed batch. Counts are events; ``late`` counts an event once that several steps side by
+    side found late (the ledger has the number of each); ``lag`` is unread records by ``topic/partition``.
+
+    ``behind_s`` is how far what the views show is behind what is in the log: the age of the oldest
+    record that is not in them yet, or the time that the batch took when all are; None before
+    anything was read. ``state_bytes`` is what the operators hold. ``false_positive_rates`` is by
+    each dedup in Bloom filters the probability, as it stands, that it takes a new event for a repeat.
+    """
+
+    app: str
+    batch_id: int
+    at: datetime
+    duration_ms: float
+    read: int
+    emitted: int
+    held: int
+    late: int
+    filtered: int
+    dead: int
+    duplicate: int
+    watermark: datetime | None
+    lag: Mapping[str, int]
+    behind_s: float | None
+    state_bytes: int
+    false_positive_rates: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give plain values, for JSON."""
+        values = asdict(self)
+        values["at"] = self.at.isoformat()
+        values["watermark"] = self.watermark.isoformat() if self.watermark else None
+        return values
+
+
+UntilOption = Literal["stopped", "caught-up"]
+UNTIL_OPTIONS = get_args(UntilOption)
+Until = UntilOption | Callable[[Progress], bool]
+"""How long a run goes on: see :meth:`millstream.App.run`."""
+
+_EXIT_COUNTS = ("late", "dead", "duplicate", "filtered")
+
+
+def format_share(share: float) -> str:
+    """Say a small probability so that it can be pictured: ``1 in 20,000``."""
+    return f"1 in {1 / share:,.0f}" if share > 0 else "none of the"
+
+
+def describe_created_topic(topic: str, others: Sequence[str]) -> str:
+    """Say that a run created a topic that it reads, so that a name that is misspelt is noticed."""
+    there = ", ".join(others) or "none"
+    near = did_you_mean(topic, others)
+    return f"created topic {topic!r} (it did not exist; topics here: {there}){near and f'.{near}'}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run did. ``reason`` says why it ended: caught-up, timeout,
+    count, condition, stopped.
+
+    Counts are events over the whole run; ``seconds`` is from the call of run to its return;
+    ``alarms`` is what the app's alarms said, ``false_positive_rates`` what the last batch told of
+    Bloom filters: see :class:`Progress`. ``failed_steps`` are those at which more rows were dead than
+    the app's ``dead_max`` allows. ``created_topics`` did not exist, and were created empty;
+    ``other_topics`` are those that the log had.
+    """
+
+    app: str
+    reason: str
+    batches: int
+    seconds: float
+    read: int
+    late: int
+    filtered: int
+    dead: int
+    duplicate: int
+    watermark: datetime | None
+    lag: Mapping[str, int]
+    alarms: tuple[str, ...] = ()
+    false_positive_rates: Mapping[str, float] = field(default_factory=dict)
+    failed_steps: tuple[str, ...] = ()
+    created_topics: tuple[str, ...] = ()
+    other_topics: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether no step failed. `millstream run` ends with the exit code 1 where one did."""
+        return not self.failed_steps
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give plain values, for JSON."""
+        values = asdict(self)
+        values["watermark"] = self.watermark.isoformat() if self.watermark else None
+        return values
+
+    def __str__(self) -> str:
+        rate = self.read / self.seconds if self.seconds else 0.0
+        lag = sum(self.lag.values())
+        batches = "1 batch" if self.batches == 1 else f"{self.batches} batches"
+        counts = [f"{name} {getattr(self, name):,}" for name in _EXIT_COUNTS]
+        lines = [
+            f"{self.app}: {self.reason} after {batches} in {self.seconds:.1f} s",
+            f"  read {self.read:,} events ({rate:,.0f} a second), {lag:,} unread",
+            f"  {', '.join(counts)}",
+            f"  watermark {self.watermark.isoformat() if self.watermark else 'not yet set'}",
+            *(f"  alarm: {words}" for words in self.alarms),
+            *(
+                f"  {describe_created_topic(name, self.other_topics)}"
+                for name in self.created_topics
+            ),
+            *(
+                ["  nothing was read: look at the names of the topics"]
+                if self.created_topics and not self.read
+                else []
+            ),
+            *(
+                f"  {step} takes {format_share(rate)} new events for repeats"
+                for step, rate in self.false_positive_rates.items()
+            ),
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,141 @@
+"""The apps of a log folder and their view stores, opened for reading when they are first asked for.
+
+An app's folder may be deleted and made anew while a server runs: its store is then opened again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from millstream.choices import did_you_mean
+from millstream.errors import ConfigError, UnknownViewError
+from millstream.views.query import ViewReader
+from millstream.views.reader import apps_with_state, state_store_path
+from millstream.views.schema import ViewSchema
+from millstream.views.state_store.store import StateStore
+
+if TYPE_CHECKING:
+    from millstream.views.postgres.reader import PostgresViewReader
+
+
+@dataclass(frozen=True)
+class ViewRef:
+    """A view: whose it is, and the store that keeps it. ``store_name`` tells stores apart."""
+
+    app: str
+    schema: ViewSchema
+    store_name: str
+    store: ViewReader
+
+
+class ViewCatalog:
+    """The views of a log folder, and of databases that are given by URL. Thread-safe."""
+
+    def __init__(self, log: Path, databases: Sequence[str] = ()) -> None:
+        """Open the databases.
+
+        Raises:
+            ConfigError: a database cannot be reached with its address, or holds no views.
+            RetriableError: its server is away.
+        """
+        self.log = log
+        self._lock = threading.Lock()
+        self._state_stores: dict[str, tuple[int, StateStore]] = {}
+        self._databases = [_open_database(url) for url in databases]
+
+    def close(self) -> None:
+        """Close every store."""
+        with self._lock:
+            homes, self._state_stores = self._state_stores, {}
+        for _, store in homes.values():
+            store.close()
+        for database in self._databases:
+            database.close()
+
+    def apps(self) -> list[str]:
+        """Return the names of the apps that have a view store, sorted."""
+        return apps_with_state(self.log)
+
+    def folder(self, app: str) -> Path:
+        """Return the folder of an app."""
+        return state_store_path(self.log, app).parent
+
+    def state_store(self, app: str) -> StateStore:
+        """Return the view store of an app.
+
+        Raises:
+            UnknownViewError: there is no such app.
+        """
+        path = state_store_path(self.log, app)
+        try:
+            # A name such as ".." must not lead out of the folder.
+            inode = path.stat().st_ino if app in self.apps() else None
+        except FileNotFoundError:
+            inode = None
+        if inode is None:
+            raise UnknownViewError(
+                f"The log folder {str(self.log)!r} has no views of an app {app!r}; there are views "
+                f"of: {', '.join(self.apps()) or 'none'}. Correct the app, or run it first."
+                f"{did_you_mean(app, self.apps())}"
+            )
+        with self._lock:
+            known = self._state_stores.get(app)
+            if known is not None and known[0] == inode:
+                return known[1]
+            store = StateStore(path, readonly=True)
+            self._state_stores[app] = (inode, store)
+        if known is not None:
+            known[1].close()
+        return store
+
+    def store(self, store_name: str) -> ViewReader:
+        """Return the store of this name, as :attr:`ViewRef.store_name` has it."""
+        kind, _, name = store_name.partition(":")
+        return self.state_store(name) if kind == "app" else self._databases[int(name)]
+
+    def views(self) -> list[ViewRef]:
+        """Return all views there are, by app and name."""
+        found = []
+        for app in self.apps():
+            store = self.state_store(app)
+            found += [ViewRef(app, schema, f"app:{app}", store) for schema in store.views()]
+        for number, database in enumerate(self._databases):
+            owners = database.apps()
+            found += [
+                ViewRef(owners[schema.name], schema, f"database:{number}", database)
+                for schema in database.views()
+            ]
+        return sorted(found, key=lambda place: (place.app, place.schema.name))
+
+    def find(self, view: str, app: str | None = None) -> ViewRef:
+        """Return the view of this name.
+
+        Raises:
+            UnknownViewError: there is none; the message lists those there are.
+            ConfigError: several apps have one: say which.
+        """
+        places = self.views()
+        found = [p for p in places if p.schema.name == view and app in (None, p.app)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ConfigError(
+                f"Several apps have a view {view!r}: {', '.join(p.app for p in found)}. Say which "
+                "with app=NAME."
+            )
+        names = ", ".join(f"{p.app}/{p.schema.name}" for p in places) or "none yet"
+        raise UnknownViewError(
+            f"There is no view {view!r}{f' of an app {app!r}' if app else ''}; there are: {names}. "
+            "Correct the name, or run the pipeline that fills the view."
+            f"{did_you_mean(view, (place.schema.name for place in places))}"
+        )
+
+
+def _open_database(url: str) -> PostgresViewReader:
+    from millstream.views.postgres.reader import PostgresViewReader  # noqa: PLC0415 - an extra
+
+    return PostgresViewReader(url)

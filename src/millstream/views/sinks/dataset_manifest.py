@@ -1,0 +1,150 @@
+"""A dataset's manifest: the one file that says which Parquet files are the dataset, and by whom.
+
+``_manifest.json`` is replaced as a whole, by a rename, so that at any moment it is that of one
+commit. It holds the identity of the dataset, its columns, the fence of the last batch, the files
+with their rows, and the files that a merge has replaced, which stay for readers that are at work.
+
+A dataset belongs to one job. Whoever moves it on holds the lock of its folder meanwhile.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import io
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+from millstream.errors import ConfigError, CorruptionError
+from millstream.log.files import DISK, Files, replace_file
+from millstream.views.coverage import CoverageSpan
+
+FILE = "_manifest.json"
+_LOCK = "_lock"
+_FORMAT = 3
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One Parquet file: its path within the dataset, its rows, and its values of partition_by."""
+
+    path: str
+    rows: int
+    partition: str  # the folder, as in day=2026-01-31
+
+
+@dataclass(frozen=True)
+class ReplacedFile:
+    """A file whose rows are in another one since a time (milliseconds since 1970)."""
+
+    path: str
+    since_ms: int
+
+
+@dataclass(frozen=True)
+class DatasetFence:
+    """The last batch of the newest run; ``batch_id`` is None before the first."""
+
+    app: str
+    job: str
+    run: int
+    checkpoint_id: str
+    batch_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a dataset consists of. ``columns`` is an Arrow IPC stream without rows, as base64.
+
+    ``coverage`` are the spans that the dataset covers.
+    """
+
+    identity: str
+    columns: str
+    partition_by: tuple[str, ...]
+    fence: DatasetFence | None = None
+    files: tuple[DataFile, ...] = ()
+    replaced: tuple[ReplacedFile, ...] = field(default=())
+    coverage: tuple[CoverageSpan, ...] = ()
+
+    @property
+    def schema(self) -> pl.Schema:
+        """The columns of every file, and ``_diff`` where rows take back."""
+        return pl.read_ipc_stream(io.BytesIO(base64.b64decode(self.columns))).schema
+
+    def to_json(self) -> str:
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1)
+
+
+def encode_columns(schema: dict[str, pl.DataType]) -> str:
+    """Return columns in the form in which a manifest keeps them."""
+    buffer = io.BytesIO()
+    pl.DataFrame(schema=schema).write_ipc_stream(buffer)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Return a dataset's manifest; None where there is none.
+
+    Raises:
+        ConfigError: it is of another version.
+        CorruptionError: it is damaged.
+    """
+    path = folder / FILE
+    try:
+        values = json.loads(path.read_bytes())
+        version = values.pop("format")
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, AttributeError) as error:
+        raise _damaged(path, error) from error
+    if version > _FORMAT:
+        raise ConfigError(
+            f"{path} has format {version}; this version reads {_FORMAT}. Upgrade millstream."
+        )
+    if version < _FORMAT:
+        raise ConfigError(
+            f"{path} has format {version}, of an earlier version; this one reads {_FORMAT}. Go on with "
+            "that version, or give the output another folder."
+        )
+    try:
+        fence = values.pop("fence")
+        return Manifest(
+            partition_by=tuple(values.pop("partition_by")),
+            fence=None if fence is None else DatasetFence(**fence),
+            files=tuple(DataFile(**one) for one in values.pop("files")),
+            replaced=tuple(ReplacedFile(**one) for one in values.pop("replaced")),
+            coverage=tuple(map(CoverageSpan.from_json, values.pop("coverage"))),
+            **values,
+        )
+    except (KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> CorruptionError:
+    return CorruptionError(
+        f"{path} is damaged ({error}). Keep it and restore it from a backup; without it, nobody can "
+        "tell which files are the dataset."
+    )
+
+
+def write_manifest(folder: Path, manifest: Manifest, files: Files = DISK) -> None:
+    """Replace a dataset's manifest, durably; a crash leaves the one before or this one."""
+    replace_file(files, folder / FILE, manifest.to_json().encode())
+
+
+@contextmanager
+def dataset_lock(folder: Path) -> Iterator[None]:
+    """Wait for the right to move the dataset on, and hold it. The kernel gives it back at a crash."""
+    handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,31 @@
+"""Which small files of a dataset are to be merged: a size-tiered rule with a stated bound.
+
+A file of r rows stands in tier ``floor(log8 r)``. As soon as eight files of one partition stand in
+one tier, they become one, which stands in a higher tier; files of ``8 ** TIERS`` rows or more are
+left alone. So a partition holds at most 7 files in each of the ``TIERS`` lower tiers (42 small files
+in all), a row is written at most 7 times, and one merge reads at most ``8 ** (TIERS + 1)`` rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millstream.views.sinks.dataset_manifest import DataFile
+
+TIERS = 6
+_FILES = 8  # files of one tier that become one; a power of two, so that the tier is a bit length
+_BITS = 3
+
+
+def files_to_merge(files: Sequence[DataFile]) -> list[DataFile] | None:
+    """Return files of one partition and one tier that are to become one, oldest first, or None."""
+    groups: dict[tuple[str, int], list[DataFile]] = {}
+    for file in files:
+        tier = (max(file.rows, 1).bit_length() - 1) // _BITS
+        if tier >= TIERS:
+            continue
+        group = groups.setdefault((file.partition, tier), [])
+        group.append(file)
+        if len(group) == _FILES:
+            return group
+    return None

@@ -1,0 +1,86 @@
+"""Functions of the user's as targets: called once per batch with rows, before the state store commits.
+
+A function has no transaction that could carry a fence. It is called at least once for each batch:
+again, with the same rows and the same key, when the batch is repeated after a crash. What it does
+takes effect exactly once if it keeps the key together with its effect, and does nothing for a key
+that it has kept.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import polars as pl
+
+from millstream.errors import UserCodeError
+from millstream.kernels.plan import ForeachSinkSpec, SinkPlan
+from millstream.views.schema import Fence
+from millstream.views.sink import RunStart, SinkBatch
+from millstream.views.sinks.retractions import with_diff_column
+
+
+@dataclass(frozen=True)
+class ForeachContext:
+    """What a function of ``foreach`` is told besides the rows.
+
+    ``key`` is a text that stands for this call: the same whenever the batch is repeated, and never
+    that of another call. ``app``, ``name`` (of the step) and ``batch_id`` are for people.
+    """
+
+    app: str
+    name: str
+    batch_id: int
+    key: str
+
+
+class ForeachSink:
+    """Calls one function; see :class:`millstream.views.sink.Sink` for the methods."""
+
+    has_fence = False
+
+    def __init__(self, sink: SinkPlan) -> None:
+        assert isinstance(sink.spec, ForeachSinkSpec)
+        self.name = sink.name
+        self.identity = f"foreach:{sink.name}"
+        self._function: Callable[[pl.DataFrame, ForeachContext], object] = sink.spec.function
+        self._checkpoint_id = ""
+
+    def begin_run(self, start: RunStart) -> int | None:
+        self._checkpoint_id = start.checkpoint_id
+        return None
+
+    def participates(self, part: SinkBatch) -> bool:
+        return self.name in part.rows
+
+    def commit(self, fence: Fence, part: SinkBatch) -> bool:
+        # The checkpoint is in the key: when an app is built anew, its batches are others.
+        key = f"{fence.app}/{fence.job}/{self.name}/{self._checkpoint_id[:12]}/{fence.batch_id}"
+        context = ForeachContext(fence.app, self.name, fence.batch_id, key)
+        rows = with_diff_column(part.rows[self.name])
+        try:
+            self._function(rows, context)
+        except Exception as error:
+            raise UserCodeError(
+                f"step {self.name!r} failed in batch {fence.batch_id}, {_code_location(error)}: "
+                f"{type(error).__name__}: {error}. Mend the function and run again: it is called "
+                f"with the same {rows.height} rows and the same key.",
+                step=self.name,
+            ) from error
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _code_location(error: BaseException) -> str:
+    """Say where in the user's own code an error arose: the innermost frame that is no library's."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
+    libraries = tuple(filter(None, (sysconfig.get_path(name) for name in ("stdlib", "purelib"))))
+    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    if not frames:
+        return "in a function that has no Python code"
+    frame = (own or frames)[-1]
+    return f"at {frame.filename}:{frame.lineno}"

@@ -1,0 +1,87 @@
+"""Rows that take back: from a batch's rows with ``__diff`` to what is left of them in the end.
+
+A row with ``__diff`` -1 takes back one that was given before. What a batch does to a keyed target is
+the sum of its rows: equal rows of opposite sign cancel, a key with a row left over is set to it, a
+key with nothing but taken back rows is deleted. The order of the rows does not matter, except that
+of several rows left for one key the last counts.
+
+Rows of ``emit("update")`` replace one another without being taken back first, so that their sum says
+nothing: there the last row of a key says what it is set to, or that it is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from millstream.kernels.column_types import view_kind
+from millstream.kernels.frames import DIFF, visible
+from millstream.kernels.plan import SinkPlan
+from millstream.views.schema import ViewChange, ViewSchema
+
+DIFF_COLUMN = "_diff"
+"""The name under which targets without keys show ``__diff``: topics, datasets, functions."""
+
+
+_AT = "__at"
+
+
+def split_upserts_and_deletes(
+    rows: pl.DataFrame, key: Sequence[str], *, replaces: bool
+) -> tuple[pl.DataFrame, pl.DataFrame | None]:
+    """Return a batch's rows to be set, and the keys to be deleted; None where none can be.
+
+    ``replaces``: a row replaces the one before it, though that is not taken back first. Hidden
+    columns stay with the rows that are set, but for ``__diff``.
+    """
+    if DIFF not in rows.columns:
+        return rows, None
+    if rows.is_empty() or rows[DIFF].min() == 1:
+        return rows.drop(DIFF), None
+    own = visible(rows.columns)
+    # Numbers for names meanwhile: polars takes a name such as "^a.*$" in an expression for a pattern.
+    numbers = {name: str(number) for number, name in enumerate(own)}
+    names = {number: name for name, number in numbers.items()}
+    keys = [numbers[name] for name in key]
+    named = rows.rename(numbers)
+    if replaces:
+        left = named.unique(keys, keep="last", maintain_order=True)
+    else:
+        left = _consolidate(named, list(names))
+    kept = left.filter(pl.col(DIFF) > 0)
+    gone = left.filter(pl.col(DIFF) < 0).select(keys)
+    gone = gone.join(kept, on=keys, how="anti", nulls_equal=True, maintain_order="left")
+    gone = gone.unique(maintain_order=True)
+    return kept.drop(DIFF).rename(names), gone.rename({number: names[number] for number in keys})
+
+
+def _consolidate(rows: pl.DataFrame, own: list[str]) -> pl.DataFrame:
+    """Cancel equal rows of opposite sign; what is left stands where its last row stood."""
+    return (
+        rows.with_row_index(_AT)
+        .group_by(own)
+        .agg(pl.exclude(DIFF, *own).last(), pl.col(DIFF).cast(pl.Int64).sum())
+        .sort(_AT)
+        .drop(_AT)
+    )
+
+
+def with_diff_column(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows for a target without keys: ``__diff``, if there is one, as ``_diff``."""
+    own = visible(rows.columns)
+    if DIFF not in rows.columns:
+        return rows.select([rows[name] for name in own])
+    return rows.select([*(rows[name] for name in own), rows[DIFF].cast(pl.Int8).alias(DIFF_COLUMN)])
+
+
+def view_schema(sink: SinkPlan) -> ViewSchema:
+    """Give the schema of the view that an output becomes."""
+    columns = tuple((name, view_kind(dtype)) for name, dtype in sink.schema)
+    return ViewSchema(sink.name, columns, sink.key)
+
+
+def view_change(sink: SinkPlan, rows: pl.DataFrame) -> ViewChange:
+    """Give what rows of an output do to its view."""
+    kept, gone = split_upserts_and_deletes(rows, sink.key, replaces=sink.replaces)
+    return ViewChange(sink.name, with_diff_column(kept), gone)

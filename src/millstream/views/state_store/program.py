@@ -1,0 +1,346 @@
+"""The program that a job's state was made by, as the state store keeps it, and what of another one fits it.
+
+The state store commits last, so it has the last word on what the job is: its stateful steps, how its keys are
+divided, which topics it reads. A run whose program differs is refused before anything of it is done,
+and told which step differs and in what. No file decides about that.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from millstream.errors import ConfigError
+from millstream.kernels.definition import canonical_text, field_to_text, to_text, without_code
+from millstream.kernels.plan import JobPlan
+from millstream.views.runs.control_files import reset_command
+
+STATE_FORMAT = 4
+"""The version of all that manifests and runs hold. State of another version is refused."""
+
+_SINGULAR = {"aggregates": "aggregate", "fields": "field", "keys": "key", "columns": "column"}
+_INLINE = frozenset({"aggregation", "emission", "watermark", "marks", "panes", "session"})
+_DERIVED = frozenset({"schema", "class", "result_schema", "empty", "row_schema", "keys", "types"})
+
+
+@dataclass(frozen=True)
+class StoredProgram:
+    """What the state store keeps of a job's program, in JSON kinds.
+
+    ``steps`` are the stateful steps by the keys of their state, each with ``name`` and ``definition``;
+    ``outputs`` the definitions of outputs by name.
+    ``partitioning`` are the numbers by which the work is divided; ``versions`` those of what describes
+    expressions and functions.
+    """
+
+    buckets: int
+    steps: dict[str, Any]
+    outputs: dict[str, Any]
+    topics: list[str]
+    frames: int
+    partitioning: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    format: int = STATE_FORMAT
+
+    @classmethod
+    def of(cls, plan: JobPlan, partitioning: Mapping[str, int]) -> StoredProgram:
+        """Give what is to be kept of a plan."""
+        program = plan.program
+        steps = {
+            key: {"name": step.name, "definition": step.description}
+            for key, step in program.steps.items()
+        }
+        versions = {
+            "polars": pl.__version__,
+            "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        }
+        return cls(
+            plan.buckets.count,
+            steps,
+            dict(program.outputs),
+            list(program.topics),
+            program.frames,
+            dict(partitioning),
+            versions,
+        )
+
+    def to_json(self) -> str:
+        """Give the text in which the state store keeps it."""
+        return json.dumps(vars(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> StoredProgram:
+        """Read back what :meth:`to_json` wrote.
+
+        Of a program of another format the number of that format is all that is read: its other keys
+        may mean something else. :func:`check_same_program` refuses it.
+        """
+        values = json.loads(text)
+        if values["format"] != STATE_FORMAT:
+            return cls(0, {}, {}, [], 0, format=values["format"])
+        return cls(**values)
+
+
+def check_same_program(
+    stored: StoredProgram, now: StoredProgram, folder: Path, *, same_expressions: bool
+) -> None:
+    """Make sure that a program may go on with the state of another one.
+
+    Args:
+        folder: Where the state is, for the error.
+        same_expressions: Expressions and functions that read the same are the same, as the user
+            says, although another version of polars or Python describes them otherwise.
+
+    Raises:
+        ConfigError: it may not; the message says what differs, step by step.
+    """
+    if stored.format != now.format:
+        raise _other_format(stored.format, now.format, folder)
+    _require_same_buckets(stored, now, folder)
+    found = [*_different_inputs(stored, now), *_different_steps(stored, now)]
+    if found:
+        raise ConfigError(
+            f"The program is not the one that the state in {folder} was made by: "
+            f"{'; '.join(found)}. Undo the change, give the app another name to build its state anew "
+            f"beside the old, or begin anew: {reset_command(folder)}."
+        )
+    unclear = _ambiguous_steps(stored, now)
+    if unclear and not same_expressions:
+        raise _ambiguous_error(stored, now, unclear)
+    _check_unambiguous(stored, now, folder)
+
+
+def _other_format(stored: int, now: int, folder: Path) -> ConfigError:
+    if stored > now:
+        return ConfigError(
+            f"The state in {folder} was made by a later version of Millstream (state format {stored}; "
+            f"this version reads {now}). Upgrade millstream."
+        )
+    return ConfigError(
+        f"The state in {folder} was made by an earlier version of Millstream (state format {stored}; "
+        f"this version reads {now}). Continue with that version, or rebuild the state from the log: "
+        f"{reset_command(folder)}."
+    )
+
+
+def _check_unambiguous(stored: StoredProgram, now: StoredProgram, folder: object) -> None:
+    """Make sure that of steps which read alike, and are described otherwise, each finds its own state.
+
+    Their keys go by the order of their descriptions, which is another one now.
+    """
+    kin: dict[str, set[str]] = {}
+    moved: dict[str, str] = {}
+    for key, step in now.steps.items():
+        stem = key.partition("#")[0]
+        kin.setdefault(stem, set()).add(canonical_text(step["definition"]))
+        if canonical_text(_of(stored, key)) != canonical_text(step["definition"]):
+            moved[stem] = step["name"]
+    alike = [name for stem, name in moved.items() if len(kin[stem]) > 1]
+    if alike:
+        raise ConfigError(
+            f"Several steps read like {', '.join(map(repr, alike))} and do something else, and another "
+            f"version of polars or Python describes them otherwise than when the state in {folder} was "
+            "made: which state is whose cannot be told. Run the app with the versions before, or give it "
+            "another name to build its state anew."
+        )
+
+
+def _ambiguous_steps(stored: StoredProgram, now: StoredProgram) -> list[str]:
+    """Name what reads the same as before and is described otherwise by other versions."""
+    definitions = {now.steps[key]["name"]: (_of(stored, key), _of(now, key)) for key in now.steps}
+    if stored.versions != now.versions:
+        definitions |= {
+            name: (stored.outputs[name], now.outputs[name])
+            for name in now.outputs
+            if name in stored.outputs and same_text(stored.outputs[name], now.outputs[name])
+        }
+    return [
+        name
+        for name, (was, after) in definitions.items()
+        if canonical_text(was) != canonical_text(after)
+    ]
+
+
+def same_text(was: Any, now: Any) -> bool:
+    """Whether descriptions are equal but for what text does not show."""
+    return canonical_text(without_code(was)) == canonical_text(without_code(now))
+
+
+def _of(program: StoredProgram, key: str) -> Any:
+    return program.steps[key]["definition"]
+
+
+def _require_same_buckets(stored: StoredProgram, now: StoredProgram, folder: Path) -> None:
+    if stored.buckets == now.buckets:
+        return
+    raise ConfigError(
+        f"The app's state in {folder} is divided into {stored.buckets} buckets and the app asks for "
+        f"{now.buckets}. Use buckets={stored.buckets}, or give the app another name to build its state again."
+    )
+
+
+def _different_inputs(stored: StoredProgram, now: StoredProgram) -> Iterator[str]:
+    if stored.topics != now.topics:
+        was, reads = (", ".join(map(repr, p.topics)) or "none" for p in (stored, now))
+        yield f"it read the topics {was}, and reads {reads}"
+    if stored.frames != now.frames:
+        yield f"it read {stored.frames} DataFrames of Spark, and reads {now.frames}"
+
+
+def _different_steps(stored: StoredProgram, now: StoredProgram) -> list[str]:
+    """Say what differs, step by step; what merely follows from a step above is left out."""
+    upgraded = stored.versions != now.versions
+    telling: list[str] = []
+    following: list[str] = []
+    for was, after in _pairs(stored, now):
+        if was is None or after is None:
+            is_new = was is None
+            name = (after or was or {})["name"]
+            telling.append(f"step {name!r} {'is new' if is_new else 'is no longer there'}")
+            continue
+        definitions = was["definition"], after["definition"]
+        if upgraded and same_text(*definitions):
+            continue  # it may well be the same: see `_ambiguous_steps`
+        found = list(_differences(*definitions))
+        causes = [one for one in found if not one.derived]
+        texts = ", and ".join(one.text for one in causes or found)
+        (telling if causes else following).append(f"step {after['name']!r}: {texts}")
+    return telling or following
+
+
+def _pairs(stored: StoredProgram, now: StoredProgram) -> Iterator[tuple[Any, Any]]:
+    """Put together what was and is of each step that differs: by key, then by name, then as listed."""
+    for key in stored.steps.keys() & now.steps.keys():
+        if canonical_text(_of(stored, key)) != canonical_text(_of(now, key)):
+            yield stored.steps[key], now.steps[key]
+    gone = [step for key, step in stored.steps.items() if key not in now.steps]
+    new = [step for key, step in now.steps.items() if key not in stored.steps]
+    for same_name in (True, False):
+        for step in list(new):
+            kin = [one for one in gone if not same_name or one["name"] == step["name"]]
+            if kin and (same_name or len(gone) == len(new)):
+                gone.remove(kin[0])
+                new.remove(step)
+                yield kin[0], step
+    yield from ((step, None) for step in gone)
+    yield from ((None, step) for step in new)
+
+
+def _ambiguous_error(
+    stored: StoredProgram, now: StoredProgram, unclear: Sequence[str]
+) -> ConfigError:
+    moved = [
+        f"{name} was {stored.versions[name]} and is {version}"
+        for name, version in now.versions.items()
+        if stored.versions.get(name) != version
+    ]
+    names = ", ".join(map(repr, unclear))
+    return ConfigError(
+        f"{' and '.join(moved)}: it describes the expressions or functions of {names} otherwise than "
+        "when their state was made. They read the same, but not all options and no code can be "
+        "compared across such versions. If the program has not changed, run it once with "
+        "run(same_expressions=True), or --same-expressions; otherwise run it with the version before, or give the app "
+        "another name to build its state anew."
+    )
+
+
+# ── differences ─────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """What differs, in words. ``derived``: it does so because something else does."""
+
+    text: str
+    derived: bool = False
+
+
+def _differences(was: Any, now: Any) -> Iterator[_Difference]:
+    """Say how two descriptions differ."""
+    for key in dict.fromkeys([*was, *now]):
+        before, after = was.get(key), now.get(key)
+        if canonical_text(before) == canonical_text(after):
+            continue
+        if key == "reads":
+            yield from _reads_differ(before, after)
+        elif key in _SINGULAR:
+            yield from _named_differ(_SINGULAR[key], before or {}, after or {}, key in _DERIVED)
+        elif key in _INLINE and isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from _differences(before, after)
+        else:
+            text = _changed(key, before, after)
+            yield _Difference(text, key in _DERIVED)
+
+
+def _named_differ(
+    word: str,
+    was: Mapping[str, Any],
+    now: Mapping[str, Any],
+    follows: bool,  # noqa: FBT001
+) -> Iterator[_Difference]:
+    differing = [n for n in dict.fromkeys([*was, *now]) if was.get(n) != now.get(n)]
+    for name in differing:
+        before, after = was.get(name), now.get(name)
+        # That another field is read follows from what reads it.
+        only_read = word == "field" and (before is None or after is None)
+        text = _changed(f"{word} {name!r}", before, after, absent="not there")
+        yield _Difference(text, follows or only_read)
+    if not differing:
+        yield _Difference(f"the order of {word}s was {', '.join(was)}, is {', '.join(now)}")
+
+
+def _changed(key: str, was: Any, now: Any, *, absent: str = "none") -> str:
+    what = key.removesuffix("_us")
+    before, after = (absent if one is None else field_to_text(key, one) for one in (was, now))
+    if before == after:
+        return (
+            f"{what} reads {after} as before, but its options or the code of its functions differ"
+        )
+    return f"{what} was {before}, is {after}"
+
+
+def _reads_differ(was: Sequence[Any], now: Sequence[Any]) -> Iterator[_Difference]:
+    if len(was) != len(now):
+        yield _Difference(f"it had {len(was)} inputs, and has {len(now)}")
+        return
+    for before, after in zip(was, now, strict=True):
+        yield from _edges_differ(before, after)
+
+
+def _edges_differ(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[_Difference]:
+    if "union" in was and "union" in now:
+        yield from _reads_differ(was["union"], now["union"])
+    elif {*was} != {*now}:
+        yield _Difference(f"it read {_origin(was)}, and reads {_origin(now)}")
+    else:
+        told = {name: item for name, item in was.items() if name != "steps"}
+        for difference in _differences(told, {name: now[name] for name in told}):
+            above = difference.text.startswith(("rows of", "late rows of"))
+            yield _Difference("a step above it has changed", True) if above else difference
+    if "steps" in was and canonical_text(was["steps"]) != canonical_text(now["steps"]):
+        yield from _steps_differ(was["steps"], now["steps"])
+
+
+def _origin(way: Mapping[str, Any]) -> str:
+    if "topic" in way:
+        return f"the topic {way['topic']!r}"
+    return "a DataFrame" if "dataframe" in way else "a union" if "union" in way else "another step"
+
+
+def _steps_differ(was: Sequence[Any], now: Sequence[Any]) -> Iterator[_Difference]:
+    before, after = [canonical_text(one) for one in was], [canonical_text(one) for one in now]
+    for tag, i, j, k, m in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        gone, come = ", ".join(map(to_text, was[i:j])), ", ".join(map(to_text, now[k:m]))
+        if tag == "insert":
+            yield _Difference(f"{come} is new on the way to it")
+        elif tag == "delete":
+            yield _Difference(f"{gone} is no longer on the way to it")
+        elif tag == "replace":
+            yield _Difference(_changed("on the way to it", gone, come))

@@ -1,0 +1,203 @@
+"""What a view store keeps of the job that fills it: its program, and when its outputs were fed.
+
+Both are moved on in one transaction, once a run has begun in all targets, by functions over its connection.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from millstream.errors import ConfigError
+from millstream.views.coverage import (
+    FUNCTION,
+    STATE_STORE_VIEW,
+    BatchBoundary,
+    CoverageSpan,
+    OutputCoverage,
+    OutputSink,
+    next_coverage,
+)
+from millstream.views.runs.control_files import reset_command
+from millstream.views.sink import RunStart
+from millstream.views.state_store.program import StoredProgram, check_same_program, same_text
+
+
+@dataclass(frozen=True)
+class RunProgram:
+    """A run that is to begin: its program and outputs, and when (RFC 3339).
+
+    ``same_expressions``: see :func:`millstream.views.state_store.program.check_same_program`.
+    """
+
+    program: StoredProgram
+    outputs: Mapping[OutputSink, OutputCoverage]
+    at: str
+    same_expressions: bool = False
+
+
+def stored_program(db: sqlite3.Connection, app: str, job: str) -> StoredProgram | None:
+    """Return the program that a job's state was made by; None before its first run."""
+    row = db.execute(
+        "SELECT program FROM _programs WHERE app = ? AND job = ?", (app, job)
+    ).fetchone()
+    return None if row is None else StoredProgram.from_json(row[0])
+
+
+def stored_outputs(db: sqlite3.Connection, app: str, job: str) -> dict[OutputSink, OutputCoverage]:
+    """Return all outputs that a job has had."""
+    rows = db.execute(
+        "SELECT name, sink, value FROM _outputs WHERE app = ? AND job = ? ORDER BY name, sink",
+        (app, job),
+    )
+    return {(name, sink): OutputCoverage.from_json(json.loads(value)) for name, sink, value in rows}
+
+
+def stored_coverage(db: sqlite3.Connection, app: str | None, view: str) -> tuple[CoverageSpan, ...]:
+    """Return when a view was fed; () of one that is no output of a job's, as that of dead records."""
+    row = db.execute(
+        "SELECT value FROM _outputs WHERE name = ? AND sink = ? AND (app = ? OR ? IS NULL)",
+        (view, STATE_STORE_VIEW, app, app),
+    ).fetchone()
+    return () if row is None else OutputCoverage.from_json(json.loads(row[0])).spans
+
+
+def check_program(
+    db: sqlite3.Connection, app: str, job: str, beginning: RunProgram, path: Path
+) -> None:
+    """Make sure that a program fits what is there; any does before the first batch.
+
+    Raises:
+        ConfigError: it does not, or the store does not know by what program it was filled.
+    """
+    next_batch_id = _next_boundary(db, app, job, beginning.at).batch_id
+    if next_batch_id == 0:
+        return
+    stored = stored_program(db, app, job)
+    if stored is None:
+        raise ConfigError(
+            f"{path} holds batches up to {next_batch_id - 1} of the job {job!r} of the app {app!r}, and does not "
+            "say by what program they were made. Restore it, or begin anew from the log: "
+            f"{reset_command(path.parent)}."
+        )
+    check_same_program(
+        stored, beginning.program, path.parent, same_expressions=beginning.same_expressions
+    )
+
+
+def register_program(
+    db: sqlite3.Connection,
+    app: str,
+    job: str,
+    beginning: RunProgram,
+    path: Path,
+) -> None:
+    """Keep the program of a run that begins, and move on when its outputs were fed.
+
+    Raises:
+        ConfigError: the program does not fit what is there.
+    """
+    check_program(db, app, job, beginning, path)
+    now = _next_boundary(db, app, job, beginning.at)
+    stored = stored_program(db, app, job) if now.batch_id else None
+    program = beginning.program
+    if stored is not None and stored.partitioning:
+        program = replace(program, partitioning=stored.partitioning)
+    db.execute("INSERT OR REPLACE INTO _programs VALUES (?, ?, ?)", (app, job, program.to_json()))
+    outputs = next_outputs(db, app, job, beginning)
+    db.execute("DELETE FROM _outputs WHERE app = ? AND job = ?", (app, job))
+    db.executemany(
+        "INSERT INTO _outputs VALUES (?, ?, ?, ?, ?)",
+        [
+            (app, job, *where, json.dumps(asdict(one), ensure_ascii=False))
+            for where, one in outputs.items()
+        ],
+    )
+
+
+def next_outputs(
+    db: sqlite3.Connection, app: str, job: str, beginning: RunProgram
+) -> dict[OutputSink, OutputCoverage]:
+    """Return all outputs of a job as of a run that is to begin."""
+    same = partial(_same_definition, same_expressions=beginning.same_expressions)
+    now = _next_boundary(db, app, job, beginning.at)
+    return next_coverage(stored_outputs(db, app, job), beginning.outputs, now, same)
+
+
+def check_interrupted_batch(
+    db: sqlite3.Connection, start: RunStart, beginning: RunProgram, ahead: str
+) -> None:
+    """Make sure that a program makes the same of the batch that another had begun.
+
+    That is in ``ahead``, and not in the state store: it is made again, for the state store and those that lack it. What
+    is in the state store alone, and what functions are called with, may differ.
+
+    Raises:
+        ConfigError: it would make something else, so that one batch would be of two programs.
+    """
+    app, job = start.app, start.job
+    batch_id = _next_boundary(db, app, job, beginning.at).batch_id
+    stored = stored_program(db, app, job)
+    was, now = _fenced_outputs(stored_outputs(db, app, job)), _fenced_outputs(beginning.outputs)
+    same = partial(_same_definition, same_expressions=beginning.same_expressions)
+    differing = [
+        name
+        for name, sink in sorted(was.keys() | now.keys())
+        if (name, sink) not in was
+        or (name, sink) not in now
+        or not same(was[name, sink], now[name, sink])
+    ]
+    if stored is not None and _partitioning(stored) != _partitioning(beginning.program):
+        differing.append("how keys are divided")
+    if differing:
+        raise ConfigError(
+            f"{ahead} holds batch {batch_id} of {start.job_label}, which was cut off before the app's own views had "
+            f"it, and the program was changed since then ({', '.join(differing)}): the batch would be of two "
+            "programs. Run the program once as it was, and then change it. "
+            f"{start.reset_advice}."
+        )
+
+
+def _fenced_outputs(outputs: Mapping[OutputSink, OutputCoverage]) -> dict[OutputSink, str]:
+    """Give the meanings of the outputs that are fed and end in a target that has fences of its own."""
+    return {
+        where: one.definition
+        for where, one in outputs.items()
+        if where[1] not in (STATE_STORE_VIEW, FUNCTION) and one.spans[-1].until is None
+    }
+
+
+def _partitioning(program: StoredProgram) -> tuple[int, int | None]:
+    return program.buckets, program.partitioning.get("hash_seed")
+
+
+def _next_boundary(db: sqlite3.Connection, app: str, job: str, at: str) -> BatchBoundary:
+    """Return the place before the batch that is committed next."""
+    row = db.execute(
+        "SELECT batch_id, position FROM _fences WHERE app = ? AND job = ?", (app, job)
+    ).fetchone()
+    last, position = row or (None, None)
+    return BatchBoundary(0 if last is None else last + 1, json.loads(position or "{}"), at)
+
+
+def _same_definition(was: str, now: str, *, same_expressions: bool) -> bool:
+    return was == now or (same_expressions and same_text(json.loads(was), json.loads(now)))
+
+
+def update_partitioning(
+    db: sqlite3.Connection, app: str, job: str, partitioning: Mapping[str, int], path: Path
+) -> None:
+    """Keep other numbers by which a job's work is divided.
+
+    Raises:
+        ConfigError: there is no such job.
+    """
+    stored = stored_program(db, app, job)
+    if stored is None:
+        raise ConfigError(f"{path} knows no job {job!r} of an app {app!r}. Run the app first.")
+    text = replace(stored, partitioning=dict(partitioning)).to_json()
+    db.execute("UPDATE _programs SET program = ? WHERE app = ? AND job = ?", (text, app, job))

@@ -1,0 +1,412 @@
+"""Reading a view store: any number of threads and processes, beside the one that writes.
+
+Each call is one short transaction on a connection of its own, so that all of its answer is of one
+commit, and holds up nobody. Writing: `store.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from millstream.choices import did_you_mean
+from millstream.errors import ConfigError, CorruptionError, UnknownViewError
+from millstream.views.coverage import CoverageSpan, OutputCoverage, OutputSink, last_covered
+from millstream.views.position import wait_until
+from millstream.views.query import Query, QueryReader, QueryResult, view_id_of
+from millstream.views.runs.control_files import reset_command
+from millstream.views.schema import ViewSchema
+from millstream.views.sink import RunStart
+from millstream.views.state_store import changelog, sqlite_values
+from millstream.views.state_store.connections import ReadConnections
+from millstream.views.state_store.program import StoredProgram
+from millstream.views.state_store.program_tables import (
+    RunProgram,
+    check_interrupted_batch,
+    check_program,
+    next_outputs,
+    stored_coverage,
+    stored_outputs,
+    stored_program,
+)
+from millstream.views.state_store.view_table import ViewTable
+
+FORMAT = 3
+APPLICATION_ID = 0x4D494C4C  # "MILL"
+_WAIT_S = 0.01
+
+
+class StateStoreReader(QueryReader):
+    """What can be asked of a view store in a SQLite file. Thread-safe.
+
+    With ``follows`` a store that is made anew under its path is read from then on.
+    """
+
+    def __init__(self, path: Path, *, follows: bool) -> None:
+        self._path = path
+        self._readers = ReadConnections(path, follows=follows)
+
+    def close(self) -> None:
+        """Close every connection. Closing twice is allowed."""
+        self._readers.close()
+
+    def check_format(self, *, made: bool = True) -> None:
+        """Make sure that the file is a view store that this version reads.
+
+        Args:
+            made: Whether its tables must be there; a file is there before they are, for a moment,
+                or until the next run when the first one died in it.
+
+        Raises:
+            ConfigError: it is not there, or of a newer version.
+            CorruptionError: it is something else.
+        """
+        there_is_none = ConfigError(
+            f"There is no view store at {self._path}. Run the pipeline that fills it, or "
+            "correct the folder or the app's name."
+        )
+        if not self._path.exists():
+            raise there_is_none
+        with self._readers.snapshot() as db:
+            found = db.execute("PRAGMA user_version").fetchone()[0]
+            mark = db.execute("PRAGMA application_id").fetchone()[0]
+            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if made and not tables:
+            raise there_is_none
+        if tables and mark != APPLICATION_ID:
+            raise CorruptionError(
+                f"{self._path} is a database, but no view store. Move it away, or use another "
+                "folder."
+            )
+        if found > FORMAT:
+            raise ConfigError(
+                f"{self._path} has format {found}; this version reads {FORMAT}. Upgrade millstream."
+            )
+        if tables and found < FORMAT:
+            raise ConfigError(
+                f"{self._path} has format {found}, of an earlier version; this one reads {FORMAT}. Go "
+                f"on with that version, or begin anew from the log: {reset_command(self._path.parent)}."
+            )
+
+    def views(self) -> list[ViewSchema]:
+        """Return the schemas of all views of this store, by name."""
+        with self._readers.snapshot() as db:
+            rows = db.execute("SELECT schema FROM _views ORDER BY name").fetchall()
+        return [ViewSchema.from_json(text) for (text,) in rows]
+
+    def schema(self, view: str) -> ViewSchema:
+        """Return the schema of one view.
+
+        Raises:
+            UnknownViewError: There is no such view; the message lists those there are.
+        """
+        with self._readers.snapshot() as db:
+            return schema_of(db, view, self._path)
+
+    def count(self, view: str) -> int:
+        """Return how many rows a view has.
+
+        Raises:
+            UnknownViewError: There is no such view.
+        """
+        with self._readers.snapshot() as db:
+            table = ViewTable(schema_of(db, view, self._path))
+            return int(db.execute(f"SELECT count(*) FROM {table.name}").fetchone()[0])  # noqa: S608
+
+    def version(self) -> tuple[int, ...]:
+        """Return numbers that are others after every commit, run and amendment: cheap to ask."""
+        with self._readers.snapshot() as db:
+            commits = db.execute(
+                "SELECT coalesce(max(commit_number), 0), coalesce(sum(run), 0) FROM _fences"
+            ).fetchone()
+            changes = db.execute("SELECT coalesce(sum(seq_next), 0) FROM _views").fetchone()
+        return (*commits, *changes)
+
+    def newest_changes(self) -> dict[str, int]:
+        """Return the number of each view's newest change; 0 before its first."""
+        with self._readers.snapshot() as db:
+            return dict(
+                db.execute("SELECT name, seq_next - 1 FROM _views ORDER BY name").fetchall()
+            )
+
+    def view_id(self, view: str) -> str:
+        """Return what tells a view from one that is made anew under its name; "" before a first run."""
+        with self._readers.snapshot() as db:
+            return _view_id(db, view)
+
+    def select(self, view: str, query: Query) -> QueryResult:
+        """Return the rows that a query asks for, typed, and what they reflect.
+
+        Raises:
+            UnknownViewError: There is no such view.
+            ConfigError: The query names no column, or a value that the column cannot hold.
+        """
+        with self._readers.snapshot() as db:
+            schema = schema_of(db, view, self._path)
+            values = encode_values(schema, query.where)
+            bounds = query.checked_bounds(schema)
+            text = ViewTable(schema).select(
+                tuple(values),
+                [(name, comparison) for name, comparison, _ in bounds],
+                query.checked_order(schema),
+                limited=query.limit is not None,
+            )
+            given = [*values.values(), *(_encoded(schema, n, value) for n, _, value in bounds)]
+            given += [] if query.limit is None else [query.limit]
+            rows = db.execute(text, given).fetchall()
+            newest = seq_next(db, view) - 1
+            last, position = _last_committed(db, view)
+            coverage = stored_coverage(db, _job_of(db, view)[0], view)
+            made = _view_id(db, view)
+        return QueryResult(
+            schema, sqlite_values.decode_rows(rows, schema), newest, last, position, coverage, made
+        )
+
+    def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame:
+        """Return every change after the change number ``since``, oldest first; at most ``limit``.
+
+        Columns: ``_seq`` (rising by one), ``_batch_id``, ``_op`` ("upsert" or "delete"), then the
+        view's own; a delete has its key columns only, the others are null.
+
+        Raises:
+            UnknownViewError: There is no such view.
+            OffsetOutOfRangeError: Changes after ``since`` are gone (or ``since`` was never
+                reached): read the whole view with scan() and go on from the newest change.
+        """
+        with self._readers.snapshot() as db:
+            schema = schema_of(db, view, self._path)
+            return changelog.read(db, schema, since, seq_next(db, view), limit)
+
+    def position(self, view_or_app: str) -> dict[str, Any]:
+        """Return what of the log a view (or the newest job of an app) reflects; {} before that.
+
+        That of a view which its app leaves out stays where it was then.
+        """
+        with self._readers.snapshot() as db:
+            return _last_committed(db, view_or_app)[1]
+
+    def status(self, app: str, job: str | None = None) -> dict[str, Any]:
+        """Return the status of a job, by default the one that committed last; {} before that."""
+        with self._readers.snapshot() as db:
+            return fence_json(db, "status", app, job)
+
+    def description(self, app: str, name: str) -> Any:
+        """Return what the newest run has described of an app: its graph, its dashboard. None: none."""
+        with self._readers.snapshot() as db:
+            if not _has(db, "_descriptions"):
+                return None  # no job has opened the store since there are descriptions
+            row = db.execute(
+                "SELECT value FROM _descriptions WHERE app = ? AND name = ?", (app, name)
+            ).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def last_batch_id(self, app: str, job: str | None = None) -> int | None:
+        """Return the last batch that was committed; None before the first."""
+        with self._readers.snapshot() as db:
+            found = fence_value(db, "batch_id", app, job)
+        return None if found is None else int(found)
+
+    def ledger(self, app: str, *, since: int = 0) -> list[dict[str, Any]]:
+        """Return the ledger lines of the batches from ``since`` on, in the order of batches."""
+        with self._readers.snapshot() as db:
+            rows = db.execute(
+                "SELECT line FROM _ledger WHERE app = ? AND batch_id >= ? "
+                "ORDER BY batch_id, job, number",
+                (app, since),
+            ).fetchall()
+        return [json.loads(line) for (line,) in rows]
+
+    def wait_for(
+        self,
+        view_or_app: str,
+        *,
+        batch_id: int | None = None,
+        position: Mapping[str, Any] | None = None,
+        timeout_s: float = 10.0,
+    ) -> bool:
+        """Wait until a view reflects a batch, or a position of the log; False after the timeout.
+
+        A position is reached when each of its numbers is; numbers it does not name do not matter.
+        """
+
+        def look() -> tuple[int | None, Any]:
+            with self._readers.snapshot() as db:
+                return _last_committed(db, view_or_app)
+
+        return wait_until(look, batch_id, position, pause_s=_WAIT_S, timeout_s=timeout_s)
+
+    def program(self, app: str, job: str) -> StoredProgram | None:
+        """Return the program that a job's state was made by; None before its first run."""
+        with self._readers.snapshot() as db:
+            return stored_program(db, app, job)
+
+    def check_program(self, app: str, job: str, beginning: RunProgram) -> None:
+        """Make sure that a program may go on with what the job's last one left.
+
+        Raises:
+            ConfigError: it may not; the message says why.
+        """
+        with self._readers.snapshot() as db:
+            check_program(db, app, job, beginning, self._path)
+
+    def check_interrupted_batch(self, start: RunStart, beginning: RunProgram, ahead: str) -> None:
+        """Make sure that a program makes what ``ahead`` has of the batch that the state store lacks.
+
+        Raises:
+            ConfigError: another one had begun that batch.
+        """
+        with self._readers.snapshot() as db:
+            check_interrupted_batch(db, start, beginning, ahead)
+
+    def next_coverage(
+        self, app: str, job: str, beginning: RunProgram
+    ) -> dict[OutputSink, OutputCoverage]:
+        """Return all outputs of a job as of a run that is to begin, and when they were fed."""
+        with self._readers.snapshot() as db:
+            return next_outputs(db, app, job, beginning)
+
+    def coverage(self, view: str) -> tuple[CoverageSpan, ...]:
+        """Return when a view was fed, in order; () where its app does not say, as of no output."""
+        with self._readers.snapshot() as db:
+            app, _ = _job_of(db, view)
+            return stored_coverage(db, app, view)
+
+    def outputs(self, app: str, job: str = "main") -> dict[OutputSink, OutputCoverage]:
+        """Return all outputs that a job has had, by name and place, and when they were fed."""
+        with self._readers.snapshot() as db:
+            return stored_outputs(db, app, job)
+
+    def sinks(self, app: str, job: str) -> list[tuple[str, str, int]]:
+        """Return for each other target of a job its identity, its name, and its last batch."""
+        with self._readers.snapshot() as db:
+            return db.execute(
+                "SELECT identity, name, batch_id FROM _sinks WHERE app = ? AND job = ?",
+                (app, job),
+            ).fetchall()
+
+    def checkpoint_id(self, app: str, job: str) -> str | None:
+        """Return the checkpoint that the newest run of a job brought; None before its first."""
+        with self._readers.snapshot() as db:
+            found = fence_value(db, "checkpoint_id", app, job)
+            return None if found is None else str(found)
+
+    def databases(self) -> list[str]:
+        """Return the databases that jobs of this store keep views in, without credentials."""
+        with self._readers.snapshot() as db:
+            if not _has(db, "_sinks"):
+                return []  # a store that no job has opened since there are other targets
+            rows = db.execute("SELECT DISTINCT name FROM _sinks WHERE name LIKE 'postgresql:%'")
+            return sorted(name for (name,) in rows)
+
+
+def schema_of(db: sqlite3.Connection, view: str, path: Path) -> ViewSchema:
+    """Return the schema of a view of the store at ``path``.
+
+    Raises:
+        UnknownViewError: There is no such view.
+    """
+    row = db.execute("SELECT schema FROM _views WHERE name = ?", (view,)).fetchone()
+    if row is None:
+        names = [name for (name,) in db.execute("SELECT name FROM _views ORDER BY name")]
+        raise UnknownViewError(
+            f"There is no view {view!r} in {path}; there are: {', '.join(names) or 'none yet'}. "
+            f"Correct the name, or run the pipeline that fills the view.{did_you_mean(view, names)}"
+        )
+    return ViewSchema.from_json(row[0])
+
+
+def encode_values(schema: ViewSchema, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return single values in the form in which the view's table keeps them."""
+    out = {}
+    for name, value in values.items():
+        if name not in schema.names:
+            raise ConfigError(
+                f"The view {schema.name!r} has no column {name!r}; it has "
+                f"{', '.join(schema.names)}. Choose one of them."
+            )
+        one = ViewSchema(schema.name, ((name, schema.kinds[name]),), ())
+        frame = sqlite_values.normalize(_one_value(name, value, schema), one, (name,))
+        keyed = ViewSchema(one.name, one.columns, (name,) if name in schema.key else ())
+        out[name] = next(sqlite_values.encode_rows(frame, keyed))[0]
+    return out
+
+
+def _one_value(name: str, value: Any, schema: ViewSchema) -> pl.DataFrame:
+    """Put a value into a column of its own, for it to be judged as rows are."""
+    try:
+        if isinstance(value, Decimal) and not value.is_finite():
+            raise ValueError("it is not finite")  # noqa: TRY301 - polars would panic
+        return pl.DataFrame({name: [value]})
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ConfigError(
+            f"Column {name!r} of the view {schema.name!r} keeps {schema.kinds[name]}, and the value "
+            f"asked for cannot be one ({error}). Ask for a value that the column can hold."
+        ) from error
+
+
+def fence_value(db: sqlite3.Connection, column: str, app: str | None, job: str | None) -> Any:
+    """Return what the fence of a job holds; without ``job``, of the one that committed last."""
+    row = db.execute(
+        f"SELECT {column} FROM _fences WHERE app = ? AND (job = ? OR ? IS NULL) "  # noqa: S608
+        "ORDER BY commit_number DESC LIMIT 1",
+        (app, job, job),
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def fence_json(
+    db: sqlite3.Connection, column: str, app: str | None, job: str | None
+) -> dict[str, Any]:
+    """Return likewise what the fence holds as JSON; {} before the first commit."""
+    value: dict[str, Any] = json.loads(fence_value(db, column, app, job) or "{}")
+    return value
+
+
+def seq_next(db: sqlite3.Connection, view: str) -> int:
+    """Return the number that the next change of a view will have."""
+    row = db.execute("SELECT seq_next FROM _views WHERE name = ?", (view,)).fetchone()
+    return int(row[0])
+
+
+def to_json(value: Any) -> str:
+    """Return the text in which the store keeps plain values."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _job_of(db: sqlite3.Connection, view_or_app: str) -> tuple[str | None, str | None]:
+    """Return the app and job that fill a view; of an app, itself and any job."""
+    found = db.execute("SELECT app, job FROM _views WHERE name = ?", (view_or_app,)).fetchone()
+    return (found[0], found[1]) if found else (view_or_app, None)
+
+
+def _view_id(db: sqlite3.Connection, view: str) -> str:
+    """Return what tells a view from one made anew. Whose it is, is noted with its first change."""
+    app, job = _job_of(db, view)
+    if job is not None:
+        return view_id_of(fence_value(db, "checkpoint_id", app, job))
+    row = db.execute("SELECT checkpoint_id FROM _fences").fetchone()
+    return view_id_of(None if row is None else row[0])
+
+
+def _last_committed(db: sqlite3.Connection, view_or_app: str) -> tuple[int | None, dict[str, Any]]:
+    """Return the last batch that a view or an app reflects, and its position."""
+    app, job = _job_of(db, view_or_app)
+    ended = last_covered(stored_coverage(db, app, view_or_app))
+    if ended is not None:
+        return ended
+    return fence_value(db, "batch_id", app, job), fence_json(db, "position", app, job)
+
+
+def _encoded(schema: ViewSchema, name: str, value: Any) -> Any:
+    return encode_values(schema, {name: value})[name]
+
+
+def _has(db: sqlite3.Connection, table: str) -> bool:
+    row = db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    return row is not None

@@ -1,0 +1,258 @@
+"""The planner over a real log: what it writes into offsets, and what tasks are told of time."""
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import pytest
+
+import millstream as ms
+from millstream.errors import TopicRecreatedError, UserCodeError
+from millstream.kernels.frames import (
+    PORT_FIRST,
+    PORT_LEDGER,
+    PORT_TIME,
+    FrameRow,
+    decode_frame,
+    decode_message,
+    encode_message,
+)
+from millstream.spark.frame_files import FrameFiles
+from millstream.spark.source import planner as planner_module
+from millstream.spark.source.event_times import EventTimesFile
+from millstream.spark.source.planner import LogPlanner, SourceSpec
+
+
+@dataclass
+class Event:
+    id: int
+
+
+@pytest.fixture
+def log(tmp_path):
+    with ms.connect(tmp_path / "log") as log:
+        log.create_topic("events", partitions=2)
+        yield log
+
+
+def send(log, *stamps_ms, partition=0):
+    with log.producer() as producer:
+        for stamp_ms in stamps_ms:
+            producer.send("events", {"id": 1}, partition=partition, timestamp_ms=stamp_ms)
+
+
+def planner(log, tmp_path, *, time=None, **changes):
+    app = ms.App("plans", log=tmp_path / "log")
+    stream = app.topic("events", Event, partitions=2).stream(
+        time=ms.processing_time() if time is None else time
+    )
+    stream.window(ms.tumbling("1 minute"), by=()).agg(n=ms.count()).view("out")
+    plan = app.plan()
+    spec = SourceSpec(
+        log=tmp_path / "log",
+        sources=plan.sources,
+        buckets=plan.buckets,
+        rows_max=100,
+        tasks=2,
+        stop_request=tmp_path / "stop-request",
+        stop_acknowledged=tmp_path / "stop-acknowledged",
+        event_times=tmp_path / "event-times.json",
+        heartbeat_ms=plan.heartbeat_ms,
+        frame_files=FrameFiles(None),
+    )
+    return LogPlanner(replace(spec, **changes))
+
+
+def told(planner, start, end):
+    """Run the tasks of a batch; give what the first bucket is told of time."""
+    rows = [
+        FrameRow(port, bucket, frame)
+        for task in planner.partitions(start, end)
+        for batch in planner.read(task)
+        for port, bucket, frame in zip(*(c.to_pylist() for c in batch.columns), strict=True)
+    ]
+    messages = [decode_message(row.frame)["source"] for row in rows if row.port == PORT_TIME]
+    return messages[0]
+
+
+@pytest.mark.not_in_lane("thresholds", "the planner reads nothing itself there")
+def test_the_wall_clock_and_the_latest_arrivals_are_part_of_the_offset(log, tmp_path):
+    made = planner(log, tmp_path)
+    start = made.initial_offset()
+    send(log, 5_000, 3_000)
+    send(log, 4_000, partition=1)
+    before_ms = int(datetime.now(UTC).timestamp() * 1000)
+    end = made.next_offset(start)
+    assert before_ms <= end["wall_ms"] <= datetime.now(UTC).timestamp() * 1000
+    assert [at[2] for at in end["topics"]["events"]] == [5_000, 4_000]
+    message = told(made, start, end)
+    assert message["wall_us"] == end["wall_ms"] * 1000
+    assert [split[2] for split in message["splits"]] == [5_000_000, 4_000_000]
+    send(log, 1_000)
+    later = made.next_offset(end)
+    assert [at[2] for at in later["topics"]["events"]] == [5_000, 4_000]
+    # The record is from before: it counts as having come with the latest before it.
+    assert [split[2] for split in told(made, end, later)["splits"]] == [5_000_000]
+
+
+def test_when_time_has_passed_there_is_a_batch_without_records(log, tmp_path):
+    made = planner(log, tmp_path, heartbeat_ms=0)
+    send(log, 5_000)
+    end = made.next_offset(made.initial_offset())
+    beat = made.next_offset(end)
+    assert beat["topics"] == end["topics"]
+    assert beat["wall_ms"] >= end["wall_ms"]
+    assert told(made, end, beat)["splits"] == []
+    quiet = planner(log, tmp_path)  # a second has not passed, even on a slow machine's clock
+    quiet._clock_ms = lambda at: at.clock_ms + 999
+    assert quiet.next_offset(end) == end
+    quiet._clock_ms = lambda at: at.clock_ms + 1_000
+    assert quiet.next_offset(end) != end
+
+
+def test_a_run_to_the_end_of_the_log_waits_for_no_time(log, tmp_path):
+    made = planner(log, tmp_path, heartbeat_ms=0)
+    send(log, 5_000)
+    made.pin_end_offsets()
+    end = made.next_offset(made.initial_offset())
+    send(log, 6_000)  # comes after the run began: it is left for the next
+    assert made.next_offset(end) == end
+    assert end["behind"] == {"events": []}
+
+
+def test_a_stop_comes_before_everything_else(log, tmp_path):
+    made = planner(log, tmp_path, heartbeat_ms=0)
+    start = made.initial_offset()
+    (tmp_path / "stop-request").touch()
+    assert made.next_offset(start) == start
+    assert (tmp_path / "stop-acknowledged").exists()
+
+
+def test_partitions_that_are_ahead_wait_as_the_sinks_file_tells(log, tmp_path):
+    made = planner(log, tmp_path, rows_max=10)
+    send(log, *[1_000] * 40)
+    send(log, *[1_000] * 40, partition=1)
+    start = made.initial_offset()
+    first = made.next_offset(start)
+    assert [at[0] for at in first["topics"]["events"]] == [5, 5]
+    written = EventTimesFile(tmp_path / "event-times.json")
+
+    def read_up_to(times):
+        report = {"event_times": {"events": times}}
+        written.add([FrameRow(PORT_LEDGER, 0, encode_message(report))])
+
+    read_up_to({"0": 10_000_000_000, "1": 5})
+    second = made.next_offset(first)
+    assert [at[0] for at in second["topics"]["events"]] == [10, 10]  # no pace is known yet
+    read_up_to({"0": 20_000_000_000, "1": 10})
+    third = made.next_offset(second)
+    assert [at[0] for at in third["topics"]["events"]] == [11, 19]
+
+
+def test_event_times_only_rise_and_outlive_the_run(tmp_path):
+    path = tmp_path / "event-times.json"
+    for times in ({"0": 5}, {"0": 3, "1": 7}):
+        report = {"event_times": {"t": times}}
+        EventTimesFile(path).add([FrameRow(PORT_LEDGER, 0, encode_message(report))])
+    assert EventTimesFile(path).read() == {"t": {0: 5, 1: 7}}
+    path.write_text("{half a")
+    assert EventTimesFile(path).read() == {}
+
+
+def rows_of(batches):
+    """Give rows with their frames decoded; the rows of a table are in no order."""
+    rows = [row for batch in batches for row in zip(*batch.to_pydict().values(), strict=True)]
+    return [
+        (port, bucket, sorted(decode_frame(frame).rows()))
+        if port >= PORT_FIRST
+        else (port, bucket, decode_message(frame))
+        for port, bucket, frame in rows
+    ]
+
+
+@pytest.mark.not_in_lane("thresholds", "the planner reads nothing itself there")
+def test_what_the_planner_reads_itself_is_what_a_worker_reads(log, tmp_path):
+    made = planner(log, tmp_path)
+    send(log, 5_000, 3_000)
+    send(log, 4_000, partition=1)
+    start = made.initial_offset()
+    end = made.next_offset(start)
+    (task,) = made.partitions(start, end)
+    read_here = rows_of(made.read_on_driver(start, end))
+    assert read_here == rows_of(made.read(task))
+    assert read_here[-1][2]["ranges"] == {"events": {"0": [[0, 2, 2]], "1": [[0, 1, 1]]}}
+
+
+@pytest.mark.not_in_lane("thresholds", "the planner reads nothing itself there")
+def test_the_planner_leaves_to_workers_what_is_not_small(log, tmp_path, monkeypatch):
+    made = planner(log, tmp_path, rows_max=1_000_000)
+    start = made.initial_offset()
+    assert made.read_on_driver(start, start) is None  # Spark asks so as a query begins
+    send(log, *[1_000] * 30)
+    end = made.next_offset(start)
+    for limit, just_enough in (("_DRIVER_ROWS_MAX", 30), ("_DRIVER_BYTES_MAX", 10_000)):
+        with monkeypatch.context() as patched:
+            patched.setattr(planner_module, limit, just_enough)
+            assert made.read_on_driver(start, end) is not None
+            patched.setattr(planner_module, limit, just_enough // 30)
+            assert made.read_on_driver(start, end) is None
+
+
+def test_a_batch_that_fails_in_the_planner_is_told_of_by_a_worker(log, tmp_path):
+    def stops(rows):
+        if rows.height:
+            raise ValueError("no")
+        return rows
+
+    app = ms.App("plans", log=tmp_path / "log", on_error="stop")
+    stream = app.topic("events", Event, partitions=2).stream(time=ms.processing_time())
+    stream.map_frames(stops).window(ms.tumbling("1 minute"), by=()).agg(n=ms.count()).view("out")
+    made = planner(log, tmp_path, sources=app.plan().sources)
+    send(log, 1_000)
+    start = made.initial_offset()
+    end = made.next_offset(start)
+    assert made.read_on_driver(start, end) is None
+    (task,) = made.partitions(start, end)
+    with pytest.raises(UserCodeError, match="no"):
+        list(made.read(task))
+
+
+def make_anew(log, records):
+    """Delete the topic, and create it with more records than the old one had."""
+    log.delete_topic("events")
+    log.create_topic("events", partitions=2)
+    send(log, *[9_000] * records)
+
+
+def test_offsets_of_a_topic_that_was_made_anew_are_refused_with_what_had_been_read(log, tmp_path):
+    made = planner(log, tmp_path)
+    send(log, *[1_000] * 3)
+    end = made.next_offset(made.initial_offset())
+    make_anew(log, 8)
+    for following in (made, planner(log, tmp_path)):  # at work, and after a restart
+        with pytest.raises(TopicRecreatedError, match="'events' was deleted and created again"):
+            following.next_offset(end)
+    pinned = planner(log, tmp_path)
+    pinned.pin_end_offsets()
+    with pytest.raises(TopicRecreatedError, match=r"up to offset, by partition, 0: 3, 1: 0,"):
+        pinned.next_offset(end)
+
+
+def test_a_batch_that_was_planned_reads_nothing_of_a_topic_that_was_made_anew(log, tmp_path):
+    made = planner(log, tmp_path)
+    send(log, *[1_000] * 3)
+    start = made.initial_offset()
+    end = made.next_offset(start)
+    make_anew(log, 8)
+    for reading in (made, planner(log, tmp_path)):
+        assert reading.read_on_driver(start, end) is None  # workers say what is wrong
+        with pytest.raises(TopicRecreatedError):
+            told(reading, start, end)
+
+
+def test_a_topic_that_was_made_anew_is_read_from_its_start_by_who_begins(log, tmp_path):
+    send(log, *[1_000] * 3)
+    make_anew(log, 8)
+    made = planner(log, tmp_path)
+    end = made.next_offset(made.initial_offset())
+    assert [at[0] for at in end["topics"]["events"]] == [8, 0]
+    assert end["topic_ids"] == {"events": log.topics()["events"].topic_id}

@@ -1,0 +1,204 @@
+"""The stages of a job between its batches: state moves with the commit of the home, and only with it."""
+
+import os
+import random
+import shutil
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import millstream as ms
+from millstream.errors import CorruptionError
+from millstream.kernels.state.keyhash import Buckets
+from millstream.spark.frame_files import FrameFiles
+from millstream.spark.stages import run_files
+from millstream.spark.stages.executor import StageExecutor, _run_names
+from millstream.spark.stages.run_files import file_name
+from millstream.testing.inputs import InputRecord
+from millstream.testing.kernel_engine import KernelEngine
+from millstream.views.commit.committer import collect_results
+from millstream.views.commit.open_committer import open_committer
+from millstream.views.state_store.store import StateStore
+
+pytestmark = pytest.mark.not_in_lane("thresholds", "there every stage is tasks of Spark")
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+BATCHES = 5
+
+
+@dataclass
+class Event:
+    id: str
+    user: int
+    at: datetime
+
+
+@pytest.fixture(scope="module")
+def plan():
+    app = ms.App("counts", log="unused")
+    events = app.topic("events", Event, partitions=2)
+    stream = events.stream(time="at", watermark=ms.watermark("30 seconds", idle=None))
+    once = stream.dedup("id", within="1 minute")
+    minutes = once.window(ms.tumbling("1 minute"), by="user").agg(n=ms.count())
+    minutes.view("minutes")
+    minutes.window(ms.tumbling("5 minutes"), by="n").emit("update").agg(users=ms.count()).view("n")
+    return app.job().compile(Buckets(3))
+
+
+@pytest.fixture(scope="module")
+def batches(plan, tmp_path_factory):
+    """What the source gives of each batch."""
+    dice = random.Random(3)
+    records = [
+        InputRecord(
+            i % 2,
+            b'{"id":"%d","user":%d,"at":"%s"}'
+            % (i % 700, i % 7, (START + timedelta(seconds=i // 2)).isoformat().encode()),
+        )
+        for i in range(800)
+    ]
+    engine = KernelEngine(plan, tmp_path_factory.mktemp("unused"), {"events": 2}, dice)
+    return [engine._read(ends) for ends in engine._ends({"events": records}, BATCHES)]
+
+
+class DiedError(BaseException):
+    """The process died."""
+
+
+def run(plan, batches, folder):
+    """Run what is not committed yet; give how many batches that was."""
+    for opened in (run_files._mapped, run_files._copied):  # as in a new process
+        for path in list(opened.tables):
+            opened.forget(path)
+    with ExitStack() as stack:
+        targets = stack.enter_context(open_committer(plan, folder / "views.db", folder))
+        following = targets.begin_run("main", "checkpoint")
+        stages = StageExecutor(
+            plan,
+            folder / "runs",
+            targets.run,
+            FrameFiles(None),
+            partitions=2,
+            context=None,  # all is so little that it is done here
+            manifests=targets.state_store.state_manifests("counts", "main"),
+        )
+        for batch_id in range(following, len(batches)):
+            rows, state = stages.run(batches[batch_id])
+            targets.commit(batch_id, collect_results(plan, rows), {}, state)
+            stages.on_commit()
+    return len(batches) - following
+
+
+def outcome(folder):
+    with StateStore(folder / "views.db", readonly=True) as store:
+        state = store.state_manifests("counts", "main")
+        named = {file_name(name) for manifest in state.values() for name in _run_names(manifest)}
+        views = [store.scan(name).rows() for name in ("minutes", "n")]
+        return views, named
+
+
+def files(folder):
+    return {path.name for path in (folder / "runs").iterdir()}
+
+
+def test_state_goes_on_in_the_next_run_and_files_that_nothing_names_are_gone(
+    plan, batches, tmp_path
+):
+    assert run(plan, batches, tmp_path / "whole") == BATCHES
+    for count in range(1, BATCHES + 1):
+        assert run(plan, batches[:count], tmp_path / "parts") == 1
+    whole, parts = outcome(tmp_path / "whole"), outcome(tmp_path / "parts")
+    assert whole[0] == parts[0]
+    assert sum(map(len, whole[0])) > 40
+    assert files(tmp_path / "whole") == whole[1]
+    assert files(tmp_path / "parts") == parts[1]
+
+
+def test_what_was_not_committed_is_as_if_it_had_not_been(plan, batches, tmp_path):
+    stages = StageExecutor(plan, tmp_path, 1, FrameFiles(None), 2, None, {})
+    first = stages.run(batches[0])
+    again = stages.run(batches[0])
+    assert [row.frame for row in first[0]] == [row.frame for row in again[0]]
+    assert first[1].keys() == again[1].keys()
+    assert stages.manifests == {}
+
+
+def dying_at(number, monkeypatch):
+    """Have the process die at the ``number``-th of all writes, syncs, commits and removals, and before
+    or after it.
+    """
+    passed = 0
+
+    def wrap(owner, name, counts=lambda *_args, **_names: True):
+        real = getattr(owner, name)
+
+        def dying(*args, **names):
+            nonlocal passed
+            if not counts(*args, **names):
+                return real(*args, **names)
+            passed += 1
+            if passed == number:
+                raise DiedError
+            result = real(*args, **names)
+            passed += 1
+            if passed == number:
+                if name == "open":
+                    result.close()
+                raise DiedError
+            return result
+
+        monkeypatch.setattr(owner, name, dying)
+
+    wrap(os, "fsync")
+    wrap(StateStore, "commit")
+    wrap(Path, "unlink", lambda path, **_names: path.parent.name == "runs")
+    wrap(Path, "open", lambda _path, mode="r", **_names: mode == "xb")
+
+
+def test_a_death_at_any_write_changes_no_answer_and_leaves_no_file_for_good(
+    plan, batches, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(run_files, "OWN_FILE_BYTES_MIN", 200)  # some runs large, some small
+    batches = batches[:3]
+    run(plan, batches[:1], tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "whole")
+    run(plan, batches, tmp_path / "whole")
+    wanted, _ = outcome(tmp_path / "whole")
+    assert {"@" in name for name in all_names(tmp_path / "whole")} == {True, False}
+    number = 0
+    while True:
+        number += 1
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "first", folder)
+        with monkeypatch.context() as patch:
+            dying_at(number, patch)
+            try:
+                run(plan, batches[:2], folder)
+            except DiedError:
+                pass
+            else:
+                break
+        run(plan, batches, folder)
+        views, named = outcome(folder)
+        assert views == wanted
+        assert files(folder) == named
+    assert number > 20
+
+
+def all_names(folder):
+    with StateStore(folder / "views.db", readonly=True) as store:
+        state = store.state_manifests("counts", "main")
+        return {name for manifest in state.values() for name in _run_names(manifest)}
+
+
+def test_state_that_was_divided_by_another_seed_is_refused(plan, batches, tmp_path):
+    stages = StageExecutor(plan, tmp_path, 1, FrameFiles(None), 2, None, {})
+    stages.run(batches[0])
+    stages.on_commit()
+    other = replace(plan, buckets=replace(plan.buckets, seed=9))
+    again = StageExecutor(other, tmp_path, 2, FrameFiles(None), 2, None, stages.manifests)
+    with pytest.raises(CorruptionError, match="was partitioned with another hash seed"):
+        again.run(batches[1])

@@ -1,0 +1,135 @@
+"""What is fixed at the birth of an app's state, and the refusal of what does not fit it."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import pytest
+
+import millstream as ms
+from millstream.errors import ConfigError
+from millstream.spark.job_metadata import (
+    JOB,
+    STATE_STORE_FILE,
+    JobMetadata,
+    check_checkpoint_current,
+    load_job_metadata,
+    load_or_create_checkpoint_id,
+    load_or_create_job_metadata,
+)
+from millstream.views.commit.committer import BatchCommitter, BatchResult
+from millstream.views.state_store.store import StateStore
+
+WANTED = JobMetadata(4, 2, 2)
+
+
+@dataclass
+class Event:
+    at: datetime
+    ad: int
+
+
+def plan(buckets=4):
+    app = ms.App("born", log="unused", buckets=buckets)
+    stream = app.topic("events", Event).stream(time="at")
+    stream.window(ms.tumbling("1 hour"), by="ad").agg(n=ms.count()).view("v")
+    return app.plan()
+
+
+def run(folder, *, buckets=4, birth=WANTED, batches=1):
+    """Begin a run as a job does, and commit empty batches."""
+    with StateStore(folder / STATE_STORE_FILE) as home:
+        targets = BatchCommitter(plan(buckets), home, [])
+        first = targets.begin_run(
+            JOB, load_or_create_checkpoint_id(folder), partitioning=birth.partitioning
+        )
+        for batch_id in range(first, first + batches):
+            targets.commit(batch_id, BatchResult(), {})
+        return first
+
+
+def enter_batches(folder, name, *batch_ids):
+    known = folder / "checkpoint" / name
+    known.mkdir(exist_ok=True)
+    for batch_id in batch_ids:
+        (known / str(batch_id)).touch()
+        (known / f".{batch_id}.crc").touch()
+
+
+def test_an_app_without_state_is_born_as_wanted(tmp_path):
+    assert load_or_create_job_metadata("born", tmp_path, WANTED) == WANTED
+
+
+def test_a_run_that_committed_nothing_fixes_no_number(tmp_path):
+    run(tmp_path, batches=0)
+    assert load_or_create_job_metadata("born", tmp_path, JobMetadata(8, 3, 3)) == JobMetadata(
+        8, 3, 3
+    )
+
+
+def test_a_run_that_committed_nothing_fixes_the_hashes(tmp_path):
+    run(tmp_path, birth=JobMetadata(4, 2, 2, 7), batches=0)
+    assert load_or_create_job_metadata("born", tmp_path, JobMetadata(8, 3, 3, 9)) == JobMetadata(
+        8, 3, 3, 7
+    )
+
+
+def test_a_later_run_keeps_the_numbers_of_the_first(tmp_path):
+    run(tmp_path)
+    assert load_or_create_job_metadata("born", tmp_path, JobMetadata(4, 16, 16)) == WANTED
+    run(tmp_path, birth=JobMetadata(4, 16, 16))
+    assert load_job_metadata("born", tmp_path) == WANTED
+
+
+def test_another_number_of_buckets_is_refused(tmp_path):
+    run(tmp_path)
+    with pytest.raises(ConfigError, match="divided into 4 buckets and the app asks for 8"):
+        load_or_create_job_metadata("born", tmp_path, JobMetadata(8, 2, 2))
+
+
+def test_the_views_refuse_other_buckets_whatever_lies_beside_them(tmp_path):
+    run(tmp_path)
+    for path in tmp_path.glob("*.json"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="divided into 4 buckets and the app asks for 5"):
+        run(tmp_path, buckets=5)
+
+
+def test_a_deleted_checkpoint_is_refused_by_the_views(tmp_path):
+    run(tmp_path)
+    for path in (tmp_path / "checkpoint").iterdir():
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"was replaced \(deleted\?\)"):
+        run(tmp_path)
+
+
+def test_a_checkpoint_must_know_the_batches_that_the_views_hold(tmp_path):
+    load_or_create_checkpoint_id(tmp_path)
+    check_checkpoint_current(tmp_path, 0)
+    with pytest.raises(ConfigError, match="ends with batch -1, but the views hold batches up to 2"):
+        check_checkpoint_current(tmp_path, 3)
+    enter_batches(tmp_path, "offsets", 0, 1, 2)
+    check_checkpoint_current(tmp_path, 3)
+
+
+def test_a_checkpoint_may_know_one_batch_that_was_begun_and_not_committed(tmp_path):
+    load_or_create_checkpoint_id(tmp_path)
+    enter_batches(tmp_path, "offsets", 0, 1, 2)
+    enter_batches(tmp_path, "commits", 0, 1)
+    check_checkpoint_current(tmp_path, 2)
+
+
+@pytest.mark.parametrize(("held", "said"), [(2, "batches up to 1"), (0, "no batch")])
+def test_views_that_are_older_than_the_checkpoint_are_refused(tmp_path, held, said):
+    load_or_create_checkpoint_id(tmp_path)
+    enter_batches(tmp_path, "offsets", 0, 1, 2, 3)
+    with pytest.raises(ConfigError, match=f"ends with batch 3, but the views hold {said}"):
+        check_checkpoint_current(tmp_path, held)
+
+
+def test_a_batch_that_spark_takes_for_done_must_be_in_the_views(tmp_path):
+    load_or_create_checkpoint_id(tmp_path)
+    enter_batches(tmp_path, "offsets", 0)
+    enter_batches(tmp_path, "commits", 0)
+    check_checkpoint_current(tmp_path, 1)
+    with pytest.raises(ConfigError, match="the views hold no batch"):
+        check_checkpoint_current(tmp_path, 0)

@@ -1,0 +1,37 @@
+"""The public names: what a program loads and what a type checker reads are one list."""
+
+import ast
+from importlib import import_module
+from pathlib import Path
+
+import millstream as ms
+
+TREE = ast.parse(Path(ms.__file__).read_text())
+
+
+def imported_for_type_checkers() -> dict[str, str]:
+    """The modules of the names that are imported as ``from module import name as name``."""
+    (block,) = (node for node in TREE.body if isinstance(node, ast.If))
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    return {
+        alias.name: statement.module
+        for statement in block.body
+        for alias in statement.names
+        if alias.asname == alias.name  # without it, mypy --strict finds that the name is private
+    }
+
+
+def test_type_checkers_read_the_names_that_are_loaded() -> None:
+    assert imported_for_type_checkers() == ms._MODULES
+
+
+def test_every_name_comes_from_the_module_that_defines_it() -> None:
+    for name in set(ms.__all__) - {"__version__"}:
+        value, module = getattr(ms, name), ms._MODULES[name]
+        defined = getattr(value, "__module__", None) or value.__name__.rpartition(".")[0]
+        assert defined == module, name
+
+
+def test_only_the_table_lists_the_public_names() -> None:
+    assert ms.__all__ == sorted({"__version__", *ms._MODULES})
+    assert not hasattr(import_module("millstream.pipeline"), "__all__")

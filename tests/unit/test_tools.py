@@ -1,0 +1,90 @@
+"""The programs in `tools`: two at once, what apt cannot install, the files and folders they name."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def tool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    return importlib.import_module(request.param)
+
+
+@pytest.mark.parametrize("tool", ["processes"], indirect=True)
+def test_things_done_together_are_shown_one_after_another_and_fail_as_one(
+    tool: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = "import sys, time; print(1); time.sleep(.3); print(2, flush=True); sys.exit(%d)"
+
+    def ends(code: int, output: object = None) -> int:
+        return tool.run([sys.executable, "-c", program % code], output=output)
+
+    assert tool.together(lambda: ends(0), lambda output: ends(4, output)) == 4
+    assert tool.together(lambda: ends(3), lambda output: ends(4, output)) == 3
+    assert capfd.readouterr().out == "1\n2\n" * 4
+
+
+@pytest.mark.parametrize("tool", ["services"], indirect=True)
+def test_what_is_missing_is_told_with_its_reason(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = False
+    monkeypatch.setattr(tool, "WANTED", {"kcat": ("the tests with kcat", lambda: there)})
+    monkeypatch.setattr(tool.os, "geteuid", lambda: 1000)
+    assert "only root can install it" in tool.install()[0]
+    monkeypatch.setattr(tool.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(tool.shutil, "which", lambda _: None)
+    assert "no apt-get" in tool.install()[0]
+    asked = []
+    monkeypatch.setattr(tool.shutil, "which", lambda _: "/usr/bin/apt-get")
+    monkeypatch.setattr(
+        tool, "apt_get", lambda *words: (asked.append(words[0]), "E: no network\n")[1]
+    )
+    assert tool.install() == [
+        "the tests with kcat: apt-get could not install it and said: E: no network"
+    ]
+    assert asked == ["install", "update", "install"]
+    there = True
+    assert tool.install() == []
+
+
+def test_every_file_of_tests_that_is_named_is_there() -> None:
+    programs = [*(ROOT / "tools").glob("*.py"), ROOT / "tests" / "conftest.py"]
+    named = {
+        node.value
+        for program in programs
+        for node in ast.walk(ast.parse(program.read_text()))
+        if isinstance(node, ast.Constant) and str(node.value).startswith("tests/")
+    }
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("tool", ["run_tests"], indirect=True)
+def test_all_the_tests_are_those_of_the_quick_run_and_the_rest(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(tool, "pytest", lambda *arguments, **_: ran.append(arguments) or 1)
+    monkeypatch.setattr(tool.smoke, "run", lambda *_: ran.append(("smoke",)) or 0)
+    monkeypatch.setattr(tool.services, "install", list)
+
+    def runs(name: str, *arguments: str) -> list[tuple[str, ...]]:
+        ran.clear()
+        assert tool.RUNS[name](list(arguments)) == 1
+        return sorted(ran)  # two at a time have no order
+
+    assert runs("test-all") == sorted([*runs("test"), *runs("test-all", "--rest")])
+    assert runs("test", "tests/unit", "-x") == [("tests/unit", "-x")]
+    assert [run[-5] for run in runs("test-long")] == sorted(
+        lane.stem for lane in (ROOT / "tests" / "lanes").glob("*.py")
+    )

@@ -1,0 +1,32 @@
+"""`make check`: style, format, types, layers, container files, house rules, the documents' snippets."""
+
+import sys
+
+from processes import run, say
+from run_tests import HOUSE_RULES, SIDE_BY_SIDE
+
+COMPOSE_FILE = ("--builtin-schema", "vendor.compose-spec", "compose.yaml")
+CHECKS = {
+    "style": ["ruff", "check"],
+    "format": ["ruff", "format", "--check"],
+    "types": ["mypy"],
+    "layers": ["lint-imports", "--no-logo"],
+    "Dockerfile": ["hadolint", "Dockerfile"],
+    "compose file": ["check-jsonschema", *COMPOSE_FILE],
+    "house rules and snippets": [sys.executable, "-m", "pytest", "-q", *HOUSE_RULES, *SIDE_BY_SIDE],
+}
+
+
+def main() -> int:
+    """Run every check, also after one has failed."""
+    failed = []
+    for name, command in CHECKS.items():
+        say(f"check: {name}")
+        if run(command):
+            failed.append(name)
+    say(f"check: failed: {', '.join(failed)}" if failed else "check: all good")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

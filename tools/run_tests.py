@@ -1,0 +1,122 @@
+"""The runs of the tests: `run_tests.py test`, `test-all` or `test-long`, then arguments, if any.
+
+`test` without arguments draws a part of the random examples, others each time;
+`MILLSTREAM_TEST_EXAMPLES_PERCENT=100` draws all. With `--rest`, `test` leaves out what `make check`
+runs, and `test-all` what `make test` runs. With other arguments it is pytest that gets them.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import services
+import smoke
+from processes import run, say, together, worst
+
+REST = ["--rest"]
+HOUSE_RULES = ("tests/unit/test_frame.py", "tests/unit/test_vocabulary.py")
+WITHOUT_HOUSE_RULES = tuple(f"--ignore={name}" for name in HOUSE_RULES)
+QUICK_TESTS = (
+    "tests/unit",
+    "tests/cases",
+    "tests/contract",
+    "tests/faults",
+    "tests/simulation",
+    "tests/soak",
+)
+LANES = Path(__file__).resolve().parents[1] / "tests" / "lanes"
+# What `test-all` runs in each lane; `test-long` runs all.
+LANES_IN_PART = {
+    "one_bit_hashes": (
+        "tests/unit/kernels/test_budget.py",
+        "tests/unit/kernels/windows/test_count_windows.py",
+        "tests/unit/kernels/dedup/test_dedup.py",
+        "tests/unit/kernels/windows/test_panes.py",
+        "tests/unit/kernels/test_repeated_batches.py",
+        "tests/unit/kernels/sessions/test_sessions.py",
+        "tests/unit/kernels/windows/test_sliding_windows.py",
+        "tests/unit/kernels/windows/test_windowed_aggregates.py",
+    ),
+    "thresholds": (
+        "tests/unit/kernels/state/test_keyed_rows.py",
+        "tests/unit/kernels/windows/test_pane_folds.py",
+        "tests/unit/kernels/sessions/test_session_model.py",
+        "tests/unit/kernels/state/test_sorted_runs.py",
+    ),
+    "types": ("tests/unit/pipeline/test_column_types.py",),
+}
+# One process more than there are cores, as many tests wait: for a disk, a server, another process.
+SIDE_BY_SIDE = ("-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "worksteal")
+# The processes take all cores: threads of polars would only wait for each other (a quarter of the CPU).
+ONE_THREAD_EACH = {"POLARS_MAX_THREADS": "1"}
+FEW_EXAMPLES = {"MILLSTREAM_TEST_EXAMPLES_PERCENT": "20"}
+# Each process may have two JVMs and a cluster at a time: three, and the thorough tests, took 8 GiB.
+FILES_PROCESSES = 3 if os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") > 12 * 2**30 else 2
+# A session of Spark belongs to a file. The order of files is that of tests/conftest.py.
+FILES_SIDE_BY_SIDE = ("-n", str(FILES_PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
+
+
+def pytest(
+    *arguments: str, env: dict[str, str] | None = None, output: IO[str] | None = None
+) -> int:
+    """Run pytest and return its exit code; of the variables, what the user has set stands."""
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    return run(command, {**(env or {}), **os.environ}, output)
+
+
+def test(arguments: list[str]) -> int:
+    """Run the tests that need no Spark, the simulation, and a few quick tests on Spark."""
+    if arguments not in ([], REST):
+        return pytest(*arguments)
+    env = {**ONE_THREAD_EACH, **FEW_EXAMPLES}
+    left_out = WITHOUT_HOUSE_RULES if arguments else ()
+    unit = (*QUICK_TESTS, *left_out, "-m", "not thorough", *SIDE_BY_SIDE)
+    return together(
+        lambda: pytest(*unit, env=env),
+        lambda output: pytest("tests/spark", "-m", "quick", env=env, output=output),
+    )
+
+
+def test_all(arguments: list[str]) -> int:
+    """Run every test, and the smoke tests on other versions of the libraries."""
+    skipped = services.install()
+    if arguments in ([], REST):
+        first = 0 if arguments else test([])
+        code = worst(first, the_rest(), *(in_lane(*lane) for lane in LANES_IN_PART.items()))
+    else:
+        code = worst(pytest(*arguments, "tests"), smoke.run())
+    for line in skipped:
+        say(f"skipped: {line}")
+    return code
+
+
+def the_rest() -> int:
+    """Run what `make test` leaves out, and the smoke tests."""
+    others = [argument for folder in QUICK_TESTS for argument in ("--ignore", folder)]
+    thorough = (*QUICK_TESTS, "-m", "thorough", "-n", "1")
+    return together(
+        lambda: pytest("tests", *others, "-m", "not quick", *FILES_SIDE_BY_SIDE),
+        lambda output: worst(
+            pytest(*thorough, env=ONE_THREAD_EACH, output=output), smoke.run(output)
+        ),
+    )
+
+
+def test_long(arguments: list[str]) -> int:
+    """Run the tests that need no service in every lane: what is rare in the code is made common."""
+    tests = arguments or [*QUICK_TESTS, *WITHOUT_HOUSE_RULES]
+    return worst(*(in_lane(lane.stem, tests, {}) for lane in sorted(LANES.glob("*.py"))))
+
+
+def in_lane(lane: str, tests: Sequence[str], few: dict[str, str] = FEW_EXAMPLES) -> int:
+    """Run tests in one lane of `tests/lanes`."""
+    say(f"the tests in the lane of {lane}")
+    return pytest(*tests, "--lane", lane, *SIDE_BY_SIDE, env={**ONE_THREAD_EACH, **few})
+
+
+RUNS = {"test": test, "test-all": test_all, "test-long": test_long}
+
+if __name__ == "__main__":
+    sys.exit(RUNS[sys.argv[1]](sys.argv[2:]))

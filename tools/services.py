@@ -1,0 +1,64 @@
+"""Install the programs of others that tests want, by apt, where this is root; say what is missing."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from processes import say
+
+# Each package of Debian's with the tests that want it, and whether it is there. The tests start a
+# server of PostgreSQL of their own, in a temporary folder; the package's is not used.
+WANTED: dict[str, tuple[str, Callable[[], bool]]] = {
+    "postgresql": (
+        "the tests on PostgreSQL",
+        lambda: bool(shutil.which("initdb") or [*Path("/usr/lib/postgresql").glob("*/bin/initdb")]),
+    ),
+    "chromium": (
+        "the tests of the page in a browser",
+        lambda: any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+    ),
+    "kcat": ("the tests of the broker with kcat", lambda: bool(shutil.which("kcat"))),
+}
+
+
+def install() -> list[str]:
+    """Install what is missing; return a line for each that cannot be, with the tests and the reason."""
+    reasons = {tests: why_missing(package, there) for package, (tests, there) in WANTED.items()}
+    return [f"{tests}: {reason}" for tests, reason in reasons.items() if reason]
+
+
+def why_missing(package: str, there: Callable[[], bool]) -> str:
+    """Install a package if root may; say why not, "" if it is there."""
+    if there():
+        return ""
+    if os.geteuid() != 0:
+        by_hand = f"install it, with: sudo apt-get install {package}"
+        return f"it is not installed, and only root can install it; {by_hand}"
+    if not shutil.which("apt-get"):
+        return "it is not installed, and there is no apt-get here to install it with"
+    say(f"installing {package}")
+    text = apt_get("install", "--yes", "--no-install-recommends", package)
+    if not there():  # most often since the lists of packages are missing or old
+        apt_get("update")
+        text = apt_get("install", "--yes", "--no-install-recommends", package)
+    last = (text.strip().splitlines() or ["nothing"])[-1]
+    return "" if there() else f"apt-get could not install it and said: {last}"
+
+
+def apt_get(*arguments: str) -> str:
+    """Run apt-get; return what it says."""
+    return subprocess.run(
+        ["apt-get", *arguments],
+        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    ).stdout
+
+
+if __name__ == "__main__":
+    print("\n".join(f"missing: {line}" for line in install()) or "all is there")
