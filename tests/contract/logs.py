@@ -78,7 +78,7 @@ for line in sys.stdin:
     what, folder = line.rstrip().split(" ", 1)
     if what == "own":
         logs[folder] = connect(folder)
-        logs[folder].own()
+        logs[folder].acquire_ownership()
     else:
         logs.pop(folder).close()
     print("done", flush=True)

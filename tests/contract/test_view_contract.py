@@ -22,6 +22,7 @@ from millstream.errors import (
     UnknownViewError,
 )
 from millstream.kernels.frames import DIFF
+from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.plan import JobPlan, SinkPlan, ViewSinkSpec
 from millstream.views.commit.committer import BatchResult
 from millstream.views.commit.open_committer import open_committer
@@ -51,7 +52,7 @@ class Store:
         return SinkPlan(name, next(self._numbers), key, schema, ViewSinkSpec(self.url))
 
     def job(self, *views, app="app", job="main", checkpoint_id="one"):
-        plan = JobPlan(app, (), (), (), views, (0,))
+        plan = JobPlan(app, (), (), (), views, Buckets(1))
         return Job(self._open, plan, self.folder, job, checkpoint_id)
 
     def close(self):
@@ -111,7 +112,7 @@ def test_a_commit_moves_rows_changes_and_position(store):
     assert read.get("counts", word="z") is None
     assert read.count("counts") == 2
     assert read.position("counts") == read.position("app") == {"t": {"0": 3, "1": 4}}
-    assert [view.name for view in read.views() if view.name != "dead_letter_relay"] == ["counts"]
+    assert [view.name for view in read.views() if view.name != "dead_letters"] == ["counts"]
 
 
 def test_a_batch_without_rows_moves_the_position(store):
@@ -401,7 +402,7 @@ def _resolved(path):
 
 
 def test_a_batch_larger_than_a_slice_is_one_batch(store, monkeypatch):
-    module = "store" if store.url is None else "sinks.postgres"
+    module = "state_store.store" if store.url is None else "sinks.postgres"
     monkeypatch.setattr(f"millstream.views.{module}._SLICE_ROWS", 7)
     job = store.job(store.view("counts", COUNTS, "word"))
     words = [f"w{i:02}" for i in range(50)]
@@ -551,7 +552,7 @@ def test_ranges_and_orders_are_those_of_plain_rows(sorted_store, data):
     limit = data.draw(st.none() | st.integers(0, 30))
     found = read.select("v", Query(between=between, order=order, limit=limit))
     assert alike(found.rows.rows(), chosen(frame.rows(), names, between, order, limit))
-    assert (found.change, found.batch_id, found.position) == (frame.height, 0, {"t": [3]})
+    assert (found.newest_change, found.batch_id, found.position) == (frame.height, 0, {"t": [3]})
 
 
 def test_decimals_are_ordered_as_numbers(store):

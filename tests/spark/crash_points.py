@@ -103,18 +103,18 @@ def wrap(owner, name, *, before=None, after=None):
 def knock_everywhere(commit):
     """Wrap the commit: a run that is refused tries every output by itself before it gives up."""
 
-    def knocking(targets, batch_id, outcome, status, state):
+    def knocking(committer, batch_id, outcome, status, state):
         try:
-            return commit(targets, batch_id, outcome, status, state)
+            return commit(committer, batch_id, outcome, status, state)
         except FencedError:
-            fence = Fence(targets.plan.app, targets._job, targets.run, batch_id)
+            fence = Fence(committer.plan.app, committer._job, committer.run, batch_id)
             part = SinkBatch(outcome.rows, outcome.position)
             for name, kind in OTHERS.items():
-                for target in targets.others:
-                    if isinstance(target, kind) and target.takes(part):
+                for target in committer.sinks:
+                    if isinstance(target, kind) and target.participates(part):
                         say(name, lambda target=target: target.commit(fence, part))
-            changes = targets._view_changes(outcome)
-            say("home", lambda: targets.home.commit(fence, changes, position={}, status=status))
+            changes = committer._view_changes(outcome)
+            say("views", lambda: committer.state_store.commit(fence, changes, position={}, status=status))
             raise
 
     return knocking
@@ -161,6 +161,6 @@ def main(folder, url, points, number, which, topics, log=None):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    sys.modules["crashing"] = sys.modules["__main__"]
-    DyingRunner.__module__ = "crashing"
+    sys.modules["crash_points"] = sys.modules["__main__"]
+    DyingRunner.__module__ = "crash_points"
     main(*sys.argv[1:])

@@ -12,10 +12,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import ConfigError, UserCodeError
-from millstream.kernels.frames import DIFF, DIFF_COLUMN, PORT_FIRST, encode_frame, plain_schema
 from millstream.pipeline.watermarks import check_dataframe_watermark
-from millstream.spark.dataframes import to_dataframe
-from millstream.spark.frame_files import FrameFiles
 from millstream.spark.runtime.session import stop_session
 from millstream.views.state_store.store import StateStore
 
@@ -217,22 +214,6 @@ def test_an_error_of_the_users_stops_the_job_with_its_file_line_and_row(spark, t
     assert caught.value.step == 'it\'s "parse"'
     assert caught.value.__cause__ is None
     assert stored(app, "sized").is_empty()
-
-
-def test_rows_that_are_taken_back_say_so_in_a_column(spark):
-    table = pl.DataFrame(
-        {"id": [1, 1], "when": [START, START], DIFF: [1, -1], "__time": [0, 0]},
-        schema_overrides={DIFF: pl.Int8},
-    )
-    schema = plain_schema(
-        {"id": pl.Int64(), "when": pl.Datetime("us", "UTC"), DIFF_COLUMN: pl.Int8()}
-    )
-    frames = spark.createDataFrame(
-        [(PORT_FIRST, 0, bytearray(encode_frame(table)))], "port int, bucket int, frame binary"
-    )
-    rows = to_dataframe(frames, PORT_FIRST, schema, FrameFiles(None))
-    assert rows.dtypes == [("id", "bigint"), ("when", "timestamp"), ("_diff", "tinyint")]
-    assert [(row.id, row._diff) for row in rows.collect()] == [(1, 1), (1, -1)]
 
 
 def test_a_pipeline_may_read_nothing_but_a_dataframe_and_drains_when_stopped(spark, tmp_path):

@@ -387,7 +387,7 @@ def keepers(cache: Path) -> list[str]:
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(FileNotFoundError, ProcessLookupError):
             command = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if "archive_keeper" in command and str(cache) in command:
+            if "archive_installer" in command and str(cache) in command:
                 found.append(command)
     return found
 

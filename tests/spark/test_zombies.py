@@ -54,7 +54,7 @@ def wake(process):
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_a_run_that_wakes_up_after_a_newer_one_is_refused_by_every_output(spark, tmp_path, url):
-    """The old run is told no by the home; then it knocks at each output by itself."""
+    """The old run is refused by the view store; then it knocks at each output by itself."""
     send(tmp_path, EVENTS)
     with asleep(tmp_path, url, "driver before commit", number=4) as old:
         new = pipeline(tmp_path, url, topics=False)
@@ -65,7 +65,7 @@ def test_a_run_that_wakes_up_after_a_newer_one_is_refused_by_every_output(spark,
         said = wake(old).splitlines()
     databases = ["database refused"] if url else []
     # A function cannot refuse: it is called again, and told by its key that it was before.
-    assert said[:-1] == [*databases, "dataset refused", "function took it", "home refused"]
+    assert said[:-1] == [*databases, "dataset refused", "function took it", "views refused"]
     assert said[-1].startswith("FencedError Run ")
     assert held(tmp_path, url, topics=False) == before
     assert before.doubled() == []
@@ -88,7 +88,7 @@ def test_a_run_that_has_committed_and_sleeps_before_spark_knows_it_changes_nothi
         )
         before = held(tmp_path, topics=False)
         said = wake(old)
-    # Who is first to refuse it: Spark's own log, which it writes next, or the home, asked for the next batch.
+    # Who is first to refuse it: Spark's own log, which it writes next, or the view store, asked for the next batch.
     words = (
         "FencedError A newer run of the app 'matrix' has begun",
         "FencedError Run 1 of the job",

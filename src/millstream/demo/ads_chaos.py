@@ -27,7 +27,7 @@ DRIVER_KILLS = 3
 WORKER_KILLS = 4
 AFTER_S = (0.0, 6.0)
 STARTS_S = 300.0
-_WORKER = b"-m\0millstream.spark.daemon"  # the JVM's options hold the name, too
+_WORKER = b"-m\0millstream.spark.runtime.worker_daemon"  # the JVM's options hold the name, too
 
 
 def run_chaos(options: AdsOptions, console: Console) -> int:

@@ -21,7 +21,7 @@ which an event joins it. A session takes an event that is late in this way if an
 it: see :mod:`millstream.kernels.sessions.operator`. Count windows take every event.
 
 An event that missed only some of its windows is held, not late: the operator counts the windows that it
-missed. The step's largest ``late_by_us`` in the ledger counts from the deadline, forevery operator that
+missed. The step's largest ``late_by_us`` in the ledger counts from the deadline, for every operator that
 reports it.
 """
 

@@ -80,7 +80,7 @@ class QueryResult:
     """Rows of a view and what they reflect, all of one commit.
 
     ``newest_change`` is the number of the view's newest change, ``batch_id`` the batch committed last (None
-    before the first), ``position`` what of the log the rows reflect, as far as the view was ``coverage``. ``view_id``
+    before the first), ``position`` what of the log the rows reflect, where ``coverage`` leaves nothing out. ``view_id``
     is what tells the view from one that is made anew under its name.
     """
 

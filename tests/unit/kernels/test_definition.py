@@ -183,7 +183,7 @@ def test_an_aggregate_of_the_users_is_its_code_and_what_it_was_made_with():
 PROGRAM = """
 import polars as pl
 import millstream as ms
-from millstream.kernels.definition import described, exact
+from millstream.kernels.definition import canonical_text
 
 from enum import Enum
 from functools import lru_cache
@@ -226,7 +226,7 @@ app = ms.App("a", log="x")
 s = app.topic("t", Row).stream().filter(one)
 s = s.map_frames(lambda f: f.with_columns(z=pl.lit(len(WORDS))))
 s.window(ms.session("1 minute"), by="a").agg(n=ms.aggregate(Longest(), "a"), m=ms.sum("b")).view("v")
-print(exact([[m.name, m.description] for m in app.plan().program.steps.values()]), *app.plan().program.steps)
+print(canonical_text([[m.name, m.description] for m in app.plan().program.steps.values()]), *app.plan().program.steps)
 """
 
 

@@ -258,7 +258,7 @@ def test_a_run_that_slept_until_the_app_was_begun_anew_commits_nothing_beside_th
         with world.run("two") as (new, first):
             assert (first, new.run) == (0, sleeping.run)  # runs are counted from 1 again
             for target in sleeping.sinks:
-                if target.remembers:
+                if target.has_fence:
                     with pytest.raises(FencedError):
                         target.commit(sleeping._fence(3), world.outcome(3))
             for number in range(2):

@@ -467,7 +467,7 @@ def test_what_a_record_says_of_itself_can_be_columns():
         ({"avro_schema": WRITER}, 'Give format="avro"'),
         ({"format": "bytes"}, "Leave the schema out"),
         ({"format": "avro", "avro_schema": {"type": "string"}}, "Give one of records"),
-        ({"format": "avro", "avro_schema": "{"}, "is none"),
+        ({"format": "avro", "avro_schema": "{"}, "is not valid"),
         ({"format": "avro", "avro_schema": "no/such.avsc"}, "No such file"),
         ({"format": "avro", "avro_schemas": {}}, "no Avro schemas by number"),
         ({"metadata": ("size",)}, "the metadata of topic 't' is 'size'"),

@@ -115,7 +115,7 @@ def test_counts(replay):
 
 
 def test_users_tests_have_it_as_a_fixture(tmp_path):
-    (tmp_path / "security/test_users.py").write_text(USERS_TEST)
+    (tmp_path / "test_users.py").write_text(USERS_TEST)
     source = Path(testing.__file__).parents[2]
     ended = subprocess.run(
         [

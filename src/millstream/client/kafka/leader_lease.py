@@ -89,9 +89,9 @@ class KafkaLeaderLease:
         if self._held:
             return None
         if self._assigned_others:
-            return f"{self._another}; standing by until it ends"
+            return f"{self._another}; on standby until it ends"
         if time.monotonic() - self._since_s > _QUIET_S:
-            return f"{self._another}, or died a moment ago; standing by until it is gone"
+            return f"{self._another}, or died a moment ago; on standby until it is gone"
         return None
 
     def poll(self, timeout_s: float) -> None:

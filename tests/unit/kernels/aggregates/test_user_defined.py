@@ -109,7 +109,7 @@ def test_an_error_in_the_class_names_file_line_and_aggregate():
     one = bound(Broken())
     frame = pl.DataFrame({"k": [1], "v": [7]})
     with pytest.raises(
-        UserCodeError, match=r"Broken, the aggregate 'a', failed at .*test_user_agg"
+        UserCodeError, match=r"Broken, the aggregate 'a', failed at .*test_user_defined"
     ):
         frame.group_by("k").agg(*one.partial("a"))
 

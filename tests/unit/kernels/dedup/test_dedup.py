@@ -18,6 +18,7 @@ from millstream import sum as sum_of
 from millstream.errors import ConfigError
 from millstream.log.murmur2 import partition_of
 from millstream.pipeline.graph import LateNode
+from millstream.pipeline.shape import StreamShape
 
 START = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -234,7 +235,7 @@ def test_a_second_dedup_may_follow_the_first():
 def test_late_rows_come_out_at_the_side_with_their_reason(batches):
     app, kept = app_with(within="1 minute", late="side", lateness=5)
     columns = {**kept.columns, "late_by": pl.Duration("us"), "late_reason": pl.String()}
-    Stream(app, LateNode(kept.node), columns).view("late", key="n")
+    Stream(app, LateNode(kept.node), StreamShape(columns, is_late=True, names=kept.shape.names)).view("late", key="n")
     rows = [
         event(at, name, n) for n, (at, name) in enumerate(zip((0, 30, 3, 25), "azab", strict=True))
     ]

@@ -233,7 +233,7 @@ def totals_and_rows():
     ],
 )
 def test_rows_with_a_place_beside_such_without_are_refused_where_their_order_counts(verb):
-    with pytest.raises(ConfigError, match=r"no place in it.*which of them go first is chance"):
+    with pytest.raises(ConfigError, match=r"no place in it.*which of them go first is arbitrary"):
         verb(totals_and_rows()[1])
 
 

@@ -97,7 +97,7 @@ def hear(producers, clock_ms, **reached):
     ]
     names = tuple(reached)
     story = ProducerHistory(names, tuple(stretches), tuple(range(len(names))))
-    return producers.take(story, clock_ms)
+    return producers.replay(story, clock_ms)
 
 
 def test_a_new_producer_begins_where_the_partition_is():

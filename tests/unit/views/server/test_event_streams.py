@@ -281,7 +281,7 @@ def test_a_panel_shows_the_newest_stretch_only(ads, server):
 def test_a_panel_whose_view_is_gone_does_not_hide_the_others(ads, server):
     ads.commit((0, 7, 1, 0, "1.00"))
     panels = ads.home.description("ads", "dashboard")
-    ads.home.describe("ads", "dashboard", [{**panels[0], "view": "nope"}, panels[1]])
+    ads.home.put_description("ads", "dashboard", [{**panels[0], "view": "nope"}, panels[1]])
     first, second = server.json("/apps/ads/dashboard")["panels"]
     assert "There is no view 'nope'" in first["failed"]
     assert second["rows"]

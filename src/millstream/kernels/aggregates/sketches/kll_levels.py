@@ -106,7 +106,7 @@ class Levels:
                 _HEAD.pack(5, 1, _FAMILY, _SORTED, self.k, _LEVEL_MIN),
                 _COUNTS.pack(self.count, self.k, len(self.levels)),
                 starts.tobytes(),
-                struct.pack("<2d", self.least, self.most),
+                struct.pack("<2d", self.least + 0.0, self.most + 0.0),  # -0.0 becomes 0.0
                 values.astype("<f8").tobytes(),
             )
         )
