@@ -247,7 +247,7 @@ def test_killed_between_delivery_and_commit_it_delivers_again_with_the_same_key(
             until(lambda: committed(address) == 20)
             code, out, err = up.stop()
     assert code == 0
-    assert all("died a moment ago; standing by" in line for line in err.splitlines())
+    assert all("died a moment ago; on standby" in line for line in err.splitlines())
     by_value: dict[int, set[str]] = {}
     for request in receiver.requests:
         value = json.loads(request["body"])["value"]

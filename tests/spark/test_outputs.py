@@ -121,7 +121,7 @@ def test_a_failing_function_ends_the_job_with_the_users_own_line(spark, tmp_path
 def test_an_app_with_topics_joins_the_owner_of_the_folder_and_goes_on_without(spark, tmp_path):
     app = everything(tmp_path)
     send(tmp_path, rows(20))
-    holder = "import sys, millstream as ms; l = ms.connect(sys.argv[1]); l.own(); print(1, flush=True); sys.stdin.read()"  # fmt: skip
+    holder = "import sys, millstream as ms; l = ms.connect(sys.argv[1]); l.acquire_ownership(); print(1, flush=True); sys.stdin.read()"  # fmt: skip
     with subprocess.Popen(
         [sys.executable, "-c", holder, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
