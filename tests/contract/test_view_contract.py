@@ -22,8 +22,8 @@ from millstream.errors import (
     UnknownViewError,
 )
 from millstream.kernels.frames import DIFF
-from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.plan import JobPlan, SinkPlan, ViewSinkSpec
+from millstream.kernels.state.keyhash import Buckets
 from millstream.views.commit.committer import BatchResult
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.query import Query

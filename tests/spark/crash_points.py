@@ -114,7 +114,10 @@ def knock_everywhere(commit):
                     if isinstance(target, kind) and target.participates(part):
                         say(name, lambda target=target: target.commit(fence, part))
             changes = committer._view_changes(outcome)
-            say("views", lambda: committer.state_store.commit(fence, changes, position={}, status=status))
+            say(
+                "views",
+                lambda: committer.state_store.commit(fence, changes, position={}, status=status),
+            )
             raise
 
     return knocking

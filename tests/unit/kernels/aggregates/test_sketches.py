@@ -193,7 +193,9 @@ def test_the_rows_of_a_batch_give_equal_bytes_however_they_are_divided(aggregate
 
 
 @settings(deadline=None, max_examples=some(10))
-@example(parts=[[-0.0]], k=8, rng=random.Random(0))  # the least of -0.0 and 0.0 is whichever is first
+@example(
+    parts=[[-0.0]], k=8, rng=random.Random(0)
+)  # the least of -0.0 and 0.0 is whichever is first
 @given(
     st.lists(st.lists(st.floats(-5, 5), max_size=200), min_size=1, max_size=5),
     st.sampled_from([8, 9, 200]),

@@ -235,7 +235,9 @@ def test_a_second_dedup_may_follow_the_first():
 def test_late_rows_come_out_at_the_side_with_their_reason(batches):
     app, kept = app_with(within="1 minute", late="side", lateness=5)
     columns = {**kept.columns, "late_by": pl.Duration("us"), "late_reason": pl.String()}
-    Stream(app, LateNode(kept.node), StreamShape(columns, is_late=True, names=kept.shape.names)).view("late", key="n")
+    Stream(
+        app, LateNode(kept.node), StreamShape(columns, is_late=True, names=kept.shape.names)
+    ).view("late", key="n")
     rows = [
         event(at, name, n) for n, (at, name) in enumerate(zip((0, 30, 3, 25), "azab", strict=True))
     ]

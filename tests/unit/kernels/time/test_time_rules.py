@@ -153,7 +153,9 @@ def app_with(rules, partitions):
     )
     window = ms.tumbling(timedelta(seconds=SIZE))
     stream.window(window, by="id").emit("update").agg(n=ms.count()).view("in_time")
-    aside = replace(stream, shape=replace(stream.shape, late_policy="side"))  # the same events, judged one by one
+    aside = replace(
+        stream, shape=replace(stream.shape, late_policy="side")
+    )  # the same events, judged one by one
     aside.window(window, by="id").agg(n=ms.count()).late.view("too_late", key="id")
     stream.window(window, by=[]).emit("final").agg(n=ms.count()).view("final")
     return app
