@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from example_counts import some
@@ -511,6 +512,22 @@ def test_what_an_owner_does_to_a_segment_just_then_is_no_finding(
         files = Interfering(path, actions[what])
         assert not list(inspect(tmp_path, files))
         assert files.happened
+
+
+def test_partitions_that_are_just_being_made_are_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, found = LogWriter._publish_partitions, list[list[Finding]]()
+
+    def look_first(self: LogWriter, *args: Any) -> None:
+        found.append(list(inspect(tmp_path)))
+        publish(self, *args)
+
+    monkeypatch.setattr(LogWriter, "_publish_partitions", look_first)
+    with LogWriter(tmp_path, background=False) as writer:
+        writer.create_topic("t", partitions=2)
+        writer.alter_topic("t", partitions=3)
+    assert found == [[], []]
 
 
 def test_nothing_is_found_while_an_owner_appends_rolls_removes_and_compacts(
