@@ -27,6 +27,7 @@ from millstream.broker.memory import SMALL_BYTES_MAX
 from millstream.broker.protocol.error_codes import ErrorCode
 from millstream.broker.protocol.schema import FieldSpec
 from millstream.broker.protocol.wire import Message
+from millstream.broker.requests.fetch import _read
 from millstream.log.batch import (
     CONTROL,
     LOG_APPEND_TIME,
@@ -420,12 +421,21 @@ def test_the_id_of_a_topic_that_was_made_again_gives_nothing_of_the_new_one(aski
     [(11, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (13, ErrorCode.UNKNOWN_TOPIC_ID)],
 )
 def test_a_fetch_that_waits_mixes_nothing_of_a_topic_made_again_with_the_old_one(
-    broker, asking, version, code
+    broker, asking, version, code, monkeypatch
 ) -> None:
+    has_read = threading.Event()
+
+    def read(*arguments) -> None:
+        _read(*arguments)
+        has_read.set()
+
     asking.ask("Produce", 7, produce(GOOD))
+    topic_id = id_of(asking)
+    monkeypatch.setattr("millstream.broker.requests.fetch._read", read)
     with Asking(broker.address) as waiting:
         wait = {"max_wait_ms": 60_000, "min_bytes": 1 << 20}
-        waiting.say("Fetch", version, fetch(0, topic_id=id_of(asking), **wait))
+        waiting.say("Fetch", version, fetch(0, topic_id=topic_id, **wait))
+        assert has_read.wait(60)  # a fetch by name that comes later is one of the new topic
         made_again(asking, GOOD, GOOD)
         found = fetched(waiting.hear())
         assert (found["error_code"], found["records"]) == (code, b"")

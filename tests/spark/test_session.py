@@ -25,7 +25,7 @@ from millstream.errors import ConfigError, EnvironmentProblem
 from millstream.spark.runtime import internals, local_file_system, session
 from millstream.spark.runtime.session import start_session, stop_session
 
-GONE_WAIT_S = 60
+GONE_WAIT_S = 180
 pytestmark = pytest.mark.usefixtures("no_spark")
 
 # A program of its own: a streaming query whose stateful stage is Python, on a source in Python.
