@@ -74,6 +74,19 @@ class TopicConfig:
         return out
 
 
+def change_settings(
+    settings: Mapping[str, str], changes: Mapping[str, str | None]
+) -> dict[str, str]:
+    """Return settings with ``changes``; None takes one back to its default.
+
+    Raises:
+        ConfigError: a setting is not possible.
+    """
+    changed = {key: one for key, one in {**settings, **changes}.items() if one is not None}
+    TopicConfig.parse(changed)
+    return changed
+
+
 def _whole(minimum: int, maximum: int = (1 << 63) - 1) -> Callable[[str, str], int]:
     def read(name: str, text: str) -> int:
         try:

@@ -143,14 +143,14 @@ class GroupCommit:
         with self._commit_lock:
             if self._unsynced:
                 self._commit_group((), sync=True)
-            self._check_open()
+            self.check_open()
 
     def exclusively(self, action: Callable[[], None], *, synced: bool = False) -> None:
         """Run ``action`` while nothing is being committed; with ``synced``, after a sync of all."""
         with self._commit_lock:
             if synced and self._unsynced:
                 self._commit_group((), sync=True)
-                self._check_open()
+                self.check_open()
             try:
                 action()
             except SyncFailedError as error:
@@ -198,7 +198,7 @@ class GroupCommit:
 
     def _commit_group(self, group: Sequence[PendingAppend], *, sync: bool) -> None:
         try:
-            self._check_open()
+            self.check_open()
             for partition in self._write(group):
                 self._unsynced[id(partition)] = partition
             if sync:
@@ -226,7 +226,8 @@ class GroupCommit:
             self.failure, self.healthy = error, False
             self._stop(error)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise the reason if nothing more is accepted."""
         if self.failure is not None:
             raise self.failure
 

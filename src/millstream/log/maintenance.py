@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class MaintenanceReport:
-    """What one pass did; ``deferred`` names the partitions left for the next one, and why."""
+    """What one pass did; ``deferred`` names what is left for the next one, and why."""
 
     rolled: int = 0
     segments_removed: int = 0
@@ -73,6 +73,8 @@ class MaintainedLog(ExclusiveLog, Protocol):
     def partitions(self) -> list[Partition]: ...
 
     def move_log_start(self, partition: Partition, offset: int) -> None: ...
+
+    def remove_deleted_topics(self) -> None: ...
 
     def run_maintenance(self) -> MaintenanceReport: ...
 
@@ -127,6 +129,8 @@ class LogMaintenance:
                 if self._stopped.is_set():
                     break
                 self._maintain(partition, now_ms, report)
+            with _deferring("deleted topics", report):
+                self._writer.remove_deleted_topics()
             before_ms = now_ms - PRODUCER_EXPIRES_MS
             with _deferring("unused producers", report):
                 report.producers_forgotten = self._writer.transactions.forget_idle(before_ms)

@@ -1,9 +1,10 @@
-"""What a new owner finds besides the partitions: how far each was durable, and half-made topics."""
+"""What a new owner finds: partitions, and how far each was durable; topics half created or half deleted."""
 
 from __future__ import annotations
 
+import logging
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -12,16 +13,18 @@ from millstream.errors import (
     CorruptionError,
     DiskFullError,
     MillstreamError,
+    RetriableError,
     SyncFailedError,
 )
 from millstream.log.files import Files, replace_file, size_of, sync_names
-from millstream.log.recovery import DurableEnd
+from millstream.log.recovery import DurableEnd, RecoveredPartition, Recovery
 from millstream.log.segment import Segment, segment_offsets
 from millstream.log.state_file import StateFile
 from millstream.log.topics import Catalog, TopicMetadata, partition_folder
 
 NEEDS_VERIFY = "NEEDS_VERIFY"
 SPARE_FILES = 100  # open besides those of partitions and connections
+_log = logging.getLogger(__name__)
 
 
 def mark_needs_verify(files: Files, folder: Path, error: MillstreamError) -> None:
@@ -52,19 +55,40 @@ def translate_opening_errors(folder: Path, files: Files) -> Iterator[None]:
         ) from error
 
 
-def durable_end(
+def recover_partitions(
     files: Files,
     folder: Path,
+    recovery: Recovery,
+    state: StateFile,
+    topics: Iterable[TopicMetadata],
+    *,
+    exact: bool,
+) -> Iterator[tuple[TopicMetadata, int, RecoveredPartition]]:
+    """Yield each partition of the topics once it is recovered: its topic, its number and its content.
+
+    Args:
+        exact: What ``state`` says is all that was published: the machine has run since.
+    """
+    for topic in topics:
+        for number in range(len(topic.slots)):
+            path = partition_folder(folder, topic, number)
+            durable = _durable_end(files, path, state, topic, number, exact=exact)
+            yield topic, number, recovery.partition(path, durable)
+
+
+def _durable_end(
+    files: Files,
+    path: Path,
     state: StateFile,
     topic: TopicMetadata,
     partition: int,
     *,
     exact: bool,
 ) -> DurableEnd:
-    """Return how far a partition was durable when its last owner went."""
+    """Return how far a partition was durable when its last owner ended."""
     found = state.partition(topic.slots[partition], topic.topic_id, partition)
     if found is None:
-        bases = segment_offsets(files.names(partition_folder(folder, topic, partition)))
+        bases = segment_offsets(files.names(path))
         return DurableEnd(0, bases[-1] if bases else 0, published=False, exact=False)
     return DurableEnd(
         found.log_start,
@@ -156,9 +180,9 @@ def remove_leftovers(
     Raises:
         CorruptionError: a folder that no topic owns holds records; it is not touched.
     """
-    for topic in catalog.deleted_topics().values():
-        remove_topic(files, folder, catalog, topic)
-    known = {topic.folder_name for topic in topics.values()}
+    with leaving_to_maintenance():
+        remove_deleted_topics(files, folder, catalog)
+    known = {topic.folder_name for topic in (*topics.values(), *catalog.deleted_topics().values())}
     unknown = [folder / "t" / name for name in files.names(folder / "t") if name not in known]
     # All are looked at before one is removed: if control.db was lost, they are all topics.
     for path in unknown:
@@ -169,6 +193,31 @@ def remove_leftovers(
             )
     for path in unknown:
         files.remove_folder(path)
+
+
+@contextmanager
+def leaving_to_maintenance() -> Iterator[None]:
+    """Log what the disk does not let go of deleted topics; maintenance and the next opening retry."""
+    try:
+        yield
+    except (OSError, RetriableError) as error:
+        _log.warning("a topic is deleted, and its files are left to maintenance: %s", error)
+
+
+def remove_deleted_topics(files: Files, folder: Path, catalog: Catalog) -> None:
+    """Remove the files of every deleted topic; one that cannot be removed does not keep the others.
+
+    Raises:
+        OSError, RetriableError: the first one that remains.
+    """
+    failed: OSError | RetriableError | None = None
+    for topic in catalog.deleted_topics().values():
+        try:
+            remove_topic(files, folder, catalog, topic)
+        except (OSError, RetriableError) as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def remove_topic(files: Files, folder: Path, catalog: Catalog, topic: TopicMetadata) -> None:

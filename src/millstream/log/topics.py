@@ -99,6 +99,19 @@ def check_topic_id(name: str, expected: str | None, found: str) -> None:
         )
 
 
+def topic_exists(name: str) -> TopicExistsError:
+    """Return the error for a name that is taken."""
+    return TopicExistsError(f"there is a topic {name!r} already; use it, or choose another name")
+
+
+def fewer_partitions(topic: str, count: int, wanted: int) -> ConfigError:
+    """Return the error for a topic of ``count`` partitions that is to have fewer."""
+    return ConfigError(
+        f"topic {topic!r} has {count} partitions and cannot have {wanted}: they can be added, not removed; "
+        "make another topic and copy the records"
+    )
+
+
 def no_partition(topic: str, partition: int, count: int) -> ConfigError:
     """Return the error for a partition that a topic of ``count`` has not."""
     return ConfigError(
@@ -158,9 +171,7 @@ class Catalog:
                 )
                 _insert_partitions(connection, topic, 0)
         except sqlite3.IntegrityError:
-            raise TopicExistsError(
-                f"there is a topic {topic.name!r} already; use it, or choose another name"
-            ) from None
+            raise topic_exists(topic.name) from None
 
     def update(self, topic: TopicMetadata, *, partitions_before: int) -> None:
         """Write down changed settings and added partitions, in one commit."""
@@ -172,11 +183,14 @@ class Catalog:
             _insert_partitions(connection, topic, partitions_before)
 
     def mark_deleted(self, topic: TopicMetadata) -> None:
-        """Make a topic vanish, in one commit; its files and its row go afterwards.
+        """Delete a topic, in one commit; its files and its row go afterwards.
 
-        1. This commit. A crash after it leaves files of a deleted topic: recovery removes them.
-        2. The folder is removed. A crash leaves the row: recovery does step 3.
-        3. :meth:`delete`. Only now may the slots in state.mm be given to another topic.
+        1. This commit: the topic is deleted, whatever becomes of the next steps. A crash leaves its files
+           and its row: the next opening continues with step 2.
+        2. Remove the folder. A crash, or a disk that refuses, leaves some of the files, and the row: every
+           pass of maintenance, and the next opening, repeat this step.
+        3. :meth:`delete`. A failure leaves the row: steps 2 and 3 are repeated. Only after it may the slots
+           in state.mm be given to another topic.
         """
         with self._control.commit() as connection:
             # The name is free at once: a deleted row carries the id in its place.

@@ -22,11 +22,10 @@ from millstream.errors import (
     DiskFullError,
     FencedError,
     MillstreamError,
-    TopicExistsError,
 )
 from millstream.log.batch import EncodedBatch
 from millstream.log.clocks import running_time_ms, wall_clock_ms
-from millstream.log.config import TopicConfig
+from millstream.log.config import TopicConfig, change_settings
 from millstream.log.control import ControlDb
 from millstream.log.coordinator_log import OpenPartition, open_partitions_of
 from millstream.log.files import DISK, Files, sync_names
@@ -44,9 +43,11 @@ from millstream.log.state_file import CLEAN, FolderState, StateFile, check_same_
 from millstream.log.takeover import (
     NEEDS_VERIFY,
     check_files_open,
-    durable_end,
+    leaving_to_maintenance,
     mark_needs_verify,
     partition_folders,
+    recover_partitions,
+    remove_deleted_topics,
     remove_leftovers,
     remove_topic,
     translate_opening_errors,
@@ -55,8 +56,10 @@ from millstream.log.topics import (
     Catalog,
     TopicMetadata,
     check_topic_name,
+    fewer_partitions,
     no_partition,
     partition_folder,
+    topic_exists,
     unknown_topic,
 )
 from millstream.log.transactions import TransactionCoordinator
@@ -146,18 +149,12 @@ class LogWriter:
         recovery = Recovery(self._files, self.folder / "quarantine", clean=clean, verify=verify)
         check_files_open(sum(len(topic.slots) for topic in self._topics.values()))
         partitions: dict[TopicPartition, Partition] = {}
-        for topic in self._topics.values():
-            for number in range(len(topic.slots)):
-                durable = durable_end(
-                    self._files, self.folder, self._state, topic, number, exact=exact
-                )
-                folder = partition_folder(self.folder, topic, number)
-                found = recovery.partition(folder, durable)
-                if not clean or verify:
-                    found.producers.touch(self._clock_ms())
-                partitions[TopicPartition(topic.name, number)] = self._partition(
-                    topic, number, found
-                )
+        for topic, number, found in recover_partitions(
+            self._files, self.folder, recovery, self._state, self._topics.values(), exact=exact
+        ):
+            if not clean or verify:
+                found.producers.touch(self._clock_ms())
+            partitions[TopicPartition(topic.name, number)] = self._partition(topic, number, found)
         # Neither of these is ever changed in place: any thread may be going through them.
         self._partitions: Mapping[TopicPartition, Partition] = partitions
         self.leader_epoch = self._catalog.next_leader_epoch()
@@ -256,11 +253,9 @@ class LogWriter:
             raise ConfigError(f"a topic of {partitions} partitions is not possible; give 1 or more")
         TopicConfig.parse(settings or {})
         with self._topics_lock:
-            self._check_usable()
+            self._commit.check_open()
             if name in self._topics:
-                raise TopicExistsError(
-                    f"there is a topic {name!r} already; use it, or choose another name"
-                )
+                raise topic_exists(name)
             slots = self._catalog.free_slots(partitions)
             topic = TopicMetadata(name, topic_id or uuid.uuid4().hex, slots, dict(settings or {}))
             self._check_files_open(partitions)
@@ -289,18 +284,13 @@ class LogWriter:
             ConfigError: a setting is not possible, or there would be fewer partitions.
         """
         with self._topics_lock:
-            self._check_usable()
+            self._commit.check_open()
             before = self._topic(name)
             count = len(before.slots)
             wanted = count if partitions is None else partitions
             if wanted < count:
-                raise ConfigError(
-                    f"topic {name!r} has {count} partitions and cannot have {wanted}: they can be "
-                    "added, not taken away; make another topic and copy the records"
-                )
-            merged = {**before.settings, **(settings or {})}
-            kept = {key: value for key, value in merged.items() if value is not None}
-            TopicConfig.parse(kept)
+                raise fewer_partitions(name, count, wanted)
+            kept = change_settings(before.settings, settings or {})
             slots = before.slots + self._catalog.free_slots(wanted - count)
             topic = replace(before, slots=slots, settings=kept)
             if wanted > count:
@@ -352,11 +342,13 @@ class LogWriter:
     def delete_topic(self, name: str) -> None:
         """Remove a topic and all its records, for good. Steps: :meth:`Catalog.mark_deleted`.
 
+        Files that cannot be removed now are left to maintenance.
+
         Raises:
             UnknownTopicError: there is no such topic.
         """
         with self._topics_lock:
-            self._check_usable()
+            self._commit.check_open()
             topic = self._topic(name)
 
             def unlink() -> None:
@@ -365,11 +357,22 @@ class LogWriter:
                 before = self._partitions
                 self._partitions = {key: one for key, one in before.items() if key.topic != name}
                 for number in range(len(topic.slots)):
-                    before[TopicPartition(name, number)].close()
+                    with suppress(OSError):  # nothing is written to it any more
+                        before[TopicPartition(name, number)].close()
 
             self._commit.exclusively(unlink)
             self._bump_catalog_version()
-            remove_topic(self._files, self.folder, self._catalog, topic)
+            with leaving_to_maintenance():
+                remove_topic(self._files, self.folder, self._catalog, topic)
+
+    def remove_deleted_topics(self) -> None:
+        """Remove what the disk has not let go of deleted topics.
+
+        Raises:
+            OSError, RetriableError: some of it remains.
+        """
+        with self._topics_lock:
+            remove_deleted_topics(self._files, self.folder, self._catalog)
 
     def _topic(self, name: str) -> TopicMetadata:
         topic = self._topics.get(name)
@@ -534,9 +537,9 @@ class LogWriter:
             except OSError as error:  # they are gone for readers; maintenance retries
                 _log.warning("segments below the log start are left for later: %s", error)
 
-        self._check_usable()
+        self._commit.check_open()
         self._commit.exclusively(move, synced=True)
-        self._check_usable()
+        self._commit.check_open()
 
     def run_maintenance(self, now_ms: int | None = None) -> MaintenanceReport:
         """Run the maintenance of every half minute now; return what was done."""
@@ -556,10 +559,6 @@ class LogWriter:
     def failure(self) -> MillstreamError | None:
         """Why nothing more is accepted; None while all is well."""
         return self._commit.failure
-
-    def _check_usable(self) -> None:
-        if self._commit.failure is not None:
-            raise self._commit.failure
 
     # -- closing ------------------------------------------------------------------------------
 

@@ -108,6 +108,7 @@ class Appender:
             try:
                 self._commit(group)
             except Exception as error:  # noqa: BLE001 - whatever it is, the producers must get an error
+                _log.exception("batches could not be appended")
                 for request in group:
                     for produced in request.batches:
                         produced.fail(error)
