@@ -63,7 +63,9 @@ def doubles_records() -> None:
             if not append.batch.attributes & TRANSACTIONAL and _now():
                 again = replace(append.batch, producer=NO_PRODUCER)
                 ignored = appender.ProducedBatch(arrival.name, None)
-                delivery.pending.append((ignored, PendingAppend(append.partition, again)))
+                delivery.pending.append(
+                    (ignored, PendingAppend(append.name, again, append.partition))
+                )
 
     Appender._validate = double
 

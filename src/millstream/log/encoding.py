@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from millstream.log.varint import (
     encode_varint,
     varint_words,
 )
+from millstream.record import Headers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,8 +34,6 @@ RECORDS_BY_HAND_MAX = 400  # measured: above this many records the columns are q
 _RECORD_OVERHEAD = 32  # varints, attributes and header count of one record, rounded up
 _HEADER_OVERHEAD = 10  # the two lengths of one header, rounded up
 _NULL = encode_varint(-1)
-
-Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 
 
 class SimpleRecord(NamedTuple):

@@ -48,6 +48,7 @@ from millstream.errors import (
 )
 from millstream.log.batch import EncodedBatch
 from millstream.log.partition import Partition
+from millstream.record import TopicPartition
 from millstream.threads import Threads
 
 Durability = Literal["synced", "written", "periodic"]
@@ -56,11 +57,18 @@ SYNC_EVERY_S = 1.0
 
 
 class PendingAppend:
-    """One batch in flight to one partition; ``offset`` or ``error`` is set when it is done."""
+    """One batch in flight to one partition; ``offset`` or ``error`` is set when it is done.
 
-    __slots__ = ("batch", "done", "error", "offset", "partition")
+    The same object goes from a producer, a client of the owner or the broker to the disk. ``partition`` is
+    known in the owner's process only; :meth:`LogWriter.commit` sets it where it is not given.
+    """
 
-    def __init__(self, partition: Partition, batch: EncodedBatch) -> None:
+    __slots__ = ("batch", "done", "error", "name", "offset", "partition")
+
+    def __init__(
+        self, name: TopicPartition, batch: EncodedBatch, partition: Partition | None = None
+    ) -> None:
+        self.name = name
         self.partition = partition
         self.batch = batch
         self.offset = -1
@@ -239,6 +247,7 @@ class GroupCommit:
         written = []
         for appends in by_partition.values():
             partition = appends[0].partition
+            assert partition is not None, "the writer has looked it up"
             before = partition.log_end_offset
             self._write_partition(partition, appends)
             if partition.log_end_offset > before:

@@ -20,9 +20,9 @@ METADATA_CHARACTERS_MAX = 4096
 
 
 class CommittedOffset(NamedTuple):
-    """How far a group has read one partition, what it noted there, and when.
+    """The committed offset of a group in one partition: the next to read, its metadata, and when.
 
-    ``leader_epoch`` is what a client of the broker said of the record before; -1 if nothing.
+    ``leader_epoch`` is that of the record before it, as a client of the broker gave it; -1 if none did.
     """
 
     offset: int
@@ -32,7 +32,7 @@ class CommittedOffset(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """An offset to commit, with what is to be kept beside it."""
+    """An offset to commit, and its metadata. Once committed it has a time: see :class:`CommittedOffset`."""
 
     offset: int
     metadata: str = ""
@@ -43,7 +43,7 @@ Offsets = Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetadata]
 
 
 def offset_and_metadata(given: int | tuple[int, str] | OffsetAndMetadata) -> OffsetAndMetadata:
-    """Return an offset with what is to be kept beside it."""
+    """Return an offset to commit with its metadata."""
     return OffsetAndMetadata(*given) if isinstance(given, tuple) else OffsetAndMetadata(given)
 
 
@@ -64,8 +64,7 @@ def check_offsets(group: str, offsets: Offsets) -> None:
         offset, metadata, _ = offset_and_metadata(given)
         if offset < 0:
             raise ConfigError(
-                f"offset {offset} of {name.topic}/{name.partition} is negative; commit the next "
-                "offset to read, 0 or more"
+                f"offset {offset} of {name} is negative; commit the next offset to read, 0 or more"
             )
         if len(metadata) > METADATA_CHARACTERS_MAX:
             raise ConfigError(

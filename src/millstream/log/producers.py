@@ -289,7 +289,7 @@ def _fenced(
     name: TopicPartition, stamp: ProducerStamp, entry: ProducerEntry
 ) -> ProducerFencedError:
     return ProducerFencedError(
-        f"producer {stamp.producer_id} wrote to {name.topic}/{name.partition} with producer epoch "
+        f"producer {stamp.producer_id} wrote to {name} with producer epoch "
         f"{entry.producer_epoch}; this batch has producer epoch {stamp.producer_epoch}: another producer "
         "has taken over, so close this one"
     )
@@ -299,7 +299,7 @@ def _out_of_order(
     name: TopicPartition, stamp: ProducerStamp, expected: int
 ) -> OutOfOrderSequenceError:
     return OutOfOrderSequenceError(
-        f"a batch of producer {stamp.producer_id} for {name.topic}/{name.partition} begins at "
+        f"a batch of producer {stamp.producer_id} for {name} begins at "
         f"sequence {stamp.base_sequence}, but {expected} must follow: records between them are "
         "missing. Send those first; if they are lost, begin again with a new producer"
     )

@@ -75,7 +75,7 @@ def check_isolation(isolation: Isolation) -> Isolation:
     return choose("isolation", isolation, get_args(Isolation))
 
 
-def check_range(name: str, bounds: tuple[int, int], start: int, end: int) -> None:
+def check_range(name: TopicPartition, bounds: tuple[int, int], start: int, end: int) -> None:
     """Make sure that a partition holds [start, end), where ``bounds`` are what can be read of it.
 
     Raises:
@@ -317,7 +317,7 @@ class LogReader:
         state = self._partition_state(found, partition)
         if start == end:
             return
-        check_range(f"{topic}/{partition}", self._bounds(state), start, end)
+        check_range(TopicPartition(topic, partition), self._bounds(state), start, end)
         for block in self._blocks(found, partition, start, end, bytes_max):
             given = 0
             for batch in decode_parts(block, start, end, columns):
@@ -341,7 +341,7 @@ class LogReader:
         state = self._partition_state(found, partition)
         if start == end or self._isolation != "read_committed":
             return
-        check_range(f"{topic}/{partition}", self._bounds(state), start, end)
+        check_range(TopicPartition(topic, partition), self._bounds(state), start, end)
         folder = partition_folder(self.folder, found, partition)
         names = self._files.names(folder)
         bases = segment_offsets(names)
@@ -455,7 +455,7 @@ class LogReader:
         check_topic_id(topic.name, topic.topic_id, self._topic(topic.name).topic_id)
         state = self._partition_state(topic, partition)
         if start < state.log_start:
-            check_range(f"{topic.name}/{partition}", self._bounds(state), start, end)
+            check_range(TopicPartition(topic.name, partition), self._bounds(state), start, end)
 
     def _aborted(
         self, folder: Path, names: Sequence[str], start: int, end: int

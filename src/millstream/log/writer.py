@@ -33,7 +33,7 @@ from millstream.log.fork_guard import guard, unguard
 from millstream.log.group_commit import Durability, GroupCommit, PendingAppend
 from millstream.log.groups import Offsets, check_offsets, put_offsets
 from millstream.log.maintenance import LogMaintenance, MaintenanceReport
-from millstream.log.owner import FolderLock, make_format, remove_socket
+from millstream.log.owner import lock_folder, make_format, remove_socket
 from millstream.log.partition import Partition
 from millstream.log.producers import ProducerStates
 from millstream.log.recovery import RecoveredPartition, Recovery
@@ -114,7 +114,7 @@ class LogWriter:
         self._closing = ExitStack()
         with ExitStack() as undo, translate_opening_errors(self.folder, files):
             files.make_folder(self.folder)
-            lock = FolderLock(self.folder, files)
+            lock = lock_folder(self.folder, files)
             undo.callback(lock.release)
             remove_socket(self.folder, files)  # whose owner is dead
             if server is not None:
@@ -408,24 +408,25 @@ class LogWriter:
             ProducerFencedError, OutOfOrderSequenceError, TransactionAbortedError: see ``producers``
                 and ``transactions``.
         """
-        appends = [self.pending(topic, partition, batch) for batch in batches]
+        appends = [PendingAppend(TopicPartition(topic, partition), one) for one in batches]
         self.commit(appends, durability)
         for append in appends:
             if append.error is not None:
                 raise append.error
         return [append.offset for append in appends]
 
-    def pending(self, topic: str, partition: int, batch: EncodedBatch) -> PendingAppend:
-        """Return an append to hand to :meth:`commit`, together with others.
-
-        Raises:
-            UnknownTopicError, ConfigError: there is no such topic or partition.
-        """
-        return PendingAppend(self.partition(TopicPartition(topic, partition)), batch)
-
     def commit(self, appends: Sequence[PendingAppend], durability: Durability = "synced") -> None:
-        """Return when each append has its offset, or its ``error``; see ``group_commit``."""
-        self._commit.append(appends, durability)
+        """Return when each append has its offset, or its ``error``; see ``group_commit``.
+
+        An append to a partition that does not exist has UnknownTopicError or ConfigError.
+        """
+        for append in appends:
+            if append.partition is None:
+                try:
+                    append.partition = self.partition(append.name)
+                except ConfigError as error:
+                    append.error = error
+        self._commit.append([one for one in appends if one.error is None], durability)
 
     def partition(self, name: TopicPartition) -> Partition:
         """Return a partition. Only to be changed :meth:`exclusively`.
@@ -477,10 +478,10 @@ class LogWriter:
             SyncFailedError: the disk failed; open the folder again.
         """
         there = self._partitions
-        appends = [PendingAppend(there[name], one) for name, one in markers if name in there]
+        appends = [PendingAppend(name, one, there[name]) for name, one in markers if name in there]
         self.commit(appends)
         for append in appends:
-            if append.error is not None and not append.partition.closed:
+            if append.error is not None and not there[append.name].closed:
                 raise append.error
 
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:

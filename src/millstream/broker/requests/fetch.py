@@ -71,7 +71,7 @@ class PartitionFetch:
         elif self.code == ErrorCode.INVALID_REQUEST:  # there is no such partition
             self.code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if isinstance(error, CorruptionError):
-            _log.error("a fetch of %s/%s failed: %s", *self.name, error)
+            _log.error("a fetch of %s failed: %s", self.name, error)
         self.chunks, self.size = [], 0
 
 

@@ -20,8 +20,7 @@ from collections.abc import Callable, Collection, Iterable
 from millstream.client.folder.producer_batch import BulkBatch, OpenBatch, ProducerBatch
 from millstream.client.futures import SendFuture
 from millstream.errors import MillstreamError
-from millstream.log.encoding import Headers
-from millstream.record import TopicPartition
+from millstream.record import Headers, TopicPartition
 
 PRODUCER_BATCH_BYTES_MAX = 1 << 20
 

@@ -16,12 +16,11 @@ from millstream.client.futures import BulkFuture, SendResult
 from millstream.log.batch import EncodedBatch
 from millstream.log.encoding import (
     RECORDS_BY_HAND_MAX,
-    Headers,
     SimpleRecord,
     encode_columns,
     encode_records,
 )
-from millstream.record import TopicPartition
+from millstream.record import Headers, TopicPartition
 
 
 class OpenBatch:

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeGuard
 
 from millstream.client.folder.buffer import ProducerBuffer
 from millstream.client.folder.producer_batch import ProducerBatch
-from millstream.client.folder.writer import PendingSend, ProducerWriter
+from millstream.client.folder.writer import ProducerWriter
 from millstream.errors import (
     ConfigError,
     ConflictError,
@@ -26,7 +26,7 @@ from millstream.errors import (
 )
 from millstream.log.batch import EncodedBatch
 from millstream.log.compression import CompressionName, compress
-from millstream.log.group_commit import Durability
+from millstream.log.group_commit import Durability, PendingAppend
 from millstream.record import TopicPartition
 
 _PAUSE_S_MIN, _PAUSE_S_HURRIED, _PAUSE_S_MAX = 0.01, 0.05, 1.0
@@ -175,20 +175,13 @@ class Sender:
             MillstreamError: the log accepts nothing any more.
         """
         results: list[tuple[ProducerBatch, int | MillstreamError]] = []
-        pending: list[tuple[BatchAttempt, PendingSend]] = []
-        for attempt in attempts:
-            try:
-                append = self._writer.pending(*attempt.batch.name, attempt.encoded)
-            except MillstreamError as error:
-                results.append((attempt.batch, error))
-            else:
-                pending.append((attempt, append))
+        appends = [PendingAppend(attempt.batch.name, attempt.encoded) for attempt in attempts]
         started_s = time.monotonic()
-        self._writer.commit([append for _, append in pending], self._settings.durability)
+        self._writer.commit(appends, self._settings.durability)
         took_s = time.monotonic() - started_s
-        self._buffer.record_commit([attempt.batch for attempt, _ in pending], took_s)
+        self._buffer.record_commit([attempt.batch for attempt in attempts], took_s)
         refused = []
-        for attempt, append in pending:
+        for attempt, append in zip(attempts, appends, strict=True):
             if isinstance(append.error, DiskFullError):
                 self._no_room = append.error
                 refused.append(attempt)

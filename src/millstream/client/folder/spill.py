@@ -56,7 +56,8 @@ from millstream.errors import (
 )
 from millstream.log.batch import EncodedBatch
 from millstream.log.files import Files, replace_file, write_whole
-from millstream.log.owner import FolderLock
+from millstream.log.lock_file import LockFile
+from millstream.log.owner import lock_folder
 from millstream.log.producer_identity import ProducerIdentity
 from millstream.record import TopicPartition
 
@@ -417,9 +418,9 @@ class SpillQueue:
         )
 
 
-def _lock_folder(folder: Path, name: str, files: Files) -> FolderLock:
+def _lock_folder(folder: Path, name: str, files: Files) -> LockFile:
     try:
-        return FolderLock(folder, files)
+        return lock_folder(folder, files)
     except FolderOwnedError as error:
         raise FolderOwnedError(
             f"the spill folder {folder} is in use by another producer named {name!r}; close that "

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from millstream.client.folder.spill import SpillQueue
 from millstream.client.folder.spill_format import Entry
-from millstream.client.folder.writer import PendingSend, ProducerWriter
+from millstream.client.folder.writer import ProducerWriter
 from millstream.errors import (
     ConfigError,
     DiskFullError,
@@ -41,6 +41,7 @@ from millstream.errors import (
     OutOfOrderSequenceError,
 )
 from millstream.log.batch import SEQUENCE_MAX, ProducerStamp, stamp
+from millstream.log.group_commit import PendingAppend
 from millstream.log.producers import BATCHES_KEPT
 from millstream.record import TopicPartition
 
@@ -56,8 +57,7 @@ class DrainResult:
 
 class _StampedEntry(NamedTuple):
     entry: Entry
-    append: PendingSend | None
-    error: MillstreamError | None  # where there was nothing to append to
+    append: PendingAppend
     next_sequence: int
 
 
@@ -67,16 +67,15 @@ def drain(spill: SpillQueue, writer: ProducerWriter) -> DrainResult:
     Raises:
         MillstreamError: the log or the spill takes nothing any more.
     """
-    tries = _stamp(spill, writer)
-    writer.commit([one.append for one in tries if one.append is not None], "synced")
+    tries = _stamp(spill)
+    writer.commit([one.append for one in tries], "synced")
     sequences = dict(spill.state.sequences)
     drained, last = DrainResult(), None
     refused: set[TopicPartition] = set()
     for one in tries:
         name = one.entry.name
-        error = one.error if one.append is None else one.append.error
+        error = one.append.error
         if error is None:
-            assert one.append is not None, "what has no error was appended"
             drained.appended.append((one.entry, one.append.offset))
             sequences[name] = one.next_sequence
         elif isinstance(error, DiskFullError):
@@ -98,19 +97,14 @@ def drain(spill: SpillQueue, writer: ProducerWriter) -> DrainResult:
     return drained
 
 
-def _stamp(spill: SpillQueue, writer: ProducerWriter) -> list[_StampedEntry]:
+def _stamp(spill: SpillQueue) -> list[_StampedEntry]:
     """Return the oldest batches, each ready to be appended with its sequence."""
     identity, sequences = spill.state.identity, dict(spill.state.sequences)
     tries = []
     for entry in spill.peek(BATCHES_KEPT):
         sequence = sequences.get(entry.name, 0)
-        following = (sequence + entry.batch.count) & SEQUENCE_MAX
+        sequences[entry.name] = (sequence + entry.batch.count) & SEQUENCE_MAX
         stamped = stamp(entry.batch, ProducerStamp(*identity, sequence), transactional=False)
-        try:
-            append = writer.pending(*entry.name, stamped)
-        except ConfigError as error:
-            tries.append(_StampedEntry(entry, None, error, sequence))
-        else:
-            tries.append(_StampedEntry(entry, append, None, following))
-            sequences[entry.name] = following
+        append = PendingAppend(entry.name, stamped)
+        tries.append(_StampedEntry(entry, append, sequences[entry.name]))
     return tries

@@ -215,7 +215,7 @@ class KafkaLog(EventLog):
         low, high = reader.bounds(topic, partition)
         first, last = low if start is None else start, high if end is None else end
         if first != last:
-            check_range(f"{topic}/{partition}", (low, high), first, last)
+            check_range(TopicPartition(topic, partition), (low, high), first, last)
         batches = reader.read(topic, partition, first, last, columns=columns)
         return pa.Table.from_batches(batches, schema=schema)
 

@@ -30,9 +30,9 @@ from millstream.client.serializers import HeadersInput, encode_record
 from millstream.errors import ConfigError, FencedError, MillstreamError, OverloadError
 from millstream.log.batch import RECORD_BYTES_MAX
 from millstream.log.clocks import wall_clock_ms
-from millstream.log.encoding import Headers, check_record_size
+from millstream.log.encoding import check_record_size
 from millstream.log.fork_guard import guard
-from millstream.record import RecordMetadata
+from millstream.record import Headers, RecordMetadata
 
 if TYPE_CHECKING:
     from confluent_kafka import Message

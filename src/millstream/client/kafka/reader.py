@@ -22,7 +22,7 @@ from millstream.errors import ConfigError, OffsetOutOfRangeError
 from millstream.log.decoding import COLUMNS, SCHEMA, select_schema
 from millstream.log.reader import Isolation, check_isolation, check_range
 from millstream.log.topics import check_topic_id
-from millstream.record import TopicInfo
+from millstream.record import TopicInfo, TopicPartition
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -206,9 +206,8 @@ class KafkaReader:
         self.cluster.check_partition(topic, partition)
         if start == end:
             return
-        name = f"{topic}/{partition}"
         if not 0 <= start < end:
-            check_range(name, self.bounds(topic, partition), start, end)
+            check_range(TopicPartition(topic, partition), self.bounds(topic, partition), start, end)
         with self._fetcher() as stream:
             stream.assign(topic, {partition: start})
             rows = _ColumnBuilder(columns)
@@ -237,7 +236,9 @@ class KafkaReader:
                     return
                 else:  # the end is before that of the range: by now it may be another one
                     low, high = self.bounds(topic, partition)
-                    check_range(f"{topic}/{partition}", (low, high), max(low, end - 1), end)
+                    check_range(
+                        TopicPartition(topic, partition), (low, high), max(low, end - 1), end
+                    )
             idle.check()
 
     @contextmanager

@@ -46,7 +46,7 @@ from millstream.log.markers import (
     encode_filler,
     encode_marker,
 )
-from millstream.log.owner import FolderLock
+from millstream.log.owner import lock_folder
 from millstream.log.partition import Partition, SealedSegment
 from millstream.log.producers import AbortedTransaction, ProducerStates
 from millstream.log.repair.inspection import QUARANTINE, InspectionProgress, check_is_log, inspect
@@ -130,7 +130,7 @@ def _prepare(
         ConfigError: the folder is not a log, or lacks what only a backup has.
     """
     check_is_log(folder, files)
-    lock = FolderLock(folder, files)
+    lock = lock_folder(folder, files)
     try:
         found = list(
             inspect(folder, files, control=control, progress=progress, owner_lives=lambda _: False)
