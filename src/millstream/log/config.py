@@ -28,7 +28,7 @@ class TopicConfig:
 
     ``compact`` keeps the last record of each key; ``delete`` removes whole segments by age and
     size; both together do both. A tombstone remains ``delete_retention_ms`` after the first
-    compaction that kept it, so that a reader at work meets it.
+    compaction that kept it, so that a running reader sees it.
     """
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})
