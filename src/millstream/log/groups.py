@@ -48,7 +48,7 @@ def offset_and_metadata(given: int | tuple[int, str] | OffsetAndMetadata) -> Off
 
 
 def check_offsets(group: str, offsets: Offsets) -> None:
-    """Refuse what cannot be an offset.
+    """Check the offsets of a commit.
 
     Raises:
         ConfigError: the group has no name, an offset is negative, or metadata is too long.
@@ -102,7 +102,7 @@ def put_offsets(
 
 @contextmanager
 def translate_missing_topic(names: Iterable[str]) -> Iterator[None]:
-    """Say what it means that offsets cannot be written: a topic went after its id was looked up.
+    """Translate the IntegrityError of writing offsets: a topic was deleted after its id was looked up.
 
     Raises:
         UnknownTopicError: one of ``names`` was deleted.
@@ -153,7 +153,7 @@ def group_names(control: ControlDb) -> list[str]:
 
 
 def delete_offsets(control: ControlDb, group: str, topic: str | None = None) -> int:
-    """Forget what a group has committed, of one topic or of all; return how many offsets."""
+    """Delete the committed offsets of a group, of one topic or of all; return how many."""
     with control.commit() as connection:
         if topic is None:
             cursor = connection.execute("DELETE FROM group_offsets WHERE group_name = ?", (group,))
@@ -169,7 +169,7 @@ def delete_offsets(control: ControlDb, group: str, topic: str | None = None) -> 
 def delete_partition_offsets(
     control: ControlDb, group: str, places: Iterable[TopicPartition]
 ) -> None:
-    """Forget what a group has committed of these partitions."""
+    """Delete the committed offsets of a group in these partitions."""
     with control.commit() as connection:
         connection.executemany(
             "DELETE FROM group_offsets WHERE group_name = ? AND partition = ? AND topic_id IN "
@@ -179,7 +179,7 @@ def delete_partition_offsets(
 
 
 def expire_groups(control: ControlDb, before_ms: int, *, keep: Iterable[str]) -> list[str]:
-    """Forget groups that have committed nothing since ``before_ms``; return which.
+    """Delete the offsets of groups that have committed nothing since ``before_ms``; return the groups.
 
     Args:
         keep: Groups that are in use, whenever they committed.
@@ -207,7 +207,7 @@ def fences_from(control: ControlDb, prefix: str) -> dict[str, int]:
 
 
 def delete_fences(control: ControlDb, prefix: str) -> int:
-    """Forget the fences of all writers whose names begin so; return how many."""
+    """Delete the fences of all writers whose names begin with ``prefix``; return how many."""
     with control.commit() as connection:
         return connection.execute(
             "DELETE FROM fences WHERE substr(writer, 1, ?) = ?", (len(prefix), prefix)
@@ -215,7 +215,7 @@ def delete_fences(control: ControlDb, prefix: str) -> int:
 
 
 def fence_of(control: ControlDb, writer: str) -> int | None:
-    """Return the batch id that the fence of ``writer`` is at; None if it has none."""
+    """Return the batch id of the fence of ``writer``; None if it has none."""
     rows = control.rows("SELECT batch_id FROM fences WHERE writer = ?", (writer,))
     return int(rows[0][0]) if rows else None
 

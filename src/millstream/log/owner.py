@@ -84,8 +84,8 @@ def make_format(folder: Path, files: Files) -> str:
     """
     known = read_format(folder, files)
     if known is not None:
-        # Whoever made it may have died before its name was synced; nothing may come to depend on
-        # a name that a power cut could take away.
+        # The process that made it may have died before its name was synced; nothing may depend on a name that
+        # a power cut could remove.
         sync_names(files, folder)
         return known
     if files.names(folder / "t"):

@@ -223,7 +223,7 @@ class TransactionCoordinator:
             )
         producer.producer_epoch, producer.previous = following, previous
         producer.timeout_ms, producer.in_process = timeout_ms, in_process
-        producer.replied = False
+        producer.begin_pending = False
 
     # -- one transaction ----------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class TransactionCoordinator:
         """
         with self._lock:
             producer = self._checked(identity)
-            producer.replied = producer.state == "idle"  # until it is open
+            producer.begin_pending = producer.state == "idle"  # until it is open
             self._write_unmarked()
             if producer.state == "open" and again:
                 return
@@ -328,7 +328,7 @@ class TransactionCoordinator:
         """
         with self._lock:
             producer = self._checked(identity)
-            if producer.state == "idle" and producer.replied and not commit:
+            if producer.state == "idle" and producer.begin_pending and not commit:
                 return identity  # the client cannot know that it was never begun
             if producer.state != "open":
                 raise TransactionAbortedError(
@@ -369,7 +369,7 @@ class TransactionCoordinator:
             return producer.identity
 
     def _note_open(self, producer: TransactionMetadata) -> None:
-        producer.state, producer.replied = "open", False
+        producer.state, producer.begin_pending = "open", False
         producer.started_ms, producer.began_ms = self._clock_ms(), self._running_ms()
 
     def expire(self) -> int:
