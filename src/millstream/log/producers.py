@@ -246,8 +246,7 @@ class ProducerStates:
                 self._entries[producer_id] = replace(entry, last_used_ms=now_ms)
 
     def forget_idle(self, before_ms: int) -> int:
-        """Remove producers not used since ``before_ms``; return how many. Those with an open transaction
-        remain."""
+        """Remove producers not used since ``before_ms``; return how many. Open ones remain."""
         idle = [
             producer_id
             for producer_id, entry in self._entries.items()

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def mark_needs_verify(files: Files, folder: Path, error: MillstreamError) -> None:
-    """Leave word that the disk failed: the next opening believes nothing that it has not read."""
+    """Mark the folder after a failed disk: the next opening verifies everything."""
     try:
         replace_file(files, folder / NEEDS_VERIFY, f"{error}\n".encode())
     except (OSError, SyncFailedError) as second:
@@ -37,11 +37,11 @@ def mark_needs_verify(files: Files, folder: Path, error: MillstreamError) -> Non
 
 @contextmanager
 def translate_opening_errors(folder: Path, files: Files) -> Iterator[None]:
-    """Turn what the system refuses while a folder is opened into one clear error.
+    """Translate an OSError of opening a folder into one clear error.
 
     Raises:
         ConfigError: check the folder's rights and the disk.
-        SyncFailedError: the disk failed; word of it is left for the next opening.
+        SyncFailedError: the disk failed; the folder is marked for the next opening.
     """
     try:
         yield
@@ -100,10 +100,10 @@ def _durable_end(
 
 
 def check_files_open(partitions: int, *, readers: int = 0) -> None:
-    """Let this process have a file open for each partition of a folder, if that may be.
+    """Raise the limit of open files to one for each partition of a folder, if the system allows it.
 
     Args:
-        readers: How many more there are to be for those who come to read and write.
+        readers: How many more files, for connections that read and write.
 
     Raises:
         ConfigError: the system does not allow so many; raise its limit.
@@ -113,7 +113,7 @@ def check_files_open(partitions: int, *, readers: int = 0) -> None:
     if files == resource.RLIM_INFINITY or wanted <= files:
         return
     if most == resource.RLIM_INFINITY or wanted <= most:
-        with suppress(ValueError, OSError):  # where there is another limit below this one
+        with suppress(ValueError, OSError):  # where another, lower limit holds
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
             return
     raise ConfigError(
@@ -126,10 +126,9 @@ def check_files_open(partitions: int, *, readers: int = 0) -> None:
 def partition_folders(
     files: Files, folder: Path, topic: TopicMetadata, first: int
 ) -> Iterator[list[Segment]]:
-    """Give an empty segment for each of a topic's partitions from ``first`` on.
-
-    They are closed again if the context ends by an error. Folders that could not all be made are
-    removed; those whose topic could not be noted are, at the next opening.
+    """Yield an empty segment for each of a topic's partitions from ``first`` on. They are closed if the
+    context ends with an error. If not all folders could be made, they are removed; if the topic could not be
+    stored, the next opening removes them.
 
     Raises:
         DiskFullError: they could not be made.
@@ -175,7 +174,7 @@ def _make_folders(files: Files, folder: Path, topic: TopicMetadata, first: int) 
 def remove_leftovers(
     files: Files, folder: Path, catalog: Catalog, topics: Mapping[str, TopicMetadata]
 ) -> None:
-    """Finish deletions, and remove folders of topics that were never quite created.
+    """Finish deletions, and remove folders of topics whose creation was not finished.
 
     Raises:
         CorruptionError: a folder that no topic owns holds records; it is not touched.
@@ -184,7 +183,7 @@ def remove_leftovers(
         remove_deleted_topics(files, folder, catalog)
     known = {topic.folder_name for topic in (*topics.values(), *catalog.deleted_topics().values())}
     unknown = [folder / "t" / name for name in files.names(folder / "t") if name not in known]
-    # All are looked at before one is removed: if control.db was lost, they are all topics.
+    # All are checked before one is removed: if control.db was lost, they are all topics.
     for path in unknown:
         if holds_bytes(files, path):
             raise CorruptionError(
@@ -197,7 +196,7 @@ def remove_leftovers(
 
 @contextmanager
 def leaving_to_maintenance() -> Iterator[None]:
-    """Log what the disk does not let go of deleted topics; maintenance and the next opening retry."""
+    """Log the error of removing a deleted topic's files: maintenance and the next opening retry it."""
     try:
         yield
     except (OSError, RetriableError) as error:
@@ -221,7 +220,7 @@ def remove_deleted_topics(files: Files, folder: Path, catalog: Catalog) -> None:
 
 
 def remove_topic(files: Files, folder: Path, catalog: Catalog, topic: TopicMetadata) -> None:
-    """Remove the files of a deleted topic, then its last trace; see :meth:`Catalog.mark_deleted`."""
+    """Remove the files of a deleted topic, then its row; see :meth:`Catalog.mark_deleted`."""
     files.remove_folder(folder / "t" / topic.folder_name)
     catalog.delete(topic.topic_id)
 
