@@ -75,10 +75,10 @@ class LogWriter:
     Args:
         folder: Made if it is missing.
         segment_bytes: A segment is closed before it grows past this, in topics that do not say.
-        files: The file system; only tests give another one.
+        files: The file system; only tests pass another one.
         control: The content of control.db; only tests give another one.
         clock_ms: Milliseconds since 1970; only tests give another clock.
-        running_ms: Milliseconds that pass however the clock is set; only tests give others.
+        running_ms: Monotonic milliseconds; only tests give others.
         sync_threads: How many partitions are synced at the same time.
         server: Serves other processes; entered as soon as the folder is owned, and left when it is
             about to be released.
@@ -185,7 +185,7 @@ class LogWriter:
         if verify:
             self._files.remove(self.folder / NEEDS_VERIFY)
             sync_names(self._files, self.folder)
-        # Markers that the last owner still owed go last: they are appends like any other.
+        # Markers that the last owner did not append come last: they are appends like any other.
         with suppress(DiskFullError):
             self.transactions.recover()
 
@@ -205,7 +205,7 @@ class LogWriter:
         )
 
     def config_of(self, topic: TopicMetadata) -> TopicConfig:
-        """Return the settings of a topic that are in force here."""
+        """Return the effective settings of a topic."""
         return TopicConfig.parse({**self._defaults, **topic.settings})
 
     # -- topics -------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class LogWriter:
         settings: Mapping[str, str] | None = None,
         topic_id: str | None = None,
     ) -> TopicInfo:
-        """Make a topic; when this returns it survives the loss of power.
+        """Create a topic; when this returns it survives the loss of power.
 
         1. Make the folders and an empty segment in each, and sync all folders up to the log's. A
            crash leaves folders that no topic owns and that hold nothing: the next owner removes
@@ -241,7 +241,7 @@ class LogWriter:
 
         Args:
             settings: Under Kafka's names, see ``config``.
-            topic_id: 32 hexadecimal digits that no other topic has; drawn if not given.
+            topic_id: 32 hexadecimal digits that no other topic has; random if not given.
 
         Raises:
             TopicExistsError: the name is taken.
@@ -331,11 +331,11 @@ class LogWriter:
             self._topics = {**self._topics, topic.name: topic}
             self._publish(fresh)
 
-        self._commit.exclusively(show)  # a client may try a partition that it does not know of
+        self._commit.exclusively(show)  # a client may use a partition before it is published
         self._bump_catalog_version()
 
     def _check_files_open(self, more: int) -> None:
-        """Refuse partitions that would leave too few files for as many connections."""
+        """Reject partitions that would leave too few files for as many connections."""
         count = len(self._partitions) + more
         check_files_open(count, readers=count)
 
@@ -366,7 +366,7 @@ class LogWriter:
                 remove_topic(self._files, self.folder, self._catalog, topic)
 
     def remove_deleted_topics(self) -> None:
-        """Remove what the disk has not let go of deleted topics.
+        """Try again to remove the files of deleted topics.
 
         Raises:
             OSError, RetriableError: some of it remains.
@@ -429,7 +429,7 @@ class LogWriter:
         self._commit.append([one for one in appends if one.error is None], durability)
 
     def partition(self, name: TopicPartition) -> Partition:
-        """Return a partition. Only to be changed :meth:`exclusively`.
+        """Return a partition. Change it only :meth:`exclusively`.
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition.
@@ -493,11 +493,11 @@ class LogWriter:
         return {name: self._topic(name).topic_id for name in names}
 
     def commit_offsets(self, group: str, offsets: Offsets) -> None:
-        """Note how far a group has read; durable when this returns.
+        """Commit offsets of a group; durable when this returns.
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition, or an offset is
-                not possible; nothing was noted.
+                not possible; nothing was committed.
         """
         check_offsets(group, offsets)
         for name in offsets:
@@ -507,7 +507,7 @@ class LogWriter:
             put_offsets(connection, group, offsets, topic_ids=topic_ids, now_ms=self._clock_ms())
 
     def delete_records(self, name: TopicPartition, before_offset: int) -> int:
-        """Give up the records below ``before_offset``; return the log start. Durable on return.
+        """Delete the records below ``before_offset``; return the log start. Durable on return.
 
         1. Publish the log start, and sync state.mm. A crash leaves segments below the log start:
            recovery removes them.
@@ -543,7 +543,7 @@ class LogWriter:
         self._commit.check_open()
 
     def run_maintenance(self, now_ms: int | None = None) -> MaintenanceReport:
-        """Run the maintenance of every half minute now; return what was done."""
+        """Run a pass of maintenance now; return what was done."""
         return self.maintenance.run_pass(self._clock_ms() if now_ms is None else now_ms)
 
     def _publish(self, partitions: Iterable[Partition]) -> None:
@@ -558,13 +558,13 @@ class LogWriter:
 
     @property
     def failure(self) -> MillstreamError | None:
-        """Why nothing more is accepted; None while all is well."""
+        """Why nothing more is accepted; None while the log works."""
         return self._commit.failure
 
     # -- closing ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish what is being committed, mark the folder as closed cleanly, let the next in.
+        """Finish running commits, mark the folder as closed cleanly, and release it.
 
         Raises:
             SyncFailedError: records that were acknowledged when they were written may be lost.
@@ -585,7 +585,7 @@ class LogWriter:
                     self._state.flush()
 
     def disable_after_fork(self) -> None:
-        """Refuse everything in a forked child: the log belongs to the parent."""
+        """Refuse every call in a forked child: the log belongs to the parent."""
         self._commit.disable(
             FencedError(
                 f"the log {self.folder} was opened before a fork; connect again in the child, "
