@@ -1,7 +1,7 @@
-"""From the spill to the log: every batch once, in order, whatever crashes in between.
+"""Moves batches from the spill to the log: each once and in order, with a crash at any point.
 
-The batches of a spill belong to a producer identity of the spill's own, which lives as long as its
-folder, and are stamped with the sequences that ``state.json`` keeps. One group at a time:
+A spill has its own producer identity, which lives as long as its folder; its batches are stamped with the
+sequences in ``state.json``. One group at a time:
 
 1. Take the oldest batches, five of a partition at most, and append them, synced. A crash leaves
    some of them in the log, all of them in the spill: the next owner appends the same group with
@@ -10,9 +10,9 @@ folder, and are stamped with the sequences that ``state.json`` keeps. One group 
 2. Note, durably, that they are done, and the sequences that follow. A crash leaves files that hold
    nothing more of the queue.
 
-The stamp is made at step 1, not on the way into the spill: a batch that the log refuses for good
-(its topic was deleted, a record has no key in a compacted topic) takes no sequence, so that those
-behind it follow without a gap.
+Batches are stamped in step 1, and not when they are spilled: a batch that the log rejects for good (its topic
+was deleted, a record has no key in a compacted topic) takes no sequence, so that those after it follow
+without a gap.
 
 ==================================================  =============================================
 the log's response to a batch of the group          done
@@ -48,7 +48,7 @@ from millstream.record import TopicPartition
 
 @dataclass(slots=True)
 class DrainResult:
-    """What became of one group; entries that are in neither list are still in the spill."""
+    """The result of one group; entries in neither list are still in the spill."""
 
     appended: list[tuple[Entry, int]] = field(default_factory=list)  # with their offsets
     refused: list[tuple[Entry, MillstreamError]] = field(default_factory=list)
@@ -65,7 +65,7 @@ def drain(spill: SpillQueue, writer: ProducerWriter) -> DrainResult:
     """Move the oldest batches to the log; see the module for the steps.
 
     Raises:
-        MillstreamError: the log or the spill takes nothing any more.
+        MillstreamError: the log or the spill accepts nothing any more.
     """
     tries = _stamp(spill)
     writer.commit([one.append for one in tries], "synced")
