@@ -301,7 +301,7 @@ class EventLog(ABC):
             start: Where to begin (in a group: where it has committed nothing): the first or next
                 record; a time (the first record at it or later); or offsets by partition (only
                 these partitions are read).
-            commit: "auto": a record counts as read when the next one is asked for, or the consumer
+            commit: "auto": a record counts as read when the next one is requested, or the consumer
                 is closed; committed every second and when it is closed. "manual": only
                 ``consumer.commit()``.
             follow: Wait for more at the end; otherwise stop at the end seen by this call.
@@ -312,7 +312,7 @@ class EventLog(ABC):
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic, partition or start.
-            OffsetOutOfRangeError: the offset asked for, or committed, is gone or not yet there.
+            OffsetOutOfRangeError: the start, or committed, offset is gone or not yet there.
             TopicRecreatedError: the topic was deleted and created again; from the iterator, too.
         """
 
@@ -335,7 +335,7 @@ class EventLog(ABC):
         Args:
             start: Where the partition begins if not given.
             end: Where it ends if not given.
-            columns: Of offset, timestamp, key, value, headers; what is not asked for is not decoded.
+            columns: Of offset, timestamp, key, value, headers; others are not decoded.
             isolation: "read_committed" gives nothing of a transaction that is open or was aborted.
 
         Raises:

@@ -100,7 +100,7 @@ class BatchReader(LogReader):
         end = state.last_stable_offset if isolation == "read_committed" else state.high_watermark
         if not state.log_start <= start <= state.high_watermark:
             raise OffsetOutOfRangeError(
-                f"offset {start} of {topic}/{partition} was asked for, which holds "
+                f"offset {start} of {topic}/{partition} does not exist: it holds "
                 f"[{state.log_start}, {state.high_watermark}); read within these",
                 start=state.log_start,
                 end=state.high_watermark,

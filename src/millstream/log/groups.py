@@ -111,8 +111,8 @@ def translate_missing_topic(names: Iterable[str]) -> Iterator[None]:
         yield
     except sqlite3.IntegrityError as error:
         raise UnknownTopicError(
-            f"offsets were to be committed of {', '.join(map(repr, sorted(names)))}, and a topic was "
-            "deleted meanwhile; nothing was noted. Commit for those that are there"
+            f"offsets of {', '.join(map(repr, sorted(names)))} could not be committed, as a topic was deleted "
+            "meanwhile; nothing was committed. Commit offsets of existing topics"
         ) from error
 
 

@@ -59,7 +59,7 @@ def read_format(folder: Path, files: Files) -> str | None:
         version, directory_id = content["version"], str(content["directory_id"])
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path} is not what a log writes there ({error}); restore it from a backup"
+            f"{path} is not a valid FORMAT file ({error}); restore it from a backup"
         ) from error
     if version != FORMAT_VERSION:
         raise ConfigError(_other_version(folder, version))

@@ -209,8 +209,8 @@ class Partition:
         """
         if before_offset > self.log_end_offset:
             raise OffsetOutOfRangeError(
-                f"records of {self.name} below {before_offset} were to "
-                f"be deleted, but it ends at {self.log_end_offset}; give an offset up to that",
+                f"records of {self.name} below {before_offset} cannot "
+                f"be deleted: it ends at {self.log_end_offset}; give an offset up to that",
                 start=self.log_start,
                 end=self.log_end_offset,
             )

@@ -93,8 +93,7 @@ def check_range(name: TopicPartition, bounds: tuple[int, int], start: int, end: 
             end=high,
         )
     raise OffsetOutOfRangeError(
-        f"offsets [{start}, {end}) were asked for of {name}, which holds [{low}, {high}); read "
-        "within these",
+        f"offsets [{start}, {end}) of {name} cannot be read: it holds [{low}, {high}); read within these",
         start=low,
         end=high,
     )

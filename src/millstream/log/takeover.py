@@ -165,8 +165,8 @@ def _make_folders(files: Files, folder: Path, topic: TopicMetadata, first: int) 
             with suppress(OSError):  # the next opening takes what is left
                 files.remove_folder(path)
         raise DiskFullError(
-            f"topic {topic.name!r} could not be made in {folder}: {error}; nothing of it is "
-            "there. Make room on the disk, then try again"
+            f"topic {topic.name!r} could not be made in {folder}: {error}; nothing of it was "
+            "created. Make room on the disk, then try again"
         ) from error
     return segments
 

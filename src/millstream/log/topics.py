@@ -229,7 +229,7 @@ def _checked(topic: TopicMetadata) -> TopicMetadata:
     if not _TOPIC_ID.match(topic.topic_id):
         raise ValueError(f"{topic.topic_id!r} is no topic id")
     if not all(0 <= slot < SLOTS_MAX for slot in topic.slots):
-        raise ValueError(f"topic {topic.name!r} has places that state.mm has not")
+        raise ValueError(f"topic {topic.name!r} has slots that state.mm does not have")
     assert topic.config  # it raises ConfigError, which is a ValueError
     return topic
 

@@ -398,7 +398,7 @@ class LogWriter:
         """Append batches to one partition; return the offset of the first record of each.
 
         When this returns, the records are on stable storage and readers see them, unless a lower
-        durability is asked for (see ``group_commit``).
+        durability is requested (see ``group_commit``).
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition; a record has no key

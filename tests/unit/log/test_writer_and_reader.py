@@ -559,7 +559,7 @@ def test_a_topic_that_could_not_be_made_or_enlarged_leaves_no_file_open(tmp_path
             lambda: writer.create_topic("b", partitions=40),
             lambda: writer.alter_topic("a", partitions=40),
         ):
-            with pytest.raises(DiskFullError, match="nothing of it is there"):
+            with pytest.raises(DiskFullError, match="nothing of it was created"):
                 attempt()
             assert (open_files(), list(tmp_path.rglob("*"))) == before
         files.number = None
