@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 from broker.broker_process import InProcess
-from broker.raw_client import Asking, batch, create, fetch, only, produce
+from broker.raw_client import RawClient, batch, create, fetch, only, produce
 
 from millstream.broker.protocol.error_codes import ErrorCode
 from millstream.log.batch_reader import BatchReader
@@ -20,16 +20,16 @@ def fail(*_: object, **__: object) -> None:
 
 
 @pytest.fixture
-def asking(broker: InProcess):
-    with Asking(broker.address) as client:
-        client.ask("CreateTopics", 4, create())
+def raw_client(broker: InProcess):
+    with RawClient(broker.address) as client:
+        client.request("CreateTopics", 4, create())
         yield client
 
 
 def test_an_error_of_the_system_gets_an_error_response_and_a_log_line(
-    asking, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    raw_client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asking.ask("Produce", 7, produce(batch(b"one")))
+    raw_client.request("Produce", 7, produce(batch(b"one")))
     code = ErrorCode.KAFKA_STORAGE_ERROR
     settings = {"resource_type": 2, "resource_name": "t", "configs": []}
     at_start = {"partition_index": 0, "timestamp": 0, "offset": 0}
@@ -46,24 +46,24 @@ def test_an_error_of_the_system_gets_an_error_response_and_a_log_line(
         caplog.clear()
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fail)
-            assert only(asking.ask(*request), *path)["error_code"] == code, request
+            assert only(raw_client.request(*request), *path)["error_code"] == code, request
         assert ["Too many open files" in one.message for one in caplog.records] == [True], request
 
 
 def test_an_error_of_the_system_in_a_coordinator_is_retriable(
-    asking, monkeypatch: pytest.MonkeyPatch
+    raw_client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TransactionCoordinator, "register", fail)
     request = {"transactional_id": None, "transaction_timeout_ms": 1000}
-    response = asking.ask("InitProducerId", 1, request)
+    response = raw_client.request("InitProducerId", 1, request)
     assert response["error_code"] == ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 def test_an_error_of_the_system_that_no_response_can_have_is_logged(
-    asking, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    raw_client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TransactionCoordinator, "transactional_producers", fail)
     filters = {"state_filters": [], "producer_id_filters": []}
-    asking.say("ListTransactions", 0, filters)
-    assert asking.is_closed()
+    raw_client.send("ListTransactions", 0, filters)
+    assert raw_client.is_closed()
     assert any("Too many open files" in one.message for one in caplog.records)
