@@ -2,7 +2,7 @@
 
 A control batch takes one offset, holds one record, and is never handed to a reader. The key of its
 record is (version, type) with type 0 for abort and 1 for commit; its value is a version and, in the place of
-Kafka's coordinator epoch, the leader epoch of the folder.
+Kafka's coordinator number, the leader epoch of the folder.
 
 Source: Kafka ``ControlRecordType``, ``EndTxnMarker.json``.
 """

@@ -393,7 +393,7 @@ class TransactionCoordinator:
         return expired
 
     def abort_orphaned(self, identity: ProducerIdentity) -> None:
-        """Abort the open transaction of a producer whose process has ended, if the epoch is its last."""
+        """Abort the open transaction of a producer that has ended, if this is its last producer epoch."""
         with self._lock:
             producer = self._producers.get(identity.producer_id)
             here = producer is not None and producer.producer_epoch == identity.producer_epoch
@@ -570,7 +570,7 @@ class TransactionCoordinator:
         producer.state = "idle"
 
     def _abort_open(self, producer: TransactionMetadata) -> None:
-        """Abort the transaction of an older producer epoch; the epoch was raised before."""
+        """Abort the transaction of an older producer epoch, which was raised before."""
         self._block_appends(producer)
         for place in self._log.open_partitions().get(producer.producer_id, []):
             self._append_marker(producer.producer_id, place, commit=False)
