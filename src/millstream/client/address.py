@@ -67,8 +67,9 @@ def is_kafka(address: object) -> bool:
 
 
 def shown(address: object) -> str:
-    """Return an address as text to show: that of brokers without its options. Nothing of an address that
-    cannot be parsed is shown: any part of it could be a password.
+    """Return an address as text to show: that of brokers without its options.
+
+    Nothing of an address that cannot be parsed is shown: any part of it could be a password.
     """
     text = str(address)
     if not is_kafka(text):

@@ -1,7 +1,7 @@
 """The API of a log, at whichever address: a folder and brokers have these calls.
 
-:func:`millstream.connect` returns one. The folder's is ``client/folder/log.py``; that of a broker, ours or Apache
-Kafka, is ``kafka``. ``docs/log-contract.md`` lists what each promises, by number, and the differences.
+:func:`millstream.connect` returns one. The folder's is ``client/folder/log.py``; that of a broker, ours or
+Apache Kafka, is ``client/kafka/log.py``. ``docs/log-contract.md`` lists what each promises, by number, and the differences.
 Only a folder raises FolderOwnedError: a broker has many writers.
 """
 

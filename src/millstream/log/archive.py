@@ -60,9 +60,11 @@ RECORD_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMetadata:
-    """The metadata of an archive. ``made_of`` has a text for each column of the value that identifies how it
-    was decoded, and one under the empty name for the format: a reader that would decode in the same way may
-    read the archive instead. ``groups`` has the first offset of each row group.
+    """The metadata of an archive.
+
+    ``made_of`` has a text for each column of the value that identifies how it was decoded, and one under the
+    empty name for the format: a reader that would decode in the same way may read the archive instead.
+    ``groups`` has the first offset of each row group.
     """
 
     topic: str

@@ -134,8 +134,9 @@ def decode_parts(
 
 
 def count_by_headers(block: Block, start: int, end: int) -> int | None:
-    """Return how many records with offsets in [start, end) there are by the headers of the batches. None if
-    they do not say: a batch reaches beyond the range, and compaction has removed some of its records.
+    """Return how many records with offsets in [start, end) there are by the headers of the batches.
+
+    None if they do not say: a batch reaches beyond the range, and compaction has removed some of its records.
     """
     said = 0
     for _, header in block.batches:
@@ -266,8 +267,9 @@ class _Records:
         self._wanted = slice(0, int(self._counts.sum()))
 
     def narrow(self, start: int, end: int) -> bool:
-        """Leave out records outside [start, end) where their offsets are known. Return whether any may be
-        left.
+        """Leave out records outside [start, end) where their offsets are known.
+
+        Return whether any may be left.
         """
         if not self._dense:
             return True

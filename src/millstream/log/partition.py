@@ -248,9 +248,10 @@ class Partition:
         full.close()
 
     def roll_if_old(self, now_ms: int) -> bool:
-        """Close the growing segment if its first record was appended longer ago than ``segment.ms``. Records
-        may be older than their arrival, so their timestamps count only where the arrival is not known: in the
-        segment that a new owner finds, whose timestamps are compared with ``now_ms``.
+        """Close the growing segment if its first record was appended longer ago than ``segment.ms``.
+
+        Records may be older than their arrival, so their timestamps count only where the arrival is not
+        known: in the segment that a new owner finds, whose timestamps are compared with ``now_ms``.
         """
         if not self._active.size or self._age_ms(now_ms) < self.config.segment_ms:
             return False
@@ -311,8 +312,10 @@ class Partition:
         return self.folder / segment.name
 
     def close(self, *, seal: bool = False) -> None:
-        """Close the files; nothing may be written from here on. With ``seal``, the growing segment gets a
-        seal, so that the next owner need not read it. Everything must be synced.
+        """Close the files; nothing may be written from here on.
+
+        With ``seal``, the growing segment gets a seal, so that the next owner need not read it. Everything
+        must be synced.
         """
         self.closed = True
         if seal and not self.dirty:

@@ -37,8 +37,8 @@ class TransactionMetadata:
     """A producer as this owner knows it.
 
     ``previous`` is the identity before the current one, if no other producer has had the name between them: a
-    producer that names it as its own gets the current one. ``begin_pending`` says that a transaction was to be
-    begun, and could not be.
+    producer that names it as its own gets the current one. ``begin_pending`` says that a transaction was
+    requested, and could not be begun.
     """
 
     producer_id: int

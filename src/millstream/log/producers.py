@@ -220,8 +220,9 @@ class ProducerStates:
         return min((first for _, first in self.open_transactions().values()), default=end)
 
     def end_transactions_below(self, last_stable: int) -> None:
-        """Note that every transaction which began below ``last_stable`` has ended: that was published, so one
-        that still seems open has lost its marker to damage.
+        """Note that every transaction which began below ``last_stable`` has ended.
+
+        That was published, so one that still seems open has lost its marker to damage.
         """
         for producer_id, (_, first) in self.open_transactions().items():
             if first < last_stable:

@@ -195,10 +195,11 @@ class Recovery:
     def _resealed(
         self, path: Path, base: int, producers: ProducerStates, later: Sequence[int]
     ) -> Seal:
-        """Read a sealed segment, and rebuild the files beside it. ``later`` are the base offsets of the
-        segments after it. It ends where the next one begins, or, if some were merged into it, where the one
-        after those does. Any other end comes from a base offset behind damage, which no CRC covers: that must
-        not cost other segments.
+        """Read a sealed segment, and rebuild the files beside it.
+
+        ``later`` are the base offsets of the segments after it. It ends where the next one begins, or, if
+        some were merged into it, where the one after those does. Any other end comes from a base offset
+        behind damage, which no CRC covers: that must not cost other segments.
         """
         before = seal.read_any(self._files, path)
         scan = scan_segment(

@@ -94,9 +94,10 @@ class SegmentScan:
     def apply_known_aborts(
         self, known: Sequence[AbortedTransaction], damaged: Sequence[tuple[int, int]]
     ) -> None:
-        """Use the ``known`` aborted transactions where their markers are ``damaged``. Without its marker, a
-        transaction would seem to continue into the next one of its producer, and an aborted one to be
-        committed.
+        """Use the ``known`` aborted transactions where their markers are ``damaged``.
+
+        Without its marker, a transaction would seem to continue into the next one of its producer, and an
+        aborted one to be committed.
         """
         by_marker = {one.last_offset: one for one in known}
         found = {one.last_offset: by_marker.get(one.last_offset, one) for one in self.aborted}

@@ -1,5 +1,4 @@
-"""Reads intervals of one segment, across damage: from an offset, found by the index or by where reading
-ended.
+"""Reads intervals of one segment, across damage: from an offset, or from where reading ended.
 
 ``reader`` goes from one segment to the next. ``segment`` reads the batches of a file.
 """

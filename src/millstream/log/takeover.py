@@ -126,9 +126,10 @@ def check_files_open(partitions: int, *, readers: int = 0) -> None:
 def partition_folders(
     files: Files, folder: Path, topic: TopicMetadata, first: int
 ) -> Iterator[list[Segment]]:
-    """Yield an empty segment for each of a topic's partitions from ``first`` on. They are closed if the
-    context ends with an error. If not all folders could be made, they are removed; if the topic could not be
-    stored, the next opening removes them.
+    """Yield an empty segment for each of a topic's partitions from ``first`` on.
+
+    They are closed if the context ends with an error. If not all folders could be made, they are removed; if
+    the topic could not be stored, the next opening removes them.
 
     Raises:
         DiskFullError: they could not be made.

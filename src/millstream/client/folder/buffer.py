@@ -30,8 +30,8 @@ class ProducerBuffer:
     Args:
         limit_bytes: How much may be in flight.
         linger_s: How long a batch may wait for more records, at most. It waits for a quarter of the duration
-        of the last commit, and no longer once as many records are queued as were in flight when that ended:
-        then every thread that waited for it has sent again.
+            of the last commit, and no longer once as many records are queued as were in flight when that
+            ended: then every thread that waited for it has sent again.
     """
 
     def __init__(self, *, limit_bytes: int, linger_s: float) -> None:
@@ -209,8 +209,9 @@ class ProducerBuffer:
     # -- taking out; the sender ---------------------------------------------------------------
 
     def wait_due(self, unless: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until queued batches are due; False once there are none and never will be. Returns early if
-        ``unless`` returns True.
+        """Wait until queued batches are due; False once there are none and never will be.
+
+        Returns early if ``unless`` returns True.
         """
         with self._lock:
             while not unless():

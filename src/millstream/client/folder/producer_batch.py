@@ -1,5 +1,4 @@
-"""The queued records of a producer: producer batches, each of which is sent as one record batch to a
-partition.
+"""The queued records of a producer: producer batches, each sent as one record batch to a partition.
 
 A producer batch is either ``OpenBatch``, which takes records while it waits, or ``BulkBatch``, a batch of a
 ``send_many`` that is encoded already. It gets its result, and completes its futures. A ``PendingAppend`` is

@@ -1,5 +1,6 @@
-"""Share groups of a folder, described for any process: members, progress, records in flight. The broker
-coordinates them (docs/broker.md); this only reads.
+"""Share groups of a folder, described for any process: members, progress, records in flight.
+
+The broker coordinates them (docs/broker.md); this only reads.
 """
 
 from __future__ import annotations

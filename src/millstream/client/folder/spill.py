@@ -151,8 +151,10 @@ class SpillQueue:
         return state
 
     def _open_files(self) -> list[int]:
-        """Read the queue, cut a torn tail, and remove what is in the log already. The rest is synced: its
-        writer may have died before its sync, and state.json must not refer to bytes that can still be lost.
+        """Read the queue, cut a torn tail, and remove what is in the log already.
+
+        The rest is synced: its writer may have died before its sync, and state.json must not refer to bytes
+        that can still be lost.
         """
         state, numbers = self._state, spill_file_numbers(self._files.names(self.folder))
         kept = [number for number in numbers if number >= state.segment]

@@ -54,6 +54,7 @@ class SpillingSender(Sender):
 
     def settled(self) -> Callable[[], bool]:
         """Return a function that returns whether everything sent so far is in the log, or safe in the spill.
+
         The spill counts once the log has refused to drain it, in an attempt that began after this call: the
         second one from now on.
         """

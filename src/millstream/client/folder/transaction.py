@@ -1,6 +1,7 @@
-"""The transactions of a producer of a folder: the client side of the log's transaction coordinator. It stamps
-the batches, waits until all are appended before it commits, and knows its next producer epoch. The table of
-``client.transaction`` says what the end of a block does; ``log.transactions`` is the coordinator.
+"""The transactions of a producer of a folder: the client side of the log's transaction coordinator.
+
+It stamps the batches, waits until all are appended before it commits, and knows its next producer epoch. The
+table of ``client.transaction`` says what the end of a block does; ``log.transactions`` is the coordinator.
 
 Every end raises the producer epoch by one, whoever ends the transaction, so a producer whose transaction
 timed out knows its next one without asking. Registering again instead would fence a newer producer

@@ -179,8 +179,10 @@ class Cluster:
             raise FencedError(self._closed)
 
     def call(self, send: Callable[[], Future[_T]], what: str, *, reads: bool = False) -> _T:
-        """Return the result of a request; retry it after passing errors. ``what`` begins the error message. A
-        request that only ``reads`` is retried after a broken connection, too.
+        """Return the result of a request; retry it after passing errors.
+
+        ``what`` begins the error message. A request that only ``reads`` is retried after a broken connection,
+        too.
 
         Raises:
             MillstreamError: it failed; see ``errors``.
@@ -239,8 +241,9 @@ class Cluster:
     def _describe_topic(
         self, name: str, asked: Future[TopicDescription] | None = None
     ) -> TopicInfo | None:
-        """Return the metadata of a topic; None if it is internal or deleted. ``asked`` is the response to a
-        request about several topics, which is not sent twice.
+        """Return the metadata of a topic; None if it is internal or deleted.
+
+        ``asked`` is the response to a request about several topics, which is not sent twice.
         """
         answers = [] if asked is None else [asked]
 

@@ -1,6 +1,7 @@
-"""Reading a topic behind brokers record by record: a consumer on a client's stream. Positions and commits are
-as for a folder (see ``client.consumer``). Partitions are not divided among members: a consumer reads the
-given ones, and commits for its group without joining it.
+"""Reading a topic behind brokers record by record: a consumer on a client's stream.
+
+Positions and commits are as for a folder (see ``client.consumer``). Partitions are not divided among members:
+a consumer reads the given ones, and commits for its group without joining it.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class KafkaReader:
         Args:
             bytes_max: Soft limit in bytes of keys and values for one Arrow record batch.
             tally: Called with the number of records yielded: clients of brokers do not see the headers of
-            batches, so there is no other number to compare with.
+                batches, so there is no other number to compare with.
 
         Raises:
             OffsetOutOfRangeError: some of [start, end) is gone or not committed.

@@ -70,10 +70,11 @@ _FENCE_TOPIC_SETTINGS = {
 
 @cache
 def keep_brokers_settings() -> dict[str, object]:
-    """Return the setting by which a client keeps its brokers when none of them responds. Else it starts over
-    with the addresses it was given, and would wait beyond any timeout for a coordinator that it no longer
-    knows, when offsets are added to a transaction (https://github.com/confluentinc/librdkafka/issues/5511).
-    Nothing, in versions that always keep them.
+    """Return the setting by which a client keeps its brokers when none of them responds.
+
+    Else it starts over with the addresses it was given, and would wait beyond any timeout for a coordinator
+    that it no longer knows, when offsets are added to a transaction
+    (https://github.com/confluentinc/librdkafka/issues/5511). Nothing, in versions that always keep them.
     """
     try:
         Producer({"log_level": 0, **_KEEPS_BROKERS})
@@ -224,9 +225,10 @@ class KafkaTransactionManager:
             )
 
     def _wait_until_visible(self, moved: Mapping[str, Sequence[KafkaTopicPartition]]) -> None:
-        """Wait until readers see what was committed, a moment after the decision. Until its marker is there,
-        a partition ends for them at the transaction's first record; if before that, at that of another
-        transaction.
+        """Wait until readers see what was committed, a moment after the decision.
+
+        Until its marker is there, a partition ends for them at the transaction's first record; if before
+        that, at that of another transaction.
         """
         first, self._producer.first_offsets = self._producer.first_offsets, {}
         deadline_s = time.monotonic() + self._cluster.timeout_s
@@ -319,8 +321,10 @@ class KafkaTransactionManager:
         self._producer.refusal = error
 
     def _send_offsets(self, given: Sequence[KafkaTopicPartition], member: Any) -> None:
-        """Add a group's offsets to the transaction. If a broker has gone for good meanwhile, the client may
-        wait beyond its timeout. So it waits in a thread, and this producer ends if the wait does not.
+        """Add a group's offsets to the transaction.
+
+        If a broker has gone for good meanwhile, the client may wait beyond its timeout. So it waits in a
+        thread, and this producer ends if the wait does not.
 
         Raises:
             MillstreamError: it failed.

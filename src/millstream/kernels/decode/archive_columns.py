@@ -70,8 +70,9 @@ class ArchiveColumns:
         return made_of(self._value_fields, self.format, self.taken)
 
     def decode(self, values: pa.Array) -> tuple[pa.Table, Mask]:
-        """Return a row for each value, and which values do not fit: their rows are nulls. A tombstone is none
-        of these, though a stream may dead-letter it.
+        """Return a row for each value, and which values do not fit: their rows are nulls.
+
+        A tombstone is none of these, though a stream may dead-letter it.
         """
         decoded = self._decoder.decode(values)
         undecodable: Mask = np.zeros(len(values), np.bool_)
@@ -101,8 +102,9 @@ def column_name(field: str, taken: Collection[str]) -> str:
 def made_of(
     fields: tuple[Field, ...], values: ValueFormat, taken: Collection[str]
 ) -> dict[str, str]:
-    """Return for each column a text that identifies how it is decoded. Under the empty name is the format,
-    for plans that read no column.
+    """Return for each column a text that identifies how it is decoded.
+
+    Under the empty name is the format, for plans that read no column.
     """
     known = {"": _digest(())}
     for field in fields:
@@ -121,8 +123,9 @@ def made_of(
 
 
 def may_be_read(values: ValueFormat) -> bool:
-    """Whether decoding now gives what it gave earlier. Not certain with a pydantic model's own validators:
-    they are code, which may have changed.
+    """Whether decoding now gives what it gave earlier.
+
+    Not certain with a pydantic model's own validators: they are code, which may have changed.
     """
     return not (isinstance(values, (JsonFormat, AvroFormat)) and values.model is not None)
 

@@ -433,8 +433,9 @@ class _Pass:
         write: Callable[[CleanedSegmentFile], None],
         seal_of: Callable[[SegmentScan], Seal],
     ) -> SealedSegment | None:
-        """Write a file that replaces these segments; None if it must not. Everything in it is on stable
-        storage, and was read back, before it replaces them.
+        """Write a file that replaces these segments; None if it must not.
+
+        Everything in it is on stable storage, and was read back, before it replaces them.
         """
         olds = [self._segments[place] for place in places]
         draft = self._draft(self._partition.path_of(olds[0]).with_suffix(suffix))

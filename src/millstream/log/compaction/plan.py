@@ -55,8 +55,8 @@ class CleaningTerms:
 
     Args:
         horizon_ms: Until when tombstones found now are kept; None if they must stay, because older records of
-        their keys may be in bytes that could not be read. resent: Base offsets of the batches that their
-        producers may send again.
+            their keys may be in bytes that could not be read. resent: Base offsets of the batches that their
+            producers may send again.
     """
 
     now_ms: int
@@ -218,9 +218,10 @@ class SegmentPlan:
 
 
 def known_at_end(before: ProducerStates, replayed: ProducerStates) -> ProducerStates:
-    """Return the producers for a cleaned segment's seal. They are those at its end ``before``, including
-    batches that the log no longer has. But a transaction is open only if it is in the log as retained: its
-    marker may be gone.
+    """Return the producers for a cleaned segment's seal.
+
+    They are those at its end ``before``, including batches that the log no longer has. But a transaction is
+    open only if it is in the log as retained: its marker may be gone.
     """
     entries = {}
     for producer_id, entry in before.entries().items():

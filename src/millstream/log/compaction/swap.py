@@ -42,8 +42,8 @@ def replace_segments(
        also in the segments behind it. Readers use the names, so they see each record once; the next opening
        removes segments that begin before the end of the one in front of them.
     3. Replace index and aborted transactions. A crash leaves old ones: a reader notices a wrong index, and
-    transactions without remaining records hide nothing; without a seal the next opening rebuilds both. The
-    new ones are synced before there is a seal.
+       transactions without remaining records hide nothing; without a seal the next opening rebuilds both. The
+       new ones are synced before there is a seal.
     4. Write the seal.
     5. Remove the others. A crash leaves some: see 2.
 

@@ -3,17 +3,18 @@
 An opening keeps damage as it is and reports it (see ``recovery``); a repair is the decision to accept the
 loss. It never invents a record and never uses an offset again: it replaces offsets that cannot be read by
 batches without records, and a missing segment by one of such batches. Whole batches remain byte for byte as
-they were, at their offsets. The whole damaged file is kept in ``quarantine/``, with a note that names the
-lost offsets. One thing is rewritten: the markers of transactions that are known to have ended, since
+they were, at their offsets.
+
+The whole damaged file is kept in ``quarantine/``, with a note that names the lost offsets. One thing is rewritten: the markers of transactions that are known to have ended, since
 ``.aborted`` and the last stable offset still say how. Without its marker a transaction would seem to continue
 into the next one of its producer, and end as that does.
 
 1. Under the folder's lock, inspect everything, and remove the seals of segments with findings: the next
-opening reads segments without a seal. A crash leaves the rest to the next repair.
+   opening reads segments without a seal. A crash leaves the rest to the next repair.
 2. Open the folder as its owner does. Now every damaged segment is closed, and its seal names the missing
-offsets. A crash leaves what any crash of an owner leaves.
+   offsets. A crash leaves what any crash of an owner leaves.
 3. Rewrite each of them, and missing segments. A crash leaves some as they were: the next repair continues
-with them.
+   with them.
 """
 
 from __future__ import annotations
@@ -277,7 +278,7 @@ class _PartitionRepair:
            treated as a leftover. A crash leaves no seals: they are rebuilt from segments.
         3. Rename the new file, and sync the folder. A crash leaves it there or not.
         4. Write the files beside both, their seals last. A crash leaves some: the others are rebuilt from the
-        segments.
+           segments.
         """
         partition, files = self._partition, self._files
         path, draft = partition.folder / segment_name(start), self._draft_of(start)
@@ -346,8 +347,9 @@ class _PartitionRepair:
         return kept
 
     def _keep_archive(self, path: Path, note: Path) -> None:
-        """Move the archive of a segment to quarantine: it may hold records that are given up, and no longer
-        matches. A crash leaves it in one of the two folders; an archive that does not match is not read.
+        """Move the archive of a segment to quarantine: it may hold records that are given up.
+
+        A crash leaves it in one of the two folders; an archive that does not match is not read.
         """
         beside = path.with_suffix(archive.SUFFIX)
         if self._files.exists(beside):
@@ -400,7 +402,7 @@ class _KnownEnds:
     def markers(
         self, unreadable: UnreadableRange, producers: ProducerStates
     ) -> list[tuple[int, ProducerStamp, bool]]:
-        """Return (offset, producer, committed) of the markers that belong into an unreadable range, by offset.
+        """Return (offset, producer, committed) of the markers in an unreadable range, by offset.
 
         The position of a committed transaction's marker is not known, nor whether it comes later; it does not
         matter: a transaction committed in two parts is committed.
