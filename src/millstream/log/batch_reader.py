@@ -86,8 +86,8 @@ class BatchReader(LogReader):
 
         Args:
             isolation: Decides where the end is. With ``read_committed``, too, batches of aborted transactions
-                are among them, and ``aborted`` lists these. first_whole: Return one batch at least, however
-                large.
+                are among them, and ``aborted`` lists these.
+            first_whole: Return one batch at least, however large.
 
         Raises:
             OffsetOutOfRangeError: ``start`` is not between log start and end.

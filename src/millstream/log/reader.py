@@ -108,9 +108,9 @@ class LogReader:
         folder: The log folder. A folder that is not a log yet has no topics; it becomes visible
             when an owner has made it one.
         isolation: ``read_committed`` returns no record of an open or aborted transaction, so it ends at the
-            first record of the oldest open one; ``read_uncommitted`` returns all. topic_ids: The ids of
-            topics in which its user has positions; see :meth:`pinned`. files: The file system; only tests
-            give another one.
+            first record of the oldest open one; ``read_uncommitted`` returns all.
+        topic_ids: The ids of topics in which its user has positions; see :meth:`pinned`.
+        files: The file system; only tests give another one.
         control: The content of control.db; only tests give another one.
     """
 
@@ -300,9 +300,9 @@ class LogReader:
 
         Args:
             bytes_max: Soft limit in log bytes for one Arrow record batch; small record batches of the log are
-                joined up to it. tally: Called for each block with the number of its records, by the headers
-                of the log's batches; once all has been read, the sum is the number of records that must have
-                been yielded.
+                joined up to it.
+            tally: Called for each block with the number of its records, by the headers of the log's batches;
+                once all has been read, the sum is the number of records that must have been yielded.
 
         Raises:
             OffsetOutOfRangeError: some of [start, end) is gone or not committed; seek to the range

@@ -55,8 +55,8 @@ class CleaningTerms:
 
     Args:
         horizon_ms: Until when tombstones found now are kept; None if they must stay, because older records of
-            their keys may be in bytes that could not be read. resent: Base offsets of the batches that their
-            producers may send again.
+            their keys may be in bytes that could not be read.
+        resent: Base offsets of the batches that their producers may send again.
     """
 
     now_ms: int
