@@ -9,19 +9,25 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 VALUE_OMITTED = "value-omitted"
 """The header of a record that replaces one too large for its topic, without its value."""
+
+Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
+"""The names and values of a record's headers, in the order in which they were sent."""
 
 _UNIX_ERA = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TopicPartition(NamedTuple):
-    """One partition of one topic."""
+    """One partition of one topic; as text ``topic/3``."""
 
     topic: str
     partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"
 
 
 class RecordMetadata(NamedTuple):
@@ -57,7 +63,7 @@ class Record:
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
+    headers: Headers = ()
 
     @property
     def timestamp(self) -> datetime:

@@ -1,4 +1,4 @@
-"""The demo on a cluster of Spark's own kind, over Apache Kafka: two addresses, and nothing else, differ.
+"""The demo on a standalone Spark cluster, over Apache Kafka: only two addresses differ.
 
 Master, workers and the node of Kafka are processes of this machine, which share its disk.
 """
@@ -44,7 +44,7 @@ def start(cluster: Cluster, address: str, folder: Path, said: Path) -> subproces
 
 
 def wait_for_progress(process: subprocess.Popen[bytes], said: Path, count: int) -> None:
-    """Wait until the demo has told of its progress so many times."""
+    """Wait until the demo has printed its progress so many times."""
     pause = threading.Event()
     while said.read_bytes().count(b"\nread ") < count:
         assert process.poll() is None, said.read_text()

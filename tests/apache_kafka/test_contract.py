@@ -1,4 +1,4 @@
-"""The contract of every log, on Apache Kafka: the same tests, from the one place where they are written."""
+"""The contract of every log, on Apache Kafka: the same tests, imported."""
 
 from __future__ import annotations
 

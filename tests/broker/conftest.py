@@ -20,14 +20,16 @@ with warnings.catch_warnings():  # kafka-python warns of its own deprecated call
 
 @pytest.fixture(autouse=True)
 def quiet() -> None:
-    """kafka-python and aiokafka tell at length of connections that come and go."""
+    """kafka-python and aiokafka log every connection."""
     for name in ("kafka", "aiokafka"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @pytest.fixture(autouse=True)
-def told(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
-    """Say in the report of the tests which client a test was run with, for docs/compatibility.py."""
+def record_client(
+    request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+) -> None:
+    """Record in the test report which client a test was run with, for docs/compatibility.py."""
     marker = request.node.get_closest_marker("client")
     if marker is None:
         return

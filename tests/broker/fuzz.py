@@ -1,4 +1,4 @@
-"""Millions of malformed frames against the broker's reading and answering, in this process or by sockets.
+"""Millions of malformed frames for the broker to decode and handle, in this process or over sockets.
 
     PYTHONPATH=src:tests python -m broker.fuzz --seed 1 --frames 5000000 --batches 1000000 --handled 100000
     PYTHONPATH=src:tests python -m broker.fuzz --seed 1 --sockets 60
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from broker.broker_process import AsProcess
 from broker.fuzz_inputs import Frames, stream
-from broker.raw_client import Asking, batch, fetch, fetched, produce, produced
+from broker.raw_client import RawClient, batch, fetch, fetched, produce, produced
 
 from millstream.broker.call import Call
 from millstream.broker.dispatch import (
@@ -46,11 +46,11 @@ from millstream.log.decoding import ALL_COLUMNS, Block, decode
 from millstream.log.writer import LogWriter
 
 PEER = Peer("127.0.0.1", 9092, "127.0.0.1")
-ANSWER_S = 20.0
+RESPONSE_S = 20.0
 LIMITS = BatchLimits(
     1 << 20, BrokerSettings().batch_plain_bytes_max, BrokerSettings().batch_records_max
 )
-_TOGETHER = 64  # requests that are answered at the same time
+_TOGETHER = 64  # requests that are handled at the same time
 # What may wait for other members, or for records, by right.
 _WAIT_BY_RIGHT = (messages_groups.JOIN_GROUP, messages_groups.SYNC_GROUP, messages.FETCH)
 _LONGEST_MS = 50
@@ -112,7 +112,7 @@ def take_batches(frames: Frames, numbers: range, outcome: Outcome) -> None:
             outcome.find(f"a batch: {error!r}", number, data)
 
 
-async def answer_frames(frames: Frames, numbers: range, outcome: Outcome, folder: Path) -> None:
+async def handle_frames(frames: Frames, numbers: range, outcome: Outcome, folder: Path) -> None:
     """Answer what can be read, many at a time, on a log of its own."""
     with LogWriter(folder) as writer:
         writer.create_topic("t", partitions=2)
@@ -123,7 +123,7 @@ async def answer_frames(frames: Frames, numbers: range, outcome: Outcome, folder
         try:
             for start in range(numbers.start, numbers.stop, _TOGETHER):
                 these = range(start, min(start + _TOGETHER, numbers.stop))
-                await asyncio.gather(*(_answer(node, frames, one, outcome) for one in these))
+                await asyncio.gather(*(_handle(node, frames, one, outcome) for one in these))
         finally:
             node.groups.close()
             await asyncio.to_thread(node.close)
@@ -133,14 +133,14 @@ def _fail(error: Exception) -> None:
     raise AssertionError(error)
 
 
-async def _answer(node: BrokerNode, frames: Frames, number: int, outcome: Outcome) -> None:
+async def _handle(node: BrokerNode, frames: Frames, number: int, outcome: Outcome) -> None:
     frame = frames.frame(number)
     call = read(frame)
     if isinstance(call, str) or _is_too_much(call):
         return
     try:
         try:
-            async with asyncio.timeout(0.2 if call.api in _WAIT_BY_RIGHT else ANSWER_S):
+            async with asyncio.timeout(0.2 if call.api in _WAIT_BY_RIGHT else RESPONSE_S):
                 data = await handle_request(node, call)
         finally:
             node.responses.release(call.held_bytes)
@@ -148,21 +148,21 @@ async def _answer(node: BrokerNode, frames: Frames, number: int, outcome: Outcom
             flexible = call.api.flexible(call.version) and call.api is not messages.API_VERSIONS
             version = call.version if call.api.supports(call.version) else 0
             call.api.decode_response(ByteReader(b"".join(data), 8 + flexible), version)
-        outcome.counts[f"answered {call.api.name}"] += 1
+        outcome.counts[f"handled {call.api.name}"] += 1
     except TimeoutError:
         if call.api not in _WAIT_BY_RIGHT:
-            outcome.find(f"no answer to {call.api.name} in {ANSWER_S} s", number, frame)
+            outcome.find(f"no response to {call.api.name} in {RESPONSE_S} s", number, frame)
     except Exception as error:  # noqa: BLE001 - as above
-        outcome.find(f"answering {call.api.name}: {error!r}", number, frame)
+        outcome.find(f"handling {call.api.name}: {error!r}", number, frame)
 
 
 def _is_too_much(call: Call) -> bool:
     """Return whether a request asks for more than this machine is to give: thousands of partitions."""
     request = call.request
-    asked = request.get("topics") or ()
+    topics = request.get("topics") or ()
     return any(
         isinstance(one, dict) and max(one.get("num_partitions", 0), one.get("count", 0)) > 100
-        for one in asked
+        for one in topics
     )
 
 
@@ -171,17 +171,17 @@ def _is_too_much(call: Call) -> bool:
 
 def by_sockets(frames: Frames, seconds: float, folder: Path, outcome: Outcome) -> None:
     """Send malformed streams to a broker that is a process, and between them be a client as it should be."""
-    with AsProcess(folder / "data") as broker, Asking(broker.address) as good:
-        good.ask("CreateTopics", 4, {"topics": [_topic("t", 2), _topic("well", 1)]})
+    with AsProcess(folder / "data") as broker, RawClient(broker.address) as good:
+        good.request("CreateTopics", 4, {"topics": [_topic("t", 2), _topic("well", 1)]})
         end_s, number, rounds = time.monotonic() + seconds, 0, 0
         slowest_s = 0.0
         while time.monotonic() < end_s:
             number += _send(broker.address, frames, number, outcome)
             began_s = time.monotonic()
             request = produce(batch(b"%d" % rounds), topic="well")
-            done = produced(good.ask("Produce", 7, request))
+            done = produced(good.request("Produce", 7, request))
             assert (done["error_code"], done["base_offset"]) == (0, rounds), done
-            found = fetched(good.ask("Fetch", 11, fetch(rounds, topic="well")))
+            found = fetched(good.request("Fetch", 11, fetch(rounds, topic="well")))
             assert found["high_watermark"] == rounds + 1, found
             slowest_s = max(slowest_s, time.monotonic() - began_s)
             rounds += 1
@@ -204,7 +204,7 @@ def _topic(name: str, partitions: int) -> dict[str, object]:
 
 def _send(address: str, frames: Frames, first: int, outcome: Outcome) -> int:
     count = 50
-    with Asking(address) as client:
+    with RawClient(address) as client:
         client.socket.settimeout(10)
         try:
             for piece in stream(frames, first, count):
@@ -230,7 +230,7 @@ def rss_mib() -> float:
 
 
 def _measured(name: str, count: int, work: Callable[[range], None]) -> None:
-    """Do a tenth to warm up, then the rest; tell speed and memory."""
+    """Do a tenth to warm up, then the rest; print speed and memory."""
     if not count:
         return
     work(range(count // 10))
@@ -265,9 +265,9 @@ def main() -> int:
         _measured("batches", options.batches, lambda some: take_batches(frames, some, outcome))
 
         def handle(some: range) -> None:
-            asyncio.run(answer_frames(frames, some, outcome, folder / f"log-{some.start}"))
+            asyncio.run(handle_frames(frames, some, outcome, folder / f"log-{some.start}"))
 
-        _measured("frames answered", options.handled, handle)
+        _measured("frames handled", options.handled, handle)
         if options.sockets:
             by_sockets(frames, options.sockets, folder, outcome)
     for what, count in sorted(outcome.counts.items()):

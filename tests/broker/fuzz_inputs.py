@@ -1,6 +1,6 @@
 """Requests that no client would send, and batches that no producer would make: from a seed, in millions.
 
-A frame is made from a valid request of an API and version that the broker tells of. It is kept in pieces
+A frame is made from a valid request of an API and version that the broker supports. It is kept in pieces
 that know what they are (a count, a length, a text, a number, records), and some of the pieces are
 changed as befits them: a count that is huge or one off, a null where there must be none, a varint that
 does not end, a text that is not UTF-8; or pieces are left out, doubled, exchanged, or the whole is cut.

@@ -1,4 +1,4 @@
-"""A client that says exactly what a test wants said, right or wrong, over one connection."""
+"""A client that sends exactly the requests of a test, valid or not, over one connection."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BY_NAME = {api.name: api for api in APIS.values()}
 WAIT_S = 60
 
 
-class Asking:
-    """One connection. Answers come in the order of the requests."""
+class RawClient:
+    """One connection. Responses come in the order of the requests."""
 
     def __init__(self, address: str, *, tls: ssl.SSLContext | None = None, **options: int) -> None:
         host, _, port = address.rpartition(":")
@@ -30,7 +30,7 @@ class Asking:
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         self._number = 0
-        self._asked: list[tuple[Api, int]] = []
+        self._sent: list[tuple[Api, int]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -42,7 +42,7 @@ class Asking:
         """Return a request as it is sent."""
         api = BY_NAME[name]
         self._number += 1
-        self._asked.append((api, version))
+        self._sent.append((api, version))
         out = [struct.pack(">hhih", api.key, version, self._number, 4), b"test"]
         if api.flexible(version):
             out.append(b"\0")
@@ -50,22 +50,22 @@ class Asking:
         data = b"".join(out)
         return struct.pack(">i", len(data)) + data
 
-    def say(self, name: str, version: int, message: Message) -> None:
+    def send(self, name: str, version: int, message: Message) -> None:
         """Send a request."""
         self.socket.sendall(self.frame(name, version, message))
 
-    def hear(self) -> Message:
-        """Return the next answer."""
-        api, version = self._asked.pop(0)
+    def receive(self) -> Message:
+        """Return the next response."""
+        api, version = self._sent.pop(0)
         (size,) = struct.unpack(">i", self._read(4))
         data = self._read(size)
         flexible = api.flexible(version) and api.name != "ApiVersions"
         return api.decode_response(ByteReader(data, 4 + flexible), version)
 
-    def ask(self, name: str, version: int, message: Message) -> Message:
-        """Send a request and return its answer."""
-        self.say(name, version, message)
-        return self.hear()
+    def request(self, name: str, version: int, message: Message) -> Message:
+        """Send a request and return its response."""
+        self.send(name, version, message)
+        return self.receive()
 
     def is_closed(self) -> bool:
         """Return whether the broker has ended the connection; waits for it."""
@@ -142,18 +142,18 @@ def create(name: str = "t", partitions: int = 1) -> Message:
     return {"topics": [topic]}
 
 
-def only(answer: Message, *names: str) -> Message:
-    """Return what an answer says of its only partition."""
+def only(response: Message, *names: str) -> Message:
+    """Return the only partition of a response."""
     for name in names:
-        (answer,) = answer[name]
-    return answer
+        (response,) = response[name]
+    return response
 
 
-def produced(answer: Message) -> Message:
-    """Return the outcome of the only batch."""
-    return only(answer, "responses", "partition_responses")
+def produced(response: Message) -> Message:
+    """Return the result of the only batch."""
+    return only(response, "responses", "partition_responses")
 
 
-def fetched(answer: Message) -> Message:
+def fetched(response: Message) -> Message:
     """Return what was found of the only partition."""
-    return only(answer, "responses", "partitions")
+    return only(response, "responses", "partitions")

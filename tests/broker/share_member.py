@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from broker.raw_client import Asking, batch, create, produce
+from broker.raw_client import RawClient, batch, create, produce
 
 from millstream.broker.protocol.wire import Message
 
@@ -13,20 +13,20 @@ ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
 GROUP = 32
 
 
-class Member(Asking):
+class Member(RawClient):
     """A member of a share group, on a connection of its own."""
 
     def __init__(self, address: str, name: str = "ann", *, group: str = "g") -> None:
         super().__init__(address)
         self.name, self.group, self.epoch = name, group, 0
-        topics = self.ask("Metadata", 12, {"topics": [{"topic_id": bytes(16), "name": "t"}]})
+        topics = self.request("Metadata", 12, {"topics": [{"topic_id": bytes(16), "name": "t"}]})
         self.topic_id = topics["topics"][0]["topic_id"]
 
     def fetch(
         self, *acknowledgements: tuple[int, int, int], partition: int = 0, **options: object
     ) -> Message:
         """Acknowledge [first, end), fetch, and return the response for the partition."""
-        self.say("ShareFetch", 2, self.fetching(*acknowledgements, partition=partition, **options))
+        self.send("ShareFetch", 2, self.fetching(*acknowledgements, partition=partition, **options))
         return self.response()
 
     def fetching(
@@ -57,7 +57,7 @@ class Member(Asking):
         return [{"topic_id": self.topic_id, "partitions": [one]}]
 
     def response(self) -> Message:
-        response = self.hear()
+        response = self.receive()
         if response["error_code"]:
             return {"error": response["error_code"]}
         parts = [one for topic in response["responses"] for one in topic["partitions"]]
@@ -78,7 +78,7 @@ class Member(Asking):
             **options,
         }
         self.epoch += 1
-        response = self.ask("ShareAcknowledge", 2, request)
+        response = self.request("ShareAcknowledge", 2, request)
         return response["error_code"] or response["responses"][0]["partitions"][0]["error_code"]
 
 
@@ -92,10 +92,10 @@ def acquired(response: Message) -> list[tuple[int, int, int]]:
 
 def prepare(address: str, *values: bytes, group: str = "g", **settings: object) -> None:
     """Create the topic, fill it, and configure the group."""
-    with Asking(address) as client:
-        client.ask("CreateTopics", 4, create())
+    with RawClient(address) as client:
+        client.request("CreateTopics", 4, create())
         if values:
-            client.ask("Produce", 7, produce(batch(*values)))
+            client.request("Produce", 7, produce(batch(*values)))
     configure(address, group, share_auto_offset_reset="earliest", **settings)
 
 
@@ -105,16 +105,18 @@ def configure(address: str, group: str = "g", **settings: object) -> int:
         for name, value in settings.items()
     ]
     resource = {"resource_type": GROUP, "resource_name": group, "configs": configs}
-    with Asking(address) as client:
-        (one,) = client.ask("IncrementalAlterConfigs", 1, {"resources": [resource]})["responses"]
+    with RawClient(address) as client:
+        (one,) = client.request("IncrementalAlterConfigs", 1, {"resources": [resource]})[
+            "responses"
+        ]
     return one["error_code"]
 
 
 def start_and_lag(address: str, group: str = "g") -> tuple[int, int]:
     """Return start offset and lag."""
-    with Asking(address) as client:
+    with RawClient(address) as client:
         request = {"groups": [{"group_id": group, "topics": None}]}
-        (response,) = client.ask("DescribeShareGroupOffsets", 1, request)["groups"]
+        (response,) = client.request("DescribeShareGroupOffsets", 1, request)["groups"]
     one = response["topics"][0]["partitions"][0]
     return one["start_offset"], one["lag"]
 

@@ -35,7 +35,7 @@ def test_topics_records_and_groups_are_those_of_the_broker(call):
     assert call("produce", "clicks", "--key-field", "ad", stdin=lines)[0] == 0
     (row,) = json.loads(call("topic", "list", "--json")[1])
     assert (row["topic"], row["partitions"], row["records_at_most"]) == ("clicks", 2, 5)
-    assert row["bytes"] is None  # brokers do not tell
+    assert row["bytes"] is None  # brokers do not report it
     assert row["retention_ms"] == 7 * 86_400_000
     _, said = call("consume", "clicks", "--group", "billing", "--json")
     assert sorted(json.loads(line)["key"] for line in said.splitlines()) == list("01234")

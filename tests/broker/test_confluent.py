@@ -49,7 +49,7 @@ SILENT = {"log_level": 0}
 
 
 def admin(broker: InProcess) -> AdminClient:
-    """Return a client that is kept: its answers go with it."""
+    """Return a client that is kept: its responses depend on it."""
     if broker.admin is None:
         broker.admin = AdminClient({"bootstrap.servers": broker.address, **SILENT})
     return broker.admin
@@ -71,17 +71,17 @@ def send(made: Producer, topic: str, *values: bytes, **options: object) -> list[
     places: dict[int, tuple[int, int]] = {}
     errors: list[object] = []
 
-    def told(number: int) -> Callable[[object, object], None]:
-        def tell(error, message) -> None:
+    def on_delivery(number: int) -> Callable[[object, object], None]:
+        def report(error, message) -> None:
             if error is not None:
                 errors.append(error)
             else:
                 places[number] = (message.partition(), message.offset())
 
-        return tell
+        return report
 
     for number, value in enumerate(values):
-        made.produce(topic, value, on_delivery=told(number), **options)
+        made.produce(topic, value, on_delivery=on_delivery(number), **options)
     assert made.flush(WAIT_S) == 0
     assert not errors, errors
     return [places[number] for number in range(len(values))]
@@ -494,7 +494,7 @@ def test_a_transaction_that_is_too_slow_is_aborted(broker) -> None:
 
 
 def test_a_producer_whose_next_life_was_not_told_to_it_goes_on(broker, monkeypatch) -> None:
-    """A batch is not answered, so it asks for its next life; and that is answered to nobody."""
+    """A batch gets no response, so it requests its next producer epoch; the response to that is lost."""
     make(broker)
     made = producer(broker, transactional_id="x", message_timeout_ms=500, socket_timeout_ms=500)
     made.init_transactions(WAIT_S)
@@ -505,11 +505,11 @@ def test_a_producer_whose_next_life_was_not_told_to_it_goes_on(broker, monkeypat
         await produce(node, call)
 
     async def lost_once(node: BrokerNode, call: Call) -> Message | None:
-        answer = await init(node, call)
+        response = await init(node, call)
         asked.append((call.request["producer_id"], call.request["producer_epoch"]))
         if len(asked) == 1:
-            raise ConnectionError("the answer is lost")
-        return answer
+            raise ConnectionError("the response is lost")
+        return response
 
     with monkeypatch.context() as patch:
         patch.setitem(HANDLERS, INIT_PRODUCER_ID, lost_once)

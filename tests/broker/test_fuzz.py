@@ -13,8 +13,8 @@ import pytest
 from broker.fuzz import (
     PEER,
     Outcome,
-    answer_frames,
     by_sockets,
+    handle_frames,
     read,
     read_frames,
     rss_mib,
@@ -22,7 +22,7 @@ from broker.fuzz import (
     take_batches,
 )
 from broker.fuzz_inputs import APIS, Frames, stream
-from broker.raw_client import Asking, batch, create, produce, raw
+from broker.raw_client import RawClient, batch, create, produce, raw
 
 from millstream.broker.call import Call
 from millstream.broker.dispatch import handle_request
@@ -70,9 +70,9 @@ def test_every_batch_is_refused_or_can_be_read_by_everybody(frames) -> None:
     assert outcome.counts["INVALID_RECORD"] > 1000
 
 
-def test_what_can_be_read_is_answered(frames, tmp_path: Path) -> None:
+def test_what_can_be_decoded_gets_a_response(frames, tmp_path: Path) -> None:
     outcome = Outcome()
-    asyncio.run(answer_frames(frames, range(2_000), outcome, tmp_path / "log"))
+    asyncio.run(handle_frames(frames, range(2_000), outcome, tmp_path / "log"))
     assert outcome.found == []
     assert len(outcome.counts) > 25
 
@@ -108,10 +108,10 @@ def test_timestamps_beyond_64_bits_are_refused_and_no_other_batch_with_them(brok
     wrong = late(count, (1 << 63) - 1)
     assert take(wrong) == "INVALID_RECORD"
     assert take(late(count, (1 << 63) - 1 - 1000 * (count - 1))) == "taken"
-    with Asking(broker.address) as client:
-        client.ask("CreateTopics", 4, create(partitions=2))
-        answer = client.ask("Produce", 8, produce(wrong, batch(b"good")))
-        (topic,) = answer["responses"]
+    with RawClient(broker.address) as client:
+        client.request("CreateTopics", 4, create(partitions=2))
+        response = client.request("Produce", 8, produce(wrong, batch(b"good")))
+        (topic,) = response["responses"]
         codes = [one["error_code"] for one in topic["partition_responses"]]
         assert codes == [ErrorCode.INVALID_RECORD, ErrorCode.NONE]
 
@@ -128,11 +128,11 @@ def test_a_defect_that_one_batch_brings_to_light_is_its_own_failure(
             raise ZeroDivisionError
         return good(data, *limits)
 
-    with Asking(broker.address) as client:
-        client.ask("CreateTopics", 4, create(partitions=2))
+    with RawClient(broker.address) as client:
+        client.request("CreateTopics", 4, create(partitions=2))
         monkeypatch.setattr(appender, "validate_batch", validate)
-        answer = client.ask("Produce", 8, produce(batch(b"defect"), batch(b"good")))
-        (topic,) = answer["responses"]
+        response = client.request("Produce", 8, produce(batch(b"defect"), batch(b"good")))
+        (topic,) = response["responses"]
         codes = [one["error_code"] for one in topic["partition_responses"]]
         assert codes == [ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.NONE]
     assert "could not be validated" in caplog.text

@@ -125,7 +125,7 @@ def test_a_consumer_waits_for_a_broker_that_comes_back(folder) -> None:
 
 
 def test_a_transaction_whose_broker_is_killed_counts_or_not_and_its_producer_ends(folder) -> None:
-    """Its commit was asked for and never answered: the next producer finds it ended, in either way."""
+    """Its commit got no response: the next producer finds it committed or aborted."""
     with AsProcess(folder) as first:
         address = first.address
         with connect(f"kafka://{address}?timeout=2+seconds") as log:
@@ -309,7 +309,7 @@ def test_records_of_a_topic_made_again_while_they_were_fetched_are_not_given(
 def test_a_consumer_whose_offset_is_beyond_a_topic_made_again_is_told_of_the_topic(
     broker: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that asks between deleting and sending hears first that its offset is not there."""
+    """A client that fetches between the deletion and the send first gets an error: its offset does not exist."""
     with connect(f"kafka://{broker.address}") as log:
         log.create_topic("beyond")
         log.producer().send("beyond", b"old").result(WAIT_S)

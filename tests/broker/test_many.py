@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from broker.broker_process import AsProcess
-from broker.raw_client import Asking, batch, create, fetch, fetched, produce, produced
+from broker.raw_client import RawClient, batch, create, fetch, fetched, produce, produced
 
 CONNECTIONS = 2000
 FILES = CONNECTIONS + 500
@@ -41,19 +41,19 @@ def test_two_thousand_idle_connections_cost_little_and_slow_nobody(
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, FILES), hard))
         before = memory_bytes(broker.process.pid)
-        clients = [idle.enter_context(Asking(broker.address)) for _ in range(CONNECTIONS)]
+        clients = [idle.enter_context(RawClient(broker.address)) for _ in range(CONNECTIONS)]
         for one in clients:
-            one.ask("ApiVersions", 3, {})
+            one.request("ApiVersions", 3, {})
         each = (memory_bytes(broker.process.pid) - before) / CONNECTIONS
         record_property("bytes_each", round(each))
         assert each < CONNECTION_BYTES_MAX
         began_s = time.monotonic()
-        with Asking(broker.address) as client:
-            client.ask("CreateTopics", 4, create())
+        with RawClient(broker.address) as client:
+            client.request("CreateTopics", 4, create())
             for number in range(50):
-                sent = produced(client.ask("Produce", 7, produce(batch(b"x"))))
+                sent = produced(client.request("Produce", 7, produce(batch(b"x"))))
                 assert sent["base_offset"] == number
-                assert fetched(client.ask("Fetch", 11, fetch(number)))["records"]
+                assert fetched(client.request("Fetch", 11, fetch(number)))["records"]
         assert time.monotonic() - began_s < 20  # tenths of a second, unless each looked at all
         for one in clients[::100]:
-            one.ask("Metadata", 1, {"topics": None})
+            one.request("Metadata", 1, {"topics": None})

@@ -18,7 +18,7 @@ import pytest
 from broker.broker_process import InProcess
 from broker.certificates import Certificate, made
 from broker.language_clients import go_program, jars, node_package, program
-from broker.raw_client import Asking, create
+from broker.raw_client import RawClient, create
 
 from millstream.broker.security.users import UsersFile
 
@@ -73,8 +73,8 @@ def closed_broker(
 
 
 def make(broker: InProcess, topic: str, partitions: int) -> None:
-    with Asking(broker.address) as client:
-        (made_topic,) = client.ask("CreateTopics", 4, create(topic, partitions))["topics"]
+    with RawClient(broker.address) as client:
+        (made_topic,) = client.request("CreateTopics", 4, create(topic, partitions))["topics"]
         assert made_topic["error_code"] == 0, made_topic
 
 
@@ -177,9 +177,9 @@ def test_kcat_reads_as_a_group_and_asks_for_offsets_by_time(kcat, kcat_topic) ->
 
 @kcat_test
 def test_kcat_lists_the_broker_and_its_topics(kcat, kcat_topic, open_broker) -> None:
-    told = json.loads(kcat("-L", "-J"))
-    assert [one["name"] for one in told["brokers"]] == [open_broker.address]
-    (topic,) = [one for one in told["topics"] if one["topic"] == kcat_topic]
+    found = json.loads(kcat("-L", "-J"))
+    assert [one["name"] for one in found["brokers"]] == [open_broker.address]
+    (topic,) = [one for one in found["topics"] if one["topic"] == kcat_topic]
     assert [one["leader"] for one in topic["partitions"]] == [1]
 
 
@@ -193,8 +193,8 @@ def test_kcat_comes_with_a_password(kcat, closed_broker, certificate) -> None:
         "ssl.ca.location": str(certificate.cert),
     }
     words = [word for name, value in how.items() for word in ("-X", f"{name}={value}")]
-    told = json.loads(kcat(*words, "-L", "-J", address=closed_broker.address))
-    assert [one["name"] for one in told["brokers"]] == [closed_broker.address]
+    found = json.loads(kcat(*words, "-L", "-J", address=closed_broker.address))
+    assert [one["name"] for one in found["brokers"]] == [closed_broker.address]
 
 
 # -- kafkajs ----------------------------------------------------------------------------------
@@ -341,20 +341,20 @@ def test_what_the_verifiable_producer_was_acknowledged_the_verifiable_consumer_r
     java, went_well
 ) -> None:
     went_well(java, "verifiable")
-    told = [json.loads(line) for line in (java.folder / "verifiable").read_text().splitlines()]
+    found = [json.loads(line) for line in (java.folder / "verifiable").read_text().splitlines()]
     sent = {
-        (one["partition"], one["offset"]) for one in told if one["name"] == "producer_send_success"
+        (one["partition"], one["offset"]) for one in found if one["name"] == "producer_send_success"
     }
     assert len(sent) == 2000
     ranges = [
         (one["partition"], number)
-        for line in told
+        for line in found
         if line["name"] == "records_consumed"
         for one in line["partitions"]
         for number in range(one["minOffset"], one["maxOffset"] + 1)
     ]
     assert sorted(ranges) == sorted(sent)
-    commits = [one for one in told if one["name"] == "offsets_committed"]
+    commits = [one for one in found if one["name"] == "offsets_committed"]
     assert all(one["success"] for one in commits)
     ends = {partition: 0 for partition, _ in sent}  # all may lie in one of the two
     for partition, offset in sent:
@@ -388,9 +388,9 @@ def spark(open_broker, tmp_path_factory) -> Outcomes:
         make(open_broker, name, 2)
     folder = tmp_path_factory.mktemp("spark")
     command = [sys.executable, PROGRAMS / "spark_kafka.py", open_broker.address, found, folder]
-    told = outcomes(command, folder)
+    result = outcomes(command, folder)
     connector = CONNECTOR[0].rpartition(":")[2]
-    return replace(told, version=f"{connector} on PySpark {told.version}")
+    return replace(result, version=f"{connector} on PySpark {result.version}")
 
 
 @spark_test
@@ -416,6 +416,6 @@ def test_flink_copies_a_topic_exactly_once_through_a_failure(
     words = [compiler, "-cp", f"{found}/*", "-d", tmp_path, PROGRAMS / "Flink.java"]
     subprocess.run(words, check=True, timeout=PROGRAM_S)
     command = ["java", *QUICK, "-cp", f"{tmp_path}:{found}/*", "Flink", open_broker.address]
-    told = outcomes(command, tmp_path)
+    result = outcomes(command, tmp_path)
     connector = FLINKS_CONNECTOR[0].rpartition(":")[2]
-    went_well(replace(told, version=f"{connector} on Flink {told.version}"), "flink")
+    went_well(replace(result, version=f"{connector} on Flink {result.version}"), "flink")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from after_main_thread import run_after_the_main_thread
 from broker.broker_process import MILLSTREAM, WAIT_S, AsProcess
-from broker.raw_client import Asking, batch, create, fetch, fetched, produce
+from broker.raw_client import RawClient, batch, create, fetch, fetched, produce
 
 import millstream as ms
 from millstream.errors import FolderOwnedError
@@ -138,17 +138,17 @@ def pages_mapped(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are not told")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
 def test_answers_come_and_go_in_the_same_memory(folder) -> None:
-    with AsProcess(folder) as broker, Asking(broker.address) as client:
-        client.ask("CreateTopics", 5, create())
+    with AsProcess(folder) as broker, RawClient(broker.address) as client:
+        client.request("CreateTopics", 5, create())
         big = batch(bytes(1 << 20))
         for _ in range(4):
-            client.ask("Produce", 8, produce(big))
+            client.request("Produce", 8, produce(big))
 
         def read() -> None:
-            answer = fetched(client.ask("Fetch", 11, fetch(0, max_bytes=1 << 30)))
-            assert answer["records"].count(big[17:]) == 4
+            response = fetched(client.request("Fetch", 11, fetch(0, max_bytes=1 << 30)))
+            assert response["records"].count(big[17:]) == 4
 
         for _ in range(3):
             read()
@@ -177,7 +177,7 @@ def test_nothing_acknowledged_is_lost_when_it_is_killed_in_the_middle(folder) ->
         }
     )
 
-    def told(error, message) -> None:
+    def on_delivery(error, message) -> None:
         assert error is None, error
         acknowledged.append(message.value())
 
@@ -186,14 +186,14 @@ def test_nothing_acknowledged_is_lost_when_it_is_killed_in_the_middle(folder) ->
             goal = len(acknowledged) + 300
             while len(acknowledged) < goal:
                 if sent - len(acknowledged) < 200:
-                    made.produce("t", b"%d" % sent, on_delivery=told)
+                    made.produce("t", b"%d" % sent, on_delivery=on_delivery)
                     sent += 1
                     made.poll(0)
                 else:
                     made.poll(0.05)
             broker.kill()
         for _ in range(50):
-            made.produce("t", b"%d" % sent, on_delivery=told)
+            made.produce("t", b"%d" % sent, on_delivery=on_delivery)
             sent += 1
     with AsProcess(folder, listen=listen):
         assert made.flush(WAIT_S) == 0

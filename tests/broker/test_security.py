@@ -20,7 +20,7 @@ import aiokafka
 import pytest
 from broker.broker_process import MILLSTREAM, WAIT_S, AsProcess, InProcess
 from broker.certificates import Certificate, made
-from broker.raw_client import Asking, batch, create, fetch, produce, produced
+from broker.raw_client import RawClient, batch, create, fetch, produce, produced
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError as PythonKafkaError
 
@@ -83,7 +83,7 @@ def secure(
 
 
 @pytest.fixture
-def asked(folder: Path, users: UsersFile) -> Iterator[InProcess]:
+def secured(folder: Path, users: UsersFile) -> Iterator[InProcess]:
     """A broker with users and without TLS: what passes can be said byte by byte."""
     with InProcess(folder, door={"users": users.path}) as running:
         yield running
@@ -260,9 +260,9 @@ def test_who_speaks_tls_to_a_broker_that_does_not_is_named_in_its_log(
     broker, certificate, caplog
 ) -> None:
     with caplog.at_level(logging.WARNING), pytest.raises(ssl.SSLError):
-        Asking(broker.address, tls=ssl.create_default_context(cafile=certificate.cert))
-    with Asking(broker.address) as other:
-        other.ask("Metadata", 1, {"topics": None})
+        RawClient(broker.address, tls=ssl.create_default_context(cafile=certificate.cert))
+    with RawClient(broker.address) as other:
+        other.request("Metadata", 1, {"topics": None})
     assert "it begins with a TLS handshake, and this broker has no certificate" in caplog.text
 
 
@@ -273,23 +273,26 @@ def token(password: str, name: str = "alice", other: str = "") -> dict[str, byte
     return {"auth_bytes": f"{other}\0{name}\0{password}".encode()}
 
 
-def come(client: Asking, password: str = PASSWORD, name: str = "alice", version: int = 2) -> dict:
-    assert client.ask("SaslHandshake", 1, {"mechanism": "PLAIN"}) == {
+def come(
+    client: RawClient, password: str = PASSWORD, name: str = "alice", version: int = 2
+) -> dict:
+    assert client.request("SaslHandshake", 1, {"mechanism": "PLAIN"}) == {
         "error_code": ErrorCode.NONE,
         "mechanisms": ["PLAIN"],
     }
-    return client.ask("SaslAuthenticate", version, token(password, name))
+    return client.request("SaslAuthenticate", version, token(password, name))
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_who_has_passed_is_answered(asked, version) -> None:
-    with Asking(asked.address) as client:
-        client.ask("ApiVersions", 3, {})
-        answer = come(client, version=version)
-        assert (answer["error_code"], answer["error_message"]) == (ErrorCode.NONE, None)
-        client.ask("CreateTopics", 4, create())
+def test_an_authenticated_client_gets_responses(secured, version) -> None:
+    with RawClient(secured.address) as client:
+        client.request("ApiVersions", 3, {})
+        response = come(client, version=version)
+        assert (response["error_code"], response["error_message"]) == (ErrorCode.NONE, None)
+        client.request("CreateTopics", 4, create())
         assert (
-            produced(client.ask("Produce", 7, produce(batch(b"x"))))["error_code"] == ErrorCode.NONE
+            produced(client.request("Produce", 7, produce(batch(b"x"))))["error_code"]
+            == ErrorCode.NONE
         )
 
 
@@ -303,32 +306,32 @@ def test_who_has_passed_is_answered(asked, version) -> None:
         ("InitProducerId", 4, {}),
     ],
 )
-def test_all_else_before_that_ends_the_connection(asked, name, version, message) -> None:
+def test_all_else_before_that_ends_the_connection(secured, name, version, message) -> None:
     for steps in range(2):
-        with Asking(asked.address) as client:
+        with RawClient(secured.address) as client:
             if steps:
-                client.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})
-            client.say(name, version, message)
+                client.request("SaslHandshake", 1, {"mechanism": "PLAIN"})
+            client.send(name, version, message)
             assert client.is_closed()
-    with Asking(asked.address) as client:
+    with RawClient(secured.address) as client:
         come(client)
-        assert client.ask("Metadata", 1, {"topics": None})["topics"] == []
+        assert client.request("Metadata", 1, {"topics": None})["topics"] == []
 
 
-def test_what_is_out_of_order_is_an_error_and_the_end(asked) -> None:
-    with Asking(asked.address) as client:
-        answer = client.ask("SaslAuthenticate", 1, token(PASSWORD))
-        assert answer["error_code"] == ErrorCode.ILLEGAL_SASL_STATE
+def test_what_is_out_of_order_is_an_error_and_the_end(secured) -> None:
+    with RawClient(secured.address) as client:
+        response = client.request("SaslAuthenticate", 1, token(PASSWORD))
+        assert response["error_code"] == ErrorCode.ILLEGAL_SASL_STATE
         assert client.is_closed()
-    with Asking(asked.address) as client:
-        client.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})
-        again = client.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})
+    with RawClient(secured.address) as client:
+        client.request("SaslHandshake", 1, {"mechanism": "PLAIN"})
+        again = client.request("SaslHandshake", 1, {"mechanism": "PLAIN"})
         assert again["error_code"] == ErrorCode.ILLEGAL_SASL_STATE
         assert client.is_closed()
-    with Asking(asked.address) as client:
+    with RawClient(secured.address) as client:
         come(client)
-        answer = client.ask("SaslAuthenticate", 1, token(PASSWORD))
-        assert answer["error_code"] == ErrorCode.ILLEGAL_SASL_STATE
+        response = client.request("SaslAuthenticate", 1, token(PASSWORD))
+        assert response["error_code"] == ErrorCode.ILLEGAL_SASL_STATE
         assert client.is_closed()
 
 
@@ -341,11 +344,11 @@ def test_what_is_out_of_order_is_an_error_and_the_end(asked) -> None:
     ],
 )
 def test_another_mechanism_is_answered_with_the_one_there_is(
-    asked, version, mechanism, code
+    secured, version, mechanism, code
 ) -> None:
-    with Asking(asked.address) as client:
-        answer = client.ask("SaslHandshake", version, {"mechanism": mechanism})
-        assert answer == {"error_code": code, "mechanisms": ["PLAIN"]}
+    with RawClient(secured.address) as client:
+        response = client.request("SaslHandshake", version, {"mechanism": mechanism})
+        assert response == {"error_code": code, "mechanisms": ["PLAIN"]}
         assert client.is_closed()
 
 
@@ -362,16 +365,16 @@ def test_another_mechanism_is_answered_with_the_one_there_is(
         b"\0alice\0\xff\xfe",
     ],
 )
-def test_a_token_that_is_none_is_refused(asked, data) -> None:
-    with Asking(asked.address) as client:
-        client.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})
-        answer = client.ask("SaslAuthenticate", 1, {"auth_bytes": data})
-        assert answer["error_code"] == ErrorCode.SASL_AUTHENTICATION_FAILED
+def test_a_token_that_is_none_is_refused(secured, data) -> None:
+    with RawClient(secured.address) as client:
+        client.request("SaslHandshake", 1, {"mechanism": "PLAIN"})
+        response = client.request("SaslAuthenticate", 1, {"auth_bytes": data})
+        assert response["error_code"] == ErrorCode.SASL_AUTHENTICATION_FAILED
         assert client.is_closed()
 
 
-def test_a_large_request_of_an_unknown_client_is_not_read(asked) -> None:
-    with Asking(asked.address) as client:
+def test_a_large_request_of_an_unknown_client_is_not_read(secured) -> None:
+    with RawClient(secured.address) as client:
         client.socket.sendall(struct.pack(">i", 9000) + bytes(100))
         assert client.is_closed()
 
@@ -379,72 +382,72 @@ def test_a_large_request_of_an_unknown_client_is_not_read(asked) -> None:
 def test_who_does_not_say_who_it_is_does_not_stay(folder, users) -> None:
     with (
         InProcess(folder, door={"users": users.path}, login_s=1.5) as broker,
-        Asking(broker.address) as silent,
-        Asking(broker.address) as known,
+        RawClient(broker.address) as silent,
+        RawClient(broker.address) as known,
     ):
         come(known)
-        silent.ask("ApiVersions", 3, {})
+        silent.request("ApiVersions", 3, {})
         assert silent.is_closed()
-        assert known.ask("Metadata", 1, {"topics": None})["topics"] == []
+        assert known.request("Metadata", 1, {"topics": None})["topics"] == []
 
 
-def test_too_many_wrong_tries_are_refused_whatever_comes_with_them(asked) -> None:
+def test_too_many_wrong_tries_are_refused_whatever_comes_with_them(secured) -> None:
     """Of that user from that address only: another is not kept out by them."""
 
     def wrong(number: int) -> int:
-        with Asking(asked.address) as client:
+        with RawClient(secured.address) as client:
             return come(client, f"wrong{number}")["error_code"]
 
     with ThreadPoolExecutor(USER_FAILURES_MAX) as pool:
         codes = list(pool.map(wrong, range(USER_FAILURES_MAX)))
     assert codes == [ErrorCode.SASL_AUTHENTICATION_FAILED] * USER_FAILURES_MAX
-    with Asking(asked.address) as client:
-        answer = come(client)
-        assert answer["error_code"] == ErrorCode.SASL_AUTHENTICATION_FAILED
-        assert "too many failed attempts" in answer["error_message"]
-    with Asking(asked.address) as client:
+    with RawClient(secured.address) as client:
+        response = come(client)
+        assert response["error_code"] == ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert "too many failed attempts" in response["error_message"]
+    with RawClient(secured.address) as client:
         assert come(client, OTHER, "bob")["error_code"] == ErrorCode.NONE
 
 
-def test_users_come_and_go_while_the_broker_runs(asked, users) -> None:
-    with Asking(asked.address) as open_already:
+def test_users_come_and_go_while_the_broker_runs(secured, users) -> None:
+    with RawClient(secured.address) as open_already:
         come(open_already)
         users.put("carol", OTHER)
-        with Asking(asked.address) as client:
+        with RawClient(secured.address) as client:
             assert come(client, OTHER, "carol")["error_code"] == ErrorCode.NONE
         users.put("alice", OTHER, replace=True)
-        with Asking(asked.address) as client:
+        with RawClient(secured.address) as client:
             assert come(client)["error_code"] == ErrorCode.SASL_AUTHENTICATION_FAILED
         users.remove("alice")
-        with Asking(asked.address) as client:
+        with RawClient(secured.address) as client:
             assert come(client, OTHER)["error_code"] == ErrorCode.SASL_AUTHENTICATION_FAILED
         users.path.write_text("nonsense\n")
-        with Asking(asked.address) as client:
-            answer = come(client, OTHER, "carol")
-        assert answer["error_code"] == ErrorCode.SASL_AUTHENTICATION_FAILED
-        assert "cannot read its users" in answer["error_message"]
-        assert open_already.ask("Metadata", 1, {"topics": None})["topics"] == []
+        with RawClient(secured.address) as client:
+            response = come(client, OTHER, "carol")
+        assert response["error_code"] == ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert "cannot read its users" in response["error_message"]
+        assert open_already.request("Metadata", 1, {"topics": None})["topics"] == []
 
 
 def test_a_broker_without_users_says_so(broker) -> None:
-    with Asking(broker.address) as client:
-        answer = client.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})
-        assert answer["error_code"] == ErrorCode.ILLEGAL_SASL_STATE
-        answer = client.ask("SaslAuthenticate", 1, token(PASSWORD))
-        assert "no users" in answer["error_message"]
-        client.ask("Metadata", 1, {"topics": None})
+    with RawClient(broker.address) as client:
+        response = client.request("SaslHandshake", 1, {"mechanism": "PLAIN"})
+        assert response["error_code"] == ErrorCode.ILLEGAL_SASL_STATE
+        response = client.request("SaslAuthenticate", 1, token(PASSWORD))
+        assert "no users" in response["error_message"]
+        client.request("Metadata", 1, {"topics": None})
 
 
-def test_no_password_is_ever_written_down(asked, users, tmp_path, caplog) -> None:
+def test_no_password_is_ever_written_down(secured, users, tmp_path, caplog) -> None:
     with caplog.at_level(logging.DEBUG):
         for name, password in (("alice", "wrong-secret"), ("secret-name", "wrong-secret")):
-            with Asking(asked.address) as client:
+            with RawClient(secured.address) as client:
                 come(client, password, name)
                 assert client.is_closed()
-        with Asking(asked.address) as client:
+        with RawClient(secured.address) as client:
             come(client)
-        with Asking(asked.address) as client:
-            client.ask("SaslHandshake", 1, {"mechanism": "wrong-secret"})
+        with RawClient(secured.address) as client:
+            client.request("SaslHandshake", 1, {"mechanism": "wrong-secret"})
             client.is_closed()
     assert "authentication of user 'alice' failed" in caplog.text
     assert "authentication of an unknown user failed" in caplog.text
@@ -461,20 +464,20 @@ def test_who_leaves_its_answers_lying_slows_no_other_behind_tls(folder, certific
     trust = ssl.create_default_context(cafile=certificate.cert)
     with (
         InProcess(folder, door=door, responses_bytes_max=64 << 20) as broker,
-        Asking(broker.address, tls=trust) as client,
+        RawClient(broker.address, tls=trust) as client,
     ):
-        client.ask("CreateTopics", 4, create())
+        client.request("CreateTopics", 4, create())
         for _ in range(4):
-            client.ask("Produce", 7, produce(batch(bytes(4_000_000))))
-        idle = [Asking(broker.address, tls=trust, receive_bytes=4096) for _ in range(8)]
+            client.request("Produce", 7, produce(batch(bytes(4_000_000))))
+        idle = [RawClient(broker.address, tls=trust, receive_bytes=4096) for _ in range(8)]
         for one in idle:
-            one.say("Fetch", 11, {**fetch(0), "max_bytes": 1 << 30})
+            one.send("Fetch", 11, {**fetch(0), "max_bytes": 1 << 30})
         began_s = time.monotonic()
         for _ in range(20):
-            client.ask("Metadata", 1, {"topics": None})
+            client.request("Metadata", 1, {"topics": None})
         assert time.monotonic() - began_s < 10
-        for one in idle:  # each gets its answer, whole, when it wants it
-            (topic,) = one.hear()["responses"]
+        for one in idle:  # each gets its whole response when it reads it
+            (topic,) = one.receive()["responses"]
             assert len(topic["partitions"][0]["records"]) > 3_900_000
             one.socket.close()
 
@@ -484,9 +487,9 @@ def test_it_ends_in_time_while_clients_are_there(folder, certificate) -> None:
     trust = ssl.create_default_context(cafile=certificate.cert)
     clients = []
     with InProcess(folder, door=door) as broker:
-        clients += [Asking(broker.address, tls=trust) for _ in range(5)]
+        clients += [RawClient(broker.address, tls=trust) for _ in range(5)]
         for one in clients:
-            one.ask("Metadata", 1, {"topics": None})
+            one.request("Metadata", 1, {"topics": None})
         began_s = time.monotonic()
     assert time.monotonic() - began_s < 30
     for one in clients:
@@ -496,7 +499,7 @@ def test_it_ends_in_time_while_clients_are_there(folder, certificate) -> None:
 
 def test_who_never_finishes_the_handshake_is_not_waited_for(folder, certificate) -> None:
     door = {"tls_cert": certificate.cert, "tls_key": certificate.key}
-    with InProcess(folder, door=door, login_s=0.3) as broker, Asking(broker.address) as silent:
+    with InProcess(folder, door=door, login_s=0.3) as broker, RawClient(broker.address) as silent:
         assert silent.is_closed()
 
 
@@ -514,8 +517,8 @@ def test_a_certificate_is_renewed_while_the_broker_runs(
     def trusts(one: Certificate) -> bool:
         try:
             context = ssl.create_default_context(cafile=one.cert)
-            with Asking(broker.address, tls=context) as client:
-                return client.ask("Metadata", 1, {"topics": None})["topics"] == []
+            with RawClient(broker.address, tls=context) as client:
+                return client.request("Metadata", 1, {"topics": None})["topics"] == []
         except ssl.SSLCertVerificationError:
             return False
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from broker.broker_process import AsProcess, InProcess
 from broker.language_clients import jars, program
-from broker.raw_client import Asking, create, produce, raw
+from broker.raw_client import RawClient, create, produce, raw
 
 from millstream.broker.protocol.error_codes import ErrorCode
 from millstream.log.encoding import SimpleRecord, encode_records
@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
     what: str
     value: str = ""
-    told: str = ""
+    detail: str = ""
     at_ms: str = "0"
 
 
@@ -131,36 +131,41 @@ def until(holds: Callable[[], bool], *workers: Worker) -> None:
 
 def made(address: str, group: str, partitions: int = 1, **settings: object) -> None:
     """Make the topic, and say how the group is to be."""
-    told = {"share.auto.offset.reset": "earliest"}
-    told |= {name.replace("_", "."): str(value) for name, value in settings.items()}
-    configs = [{"name": name, "config_operation": 0, "value": told[name]} for name in told]
+    settings_by_name = {"share.auto.offset.reset": "earliest"}
+    settings_by_name |= {name.replace("_", "."): str(value) for name, value in settings.items()}
+    configs = [
+        {"name": name, "config_operation": 0, "value": settings_by_name[name]}
+        for name in settings_by_name
+    ]
     resource = {"resource_type": GROUP, "resource_name": group, "configs": configs}
-    with Asking(address) as client:
-        client.ask("CreateTopics", 4, create("t", partitions))
-        (done,) = client.ask("IncrementalAlterConfigs", 1, {"resources": [resource]})["responses"]
+    with RawClient(address) as client:
+        client.request("CreateTopics", 4, create("t", partitions))
+        (done,) = client.request("IncrementalAlterConfigs", 1, {"resources": [resource]})[
+            "responses"
+        ]
     assert done["error_code"] == 0, done
 
 
 def send(address: str, values: list[str], partition: int = 0) -> None:
     rows = [SimpleRecord(1000, None, value.encode()) for value in values]
-    with Asking(address) as client:
+    with RawClient(address) as client:
         for at in range(0, len(rows), 10):  # batches of ten
             parts = [b""] * partition + [raw(encode_records(rows[at : at + 10]))]
             request = produce(*parts)
             request["topic_data"][0]["partition_data"] = [
                 {"index": partition, "records": parts[-1]}
             ]
-            answer = client.ask("Produce", 7, request)
-            (one,) = answer["responses"][0]["partition_responses"]
+            response = client.request("Produce", 7, request)
+            (one,) = response["responses"][0]["partition_responses"]
             assert one["error_code"] == 0, one
 
 
 def lag(address: str, group: str) -> int:
-    with Asking(address) as client:
-        asked = {"groups": [{"group_id": group, "topics": None}]}
-        (answer,) = client.ask("DescribeShareGroupOffsets", 1, asked)["groups"]
-    assert answer["error_code"] in (0, ErrorCode.GROUP_ID_NOT_FOUND), answer
-    parts = [one for topic in answer["topics"] for one in topic["partitions"]]
+    with RawClient(address) as client:
+        request = {"groups": [{"group_id": group, "topics": None}]}
+        (response,) = client.request("DescribeShareGroupOffsets", 1, request)["groups"]
+    assert response["error_code"] in (0, ErrorCode.GROUP_ID_NOT_FOUND), response
+    parts = [one for topic in response["topics"] for one in topic["partitions"]]
     return sum(one["lag"] for one in parts) if parts else -1
 
 
@@ -214,7 +219,7 @@ def test_two_share_consumers_lose_nothing_as_one_of_them_and_the_broker_are_kill
             eve.close()
             assert again.process.poll() is None
     check_books([ann, bob, eve], values)
-    again = [line for one in (ann, bob, eve) for line in one.of("got") if int(line.told) > 1]
+    again = [line for one in (ann, bob, eve) for line in one.of("got") if int(line.detail) > 1]
     assert 0 < len(again) < 100, "what was in the hands of the killed was given out again"
 
 
@@ -228,7 +233,7 @@ def test_a_share_consumer_releases_rejects_and_sees_a_poison_record_go(work, fol
         worker.close()
     deliveries = {}
     for line in worker.of("got"):
-        deliveries.setdefault(line.value, []).append(int(line.told))
+        deliveries.setdefault(line.value, []).append(int(line.detail))
     assert deliveries["again-1"] == [1, 2, 3]
     assert deliveries["bad-1"] == [1]
     assert deliveries["poison-1"] == [1, 2, 3, 4, 5]
@@ -238,9 +243,9 @@ def test_a_share_consumer_releases_rejects_and_sees_a_poison_record_go(work, fol
         for row in read(folder, "given-up")
     }
     assert sorted(found) == [b"bad-1", b"poison-1"]
-    told = found[b"poison-1"]
-    assert told["__dlq.errors.delivery.count"] == b"5"
-    assert (told["__dlq.errors.topic"], told["__dlq.errors.offset"]) == (b"t", b"3")
+    headers = found[b"poison-1"]
+    assert headers["__dlq.errors.delivery.count"] == b"5"
+    assert (headers["__dlq.errors.topic"], headers["__dlq.errors.offset"]) == (b"t", b"3")
 
 
 def test_a_share_consumer_renews_its_lock_and_loses_one_that_it_does_not_renew(
@@ -251,10 +256,12 @@ def test_a_share_consumer_renews_its_lock_and_loses_one_that_it_does_not_renew(
         send(broker.address, ["renewed-1600-1", "slow-3500-1"])
         ann = work(broker.address, "g", "max.poll.records=1", "share.acquire.mode=record_limit")
         until(lambda: len([one for one in ann.of("got") if one.value.startswith("slow")]) >= 2, ann)
-        renewed = [line.told for line in ann.of("got") if line.value == "renewed-1600-1"]
+        renewed = [line.detail for line in ann.of("got") if line.value == "renewed-1600-1"]
         assert renewed == ["1"] * 3, "it was given out once, and kept for longer than a lock lasts"
-        assert "accept" in [line.told for line in ann.of("said") if line.value == "renewed-1600-1"]
-        assert ann.of("failed"), "who speaks too late is told so"
+        assert "accept" in [
+            line.detail for line in ann.of("said") if line.value == "renewed-1600-1"
+        ]
+        assert ann.of("failed"), "an acknowledgement that is too late fails"
 
 
 def test_members_of_a_share_group_share_partitions_and_accept_implicitly(work, folder) -> None:
@@ -264,8 +271,8 @@ def test_members_of_a_share_group_share_partitions_and_accept_implicitly(work, f
         workers = [work(broker.address, "g", mode="implicit") for _ in range(3)]
 
         def members() -> list:
-            with Asking(broker.address) as client:
-                (group,) = client.ask("ShareGroupDescribe", 1, {"group_ids": ["g"]})["groups"]
+            with RawClient(broker.address) as client:
+                (group,) = client.request("ShareGroupDescribe", 1, {"group_ids": ["g"]})["groups"]
             return group["members"]
 
         until(lambda: len(members()) == 3, *workers)

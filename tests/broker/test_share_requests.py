@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from broker.broker_process import AsProcess, InProcess
-from broker.raw_client import Asking, batch, create, produce, raw
+from broker.raw_client import RawClient, batch, create, produce, raw
 from broker.share_member import (
     ACCEPT,
     REJECT,
@@ -65,9 +65,9 @@ def test_each_record_goes_to_one_member_and_is_redelivered_if_it_is_released(
 
 
 def test_the_bytes_of_a_fetch_are_the_batches_of_what_was_acquired(ann, five) -> None:
-    with Asking(five.address) as client:
-        client.ask("Produce", 7, produce(batch(b"5", b"6")))
-        client.ask("Produce", 7, produce(batch(b"7")))
+    with RawClient(five.address) as client:
+        client.request("Produce", 7, produce(batch(b"5", b"6")))
+        client.request("Produce", 7, produce(batch(b"7")))
     assert ann.acquire(max_records=5) == [(0, 5, 1)]
     found = ann.fetch(max_records=1)
     assert acquired(found) == [(5, 6, 1)]
@@ -110,12 +110,12 @@ def test_a_fetch_waits_for_records_and_for_those_that_become_available_again(
     ann, bob, five
 ) -> None:
     assert ann.acquire() == [(0, 5, 1)]
-    bob.say("ShareFetch", 2, bob.fetching(max_wait_ms=20_000))
+    bob.send("ShareFetch", 2, bob.fetching(max_wait_ms=20_000))
     assert ann.acknowledge((1, 2, RELEASE)) == 0
     assert acquired(bob.response()) == [(1, 2, 2)]
-    bob.say("ShareFetch", 2, bob.fetching(max_wait_ms=20_000))
-    with Asking(five.address) as client:
-        client.ask("Produce", 7, produce(batch(b"5")))
+    bob.send("ShareFetch", 2, bob.fetching(max_wait_ms=20_000))
+    with RawClient(five.address) as client:
+        client.request("Produce", 7, produce(batch(b"5")))
     assert acquired(bob.response()) == [(5, 6, 1)]
 
 
@@ -132,7 +132,7 @@ def test_records_in_flight_are_limited(ann, bob, five) -> None:
 
 def test_a_connection_that_ends_releases_what_its_member_has_acquired(ann, bob, five) -> None:
     assert ann.acquire() == [(0, 5, 1)]
-    bob.say("ShareFetch", 2, bob.fetching(max_wait_ms=20_000))
+    bob.send("ShareFetch", 2, bob.fetching(max_wait_ms=20_000))
     ann.socket.close()
     assert acquired(bob.response())[0] == (0, 5, 2)
 
@@ -163,9 +163,9 @@ def test_requests_of_a_session_have_consecutive_epochs(ann) -> None:
 
 def test_members_join_and_leave_and_the_group_is_described(five) -> None:
     def heartbeat(
-        client: Asking, member: str, generation: int, topics: list | None = None
+        client: RawClient, member: str, generation: int, topics: list | None = None
     ) -> Message:
-        return client.ask(
+        return client.request(
             "ShareGroupHeartbeat",
             1,
             {
@@ -183,9 +183,9 @@ def test_members_join_and_leave_and_the_group_is_described(five) -> None:
         assert ann["assignment"] == {"topic_partitions": [topic]}
         assert heartbeat(client, "bob", 0, ["t"])["assignment"] == {"topic_partitions": [topic]}
         assert heartbeat(client, "ann", 1)["assignment"] is None or ann["member_epoch"] == 1
-        (seen,) = client.ask("ShareGroupDescribe", 1, {"group_ids": ["g"]})["groups"]
+        (seen,) = client.request("ShareGroupDescribe", 1, {"group_ids": ["g"]})["groups"]
         assert (seen["group_state"], len(seen["members"])) == ("Stable", 2)
-        listed = client.ask("ListGroups", 5, {"types_filter": ["Share"]})["groups"]
+        listed = client.request("ListGroups", 5, {"types_filter": ["Share"]})["groups"]
         assert listed == [
             {
                 "group_id": "g",
@@ -194,17 +194,17 @@ def test_members_join_and_leave_and_the_group_is_described(five) -> None:
                 "group_type": "share",
             }
         ]
-        (gone,) = client.ask("DeleteGroups", 2, {"groups_names": ["g"]})["results"]
+        (gone,) = client.request("DeleteGroups", 2, {"groups_names": ["g"]})["results"]
         assert gone["error_code"] == ErrorCode.NON_EMPTY_GROUP
         join = {"group_id": "g", "session_timeout_ms": 6000, "protocol_type": "consumer"}
-        refused = client.ask(
+        refused = client.request(
             "JoinGroup", 7, {**join, "protocols": [{"name": "range", "metadata": b""}]}
         )
         assert refused["error_code"] == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         for member in ("ann", "bob"):
             assert heartbeat(client, member, -1)["error_code"] == 0
         assert client.acquire(max_records=1) == [(0, 1, 1)]
-        (seen, none) = client.ask("ShareGroupDescribe", 1, {"group_ids": ["g", "h"]})["groups"]
+        (seen, none) = client.request("ShareGroupDescribe", 1, {"group_ids": ["g", "h"]})["groups"]
         assert (seen["group_state"], none["error_code"]) == ("Empty", ErrorCode.GROUP_ID_NOT_FOUND)
 
 
@@ -213,8 +213,8 @@ def test_the_offsets_of_a_group_without_members_are_altered_or_deleted(ann, five
         topic: Message = {"topic_name": "t"}
         if offset is not None:
             topic["partitions"] = [{"partition_index": 0, "start_offset": offset}]
-        with Asking(five.address) as client:
-            return client.ask(name, 0, {"group_id": "g", "topics": [topic]})
+        with RawClient(five.address) as client:
+            return client.request(name, 0, {"group_id": "g", "topics": [topic]})
 
     assert ann.acquire() == [(0, 5, 1)]
     assert ann.acknowledge((1, 3, ACCEPT), share_session_epoch=-1) == 0
@@ -229,11 +229,12 @@ def test_the_offsets_of_a_group_without_members_are_altered_or_deleted(ann, five
     assert ask("DeleteShareGroupOffsets")["error_code"] == ErrorCode.GROUP_ID_NOT_FOUND
     ann.epoch = 0
     assert ann.acquire() == [(0, 5, 1)], "it begins where its settings say"
-    with Asking(five.address) as client:
+    with RawClient(five.address) as client:
         assert (
-            client.ask("DeleteGroups", 2, {"groups_names": ["g"]})["results"][0]["error_code"] == 0
+            client.request("DeleteGroups", 2, {"groups_names": ["g"]})["results"][0]["error_code"]
+            == 0
         )
-        assert client.ask("ListGroups", 5, {})["groups"] == []
+        assert client.request("ListGroups", 5, {})["groups"] == []
 
 
 # -- topics -----------------------------------------------------------------------------------
@@ -241,20 +242,20 @@ def test_the_offsets_of_a_group_without_members_are_altered_or_deleted(ann, five
 
 def test_a_recreated_topic_is_read_from_its_beginning(ann, five) -> None:
     assert ann.acquire() == [(0, 5, 1)]
-    with Asking(five.address) as client:
-        client.ask("DeleteTopics", 4, {"topic_names": ["t"]})
+    with RawClient(five.address) as client:
+        client.request("DeleteTopics", 4, {"topic_names": ["t"]})
         assert ann.fetch((0, 5, ACCEPT))["acknowledge_error_code"] == ErrorCode.UNKNOWN_TOPIC_ID
-        client.ask("CreateTopics", 4, create())
-        client.ask("Produce", 7, produce(batch(b"new")))
+        client.request("CreateTopics", 4, create())
+        client.request("Produce", 7, produce(batch(b"new")))
     with Member(five.address, "eve") as eve:
         assert eve.acquire() == [(0, 1, 1)]
 
 
 def test_records_removed_from_the_log_are_done(ann, bob, five) -> None:
     assert ann.acquire(max_records=4) == [(0, 4, 1)]
-    with Asking(five.address) as client:
+    with RawClient(five.address) as client:
         part = {"partition_index": 0, "offset": 3}
-        client.ask("DeleteRecords", 2, {"topics": [{"name": "t", "partitions": [part]}]})
+        client.request("DeleteRecords", 2, {"topics": [{"name": "t", "partitions": [part]}]})
     assert ann.acknowledge((0, 4, RELEASE)) == 0
     assert bob.acquire() == [(3, 4, 2), (4, 5, 1)]
     assert bob.acknowledge((3, 5, ACCEPT)) == 0
@@ -266,21 +267,21 @@ def test_open_transactions_are_waited_for_and_aborted_ones_are_not_delivered(
     broker, isolation
 ) -> None:
     prepare(broker.address, share_isolation_level=isolation)
-    with Asking(broker.address) as client, Member(broker.address) as ann:
+    with RawClient(broker.address) as client, Member(broker.address) as ann:
 
         def transaction(sequence: int, *values: bytes) -> None:
             made = encode_records([SimpleRecord(0, None, value) for value in values])
             part = stamp(made, ProducerStamp(*identity, sequence), transactional=True)
             request = {**produce(raw(part)), "transactional_id": "x"}
-            answer = client.ask("Produce", 7, request)
-            assert answer["responses"][0]["partition_responses"][0]["error_code"] == 0
+            response = client.request("Produce", 7, request)
+            assert response["responses"][0]["partition_responses"][0]["error_code"] == 0
 
         def end(*, committed: bool) -> None:
             request = {"transactional_id": "x", "committed": committed}
             producer = {"producer_id": identity[0], "producer_epoch": identity[1]}
-            assert client.ask("EndTxn", 1, {**request, **producer})["error_code"] == 0
+            assert client.request("EndTxn", 1, {**request, **producer})["error_code"] == 0
 
-        named = client.ask(
+        named = client.request(
             "InitProducerId", 1, {"transactional_id": "x", "transaction_timeout_ms": 60_000}
         )
         identity = (named["producer_id"], named["producer_epoch"])
@@ -290,15 +291,15 @@ def test_open_transactions_are_waited_for_and_aborted_ones_are_not_delivered(
             "v3_and_below_producer_epoch": identity[1],
             "v3_and_below_topics": [{"name": "t", "partitions": [0]}],
         }
-        client.ask("AddPartitionsToTxn", 0, taking)
+        client.request("AddPartitionsToTxn", 0, taking)
         transaction(0, b"0", b"1")  # marker: 2
         if isolation == "read_committed":
             assert ann.acquire() == []
         end(committed=False)
-        client.ask("AddPartitionsToTxn", 0, taking)
+        client.request("AddPartitionsToTxn", 0, taking)
         transaction(2, b"3")  # marker: 4
         end(committed=True)
-        client.ask("Produce", 7, produce(batch(b"5")))
+        client.request("Produce", 7, produce(batch(b"5")))
         mine = ann.acquire()
         if isolation == "read_committed":
             assert mine == [(3, 4, 1), (5, 6, 1)]
@@ -306,7 +307,7 @@ def test_open_transactions_are_waited_for_and_aborted_ones_are_not_delivered(
             assert mine == [(0, 2, 1), (3, 4, 1), (5, 6, 1)]
         assert ann.acknowledge(*((first, last, ACCEPT) for first, last, _ in mine)) == 0
         assert start_and_lag(broker.address) == (6, 0)
-        client.ask("AddPartitionsToTxn", 0, taking)
+        client.request("AddPartitionsToTxn", 0, taking)
         transaction(3, b"6")
         end(committed=True)
         assert start_and_lag(broker.address) == (6, 1)
@@ -349,9 +350,9 @@ def test_without_disk_space_nothing_is_delivered_or_acknowledged(ann, five) -> N
 
 def test_many_members_fetch_and_die_at_once_and_every_record_is_processed(five) -> None:
     values = [b"%d" % number for number in range(300)]
-    with Asking(five.address) as client:
+    with RawClient(five.address) as client:
         for at in range(0, 300, 7):
-            client.ask("Produce", 7, produce(batch(*values[at : at + 7])))
+            client.request("Produce", 7, produce(batch(*values[at : at + 7])))
     done: list[int] = []
 
     def live(name: str, dies: bool) -> None:
@@ -392,7 +393,7 @@ def test_the_command_shows_members_progress_and_what_is_in_flight(
         "member_epoch": 0,
         "subscribed_topic_names": ["t"],
     }
-    assert ann.ask("ShareGroupHeartbeat", 1, join)["error_code"] == 0
+    assert ann.request("ShareGroupHeartbeat", 1, join)["error_code"] == 0
     assert ann.acquire() == [(0, 5, 1)]
     assert ann.acknowledge((0, 1, ACCEPT), (2, 3, ACCEPT), (3, 4, RELEASE)) == 0
     assert ann.acquire() == [(3, 4, 2)]

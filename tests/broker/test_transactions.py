@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from broker.broker_process import InProcess
-from broker.raw_client import Asking, create, fetch, fetched, only, produce, produced, raw
+from broker.raw_client import RawClient, create, fetch, fetched, only, produce, produced, raw
 
 from millstream.broker.protocol.error_codes import ErrorCode
 from millstream.broker.protocol.wire import Message
@@ -15,21 +15,21 @@ from millstream.log.encoding import SimpleRecord, encode_records
 
 
 @pytest.fixture
-def asking(broker: InProcess):
-    with Asking(broker.address) as client:
-        client.ask("CreateTopics", 4, create())
+def raw_client(broker: InProcess):
+    with RawClient(broker.address) as client:
+        client.request("CreateTopics", 4, create())
         yield client
 
 
 class Producer:
     """A transactional producer, one request at a time."""
 
-    def __init__(self, asking: Asking, name: str = "x", **resumes: int) -> None:
-        self.asking, self.name, self.sequence = asking, name, 0
+    def __init__(self, raw_client: RawClient, name: str = "x", **resumes: int) -> None:
+        self.raw_client, self.name, self.sequence = raw_client, name, 0
         request = {"transactional_id": name, "transaction_timeout_ms": 60_000, **resumes}
-        answer = asking.ask("InitProducerId", 4, request)
-        self.code = answer["error_code"]
-        self.producer_id, self.producer_epoch = answer["producer_id"], answer["producer_epoch"]
+        response = raw_client.request("InitProducerId", 4, request)
+        self.code = response["error_code"]
+        self.producer_id, self.producer_epoch = response["producer_id"], response["producer_epoch"]
 
     def who(self, prefix: str = "") -> Message:
         return {
@@ -41,36 +41,38 @@ class Producer:
     def add(self, *partitions: int, topic: str = "t", version: int = 3) -> list[int]:
         topics = [{"name": topic, "partitions": list(partitions)}]
         request = {**self.who("v3_and_below_"), "v3_and_below_topics": topics}
-        answer = self.asking.ask("AddPartitionsToTxn", version, request)
-        (found,) = answer["results_by_topic_v3_and_below"]
+        response = self.raw_client.request("AddPartitionsToTxn", version, request)
+        (found,) = response["results_by_topic_v3_and_below"]
         return [one["partition_error_code"] for one in found["results_by_partition"]]
 
     def send(self, value: bytes) -> int:
         made = encode_records([SimpleRecord(0, b"k", value)])
         sent = ProducerStamp(self.producer_id, self.producer_epoch, self.sequence)
         data = raw(stamp(made, sent, transactional=True))
-        code = produced(self.asking.ask("Produce", 7, produce(data)))["error_code"]
+        code = produced(self.raw_client.request("Produce", 7, produce(data)))["error_code"]
         self.sequence += not code
         return code
 
-    def end(self, *, commit: bool, version: int = 3, asking: Asking | None = None) -> int:
+    def end(self, *, commit: bool, version: int = 3, raw_client: RawClient | None = None) -> int:
         request = {**self.who(), "committed": commit}
-        return (asking or self.asking).ask("EndTxn", version, request)["error_code"]
+        return (raw_client or self.raw_client).request("EndTxn", version, request)["error_code"]
 
     def commit_offset(self, offset: int, **member: object) -> int:
         partitions = [{"partition_index": 0, "committed_offset": offset, "committed_metadata": ""}]
         topics = [{"name": "t", "partitions": partitions}]
         request = {**self.who(), "group_id": "g", "topics": topics, "generation_id": -1, **member}
-        answer = self.asking.ask("TxnOffsetCommit", 3, request)
-        return only(answer, "topics", "partitions")["error_code"]
+        response = self.raw_client.request("TxnOffsetCommit", 3, request)
+        return only(response, "topics", "partitions")["error_code"]
 
 
-def stable_end(asking: Asking) -> int:
-    return fetched(asking.ask("Fetch", 11, fetch(0, isolation_level=1)))["last_stable_offset"]
+def stable_end(raw_client: RawClient) -> int:
+    return fetched(raw_client.request("Fetch", 11, fetch(0, isolation_level=1)))[
+        "last_stable_offset"
+    ]
 
 
-def test_an_end_that_is_asked_for_again_is_answered_as_before(asking) -> None:
-    made = Producer(asking)
+def test_an_end_that_is_asked_for_again_is_answered_as_before(raw_client) -> None:
+    made = Producer(raw_client)
     assert made.end(commit=True) == ErrorCode.INVALID_TXN_STATE  # there was none
     for commit in (True, False):
         assert made.add(0) == [0]
@@ -79,23 +81,23 @@ def test_an_end_that_is_asked_for_again_is_answered_as_before(asking) -> None:
         assert made.end(commit=not commit) == ErrorCode.INVALID_TXN_STATE
 
 
-def test_an_end_that_was_held_up_does_not_end_the_next_transaction(broker, asking) -> None:
+def test_an_end_that_was_held_up_does_not_end_the_next_transaction(broker, raw_client) -> None:
     """The producer gave its connection up, sent the end again on another, and went on."""
-    made = Producer(asking)
-    with Asking(broker.address) as later:
+    made = Producer(raw_client)
+    with RawClient(broker.address) as later:
         made.add(0)
         made.send(b"first")
-        assert made.end(commit=True, asking=later) == 0
-        old, made.asking = made.asking, later
+        assert made.end(commit=True, raw_client=later) == 0
+        old, made.raw_client = made.raw_client, later
         made.add(0)
         made.send(b"second")
-        assert made.end(commit=True, asking=old) == ErrorCode.NOT_COORDINATOR
+        assert made.end(commit=True, raw_client=old) == ErrorCode.NOT_COORDINATOR
         assert stable_end(later) == 2  # the first and its marker: the second is open
         assert made.end(commit=False) == 0
 
 
-def test_records_outside_of_a_transaction_are_refused(asking) -> None:
-    made = Producer(asking)
+def test_records_outside_of_a_transaction_are_refused(raw_client) -> None:
+    made = Producer(raw_client)
     assert made.send(b"early") == ErrorCode.INVALID_TXN_STATE
     made.add(0)
     assert made.send(b"in time") == 0
@@ -106,11 +108,11 @@ def test_records_outside_of_a_transaction_are_refused(asking) -> None:
 @pytest.mark.parametrize(
     ("version", "code"), [(0, ErrorCode.INVALID_PRODUCER_EPOCH), (3, ErrorCode.PRODUCER_FENCED)]
 )
-def test_who_was_replaced_is_told_so_in_every_answer(asking, version, code) -> None:
-    old = Producer(asking)
+def test_who_was_replaced_is_told_so_in_every_answer(raw_client, version, code) -> None:
+    old = Producer(raw_client)
     old.add(0)
     old.send(b"zombie")
-    new = Producer(asking)
+    new = Producer(raw_client)
     # One for the life that ends, one for the end of the transaction that was taken back with it.
     assert (new.producer_id, new.producer_epoch) == (old.producer_id, old.producer_epoch + 2)
     assert old.add(0, version=version) == [code]
@@ -118,13 +120,13 @@ def test_who_was_replaced_is_told_so_in_every_answer(asking, version, code) -> N
     assert old.send(b"zombie") == ErrorCode.INVALID_PRODUCER_EPOCH
     assert old.commit_offset(1) == ErrorCode.INVALID_PRODUCER_EPOCH
     identity = {"producer_id": old.producer_id, "producer_epoch": old.producer_epoch}
-    assert Producer(asking, **identity).code == ErrorCode.PRODUCER_FENCED
-    assert stable_end(asking) == 2  # what it left open was taken back
+    assert Producer(raw_client, **identity).code == ErrorCode.PRODUCER_FENCED
+    assert stable_end(raw_client) == 2  # what it left open was taken back
 
 
-def test_a_name_belongs_to_one_producer(asking) -> None:
-    made = Producer(asking)
-    stranger = Producer(asking, "y")
+def test_a_name_belongs_to_one_producer(raw_client) -> None:
+    made = Producer(raw_client)
+    stranger = Producer(raw_client, "y")
     stranger.name = "x"
     assert stranger.add(0) == [ErrorCode.INVALID_PRODUCER_ID_MAPPING]
     assert stranger.end(commit=True) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -133,8 +135,8 @@ def test_a_name_belongs_to_one_producer(asking) -> None:
     assert made.add(0) == [ErrorCode.INVALID_PRODUCER_ID_MAPPING]
 
 
-def test_partitions_are_added_all_or_none(asking) -> None:
-    made = Producer(asking)
+def test_partitions_are_added_all_or_none(raw_client) -> None:
+    made = Producer(raw_client)
     assert made.add(0, 7) == [
         ErrorCode.OPERATION_NOT_ATTEMPTED,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -143,19 +145,19 @@ def test_partitions_are_added_all_or_none(asking) -> None:
     assert made.add(0) == [0]
 
 
-def test_a_next_life_of_which_a_producer_was_not_told_is_told_again(broker, asking) -> None:
-    made = Producer(asking)
+def test_a_next_life_of_which_a_producer_was_not_told_is_told_again(broker, raw_client) -> None:
+    made = Producer(raw_client)
     made.add(0)
     made.send(b"taken back")
     identity = {"producer_id": made.producer_id, "producer_epoch": made.producer_epoch}
-    with Asking(broker.address) as later:
-        first, again = Producer(asking, **identity), Producer(later, **identity)
+    with RawClient(broker.address) as later:
+        first, again = Producer(raw_client, **identity), Producer(later, **identity)
     assert (first.code, again.code) == (0, 0)
     assert again.who() == first.who() != made.who()
 
 
-def test_while_the_disk_is_full_a_coordinator_is_to_be_asked_again(asking, monkeypatch) -> None:
-    made = Producer(asking)
+def test_while_the_disk_is_full_a_coordinator_is_to_be_asked_again(raw_client, monkeypatch) -> None:
+    made = Producer(raw_client)
     made.add(0)
     made.send(b"v")
 
@@ -169,11 +171,15 @@ def test_while_the_disk_is_full_a_coordinator_is_to_be_asked_again(asking, monke
         codes = [
             made.end(commit=True),
             made.end(commit=False),
-            Producer(asking, "y").code,
+            Producer(raw_client, "y").code,
             made.commit_offset(1),
             *Producer.add(made, 0),
-            only(asking.ask("OffsetCommit", 8, of_group), "topics", "partitions")["error_code"],
-            only(asking.ask("DeleteGroups", 2, {"groups_names": ["g"]}), "results")["error_code"],
+            only(raw_client.request("OffsetCommit", 8, of_group), "topics", "partitions")[
+                "error_code"
+            ],
+            only(raw_client.request("DeleteGroups", 2, {"groups_names": ["g"]}), "results")[
+                "error_code"
+            ],
         ]
     assert codes == [*[ErrorCode.COORDINATOR_NOT_AVAILABLE] * 4, 0, *codes[-2:]]
     assert codes[-2:] == [ErrorCode.COORDINATOR_NOT_AVAILABLE] * 2
@@ -181,26 +187,26 @@ def test_while_the_disk_is_full_a_coordinator_is_to_be_asked_again(asking, monke
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -1, 15 * 60_000 + 1])
-def test_a_timeout_that_cannot_be_is_refused(asking, timeout_ms) -> None:
+def test_a_timeout_that_cannot_be_is_refused(raw_client, timeout_ms) -> None:
     request = {"transactional_id": "x", "transaction_timeout_ms": timeout_ms}
-    answer = asking.ask("InitProducerId", 4, request)
-    assert (answer["error_code"], answer["producer_id"]) == (
+    response = raw_client.request("InitProducerId", 4, request)
+    assert (response["error_code"], response["producer_id"]) == (
         ErrorCode.INVALID_TRANSACTION_TIMEOUT,
         -1,
     )
 
 
-def test_offsets_of_an_open_transaction_are_not_stable(asking) -> None:
-    made = Producer(asking)
+def test_offsets_of_an_open_transaction_are_not_stable(raw_client) -> None:
+    made = Producer(raw_client)
     assert made.commit_offset(3) == ErrorCode.INVALID_TXN_STATE
     request = {**made.who(), "group_id": "g"}
-    assert asking.ask("AddOffsetsToTxn", 3, request)["error_code"] == 0
+    assert raw_client.request("AddOffsetsToTxn", 3, request)["error_code"] == 0
     assert made.commit_offset(3) == 0
     topics = [{"name": "t", "partition_indexes": [0]}]
 
     def committed(*, stable: bool) -> tuple[int, int]:
         asked = {"groups": [{"group_id": "g", "topics": topics}], "require_stable": stable}
-        found = only(asking.ask("OffsetFetch", 8, asked), "groups", "topics", "partitions")
+        found = only(raw_client.request("OffsetFetch", 8, asked), "groups", "topics", "partitions")
         return found["error_code"], found["committed_offset"]
 
     assert committed(stable=True) == (ErrorCode.UNSTABLE_OFFSET_COMMIT, -1)
@@ -209,30 +215,30 @@ def test_offsets_of_an_open_transaction_are_not_stable(asking) -> None:
     assert committed(stable=True) == committed(stable=False) == (0, 3)
 
 
-def test_a_stale_member_commits_nothing_by_a_transaction_either(asking) -> None:
-    made = Producer(asking)
+def test_a_stale_member_commits_nothing_by_a_transaction_either(raw_client) -> None:
+    made = Producer(raw_client)
     made.add(0)
     stale = {"generation_id": 4, "member_id": "gone", "group_instance_id": None}
     assert made.commit_offset(3, **stale) == ErrorCode.ILLEGAL_GENERATION
 
 
-def test_transactions_are_described_and_listed(asking) -> None:
-    made = Producer(asking)
-    Producer(asking, "idle")
+def test_transactions_are_described_and_listed(raw_client) -> None:
+    made = Producer(raw_client)
+    Producer(raw_client, "idle")
     made.add(0)
     made.send(b"v")
-    asked = {"transactional_ids": ["x", "nope"]}
-    found, missing = asking.ask("DescribeTransactions", 0, asked)["transaction_states"]
+    request = {"transactional_ids": ["x", "nope"]}
+    found, missing = raw_client.request("DescribeTransactions", 0, request)["transaction_states"]
     assert missing["error_code"] == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
     assert (found["transaction_state"], found["producer_id"]) == ("Ongoing", made.producer_id)
     assert found["topics"] == [{"topic": "t", "partitions": [0]}]
     assert found["transaction_timeout_ms"] == 60_000
 
     def listed(**filters: object) -> dict[str, str]:
-        answer = asking.ask("ListTransactions", 1, filters)
+        response = raw_client.request("ListTransactions", 1, filters)
         return {
             one["transactional_id"]: one["transaction_state"]
-            for one in answer["transaction_states"]
+            for one in response["transaction_states"]
         }
 
     assert listed() == {"idle": "Empty", "x": "Ongoing"}
@@ -240,5 +246,5 @@ def test_transactions_are_described_and_listed(asking) -> None:
     assert listed(duration_filter=3_600_000) == {}
     made.end(commit=False)
     assert listed(producer_id_filters=[made.producer_id]) == {"x": "CompleteAbort"}
-    answer = asking.ask("ListTransactions", 0, {"state_filters": ["Sleeping"]})
-    assert answer["unknown_state_filters"] == ["Sleeping"]
+    response = raw_client.request("ListTransactions", 0, {"state_filters": ["Sleeping"]})
+    assert response["unknown_state_filters"] == ["Sleeping"]

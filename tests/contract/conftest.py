@@ -1,4 +1,5 @@
-"""A test of the contract asks for ``backend`` or, mostly, for ``log``. Apache Kafka is in a folder of its own."""
+"""A test of the contract uses the fixture ``backend`` or, mostly, ``log``. Apache Kafka has its own
+folder."""
 
 from __future__ import annotations
 

@@ -267,10 +267,10 @@ def test_s10_producers_together_lose_and_double_nothing(log: EventLog) -> None:
         return out
 
     with ThreadPoolExecutor(6) as pool:
-        told = [pair for part in pool.map(work, range(6)) for pair in part]
-    assert len({place for place, _ in told}) == len(told) == 1800
+        sent = [pair for part in pool.map(work, range(6)) for pair in part]
+    assert len({place for place, _ in sent}) == len(sent) == 1800
     found = {(r.partition, r.offset): r.value for r in records(log, "t")}
-    assert found == dict(told)
+    assert found == dict(sent)
 
 
 def test_s11_columns_are_the_same_records_as_one_by_one(log: EventLog) -> None:

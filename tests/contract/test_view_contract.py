@@ -63,13 +63,13 @@ class Job:
     """A run of a job that commits batch after batch."""
 
     def __init__(self, stack, plan, folder, job, checkpoint_id):
-        home, log = folder / "views.db", folder / "log"
-        self.targets = stack.enter_context(open_committer(plan, home, log))
-        self.batch_id = self.targets.begin_run(job, checkpoint_id)
+        state_store, log = folder / "views.db", folder / "log"
+        self.committer = stack.enter_context(open_committer(plan, state_store, log))
+        self.batch_id = self.committer.begin_run(job, checkpoint_id)
 
     def commit(self, position=None, **rows):
         outcome = BatchResult(rows=rows, position=position or {})
-        done = self.targets.commit(self.batch_id, outcome, {})
+        done = self.committer.commit(self.batch_id, outcome, {})
         self.batch_id += 1
         return done
 

@@ -1,7 +1,7 @@
 """Fault cases 1 to 13 of docs/fault-cases.md: processes, disks, files and clocks.
 
 What must hold in every case: an acknowledged record is there, whole, at its offset, for ever; no
-record is seen that was not sent, none twice; and what cannot be read is told, never passed over.
+record is seen that was not sent, none twice; and what cannot be read is reported, never skipped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process")  # forking is wha
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """The log tells of everything that it mends, and there is much to mend here."""
+    """The log reports everything that it repairs, which is a lot here."""
     logging.disable(logging.ERROR)
     yield
     logging.disable(logging.NOTSET)
@@ -110,7 +110,7 @@ def flip(path: Path, position: int, mask: int = 1) -> None:
 
 
 def in_child(action: Callable[[], None]) -> int:
-    """Run ``action`` in a forked process; return how it ended, as ``os.waitpid`` tells it."""
+    """Run ``action`` in a forked process; return its status from ``os.waitpid``."""
     child = os.fork()
     if not child:
         try:
@@ -216,11 +216,11 @@ class Doomed(DiskFiles):
         return DoomedMapping(super().map(path, size, write=write), self._step)
 
 
-def _append_and_tell(folder: Path, files: Files, numbers: range, told: int) -> None:
+def _append_and_report(folder: Path, files: Files, numbers: range, write_end: int) -> None:
     with opened(folder, files=files) as writer:
         for number in numbers:
             (offset,) = writer.append("t", 0, [numbered(number)])
-            os.write(told, struct.pack("<qq", number, offset))
+            os.write(write_end, struct.pack("<qq", number, offset))
 
 
 @pytest.mark.parametrize("by_half", [False, True])
@@ -235,16 +235,16 @@ def test_case_01_killed_at_any_operation_nothing_acknowledged_is_lost_or_doubled
     while killed:
         kill_at += 1
         assert kill_at < 400, "the child never came to its end"
-        heard, told = os.pipe()
+        read_end, write_end = os.pipe()
         numbers, sent = range(sent, sent + 3), sent + 3
         files = Doomed(kill_at, by_half=by_half)
-        status = in_child(lambda: _append_and_tell(tmp_path, files, numbers, told))  # noqa: B023
+        status = in_child(lambda: _append_and_report(tmp_path, files, numbers, write_end))  # noqa: B023
         killed = os.WIFSIGNALED(status)
         assert killed or status == 0
-        os.close(told)
-        answers = os.read(heard, 1 << 16)
-        os.close(heard)
-        where.update(struct.iter_unpack("<qq", answers))
+        os.close(write_end)
+        responses = os.read(read_end, 1 << 16)
+        os.close(read_end)
+        where.update(struct.iter_unpack("<qq", responses))
         with opened(tmp_path) as writer:
             found = read(LogReader(tmp_path))
             for number, offset in where.items():
@@ -1048,7 +1048,7 @@ def test_case_10_without_control_db_nothing_is_removed_and_a_backup_of_it_is_eno
 def test_case_10_a_lost_marker_changes_the_fate_of_no_transaction(
     tmp_path: Path, commits: tuple[bool, bool]
 ) -> None:
-    """case 10: what `.aborted` tells outlives the marker that it was made from."""
+    """case 10: the entries of `.aborted` outlive the markers that they were made from."""
     with opened(tmp_path, clock_ms=lambda: 1) as writer:
         writer.create_topic("t")
         identity = writer.transactions.register("p")
@@ -1074,58 +1074,58 @@ def test_case_10_a_lost_marker_changes_the_fate_of_no_transaction(
 # -- case 11: two owners -------------------------------------------------------------------------
 
 
-def _own(folder: Path, told: int) -> None:
+def _own(folder: Path, write_end: int) -> None:
     for _ in range(20):
         try:
             with opened(folder) as writer:
-                os.write(told, b"(")
+                os.write(write_end, b"(")
                 writer.append("t", 0, [batch_of(b"%d" % os.getpid())])
-                os.write(told, b")")
+                os.write(write_end, b")")
         except FolderOwnedError:
-            os.write(told, b".")
+            os.write(write_end, b".")
 
 
 def test_case_11_of_processes_that_race_for_a_folder_one_writes_at_a_time(tmp_path: Path) -> None:
     """case 11: owners start together, again and again."""
     make_log(tmp_path, records=0)
-    heard, told = os.pipe()
+    read_end, write_end = os.pipe()
     children = []
     for _ in range(4):
         child = os.fork()
         if not child:
             try:
-                _own(tmp_path, told)
+                _own(tmp_path, write_end)
             finally:
                 os._exit(0)
         children.append(child)
-    os.close(told)
+    os.close(write_end)
     for child in children:
         assert os.waitpid(child, 0)[1] == 0
     story = b""
-    while part := os.read(heard, 1 << 16):
+    while part := os.read(read_end, 1 << 16):
         story += part
-    os.close(heard)
+    os.close(read_end)
     turns = story.replace(b".", b"")
     assert turns == b"()" * (len(turns) // 2), "two owners at once"
     assert len(read(LogReader(tmp_path))) == len(turns) // 2 > 0
     assert not list(inspect(tmp_path))
 
 
-def _own_until_told(folder: Path, heard: int, told: int) -> None:
+def _own_until_signalled(folder: Path, read_end: int, write_end: int) -> None:
     with opened(folder) as writer:
-        os.write(told, b"o")
-        os.read(heard, 1)
-        os.write(told, b"%d" % writer.append("t", 0, [numbered(12)])[0])
+        os.write(write_end, b"o")
+        os.read(read_end, 1)
+        os.write(write_end, b"%d" % writer.append("t", 0, [numbered(12)])[0])
 
 
 def test_case_11_a_stopped_owner_still_owns_and_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
     """case 11: the owner is stopped with SIGSTOP; nobody takes over; it is resumed."""
     make_log(tmp_path)
-    (heard, say), (listen, told) = os.pipe(), os.pipe()
+    (read_end, say), (listen, write_end) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
         try:
-            _own_until_told(tmp_path, heard, told)
+            _own_until_signalled(tmp_path, read_end, write_end)
         finally:
             os._exit(0)
     try:
@@ -1141,7 +1141,7 @@ def test_case_11_a_stopped_owner_still_owns_and_goes_on_when_it_is_resumed(tmp_p
         os.write(say, b"g")
         assert os.read(listen, 10) == b"12"
         os.waitpid(child, 0)
-        for handle in (heard, say, listen, told):
+        for handle in (read_end, say, listen, write_end):
             os.close(handle)
     assert len(read(LogReader(tmp_path))) == 13
 
@@ -1150,7 +1150,7 @@ def test_case_11_a_forked_child_cannot_write_and_does_not_keep_the_lock(tmp_path
     """case 11: fork after open; the child outlives its parent's ownership."""
     make_log(tmp_path)
     writer = opened(tmp_path)
-    heard, say = os.pipe()
+    read_end, say = os.pipe()
     child = os.fork()
     if not child:
         refused = 1
@@ -1158,7 +1158,7 @@ def test_case_11_a_forked_child_cannot_write_and_does_not_keep_the_lock(tmp_path
             writer.append("t", 0, [numbered(12)])
         except FencedError:
             refused = 0
-        os.read(heard, 1)
+        os.read(read_end, 1)
         os._exit(refused)
     assert writer.append("t", 0, [numbered(12)]) == [12]
     writer.close()
@@ -1166,7 +1166,7 @@ def test_case_11_a_forked_child_cannot_write_and_does_not_keep_the_lock(tmp_path
         assert other.append("t", 0, [numbered(13)]) == [13]
     os.write(say, b"g")
     assert os.waitpid(child, 0)[1] == 0
-    os.close(heard)
+    os.close(read_end)
     os.close(say)
 
 

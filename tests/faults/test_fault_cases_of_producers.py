@@ -53,7 +53,7 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """The log tells of everything that it mends, and there is much to mend here."""
+    """The log reports everything that it repairs, which is a lot here."""
     logging.disable(logging.ERROR)
     yield
     logging.disable(logging.NOTSET)
@@ -122,7 +122,7 @@ def test_case_14_a_batch_that_comes_again_has_the_offset_of_the_first_time(tmp_p
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
 def test_case_14_also_by_the_next_owner(tmp_path: Path, how: str) -> None:
-    """case 14: the owner was closed or killed between the sync and the answer."""
+    """case 14: the owner was closed or killed between the sync and the response."""
     writer = opened(tmp_path / "log", segment_bytes=200)
     writer.create_topic("t")
     for sequence in range(7):
@@ -381,7 +381,7 @@ def test_case_21_a_reader_behind_retention_is_told_and_never_moved_silently(tmp_
         assert (caught.value.start, caught.value.end) == (start, end)
         (risk,) = report.risks
         assert (risk.group, risk.committed_offset, risk.records_lost) == ("slow", 3, start - 3)
-        # A reader that was at work meanwhile is told as well.
+        # A reader that ran meanwhile gets the error as well.
         reading = reader.read("t", 0, start, end, bytes_max=1)
         next(reading)
         writer.delete_records(T0, end)

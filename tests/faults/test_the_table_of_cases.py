@@ -24,4 +24,4 @@ def test_the_docstring_of_a_case_begins_with_its_number() -> None:
         text = path.read_text("utf-8")
         cases = re.findall(r'def test_case_(\d\d)_.*?"""case (\d\d): ', text, re.DOTALL)
         assert len(cases) == text.count("def test_case_")
-        assert all(name == told for name, told in cases)
+        assert all(name == expected for name, expected in cases)

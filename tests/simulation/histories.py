@@ -248,7 +248,7 @@ class History:
         sender.waiting = place, sender.sequence, group
         sender.sequence += len(group)
         self.send_waiting(writer, sender)
-        if self.rng.random() < 0.2:  # once more, as after an answer that got lost
+        if self.rng.random() < 0.2:  # once more, as after a lost response
             sender.waiting = place, sender.sequence - len(group), group
             before = len(sender.acknowledged)
             self.send_waiting(writer, sender)
@@ -456,7 +456,7 @@ class History:
                         out[offset] = value
                 return out
             except CorruptBatchError as error:
-                # After a power cut: bytes that may or may not have been acknowledged are kept, told
+                # After a power cut: bytes that may or may not have been acknowledged are kept, reported
                 # of, and read around. What was acknowledged is never among them.
                 must(error.start >= start and error.end > error.start, f"no way on: {error}")
                 gone = [
@@ -501,7 +501,7 @@ class History:
 
 @contextmanager
 def told_of_disk(disk: SimulatedDisk) -> Iterator[None]:
-    """Let only those errors through that a full or broken disk may give."""
+    """Pass on only errors that a full or broken disk may raise."""
     reads_failed = disk.reads_failed
     try:
         yield
@@ -525,7 +525,7 @@ def run_history(seed: int, *, tell: bool = False) -> History:
 
 def run_many(first: int, count: int) -> tuple[int, int]:
     """Run histories; return how many acknowledgements they checked, and damaged ranges they met."""
-    logging.disable(logging.ERROR)  # the log tells of all that it mends, which is a lot here
+    logging.disable(logging.ERROR)  # the log reports all that it repairs, which is a lot here
     acknowledged = damaged = 0
     for seed in range(first, first + count):
         history = run_history(seed)

@@ -1,9 +1,9 @@
 """The programs of the kill loop: one that owns a log, and one that sends to it through a socket.
 
-The owner appends what comes in and answers with the offset. A sender numbers its batches as an
-idempotent producer, sends each until it is answered, and writes every answer into its journal; when
-it is killed, its next life goes on behind the last line of the journal. What a batch holds follows
-from its number alone, so it can be sent again by anybody.
+The owner appends each batch and responds with the offset. A sender numbers its batches as an idempotent
+producer, sends each until it gets a response, and writes every response into its journal; when it is killed,
+its next life goes on behind the last line of the journal. What a batch holds follows from its number alone,
+so it can be sent again by anybody.
 
     python kill_loop.py owner FOLDER SOCKET
     python kill_loop.py sender NUMBER JOURNAL SOCKET STOP_FILE
@@ -65,7 +65,7 @@ def send(sender: int, journal: Path, socket: str, stop: Path) -> None:
     batch = text.count(b"\n")
     sequence = sum(len(values_of(sender, n)) for n in range(batch))
     handle = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    # A line cut short was never an answer. (In one step: it may be killed again at any time.)
+    # A line cut short was never a response. (In one step: it may be killed again at any time.)
     os.ftruncate(handle, text.rfind(b"\n") + 1)
     connection: Connection | None = None
     while not stop.exists():

@@ -25,7 +25,7 @@ def load() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["histories"] = module  # so that other processes can be told what to run
+    sys.modules["histories"] = module  # so that other processes can import it
     spec.loader.exec_module(module)
     return module
 

@@ -57,7 +57,7 @@ class Processes:
     def journal(self, name: str) -> Path:
         return self.folder / f"journal-{name}"
 
-    def answers(self) -> int:
+    def response_count(self) -> int:
         journals = [self.journal(str(n)) for n in range(loop.SENDERS)]
         return sum(path.read_bytes().count(b"\n") for path in journals if path.exists())
 
@@ -90,9 +90,9 @@ def kill_and_check(folder: Path, kills: int, seed: int) -> None:
     rng = random.Random(seed)
     with processes(folder) as started:
         for _ in range(kills):
-            before = started.answers()
+            before = started.response_count()
             deadline = time.monotonic() + 60
-            while started.answers() < before + 5:
+            while started.response_count() < before + 5:
                 assert time.monotonic() < deadline, "nothing is acknowledged any more"
                 time.sleep(0.005)
             time.sleep(rng.random() * 0.03)
@@ -122,8 +122,8 @@ def check(folder: Path, started: Processes) -> None:
         assert values == sent[: len(values)], f"sender {sender}: not each once, in order"
         first_of_batch = {offset for offset, value in found if b"/0 " in value[:40]}
         assert set(offsets) <= first_of_batch, f"sender {sender}: an acknowledged record is missing"
-        answered = sum(len(loop.values_of(sender, number)) for number in range(len(offsets)))
-        assert len(values) >= answered, f"sender {sender}: acknowledged records are missing"
+        acknowledged = sum(len(loop.values_of(sender, number)) for number in range(len(offsets)))
+        assert len(values) >= acknowledged, f"sender {sender}: acknowledged records are missing"
 
 
 def test_four_senders_and_the_owner_are_killed_and_every_record_is_there_once(

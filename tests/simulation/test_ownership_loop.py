@@ -89,8 +89,8 @@ def check(log: EventLog, journal: str) -> Counter[str]:
         (record.partition, record.offset, record.value.decode())
         for record in log.consumer(TOPIC, follow=False)
     ]
-    told = {(int(row[2]), int(row[3]), row[1]) for row in rows if row[0] == "sent"}
-    assert told <= set(found), sorted(told - set(found))[:5]
+    sent = {(int(row[2]), int(row[3]), row[1]) for row in rows if row[0] == "sent"}
+    assert sent <= set(found), sorted(sent - set(found))[:5]
     values = Counter(value for _, _, value in found)
     assert values.most_common(1)[0][1] == 1
     by_writer: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -126,7 +126,7 @@ def test_owners_go_and_nothing_is_lost_doubled_or_out_of_order(tmp_path: Path) -
         writers.end()
     with connect(folder) as log:
         log.acquire_ownership()
-        told = check(log, writers.journal.read_text())
-    assert told["sent"] > 100
-    assert told["pair"] > 0
+        counts = check(log, writers.journal.read_text())
+    assert counts["sent"] > 100
+    assert counts["pair"] > 0
     assert writers.errors.read_text() == ""

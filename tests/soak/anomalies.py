@@ -1,8 +1,8 @@
-"""What is wrong with a history: a pure function from operations to findings.
+"""The anomalies of a history: a pure function from operations to findings.
 
-A history says what clients asked for and were told (``history``). From it follows what the log must
-hold: which value is at which offset, which transaction was committed. Whatever contradicts this is a
-finding. What is not known (an answer that never came) is held against nobody.
+A history has the requests of clients and their results (``history``). From it follows what the log must hold:
+which value is at which offset, which transaction was committed. Whatever contradicts this is a finding. An
+unknown result (a response that never arrived) is no finding.
 
 =======================  ==========================================================================
 finding                  what was seen
@@ -60,7 +60,7 @@ class Version(NamedTuple):
 
 
 def findings(history: History) -> list[Finding]:
-    """Return everything that is wrong with a history; nothing, if it can have happened."""
+    """Return the findings of a history; none, if it can have happened."""
     facts = _Facts(history)
     return [
         *facts.conflicts,
@@ -77,7 +77,7 @@ def findings(history: History) -> list[Finding]:
 
 
 class _Facts:
-    """A history, turned round: by value, by offset, by partition."""
+    """Indexes of a history: by value, by offset, by partition."""
 
     def __init__(self, history: History) -> None:
         self.complete = history.complete
@@ -119,8 +119,10 @@ class _Facts:
         if value not in self.writers:
             return False
         one, _ = self.writers[value]
-        told = one.outcome != "fail" and any(sent.value in self.seen_committed for sent in one.sent)
-        return one.outcome == "ok" or told
+        shown = one.outcome != "fail" and any(
+            sent.value in self.seen_committed for sent in one.sent
+        )
+        return one.outcome == "ok" or shown
 
     def offset_of(self, sent: Sent) -> int | None:
         """Return where a record is, as it was acknowledged or seen."""
@@ -162,7 +164,7 @@ def _unread(facts: _Facts) -> Iterator[Finding]:
 
 
 def _uncommitted(facts: _Facts) -> Iterator[Finding]:
-    """What was seen that is not, or not yet, to be seen."""
+    """What was seen although it was aborted, or not yet committed."""
     for one in facts.operations:
         for read in one.read:
             writer = facts.writers.get(read.value)
@@ -180,7 +182,7 @@ def _too_early(reader: Operation, writer: Operation) -> str | None:
         return None
     if writer.outcome == "fail":
         return "aborted-read"
-    early = writer.asked is None or reader.ended < writer.asked or reader is writer
+    early = writer.commit_began is None or reader.ended < writer.commit_began or reader is writer
     return "precommitted-read" if early else None
 
 
@@ -200,7 +202,7 @@ def _torn(facts: _Facts) -> Iterator[Finding]:
 
 
 def _polls(facts: _Facts) -> Iterator[Finding]:
-    """Each reader from where it was assigned to begin: no step back, nothing passed over."""
+    """Each reader from its assigned position: no step back, nothing skipped."""
     everything: dict[Place, list[int]] = defaultdict(list)
     committed: dict[Place, list[int]] = defaultdict(list)
     for version, value in facts.values.items():
@@ -228,16 +230,16 @@ def _poll(one: Operation, at: dict[Place, int], there: dict[Place, list[int]]) -
         at[place] = offset + 1
         if expected is None or offset == expected:
             continue
-        told = (
+        text = (
             f"{one.process}, operation {one.number}: {value} at {place} {offset}, from {expected}"
         )
         if offset < expected:
-            yield Finding(f"{prefix}nonmonotonic-poll", told)
+            yield Finding(f"{prefix}nonmonotonic-poll", text)
             continue
         offsets = there[place]
         passed = bisect_left(offsets, expected)
         if passed < len(offsets) and offsets[passed] < offset:
-            yield Finding(f"{prefix}poll-skip", f"{told}; {offsets[passed]} is there")
+            yield Finding(f"{prefix}poll-skip", f"{text}; {offsets[passed]} is there")
 
 
 def _by_process(facts: _Facts) -> list[list[Operation]]:
@@ -265,7 +267,7 @@ def _sends(facts: _Facts) -> Iterator[Finding]:
 
 
 def _group_offsets(facts: _Facts) -> Iterator[Finding]:
-    """What groups found committed, beside what was committed for them."""
+    """The committed offsets that groups found, compared with those committed for them."""
     commits = _commits(facts)
     done = {key: _done(of_key, key[1]) for key, of_key in commits.items()}
     for one in facts.operations:
@@ -273,14 +275,14 @@ def _group_offsets(facts: _Facts) -> Iterator[Finding]:
             continue
         for place, offset in one.offsets.items():
             key = (one.group, place)
-            told = f"{one.process} found {offset} committed by {one.group} for {place}"
+            text = f"{one.process} found {offset} committed by {one.group} for {place}"
             ends, highest = done.get(key, ([], []))
             before = bisect_left(ends, one.began)
             if before and offset < highest[before - 1]:
-                yield Finding("offset-regression", f"{told}, after {highest[before - 1]}")
+                yield Finding("offset-regression", f"{text}, after {highest[before - 1]}")
             tries = [by for by in commits[key] if by.offsets[place] == offset]
             if offset >= 0 and all(_is_void(by) for by in tries):
-                yield Finding("aborted-offsets" if tries else "offset-invented", told)
+                yield Finding("aborted-offsets" if tries else "offset-invented", text)
 
 
 def _commits(facts: _Facts) -> dict[tuple[str, Place], list[Operation]]:
@@ -301,8 +303,8 @@ def _done(commits: list[Operation], place: Place) -> tuple[list[int], list[int]]
 
 def _is_void(one: Operation) -> bool:
     """Return whether an operation cannot have had an effect."""
-    never_asked = one.kind == "transaction" and one.asked is None
-    return one.outcome == "fail" or (one.outcome == "info" and never_asked)
+    never_requested = one.kind == "transaction" and one.commit_began is None
+    return one.outcome == "fail" or (one.outcome == "info" and never_requested)
 
 
 def _results(facts: _Facts) -> Iterator[Finding]:

@@ -1,10 +1,10 @@
-"""The clients of a soak, each a process: they send, read, transform, and keep a journal of it.
+"""The clients of a soak, each a process: they send, read and transform, and keep a journal.
 
     python -m soak.clients ROLE NAME LIFE ADDRESS FOLDER
 
-A client goes on until a file ``stop`` is in the folder. What it does at the moment stands in its beat,
-so that a client which hangs is found, and where. When it cannot go on by the rules of its protocol (its
-producer is fenced, an answer never came) it ends, and whoever started it begins its next life.
+A client runs until a file ``stop`` is in the folder. Its heartbeat file has its current step, so that a
+hanging client is found, and where. When it cannot continue by the rules of its protocol (its producer is
+fenced, a response never arrived) it ends, and the process that started it starts it again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EndedError(Exception):
 
 
 class Client:
-    """What all roles share: the journal, the beat, the random choices, the client's settings."""
+    """What all roles share: the journal, the heartbeat, the random choices, the client's settings."""
 
     def __init__(self, name: str, life: int, address: str, folder: Path) -> None:
         self.name, self.process = name, f"{name}.{life}"
@@ -64,7 +64,7 @@ class Client:
         self._count = 0
 
     def beat(self, step: str) -> None:
-        """Say what is done from now on."""
+        """Write the current step to the heartbeat."""
         os.pwrite(self._beat, f"{step:40}".encode(), 0)
 
     def goes_on(self) -> bool:
@@ -112,13 +112,13 @@ class Client:
             )
         )
 
-    def put(self, producer: Producer, sent: Sent, told: Callable[..., None]) -> None:
-        """Give a record to the producer."""
+    def put(self, producer: Producer, sent: Sent, on_delivery: Callable[..., None]) -> None:
+        """Pass a record to the producer."""
         value = f"{sent.value}|{'x' * self.chance.choice(_PADDINGS)}".encode()
         while True:
             try:
                 producer.produce(
-                    sent.place.topic, value, partition=sent.place.partition, on_delivery=told
+                    sent.place.topic, value, partition=sent.place.partition, on_delivery=on_delivery
                 )
             except BufferError:
                 self.beat("room in the producer's queue")
@@ -129,7 +129,7 @@ class Client:
                 return
 
     def note_committed(self, consumer: Consumer, group: str, places: Iterable[Place]) -> None:
-        """Ask what is committed, and write it down."""
+        """Fetch the committed offsets, and write them to the journal."""
         self.beat("committed offsets")
         began = time.monotonic_ns()
         try:
@@ -169,7 +169,7 @@ def send(client: Client) -> None:
     failed: list[KafkaError] = []
 
     def told_of(number: int, sent: Sent) -> Callable[[KafkaError | None, Message], None]:
-        def told(error: KafkaError | None, message: Message) -> None:
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
             if error is None:
                 sent.offset = message.offset() if message.offset() >= 0 else None
                 client.journal.end(number, "ok", sent=[sent])
@@ -177,7 +177,7 @@ def send(client: Client) -> None:
                 client.journal.end(number, "info")
                 failed.append(error)
 
-        return told
+        return on_delivery
 
     while client.goes_on():
         for _ in range(client.chance.choice((1, 1, 5, 20))):
@@ -194,9 +194,9 @@ def send(client: Client) -> None:
 class Transactions:
     """A transactional producer; each transaction in the journal.
 
-    The library forgets all brokers when none of them answers, and begins anew with those it was first
-    given. Versions of it then wait for one they have forgotten, for ever, when offsets are to go with a
-    transaction. So every other client does without; the rest shows what the watch over beats is for.
+    The library forgets all brokers when none of them responds, and starts over with those it was given first.
+    Some versions then wait for ever for a forgotten one, when offsets are added to a transaction. So every
+    other client does without; the others show what the check of heartbeats is for.
     """
 
     def __init__(self, client: Client) -> None:
@@ -237,7 +237,7 @@ class Transactions:
                 call = producer.send_offsets_to_transaction
                 self._step("send_offsets_to_transaction", call, offsets, group, CALL_S)
             if not abort:
-                journal.asked(number)
+                journal.commit_began(number)
                 self._step("commit_transaction", producer.commit_transaction, CALL_S)
                 journal.end(number, "ok", sent=records)
                 return True
@@ -248,7 +248,7 @@ class Transactions:
         return False
 
     def _step(self, name: str, call: Callable[..., object], *given: object) -> None:
-        """Do a step, again where the client says that it may succeed."""
+        """Do a step; retry it where the client says that it may succeed."""
         end = time.monotonic() + 2 * CALL_S
         while True:
             self._client.beat(name)
@@ -271,15 +271,15 @@ class _MustAbortError(Exception):
 
 
 def _noting(sent: Sent) -> Callable[[KafkaError | None, Message], None]:
-    def told(error: KafkaError | None, message: Message) -> None:
+    def on_delivery(error: KafkaError | None, message: Message) -> None:
         if error is None and message.offset() >= 0:
             sent.offset = message.offset()
 
-    return told
+    return on_delivery
 
 
 def transact(client: Client) -> None:
-    """Send to several partitions of two topics, all or nothing; take back one of five."""
+    """Send to several partitions of two topics, all or nothing; abort one of five."""
     transactions = Transactions(client)
     while client.goes_on():
         topics = [client.chance.choice(("input", "input", "ledger")) for _ in range(4)]
@@ -289,7 +289,7 @@ def transact(client: Client) -> None:
 
 
 def transform(client: Client) -> None:
-    """Make one record of each that is read, in one transaction with how far was read."""
+    """Send one record for each that is read, in one transaction with the committed offsets."""
     transactions = Transactions(client)
     consumer = client.consumer(TRANSFORM)
 
@@ -350,7 +350,7 @@ def be_member(client: Client) -> None:
         positions.clear()
 
     def gone(*_: object) -> None:
-        # Nor when others have them: by the next generation this member may commit again.
+        # Nor when others have them: in the next generation this member may commit again.
         positions.clear()
 
     positions: dict[Place, int] = {}
@@ -374,7 +374,7 @@ def _commit(client: Client, consumer: Consumer, offsets: dict[Place, int]) -> No
     try:
         done = consumer.commit(offsets=given, asynchronous=False)
     except KafkaException:
-        # Refused or not: the library asks again by itself, and an earlier try may have been heard.
+        # Rejected or not: the library retries by itself, and an earlier attempt may have succeeded.
         client.journal.end(number, "info")
     else:
         client.journal.end(number, "info" if any(one.error for one in done) else "ok")

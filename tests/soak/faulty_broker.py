@@ -1,8 +1,8 @@
-"""A broker with defects that were put into it, for tests of the soak: it must not pass for a good one.
+"""A broker with injected defects, for tests of the soak, which must find them.
 
     python -m soak.faulty_broker DEFECT[,DEFECT] broker DIR [options of `millstream broker`]
 
-The defects are laid over the broker's own code in this process; the package knows nothing of them.
+The defects patch the broker's code in this process; the package does not know of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from millstream.cli.main import main
 from millstream.log.batch import NO_PRODUCER, TRANSACTIONAL
 from millstream.log.group_commit import PendingAppend
 
-_EVERY = 20  # so that most of what it does is right
+_EVERY = 20  # so that most of its work is right
 _numbers = count(1)
 
 
@@ -36,12 +36,12 @@ def _now(every: int = _EVERY) -> bool:
 
 def loses_records() -> None:
     """Acknowledges a batch that it has not appended."""
-    look_at = Appender._validate
+    validate = Appender._validate
 
     def lose(
         self: Appender, arrival: appender.ProducedBatch, delivery: appender._ProduceRequest
     ) -> None:
-        look_at(self, arrival, delivery)
+        validate(self, arrival, delivery)
         if arrival.code == ErrorCode.NONE and _now():
             _, append = delivery.pending.pop()
             arrival.offset = append.partition.log_end_offset
@@ -52,34 +52,36 @@ def loses_records() -> None:
 
 def doubles_records() -> None:
     """Appends a batch twice."""
-    look_at = Appender._validate
+    validate = Appender._validate
 
     def double(
         self: Appender, arrival: appender.ProducedBatch, delivery: appender._ProduceRequest
     ) -> None:
-        look_at(self, arrival, delivery)
+        validate(self, arrival, delivery)
         if arrival.code == ErrorCode.NONE and delivery.pending:
             _, append = delivery.pending[-1]
             if not append.batch.attributes & TRANSACTIONAL and _now():
                 again = replace(append.batch, producer=NO_PRODUCER)
                 ignored = appender.ProducedBatch(arrival.name, None)
-                delivery.pending.append((ignored, PendingAppend(append.partition, again)))
+                delivery.pending.append(
+                    (ignored, PendingAppend(append.name, again, append.partition))
+                )
 
     Appender._validate = double
 
 
 def shows_aborted() -> None:
-    """Does not tell committed readers what was taken back."""
+    """Does not report aborted transactions to committed readers."""
     good = fetch_module._partition_response
 
-    def answer(one: fetch_module.PartitionFetch, isolation: fetch_module.Isolation) -> Message:
+    def response(one: fetch_module.PartitionFetch, isolation: fetch_module.Isolation) -> Message:
         return {**good(one, isolation), "aborted_transactions": []}
 
-    fetch_module._partition_response = answer
+    fetch_module._partition_response = response
 
 
 def shows_open() -> None:
-    """Shows everybody what is not committed yet."""
+    """Returns uncommitted records to every reader."""
 
     async def fetch(node: BrokerNode, call: Call) -> Message:
         call.request["isolation_level"] = 0
@@ -89,7 +91,7 @@ def shows_open() -> None:
 
 
 def forgets_offsets() -> None:
-    """Acknowledges offsets of groups that it does not keep; of a transaction, too."""
+    """Acknowledges offsets of groups without storing them; those of a transaction, too."""
 
     async def commit(node: BrokerNode, call: Call) -> Message:
         if _now(every=2):  # the next one would make up for it
@@ -106,7 +108,7 @@ def forgets_offsets() -> None:
 
 
 def commits_offsets_alone() -> None:
-    """Keeps the offsets of a transaction at once, whether it is committed or not."""
+    """Stores the offsets of a transaction at once, whether it is committed or not."""
 
     async def in_transaction(node: BrokerNode, call: Call) -> Message:
         offsets, _ = committed_offsets.split_committable(node, call.request["topics"])

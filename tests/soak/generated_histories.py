@@ -1,4 +1,4 @@
-"""Histories of a log that does everything right, from a seed: small, and with everything in them."""
+"""Histories of a correct log, from a seed: small, and with every kind of operation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Open:
 
 
 class World:
-    """A log, and those who use it, one step after the other."""
+    """A log and its clients, one step after the other."""
 
     def __init__(self, seed: int, steps: int = 150) -> None:
         self._chance = random.Random(seed)
@@ -105,7 +105,7 @@ class World:
         commits = self._chance.random() < 0.7
         is_known = self._chance.random() < 0.8
         if commits or not is_known:
-            one.asked = self._tick()
+            one.commit_began = self._tick()
         for entry in opened.entries:
             entry.is_open, entry.is_aborted = False, not commits
         for place in opened.places:
@@ -124,9 +124,9 @@ class World:
             self._ask()
 
     def _ask(self) -> None:
-        asked = self._begin("transform", "committed")
-        asked.group, asked.offsets = GROUP, {INPUT: self._committed or -1}
-        self._done(asked)
+        fetched = self._begin("transform", "committed")
+        fetched.group, fetched.offsets = GROUP, {INPUT: self._committed or -1}
+        self._done(fetched)
 
     def _poll(self, process: str = "", most: int = 6) -> None:
         isolation: Isolation = self._chance.choice(("committed", "uncommitted"))

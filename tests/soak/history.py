@@ -1,9 +1,8 @@
-"""What the clients of a broker asked for and were told: operations, and the journals they are kept in.
+"""The requests of a broker's clients and their results: operations, and their journals.
 
-A client writes a line before it does something, and another when it knows how that went; a client that
-is killed leaves the first without the second. Lines are written whole and at once, so a journal that
-ends in the middle of a line has lost nothing but that line. Times are of the machine's monotonic clock,
-which all processes share.
+A client writes a line before an operation, and another with its result; a client that is killed leaves the
+first without the second. Lines are written at once, so a journal that ends in the middle of a line has lost
+only that line. Times are of the machine's monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ class Operation:
     Attributes:
         process: One life of one client.
         number: Counts what the process began, in order.
-        outcome: Of a transaction ``fail`` is one that was taken back, for certain.
-        asked: Of a transaction: when its commit was asked for; None if it never was.
+        outcome: Of a transaction, ``fail`` means that it was certainly aborted.
+        commit_began: Of a transaction: when its commit was requested; None if it never was.
         offsets: Of ``commit`` and ``transaction`` what is committed for ``group``, of ``committed`` what
             was found, of ``assign`` where reading begins (-1: wherever it happens to).
     """
@@ -68,7 +67,7 @@ class Operation:
     outcome: Outcome = "info"
     began: int = 0
     ended: int = NEVER
-    asked: int | None = None
+    commit_began: int | None = None
     sent: list[Sent] = field(default_factory=list)
     read: list[Read] = field(default_factory=list)
     offsets: dict[Place, int] = field(default_factory=dict)
@@ -93,28 +92,28 @@ class History:
 
 
 class Journal:
-    """Where one life of a client writes down what it does."""
+    """The journal of one life of a client."""
 
     def __init__(self, path: Path) -> None:
         self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._next = 0
 
     def begin(self, kind: Kind, **what: Any) -> int:
-        """Note what is about to be done; return its number."""
+        """Write that an operation begins; return its number."""
         number, self._next = self._next, self._next + 1
         self._write({"n": number, "k": kind, "b": time.monotonic_ns(), **_packed(what)})
         return number
 
     def end(self, number: int, outcome: Outcome, **what: Any) -> None:
-        """Note how it went; a list of records replaces what was noted before."""
+        """Write its result; a list of records replaces the one written before."""
         self._write({"n": number, "o": outcome, "e": time.monotonic_ns(), **_packed(what)})
 
-    def asked(self, number: int) -> None:
-        """Note that a transaction is about to be committed."""
+    def commit_began(self, number: int) -> None:
+        """Write that the commit of a transaction begins."""
         self._write({"n": number, "a": time.monotonic_ns()})
 
     def note(self, kind: Kind, began: int, **what: Any) -> None:
-        """Note what was done."""
+        """Write an operation with its result."""
         number, self._next = self._next, self._next + 1
         line = {"n": number, "k": kind, "o": "ok", "b": began, "e": time.monotonic_ns()}
         self._write({**line, **_packed(what)})
@@ -155,7 +154,7 @@ def _read_journal(path: Path) -> list[Operation]:
             found[number] = Operation(path.stem, number, line["k"], began=line["b"])
         one = found[number]
         one.outcome, one.ended = line.get("o", one.outcome), line.get("e", one.ended)
-        one.asked = line.get("a", one.asked)
+        one.commit_began = line.get("a", one.commit_began)
         one.group, one.isolation = (
             line.get("group", one.group),
             line.get("isolation", one.isolation),

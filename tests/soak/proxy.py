@@ -1,7 +1,7 @@
-"""What lies between the clients and the broker: it passes on bytes, until it is told not to.
+"""The proxy between the clients and the broker: it forwards bytes until it is to lose them.
 
-Connections are reset, or the broker's answers are lost on their way: the broker has done what it was
-asked for, and the client does not know.
+Connections are reset, or the broker's responses are lost: the broker has handled the request, and the client
+does not know.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Link:
 
     def __init__(self, writers: list[asyncio.StreamWriter]) -> None:
         self.writers = writers
-        self.is_mute = False
+        self.drops_responses = False
 
     def reset(self) -> None:
         for writer in self.writers:
@@ -34,7 +34,7 @@ class _Link:
 
 
 class Proxy:
-    """Runs in a thread. ``address`` is where clients come to; ``target_port`` where the broker is."""
+    """Runs in a thread. Clients connect to ``address``; the broker listens at ``target_port``."""
 
     def __init__(self, target_port: int, chance: random.Random) -> None:
         self._target_port, self._chance = target_port, chance
@@ -60,16 +60,16 @@ class Proxy:
         self._tell(lambda link: link.reset(), part)
 
     def mute(self, part: float) -> None:
-        """Lose all that the broker answers from now on, on a part of the connections."""
+        """Lose all later responses of the broker, on a part of the connections."""
 
         def mute(link: _Link) -> None:
-            link.is_mute = True
+            link.drops_responses = True
 
         self._tell(mute, part)
 
     def reset_mute(self) -> None:
-        """Reset the connections whose answers were lost: what follows would make no sense."""
-        self._tell(lambda link: link.reset() if link.is_mute else None, 1.0)
+        """Reset the connections whose responses were lost: later bytes would make no sense."""
+        self._tell(lambda link: link.reset() if link.drops_responses else None, 1.0)
 
     def _tell(self, do: Callable[[_Link], None], part: float) -> None:
         def tell() -> None:
@@ -106,8 +106,8 @@ class Proxy:
         self._links.add(link)
         try:
             pumps = {
-                asyncio.create_task(self._pump(link, reader, back, answers=False)),
-                asyncio.create_task(self._pump(link, there, writer, answers=True)),
+                asyncio.create_task(self._pump(link, reader, back, responses=False)),
+                asyncio.create_task(self._pump(link, there, writer, responses=True)),
             }
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             for pump in pumps:
@@ -123,11 +123,11 @@ class Proxy:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         *,
-        answers: bool,
+        responses: bool,
     ) -> None:
         try:
             while data := await reader.read(_PIECE_BYTES):
-                if not (answers and link.is_mute):
+                if not (responses and link.drops_responses):
                     writer.write(data)
                     await writer.drain()
         except OSError:

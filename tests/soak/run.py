@@ -1,9 +1,10 @@
-"""The soak: a broker and real clients, killed, paused and cut off from each other; then the books.
+"""The soak: a broker and real clients, killed, paused and cut off from each other; then the check of the
+history.
 
     PYTHONPATH=src:tests python -m soak.run --minutes 30 --seed 1 --report report.md
 
 The broker and each client are processes; clients talk to the broker through a proxy. Every few seconds
-one of them is killed, stopped for a while or ended, or connections are reset, or answers lost. A client
+one of them is killed, paused or ended, or connections are reset, or responses lost. A client
 that ends or hangs is started again. At the end everything goes on undisturbed, the clients end, all is
 read from the beginning, and the journals are held against each other (``anomalies``).
 
@@ -53,7 +54,7 @@ BROKER = (sys.executable, "-m", "millstream", "broker")
 
 @dataclass
 class Run:
-    """What a run came to."""
+    """The result of a run."""
 
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
@@ -98,7 +99,7 @@ class Process:
         self._process.wait()
 
     def end(self, wait_s: float) -> int | None:
-        """Ask it to end; return its exit code, None if it had to be killed."""
+        """Send it SIGTERM; return its exit code, None if it had to be killed."""
         self.go_on()
         self._process.terminate()
         return self.wait(wait_s)
@@ -136,7 +137,7 @@ class Broker:
         self._run.starts_s.append(time.monotonic() - began)
 
     def note_use(self) -> None:
-        """Add up what this life took of the machine; before it is ended."""
+        """Add up the resources that this life used; before it is ended."""
         try:
             words = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
             status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -169,7 +170,7 @@ class Client:
         self.heard_s = time.monotonic()
 
     def look_after(self) -> None:
-        """Begin its next life if it has ended or hangs."""
+        """Start it again if it has ended or hangs."""
         code = self.process.code
         if code is not None:
             self._run.ended[f"{self.role}: {self._reason(code)}"] += 1
@@ -207,7 +208,7 @@ def _free_port() -> int:
 
 
 class Faults:
-    """What is done to whom, and when it is over: from a seed."""
+    """The schedule of faults, from a seed."""
 
     def __init__(
         self,
@@ -261,7 +262,7 @@ class Faults:
         self._broker.note_use()
         code = self._broker.process.end(END_S)
         if code != 0:
-            self._run.problems.append(f"the broker ended with {code} when it was asked to end")
+            self._run.problems.append(f"the broker ended with {code} at SIGTERM")
         self._broker.start()
 
     def pause_broker(self) -> None:
@@ -303,7 +304,7 @@ def soak(
     forgetting: bool = True,
     broker_words: Sequence[str] = BROKER,
 ) -> Run:
-    """Run it; return what it came to.
+    """Run it; return the result.
 
     Args:
         every_s: How far apart faults are, on average.
@@ -376,7 +377,7 @@ def _disturb(
 def _finish(
     clients: Sequence[Client], address: str, folder: Path, run: Run, settle_s: float
 ) -> None:
-    """Let all clients go on undisturbed, end, and read everything."""
+    """Let all clients continue undisturbed, end, and read everything."""
     end_s = time.monotonic() + settle_s
     while time.monotonic() < end_s:
         for client in clients:
@@ -403,7 +404,7 @@ def _finish(
 
 
 def report(run: Run, *, seed: int, commit: str) -> str:
-    """Return what a run came to, as a document."""
+    """Return the report of a run."""
     kinds = Counter(f"{one.kind}, {one.outcome}" for one in run.operations)
     sent = sum(len(one.sent) for one in run.operations)
     read = sum(len(one.read) for one in run.operations)

@@ -1,4 +1,4 @@
-"""The judge of histories is judged: it finds nothing where all is right, and what is planted everywhere else."""
+"""The check of histories: it finds nothing in a correct one, and every planted anomaly."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def precommitted_read(history: History, chance: random.Random) -> bool:
         for by in reads_of(history, "committed")
         if any(read.value == one.sent[0].value for read in by.read)
     ]
-    readers[0].ended = one.asked - 1
+    readers[0].ended = one.commit_began - 1
     return True
 
 
@@ -225,7 +225,7 @@ def int_nonmonotonic_send(history: History, chance: random.Random) -> bool:
 
 
 def offset_regression(history: History, chance: random.Random) -> bool:
-    asked = [one for one in history.operations if one.kind == "committed"]
+    fetched = [one for one in history.operations if one.kind == "committed"]
     offsets = [
         one.offsets[INPUT]
         for one in history.operations
@@ -233,13 +233,13 @@ def offset_regression(history: History, chance: random.Random) -> bool:
     ]
     if len(set(offsets)) < 2:
         return False
-    asked[-1].offsets = {INPUT: min(offsets)}
+    fetched[-1].offsets = {INPUT: min(offsets)}
     return True
 
 
 def offset_invented(history: History, chance: random.Random) -> bool:
-    asked = [one for one in history.operations if one.kind == "committed"]
-    asked[-1].offsets = {INPUT: 12_345}
+    fetched = [one for one in history.operations if one.kind == "committed"]
+    fetched[-1].offsets = {INPUT: 12_345}
     return True
 
 
@@ -250,8 +250,8 @@ def aborted_offsets(history: History, chance: random.Random) -> bool:
             (failed if one.outcome == "fail" else done).add(one.offsets[INPUT])
     if not failed - done:
         return False
-    asked = [one for one in history.operations if one.kind == "committed"]
-    asked[-1].offsets = {INPUT: max(failed - done)}
+    fetched = [one for one in history.operations if one.kind == "committed"]
+    fetched[-1].offsets = {INPUT: max(failed - done)}
     return True
 
 
@@ -350,7 +350,7 @@ def test_a_send_that_was_never_answered_may_be_there_or_not() -> None:
 
 
 def test_a_transaction_nobody_knows_the_end_of_is_all_there_or_not_at_all() -> None:
-    one = Operation("t", 0, "transaction", asked=3, sent=[Sent(P, "a", 0), Sent(P, "b", 1)])
+    one = Operation("t", 0, "transaction", commit_began=3, sent=[Sent(P, "a", 0), Sent(P, "b", 1)])
     both = Operation("r", 0, "poll", "ok", ended=5, read=[Read(P, 0, "a"), Read(P, 1, "b")])
     half = Operation("r", 0, "poll", "ok", ended=5, read=[Read(P, 0, "a")])
     assert kinds(history_of(one)) == set()
@@ -370,7 +370,7 @@ def test_journals_come_back_as_they_were_written_without_what_was_cut(tmp_path: 
     journal = Journal(path)
     sent = Sent(P, "a", None, "source")
     number = journal.begin("transaction", sent=[sent], group=GROUP, offsets={P: 3})
-    journal.asked(number)
+    journal.commit_began(number)
     sent.offset = 7
     journal.end(number, "ok", sent=[sent])
     journal.note("poll", 5, read=[Read(P, 7, "a")], isolation="uncommitted")
@@ -380,6 +380,6 @@ def test_journals_come_back_as_they_were_written_without_what_was_cut(tmp_path: 
     one, two, three = read_journals([path])
     assert (one.process, one.outcome, one.group, one.offsets) == ("p.0", "ok", GROUP, {P: 3})
     assert one.sent == [Sent(P, "a", 7, "source")]
-    assert one.began <= one.asked <= one.ended
+    assert one.began <= one.commit_began <= one.ended
     assert (two.read, two.isolation, two.began) == ([Read(P, 7, "a")], "uncommitted", 5)
     assert (three.outcome, three.sent[0].offset) == ("info", None)

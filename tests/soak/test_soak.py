@@ -22,7 +22,7 @@ TELLS = {  # one of these must be found
 TOGETHER = [
     "loses_records,forgets_offsets,shows_aborted",
     "doubles_records,shows_open",
-    "commits_offsets_alone",  # with shows_open, results that were taken back are seen, and none is missed
+    "commits_offsets_alone",  # with shows_open, aborted results are seen, and none is missed
 ]
 
 

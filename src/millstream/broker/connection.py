@@ -109,7 +109,7 @@ class Connection:
             self.stop()
 
     def _log_end(self, error: object) -> None:
-        """Log why a connection ended, unless the client disconnected."""
+        """Log why a connection ended, unless the client disconnected: an OSError here is the socket's."""
         expected = (MalformedError, UnknownRequestError, UnauthenticatedError, TimeoutError)
         if isinstance(error, expected):
             self._node.log_limiter.log_closed(

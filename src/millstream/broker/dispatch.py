@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from millstream.broker.call import Call
+from millstream.broker.log_access import storage_errors
 from millstream.broker.node import BrokerNode
 from millstream.broker.protocol import (
     messages,
@@ -170,7 +171,8 @@ def decode_call(frame: bytes, peer: Peer) -> Call:
 
 async def handle_request(node: BrokerNode, call: Call) -> list[BytesLike] | None:
     """Handle a request; return the response frame in chunks, or None if no response is wanted."""
-    response = await HANDLERS[call.api](node, call)
+    with storage_errors():  # an OSError that is raised beside it is the socket's
+        response = await HANDLERS[call.api](node, call)
     return None if response is None else encode_frame(call, response)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
+from millstream.broker.protocol.error_codes import StorageError
 from millstream.errors import MillstreamError, SyncFailedError
 from millstream.log.batch_reader import BatchReader
 from millstream.log.clocks import wall_clock_ms
@@ -15,6 +18,21 @@ from millstream.threads import Threads
 
 READ_THREADS, WRITE_THREADS = 4, 2
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """Log an OSError of the log's files, and make it an error that a response can have.
+
+    Raises:
+        StorageError: the system refused an operation.
+    """
+    try:
+        yield
+    except OSError as error:
+        _log.error("a request failed, as the system refused an operation on files: %s", error)
+        raise StorageError(f"the broker could not use its files: {error}") from error
 
 
 class LogAccess:
@@ -54,13 +72,23 @@ class LogAccess:
         return found
 
     async def run_read(self, work: Callable[[], T]) -> T:
-        """Run ``work``, which reads and may wait for the disk, in a thread; return its result."""
-        return await asyncio.wrap_future(self._read_threads.submit(work))
+        """Run ``work``, which reads and may wait for the disk, in a thread; return its result.
+
+        Raises:
+            StorageError: it raised an OSError.
+        """
+        with storage_errors():
+            return await asyncio.wrap_future(self._read_threads.submit(work))
 
     async def run_write(self, work: Callable[[], T]) -> T:
-        """Run ``work``, which changes something besides records, in a thread; return its result."""
+        """Run ``work``, which changes something besides records, in a thread; return its result.
+
+        Raises:
+            StorageError: it raised an OSError.
+        """
         try:
-            return await asyncio.wrap_future(self._write_threads.submit(work))
+            with storage_errors():
+                return await asyncio.wrap_future(self._write_threads.submit(work))
         except SyncFailedError as error:
             self._fail(error)
             raise

@@ -1,7 +1,7 @@
 """Addresses of logs: a folder, or ``kafka://host:port[,host:port][?options]``.
 
-The one module that tells them apart. An option may be a secret: what is shown of an address, in errors
-and elsewhere, leaves the options out.
+The one module that tells them apart. An option may be a secret: an address is shown, in errors and elsewhere,
+without its options.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ class KafkaAddress:
 
 
 def is_kafka(address: object) -> bool:
-    """Say whether an address leads to brokers rather than to a folder.
+    """Return whether an address is one of brokers, and not of a folder.
 
     Raises:
         ConfigError: the scheme is not in lower case.
     """
     text = str(address)
     begins = text[: len(SCHEME)]
-    if begins != SCHEME and begins.lower() == SCHEME:  # nobody means a folder by this
+    if begins != SCHEME and begins.lower() == SCHEME:  # this is meant as an address of brokers
         raise ConfigError(f"a log's address begins with {begins!r}; write {SCHEME}")
     return begins == SCHEME
 
 
 def shown(address: object) -> str:
-    """Return an address as text that may be shown: that of brokers without its options.
+    """Return an address as text to show: that of brokers without its options.
 
-    Of an address that cannot be parsed nothing is shown: any part of it could be a password.
+    Nothing of an address that cannot be parsed is shown: any part of it could be a password.
     """
     text = str(address)
     if not is_kafka(text):
@@ -92,7 +92,7 @@ def log_folder(address: Path | str) -> Path | None:
 
 
 def absolute_address(address: Path | str) -> Path | str:
-    """Return an address that means the same to another process of this machine."""
+    """Return an address that is the same in another process of this machine."""
     return str(address) if is_kafka(address) else Path(address).absolute()
 
 
@@ -122,12 +122,12 @@ def kafka_address(text: str) -> KafkaAddress:
 
 
 def _named_user(rest: str, query: str) -> bool:
-    """Say whether what stands before an @ is no broker; an option may have one in its value."""
+    """Return whether the text before an @ is not a broker; an option may have an @ in its value."""
     return "@" in rest or "@" in query.partition("=")[0]
 
 
 def _option(name: str, address: str) -> str:
-    """Return the option that is meant; what looks like none may be a part of a password."""
+    """Return the name of an option; an unknown one may be a part of a password."""
     allowed = ("timeout", *SETTINGS)
     if not _OPTION.fullmatch(name) and nearest(name, allowed) is None:
         raise ConfigError(

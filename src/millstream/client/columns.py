@@ -1,4 +1,4 @@
-"""The columns of a bulk send: brought to one form, sliced and picked without copying values."""
+"""The columns of a bulk send: converted to one form, sliced and taken without copying values."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Reading a topic record by record: an iterator that waits at the end until more is committed.
 
 Within a partition records come in offset order; between partitions no order is promised. A consumer
-of a group continues where the group has committed; what it has handed out and not yet committed is
-handed out again after a crash (at least once). For whole columns at once use ``EventLog.read``.
+of a group continues where the group has committed; records handed out and not yet committed are handed out
+again after a crash (at least once). For whole columns at once use ``EventLog.read``.
 
-Here are positions, seeking and commits. ``folder.consumer`` and ``kafka.consumer`` fetch the records.
+This module has positions, seeking and commits; ``folder.consumer`` and ``kafka.consumer`` fetch the records.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ CLOSED_CHECK_S = 0.2  # how often a waiting consumer checks whether it was close
 class Consumer(ABC):
     """An iterator of :class:`~millstream.record.Record`; see ``EventLog.consumer``.
 
-    It reads the topic with ``topic_id``. Where that is deleted and another one is made under its name,
-    it ends with TopicRecreatedError, and commits nothing for it.
+    It reads the topic with ``topic_id``. If that is deleted and recreated, it ends with TopicRecreatedError,
+    and commits nothing for the new one.
 
     Guarantees: belongs to one thread; :meth:`close` may be called from any.
     """
@@ -69,8 +69,8 @@ class Consumer(ABC):
         self._stop = None if follow else {number: bounds[number][1] for number in self._next}
         self._fetched: Iterator[Record] = iter(())
         self._positions = dict(self._next)
-        # Read, and not yet committed. Where a group begins is committed too, so that its lag is known
-        # for partitions from which nothing has come yet.
+        # Read, and not yet committed. The start offset of a group is committed too, so that its lag is known
+        # for partitions without records yet.
         self._done = {n: offset for n, offset in self._next.items() if n not in committed}
         self._read_any = False
         self._in_hand: tuple[int, int] | None = None  # (partition, next offset)
@@ -83,7 +83,7 @@ class Consumer(ABC):
         return dict(self._positions)
 
     def seek(self, positions: Mapping[int, int]) -> None:
-        """Go on at these offsets; other partitions go on where they are.
+        """Continue at these offsets; other partitions continue where they are.
 
         Raises:
             ConfigError: the consumer does not read such a partition.
@@ -98,7 +98,7 @@ class Consumer(ABC):
                 )
             _check_offset(self._topic, number, bounds[number], offset)
         self._mark_read()
-        # What was fetched and not handed out is fetched again.
+        # Records fetched and not handed out are fetched again.
         self._next = dict(self._positions) | dict(positions)
         self._positions = dict(self._next)
         self._done |= positions
@@ -118,7 +118,7 @@ class Consumer(ABC):
     def close(self) -> None:
         """End the iteration, at the latest 0.2 s later if it waits; the last record counts as read.
 
-        With automatic commits what was read is committed.
+        With automatic commits, what was read is committed.
         """
         if not self._closed:
             self._closed = True
@@ -150,7 +150,7 @@ class Consumer(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._in_hand = None  # it was being worked on: it will be handed out again
+            self._in_hand = None  # it was being processed: it will be handed out again
         self.close()
 
     # -- committing ---------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class Consumer(ABC):
         return found
 
     def _mark_read(self) -> None:
-        """Count the record in hand as read: its user has come back."""
+        """Count the last record as read: its user asks for the next one."""
         if self._in_hand is not None:
             partition, offset = self._in_hand
             self._done[partition] = offset
@@ -206,11 +206,11 @@ class Consumer(ABC):
 
     @abstractmethod
     def _fetch(self) -> bool:
-        """Read some records into ``_fetched``; False when there is none now."""
+        """Read some records into ``_fetched``; False if there is none now."""
 
     @abstractmethod
     def _wait(self) -> None:
-        """Return when there may be more records, at the latest after ``CLOSED_CHECK_S``."""
+        """Wait until there may be more records, at most ``CLOSED_CHECK_S``."""
 
     def _add_partitions(self, bounds: Sequence[tuple[int, int]]) -> list[int]:
         """Begin to read partitions that were added to the topic, from their start; return these."""

@@ -1,4 +1,4 @@
-"""Which log is meant where none is named: one rule for the Python API and for every command."""
+"""The default log: one rule for the Python API and for every command."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Futures of records: one send result for a whole batch, and a light future for each record in it.
 
-A batch is appended or refused as one, so the result of a record follows from its index in the
-batch and the result of the batch. A future holds these two and nothing else; completing a batch of
-ten thousand records costs one assignment. Only a future that is given a callback, or to
-``concurrent.futures.wait`` or ``asyncio``, becomes a whole ``Future`` with a lock of its own.
+A batch is appended or rejected as a whole, so the result of a record follows from its index in the batch and
+the result of the batch. A future holds only these two; completing a batch of ten thousand records costs one
+assignment. Only a future that is given a callback, or to ``concurrent.futures.wait`` or ``asyncio``, becomes
+a full ``Future`` with a lock of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 
 from millstream.record import RecordMetadata
 
-_FUTURE_ATTRIBUTES = frozenset(vars(Future()))  # what a light future does not have until it must
+_FUTURE_ATTRIBUTES = frozenset(
+    vars(Future())
+)  # attributes that a light future gets only when one is used
 
 
 class SendResult:
@@ -33,7 +35,7 @@ class SendResult:
         self._error: BaseException | None = None
         self._dropped = 0
         self._dropped_by: BaseException | None = None
-        self._waiters: list[threading.Lock] = []  # each held, until there is news
+        self._waiters: list[threading.Lock] = []  # each held until a result is known
         self._watched: list[SendFuture] = []
 
     def result_of(self, index: int) -> RecordMetadata | BaseException | None:
@@ -71,7 +73,7 @@ class SendResult:
                 self._waiters.remove(waiter)
 
     def set_appended(self, partition: int, offset: int) -> None:
-        """Settle: the records lie in ``partition``, from ``offset`` on, without those dropped."""
+        """Settle: the records are in ``partition`` from ``offset`` on, without those dropped."""
         with self.lock:
             self._place = RecordMetadata(partition, offset)
         self.notify()
@@ -83,7 +85,7 @@ class SendResult:
         self.notify()
 
     def drop(self, count: int, error: BaseException) -> None:
-        """Note of the first ``count`` records that are left that they will not be appended.
+        """Note that the first ``count`` remaining records will not be appended.
 
         Call :meth:`notify` afterwards, without holding a lock.
         """
@@ -92,7 +94,7 @@ class SendResult:
             self._dropped += count
 
     def attach(self, future: SendFuture) -> None:
-        """Settle ``future`` as a whole Future as soon as its result is known, which may be now."""
+        """Settle ``future`` as a full Future as soon as its result is known, which may be now."""
         with self.lock:
             known = self.result_of(future.index) is not None
             if not known:
@@ -101,13 +103,13 @@ class SendResult:
             self._settle(future)
 
     def notify(self) -> None:
-        """Wake who waits, and run the callbacks, of the records whose result is known."""
+        """Wake the waiters, and run the callbacks, of records whose result is known."""
         with self.lock:
             waiters, self._waiters = self._waiters, []
             watched, self._watched = self._watched, []
             known = [future for future in watched if self.result_of(future.index) is not None]
             self._watched = [future for future in watched if self.result_of(future.index) is None]
-        for waiter in waiters:  # a bare lock: who wakes has no other to wait for
+        for waiter in waiters:  # a bare lock: a woken thread waits for no other lock
             waiter.release()
         for future in known:
             self._settle(future)
@@ -124,12 +126,14 @@ class SendResult:
 class SendFuture(Future[RecordMetadata]):
     """The future of one record: (partition, offset). It cannot be cancelled.
 
-    What ``Future`` keeps is made when something first asks for it: see ``__getattr__``.
+    The attributes of ``Future`` are made when one is first used: see ``__getattr__``.
     """
 
     __slots__ = ("index", "send_result")
 
-    def __init__(self, send_result: SendResult, index: int) -> None:  # on purpose not Future's
+    def __init__(
+        self, send_result: SendResult, index: int
+    ) -> None:  # deliberately not that of Future
         self.send_result = send_result
         self.index = index
 
@@ -180,7 +184,7 @@ class SendFuture(Future[RecordMetadata]):
 
 
 class BulkFuture:
-    """The future of a ``send_many``: counts its batches home. Thread-safe."""
+    """The future of a ``send_many``: counts its appended rows. Thread-safe."""
 
     def __init__(self, rows: int) -> None:
         self.future: Future[int] = Future()
@@ -199,7 +203,7 @@ class BulkFuture:
             self.future.set_result(self._rows)
 
     def fail(self, error: BaseException) -> None:
-        """Note that some rows were not; only the first error counts."""
+        """Note that some rows were not appended; only the first error counts."""
         with self._lock:
             first, self._failed = not self._failed, True
         if first:

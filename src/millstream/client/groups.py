@@ -1,4 +1,4 @@
-"""How far groups have read, and how far they are behind."""
+"""The committed offsets and the lag of groups."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from millstream.record import TopicPartition
 class Lag:
     """How far a group is behind in one partition, in records and against retention.
 
-    ``behind`` counts the records from ``committed_offset`` to ``end_offset``; markers of transactions
-    and what was aborted are none. Far from the end it counts offsets. ``at_risk`` of them are
-    removed by retention next, ``lost`` were removed before the group had read them.
+    ``behind`` counts the records from ``committed_offset`` to ``end_offset``, without markers of transactions
+    and aborted records. Far from the end it counts offsets. ``at_risk`` of them are removed by retention
+    next, ``lost`` were removed before the group had read them.
     """
 
     group: str
@@ -55,10 +55,10 @@ def lag_of(
     reader: Reader,
     at_risk: Callable[[TopicPartition, int], int],
 ) -> list[Lag]:
-    """Return how far groups are behind, by group, topic and partition.
+    """Return the lag of groups, by group, topic and partition.
 
     Args:
-        at_risk: Returns how many records from an offset of a partition on retention removes next.
+        at_risk: Returns how many of the records from an offset of a partition on retention removes next.
     """
     bounds: dict[str, list[tuple[int, int]]] = {}
     rows = []

@@ -1,4 +1,4 @@
-"""What a field of a JSON event says of its record: the key, or the time."""
+"""Reads the key or the timestamp of a record from a field of its JSON event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def timestamp_ms_in(decoded: Any, field: str) -> int | None:
 
 
 def timestamp_ms_of(found: Any) -> int | None:
-    """Return what a value says as a time, in milliseconds since 1970; None where it says none."""
+    """Return a value as a time, in milliseconds since 1970; None if it is no time."""
     if isinstance(found, int) and not isinstance(found, bool) and _is_a_time(found):
         return found
     try:

@@ -1,4 +1,4 @@
-"""A record as JSON: as ``millstream consume --json`` prints it, and as it goes out over HTTP."""
+"""A record as JSON: as ``millstream consume --json`` prints it, and as HTTP responses have it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 def record_as_json(record: Record) -> bytes:
     """Return a record as JSON, on one line.
 
-    A value that is JSON is written as such, other text as text; bytes that are not text go under
-    a name with ``_base64``.
+    A value that is JSON is written as such, other text as text; bytes that are not text have a name with
+    ``_base64``.
     """
     line: dict[str, object] = {
         "topic": record.topic,
@@ -39,7 +39,9 @@ def record_as_json(record: Record) -> bytes:
 def _iso(record: Record) -> str | None:
     try:
         return record.timestamp.isoformat(timespec="milliseconds")
-    except OverflowError:  # any 64 bits are a timestamp; beyond the year 9999 there is no name
+    except (
+        OverflowError
+    ):  # any 64 bits are a timestamp; beyond the year 9999 there is no ISO 8601 form
         return None
 
 

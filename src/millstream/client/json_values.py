@@ -1,4 +1,4 @@
-"""From what Python has to what JSON has, as schemas of topics read it back: the same value, or an error.
+"""From Python values to JSON values that schemas of topics read back: as the same value, or an error.
 
 Times and dates are ISO 8601, a Decimal and a UUID are text, a duration is ISO 8601's ``PT90.5S``, bytes
 are base64, an enum its value; a dataclass or a pydantic model is an object of its fields, under the
@@ -25,7 +25,7 @@ def plain_value(value: object) -> object:
     """Return the JSON form of a value; ``json`` calls this for each value that it does not know.
 
     Raises:
-        TypeError: nothing would be read back as this value.
+        TypeError: there is no JSON form that is read back as this value.
     """
     fields = getattr(type(value), "__pydantic_fields__", None)
     if isinstance(fields, dict):

@@ -1,7 +1,7 @@
 """The API of a log, at whichever address: a folder and brokers have these calls.
 
-:func:`millstream.connect` returns one. The folder's is ``client/folder/log.py``; that of a broker, ours or Apache
-Kafka, is ``kafka``. What each promises is in ``docs/log-contract.md``, by number, with what differs.
+:func:`millstream.connect` returns one. The folder's is ``client/folder/log.py``; that of a broker, ours or
+Apache Kafka, is ``client/kafka/log.py``. ``docs/log-contract.md`` lists what each promises, by number, and the differences.
 Only a folder raises FolderOwnedError: a broker has many writers.
 """
 
@@ -43,7 +43,7 @@ class EventLog(ABC):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """What distinguishes this log from another one at the same address.
+        """The identity of this log, which differs from that of another one at the same address.
 
         Raises:
             FolderOwnedError: the folder's owner accepts no connections, or does not respond.
@@ -63,7 +63,7 @@ class EventLog(ABC):
         settings: Mapping[str, str] | None = None,
         exist_ok: bool = False,
     ) -> TopicInfo:
-        """Make a topic; it is durable and visible when this returns.
+        """Create a topic; it is durable and visible when this returns.
 
         Args:
             retention: How long records are kept, by their timestamps, such as "7 days"; for ever if
@@ -71,7 +71,7 @@ class EventLog(ABC):
             retention_bytes: How many bytes of each partition are kept at least; all if not given.
             cleanup: "delete", "compact" (the last record of each key is kept) or "compact,delete".
             settings: Any others, under Kafka's names, such as {"segment.bytes": "1048576"}.
-            exist_ok: Whether a topic of this name may be there already; it is left as it is.
+            exist_ok: Whether a topic of this name may exist already; it is left as it is.
 
         Raises:
             TopicExistsError: the name is taken.
@@ -200,7 +200,7 @@ class EventLog(ABC):
 
     @abstractmethod
     def run_maintenance(self) -> MaintenanceReport:
-        """Do now what the owner does every half minute: retention, compaction, timeouts.
+        """Run a pass of maintenance now (the owner does every half minute): retention, compaction, timeouts.
 
         Raises:
             FolderOwnedError: the folder's owner accepts no connections, or does not respond.
@@ -229,14 +229,13 @@ class EventLog(ABC):
     ) -> list[PartitionArchive]:
         """Write columnar copies beside the closed segments of a topic, where there are none yet.
 
-        Only a schema knows the columns of the values: see :meth:`millstream.Topic.archive`, which
-        calls this.
-
-        Only the owner can: if another process owns the folder, it hands over, and becomes a client of this one.
+        The columns of the values come from a schema: see :meth:`millstream.Topic.archive`, which calls this.
+        Only the owner archives: if another process owns the folder, it hands over, and becomes a client of
+        this one.
 
         Raises:
             UnknownTopicError: there is no such topic.
-            DiskFullError: there is no room; what is archived stays so.
+            DiskFullError: there is no room; archives made before remain.
             FolderOwnedError: the owner does not hand over: it is a broker, or at work.
         """
 
@@ -274,7 +273,7 @@ class EventLog(ABC):
 
     @abstractmethod
     def lag(self, group: str | None = None) -> list[Lag]:
-        """Return how far groups are behind, by group, topic and partition.
+        """Return the lag of groups, by group, topic and partition.
 
         Args:
             group: One group; all of them if not given.
@@ -302,7 +301,7 @@ class EventLog(ABC):
             start: Where to begin (in a group: where it has committed nothing): the first or next
                 record; a time (the first record at it or later); or offsets by partition (only
                 these partitions are read).
-            commit: "auto": a record counts as read when the next one is asked for, or the consumer
+            commit: "auto": a record counts as read when the next one is requested, or the consumer
                 is closed; committed every second and when it is closed. "manual": only
                 ``consumer.commit()``.
             follow: Wait for more at the end; otherwise stop at the end seen by this call.
@@ -313,7 +312,7 @@ class EventLog(ABC):
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic, partition or start.
-            OffsetOutOfRangeError: the offset asked for, or committed, is gone or not yet there.
+            OffsetOutOfRangeError: the start, or committed, offset is gone or not yet there.
             TopicRecreatedError: the topic was deleted and created again; from the iterator, too.
         """
 
@@ -336,7 +335,7 @@ class EventLog(ABC):
         Args:
             start: Where the partition begins if not given.
             end: Where it ends if not given.
-            columns: Of offset, timestamp, key, value, headers; what is not asked for is not decoded.
+            columns: Of offset, timestamp, key, value, headers; others are not decoded.
             isolation: "read_committed" gives nothing of a transaction that is open or was aborted.
 
         Raises:
@@ -349,7 +348,7 @@ class EventLog(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Send what producers still hold, stop consumers, release the folder.
+        """Flush and close producers, stop consumers, release the folder.
 
         Raises:
             MillstreamError: records that a producer held could not be sent.

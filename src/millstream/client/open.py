@@ -1,7 +1,7 @@
-"""Opens what an address leads to: :func:`connect` for a whole log, :func:`open_reader` for its records.
+"""Opens an address: :func:`connect` returns the log, :func:`open_reader` a reader of its records.
 
 This is the one place that chooses between a folder and brokers; ``client.address`` tells the addresses
-apart. Nothing of ``client.kafka`` is imported before an address asks for it.
+apart. ``client.kafka`` is imported only for an address of brokers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which partition a record goes to: that of its key, as Kafka's clients choose it; without a key, round-robin.
+"""The partition of a record: that of its key, as in Kafka's clients; without a key, round-robin.
 
 Records without a key go to a sticky partition until a batch of their topic is sent, so that they
 share batches. Records of ``send_many`` have batches of their own, and a round-robin of their own.
@@ -21,20 +21,20 @@ _KEY_BYTES_MAX = 64
 
 
 class PartitionCounts(Protocol):
-    """A log, as far as partitions are chosen in it."""
+    """The calls of a log that the partitioner uses."""
 
     def partition_count(self, topic: str) -> int:
         """Return how many partitions a topic has."""
 
 
 class Partitioner:
-    """Chooses partitions among those that a topic has at the moment. Thread-safe."""
+    """Chooses among the current partitions of a topic. Thread-safe."""
 
     def __init__(self, writer: PartitionCounts) -> None:
         self._partition_count = writer.partition_count
         self._rounds: dict[str, int] = {}
-        # Counted apart: one bulk would go on twice, once when it is split and once when it is sent,
-        # and of an even number of partitions only every other one would get anything.
+        # Counted separately: else a bulk would advance it twice, once when it is split and once when it is
+        # sent, and with an even number of partitions only every other one would get records.
         self._bulk_rounds: dict[str, int] = {}
         self._hashes: dict[bytes, int] = {}
 

@@ -1,4 +1,4 @@
-"""What every producer can do, and its settings: the interface that a folder and brokers share.
+"""The interface of producers, and their settings, for a folder and for brokers.
 
 ``EventLog.producer`` makes one. ``folder.producer`` sends to a log in a folder, ``kafka.producer`` to
 brokers. A failure reaches the futures, and the next ``flush`` or ``close``, so that a program that
@@ -143,7 +143,7 @@ class Producer(ABC):
                 bytes, enums, nested as you like. It is written as JSON, in the forms that topics
                 with such a schema read.
             key: bytes, str, or an int (as decimal text). Records with equal keys go to the same
-                partition, the one that Kafka's clients choose; without a key, batches take turns.
+                partition, the one that Kafka's clients choose; without a key, they are chosen round-robin.
             timestamp_ms: When it happened; now, if not given.
             headers: Names with bytes, str or None: a mapping, or pairs, in which a name may occur
                 twice.
@@ -211,7 +211,7 @@ class Producer(ABC):
 
     @abstractmethod
     def _check(self) -> None:
-        """Raise why nothing is accepted now, if that is so."""
+        """Raise the error if nothing is accepted now."""
 
     @abstractmethod
     def _send_columns(self, topic: str, columns: RecordColumns, bulk: BulkFuture) -> None:

@@ -1,4 +1,4 @@
-"""What reads a log, at whichever address: the reader of a folder and that of brokers have these calls.
+"""The interface of readers, for a folder and for brokers.
 
 The engine's source, its sink and consumers use only these calls of a log. ``client.open`` makes a reader.
 """

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from millstream.client.json_values import ENCODER
 from millstream.errors import ConfigError
 from millstream.log.batch import RECORD_BYTES_MAX
-from millstream.log.encoding import Headers, SimpleRecord, check_record_size
+from millstream.log.encoding import SimpleRecord, check_record_size
+from millstream.record import Headers
 
 # What a record takes besides key, value and headers.
 RECORD_OVERHEAD = SimpleRecord(0, None, None).size

@@ -1,4 +1,4 @@
-"""Tables as users have them, of polars, pandas or Arrow: as columns of a log, or row by row as JSON."""
+"""Tables of polars, pandas or Arrow: as columns of a log, or row by row as JSON."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _coarser(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_plain(dtype: pl.DataType) -> bool:
-    """Whether polars writes it as Python does; of a float it would write NaN as null."""
+    """Whether polars writes the type as Python does; it would write a float NaN as null."""
     import polars as pl  # noqa: PLC0415 - as above
 
     return dtype in (pl.String, pl.Boolean) or (dtype.is_integer() and dtype != pl.Int128)

@@ -1,4 +1,4 @@
-"""The settings of a topic as people write them, under the names that Kafka gives them."""
+"""The settings of a topic as users write them, under Kafka's names."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from millstream.record import TopicPartition
 
 
 def check_fence(known: tuple[str, int] | None, writer: str, batch_id: int) -> tuple[str, int]:
-    """Return a transaction's fence, where it may have it beside the one that is ``known``.
+    """Return a transaction's fence; ``known`` is the one that it has already.
 
     Raises:
         ConfigError: another fence was given, or this one is not possible.
@@ -54,7 +54,7 @@ def check_fence(known: tuple[str, int] | None, writer: str, batch_id: int) -> tu
 
 
 class TransactionManager(Protocol):
-    """The transactions of one producer, as far as a block needs them."""
+    """The calls of a producer's transaction manager that a block uses."""
 
     def begin(self) -> None: ...
 
@@ -68,11 +68,11 @@ class TransactionManager(Protocol):
 
 
 class Transaction:
-    """What is sent in this block of a producer is committed with it, or not at all.
+    """A block whose records are committed together at its end, or not at all.
 
-    Use it in ``with``: the end of the block commits, an exception aborts. Until the commit no
-    reader sees a record of it, but those that read uncommitted ones. A future gives the offset of
-    its record; whether the record counts is known at the end of the block.
+    Use it in ``with``: the end of the block commits, an exception aborts. Until the commit only readers of
+    uncommitted records see its records. A future gives the offset of its record; whether the record is
+    committed is known at the end of the block.
     """
 
     def __init__(self, manager: TransactionManager) -> None:

@@ -8,9 +8,9 @@ One entry of 28 bytes for each abort marker in the segment, little-endian, in th
     CRC-32C          uint32  of the 24 bytes before
 
 An entry is durable before the last stable offset moves past its marker, so a reader that may see
-the records finds the entry too, with a living owner or after the loss of power. Readers look here
-first and read the records then: compaction and retention take the records away before the entries,
-so what is found is never too little. After a crash the file is rebuilt from the markers in the log.
+the records finds the entry too, with a living owner or after the loss of power. Readers look here before they
+read the records: compaction and retention remove the records before the entries, so a reader never misses
+one. After a crash the file is rebuilt from the markers in the log.
 
 Source: Kafka ``AbortedTxn``, ``TransactionIndex``.
 """
@@ -58,14 +58,13 @@ def unpack(data: bytes) -> list[AbortedTransaction]:
 def read(files: Files, path: Path) -> list[AbortedTransaction]:
     """Return the ranges of the segment at ``path`` (its .log file); none if it has no such file.
 
-    For those who know how many there must be, or rebuild the file: an entry that is not whole
-    ends them.
+    For callers that know how many there must be, or rebuild the file: they end at an entry that is not whole.
     """
     return unpack(_content(files, path))
 
 
 def read_all(files: Files, path: Path) -> list[AbortedTransaction]:
-    """Return the ranges of the segment at ``path``, for those who hide records by them.
+    """Return the ranges of the segment at ``path``, for readers that hide records by them.
 
     Raises:
         CorruptionError: an entry is damaged, or the disk does not give it.
@@ -96,9 +95,9 @@ def _unreadable(path: Path, why: str) -> CorruptionError:
 
 
 def rewrite(files: Files, path: Path, ranges: Sequence[AbortedTransaction]) -> None:
-    """Make the file beside ``path`` say exactly ``ranges``; without any there is none. Durable.
+    """Replace the file beside ``path`` by one of exactly ``ranges``; without any there is none. Durable.
 
-    A reader finds the old file or the new one, and so does the next opening after a crash.
+    A reader, and the next opening after a crash, finds the old file or the new one.
     """
     target = path.with_suffix(SUFFIX)
     known = read_whole(files, target) if files.exists(target) else None
@@ -140,10 +139,10 @@ class AbortedTransactions:
 class FetchedAborts:
     """Which of ``ranges`` must be reported to Kafka's clients together with some batches.
 
-    Such a client leaves out what a producer sends from the first offset of a range on, up to the
-    next abort marker of the producer in the same response. Compaction may have removed the marker
-    after the ranges were read and before the segment was: then the client would leave out what
-    follows, too, so that must go into another response.
+    Such a client skips the records of a producer from the first offset of a range on, up to the producer's
+    next abort marker in the same response. Compaction may have removed the marker after the ranges were read
+    and before the segment was: then the client would skip what follows, too, so that must go into another
+    response.
     """
 
     def __init__(self, ranges: Iterable[AbortedTransaction]) -> None:
@@ -159,7 +158,7 @@ class FetchedAborts:
 
     @property
     def awaits_marker(self) -> bool:
-        """Whether a marker is still to come: what follows then goes into another response, too."""
+        """Whether a marker has not been met yet: then what follows goes into another response."""
         return bool(self._open)
 
     def admit(self, header: BatchHeader) -> bool:

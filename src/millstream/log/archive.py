@@ -1,18 +1,17 @@
-"""``<base offset>.parquet``: the records of a closed segment once more, as columns.
+"""``<base offset>.parquet``: a copy of the records of a closed segment, as columns.
 
 An archive is made from its segment and from a schema that the log does not know (see ``archiver``).
 It holds every committed record with its offset, partition, timestamp, key and headers, and the columns
 of its value; two marks tell a *tombstone* (a value that is null) from an *undecodable* record (one
-that does not fit the schema, whose bytes only the segment has). Of both, the value's columns are null.
+that does not fit the schema, whose bytes only the segment has). In both, the value's columns are null.
 
-It is a copy, so it may be missing, be deleted at any time and be rebuilt, and it decides nothing. It
-counts only while the segment is the one that it was made from: same offsets, same size, same chain of
-batch headers, which have the checksums of all that is in the batches. That, and by what each column was
-made, is in the file's metadata: the key ``millstream`` of its Parquet metadata.
+It is a copy, so it may be missing, can be deleted at any time and rebuilt. It is valid only while the segment
+is the one that it was made from: same offsets, same size, same chain of batch headers, which have the
+checksums of all that is in the batches. The file has these, and what each column was made of, under the key
+``millstream`` of its Parquet metadata.
 
-Pages have checksums in Parquet, and the footer, which says where they are and what they hold, has none.
-So four bytes are between the last page and the footer, where no reader of Parquet looks: the CRC-32C
-of all that comes behind them, little-endian.
+Pages have checksums in Parquet, and the footer, which describes them, has none. So four bytes lie between the
+last page and the footer, where no Parquet reader looks: the CRC-32C of everything after them, little-endian.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ RECORD_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMetadata:
-    """What an archive says of itself.
+    """The metadata of an archive.
 
-    ``made_of`` has a text for each column of the value that identifies all it was decoded by, and one
-    under the empty name for the format: who would decode it by the same may read it instead. ``groups``
-    has the first offset of each row group.
+    ``made_of`` has a text for each column of the value that identifies how it was decoded, and one under the
+    empty name for the format: a reader that would decode in the same way may read the archive instead.
+    ``groups`` has the first offset of each row group.
     """
 
     topic: str
@@ -138,8 +137,8 @@ class ArchiveFile:
         """Yield the columns of the records with offsets in [start, end), in offset order.
 
         Raises:
-            One of UNREADABLE: the file is damaged. What was yielded is right: every page is held
-                against its checksum.
+            One of UNREADABLE: the file is damaged. What was yielded is right: every page's checksum is
+            verified.
         """
         groups = self.note.groups
         first, last = max(bisect_right(groups, start) - 1, 0), bisect_left(groups, end)
@@ -170,8 +169,8 @@ def open_fitting(files: Files, path: Path, base_offset: int) -> ArchiveFile | No
     Raises:
         One of UNREADABLE: there is none, or it cannot be read.
     """
-    # First the archive, then the seal: compaction takes both away before it puts another segment in
-    # place, so a seal that is there then is of the segment that the archive was made from, or does not fit it.
+    # First the archive, then the seal: compaction removes both before it replaces the segment, so a seal that
+    # is found here is that of the archive's segment, or does not match it.
     found = ArchiveFile(files, path.with_suffix(SUFFIX))
     known = seal.read(files, path, size_of(files, path))
     if known is not None and found.note.matches(base_offset, known):
@@ -193,7 +192,7 @@ def _footer_bytes(end: bytes) -> int:
 
 
 def _check_footer(source: _Source) -> None:
-    """Hold the footer against its checksum.
+    """Verify the checksum of the footer.
 
     Raises:
         ValueError: it is another one, or there is none.
@@ -211,7 +210,7 @@ def _check_footer(source: _Source) -> None:
 
 
 class _Source(io.RawIOBase):
-    """A file of ours as Arrow reads one."""
+    """A file of the log, with the interface that Arrow reads."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self._files = files

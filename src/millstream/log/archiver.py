@@ -1,9 +1,9 @@
 """Makes archives: the columnar copies beside closed segments (see ``archive``).
 
 Only the owner makes them, so that none is put beside a segment that was removed or rewritten
-meanwhile. Appends go on beside it, apart from the moments in which segments are looked up and a
-finished file gets its name. A segment is archived once it is closed and is below the last stable
-offset: then it is settled which of its records count. One that has damage is left out.
+meanwhile. Appends continue meanwhile, except while segments are looked up and a finished file is renamed. A
+segment is archived once it is closed and below the last stable offset: by then it is decided which of its
+records are committed. A damaged segment is left out.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ class ArchivedLog(ExclusiveLog, Protocol):
 
 
 class ValueColumns(Protocol):
-    """What makes columns of values; to be had from ``kernels``, which know schemas."""
+    """Makes columns of values; ``kernels`` implement it, which know schemas."""
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns, none of them called as one of a record."""
+        """The columns; none has the name of a record's own column."""
 
     @property
     def made_of(self) -> Mapping[str, str]:
-        """For each column, what identifies all that it is decoded by: see ``ArchiveMetadata``."""
+        """For each column, what identifies how it is decoded: see ``ArchiveMetadata``."""
 
     def decode(self, values: pa.Array) -> tuple[pa.Table, NDArray[np.bool_]]:
-        """Return a row for each value, and which of the values do not fit: their rows are nulls."""
+        """Return a row for each value, and which values do not fit the schema: their rows are nulls."""
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ def archive_partitions(
     close_active: bool = False,
     progress: ArchiveProgress | None = None,
 ) -> list[PartitionArchive]:
-    """Archive what can be archived of these partitions and is not yet, by these columns.
+    """Archive the segments of these partitions that can be archived and are not yet, with these columns.
 
     Args:
         close_active: Close the growing segments first.
@@ -138,7 +138,7 @@ def archive_partitions(
 def _archivable_segments(
     writer: ArchivedLog, partition: Partition, *, close_active: bool
 ) -> list[SealedSegment]:
-    """Return the segments of which all is settled; what ended their transactions is durable."""
+    """Return the segments whose transactions have all ended, durably."""
     found: list[SealedSegment] = []
 
     def look() -> None:
@@ -150,12 +150,12 @@ def _archivable_segments(
         found.extend(one for one in partition.sealed if one.seal.next_offset <= stable)
 
     writer.exclusively(look)
-    writer.sync()  # what was seen is durable and published from here on
+    writer.sync()  # what was seen is durable and published now
     return found
 
 
 class _SegmentArchiver:
-    """Archives one segment, unless that is done."""
+    """Archives one segment, unless it is archived already."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class _SegmentArchiver:
         self._path = partition.path_of(segment).with_suffix(SUFFIX)
 
     def run(self) -> None:
-        """Do it; say in the report what became of it."""
+        """Archive the segment, and add the result to the report."""
         if self._segment.seal.damaged:
             self._leave_out("it has damage; see `millstream log repair`")
         elif not self._is_done():
@@ -310,7 +310,7 @@ class _SegmentArchiver:
 
 
 def _options(schema: pa.Schema) -> dict[str, Any]:
-    """Say how columns are written: as readers of Parquet everywhere understand."""
+    """Return how columns are written: so that every Parquet reader can read them."""
     return {
         "compression": "lz4",  # a half larger than zstd's, and up to twice as quick to read
         "use_dictionary": [
@@ -336,7 +336,7 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
 
 
 class _Spool:
-    """Takes what Arrow writes, to be given on to a file: no error of a disk passes through Arrow."""
+    """Takes what Arrow writes, to be written to a file: so no disk error passes through Arrow."""
 
     closed = False
 
@@ -354,7 +354,7 @@ class _Spool:
         return self._size
 
     def flush(self) -> None:
-        """Have nothing to do."""
+        """Do nothing."""
 
     def close(self) -> None:
         self.closed = True

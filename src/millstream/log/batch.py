@@ -47,8 +47,8 @@ RECORD_BYTES_MIN = 7  # a record whose every varint is one byte, without key or 
 BATCH_BYTES_MAX = 16 * 1024 * 1024  # a batch of several records is closed before it grows past this
 OFFSET_MAX = (1 << 63) - 1
 SEQUENCE_MAX = (1 << 31) - 1
-_COPIED_BYTES_MAX = 16 * 1024  # up to here a copy is made sooner than an array
-RECORD_BYTES_MAX = 64 * 1024 * 1024  # one record may be larger than that; it travels alone
+_COPIED_BYTES_MAX = 16 * 1024  # up to this size a copy is cheaper than an array
+RECORD_BYTES_MAX = 64 * 1024 * 1024  # one record may be larger; it is a batch by itself
 
 COMPRESSION_MASK = 0x07
 LOG_APPEND_TIME = 0x08
@@ -189,7 +189,7 @@ def read_header(data: bytes, at: int) -> BatchHeader:
 def header_fault(header: BatchHeader, expected_offset: int) -> str | None:  # noqa: PLR0911 - a list of rules
     """Return what is impossible about a header, or None. Looks at nothing beyond the header.
 
-    Magic, length and base offset lie outside the CRC, so they are held against what must be: each
+    Magic, length and base offset lie outside the CRC, so they are compared with their expected values: each
     batch begins where the one before it ended.
     """
     if header.magic != MAGIC:
@@ -235,7 +235,7 @@ def walk(
 
     Raises:
         CorruptBatchError: a header is impossible, or a CRC-32C differs. Not retriable.
-    Guarantees: every step moves on by at least 61 bytes; allocates no more than ``data`` holds.
+    Guarantees: every step advances by at least 61 bytes; allocates no more than ``data`` holds.
     """
     at, end = 0, len(data)
     while end - at >= HEADER_BYTES and expected_offset < end_offset:
@@ -254,7 +254,7 @@ def walk(
 
 
 def damaged(path: str, position: int, offset: int, fault: str) -> CorruptBatchError:
-    """Return the error for a damaged batch, with place, offset and the way out."""
+    """Return the error for a damaged batch, with position, offset and remedy."""
     return CorruptBatchError(
         f"the record batch at byte {position} of {path} (offset {offset} or after) is damaged: "
         f"{fault}; keep the file, and restore it from a backup or read the offsets around it",

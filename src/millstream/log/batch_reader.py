@@ -1,7 +1,7 @@
-"""Whole record batches as they lie on disk, for those who decode them themselves: Kafka's clients.
+"""Whole record batches as they are on disk, for callers that decode them themselves: Kafka's clients.
 
-What a ``LogReader`` leaves out (records of aborted transactions, markers) is given here, together
-with what it takes to leave it out.
+They include what a ``LogReader`` leaves out (records of aborted transactions, markers), together with what a
+client needs to leave it out.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class FetchedBatches(NamedTuple):
     """Batches in the order of offsets; the next ones begin at ``next_offset``.
 
     ``parts`` are views of what was read, so that what is only sent on is not copied. ``aborted`` are
-    the aborted transactions that have records or their markers among them. Where they have
-    ``ended``, what follows must not go into the same response; see ``aborted.AbortedRanges``.
+    the aborted transactions that have records or their markers among them. If they have ``ended``, what
+    follows must not go into the same response; see ``aborted.AbortedRanges``.
     """
 
     parts: list[memoryview]
@@ -60,10 +60,12 @@ class BatchReader(LogReader):
         self, folder: Path | str, *, files: Files = DISK, control: ControlDb | None = None
     ) -> None:
         super().__init__(folder, isolation="read_uncommitted", files=files, control=control)
-        self._ended: dict[tuple[str, int], BatchPosition] = {}  # where each partition was left
+        self._ended: dict[
+            tuple[str, int], BatchPosition
+        ] = {}  # where reading of each partition stopped
 
     def state(self, topic: str, partition: int) -> PartitionState:
-        """Return how far a partition may be read.
+        """Return the offsets up to which a partition can be read.
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition.
@@ -83,8 +85,8 @@ class BatchReader(LogReader):
         """Return the batches from the one that holds ``start``, up to ``bytes_max`` bytes of them.
 
         Args:
-            isolation: Where the end is. With ``read_committed`` too, batches of transactions that
-                were aborted are among them, and ``aborted`` lists which.
+            isolation: Decides where the end is. With ``read_committed``, too, batches of aborted transactions
+                are among them, and ``aborted`` lists these.
             first_whole: Return one batch at least, however large.
 
         Raises:
@@ -98,7 +100,7 @@ class BatchReader(LogReader):
         end = state.last_stable_offset if isolation == "read_committed" else state.high_watermark
         if not state.log_start <= start <= state.high_watermark:
             raise OffsetOutOfRangeError(
-                f"offset {start} of {topic}/{partition} was asked for, which holds "
+                f"offset {start} of {topic}/{partition} does not exist: it holds "
                 f"[{state.log_start}, {state.high_watermark}); read within these",
                 start=state.log_start,
                 end=state.high_watermark,
@@ -186,7 +188,7 @@ class BatchReader(LogReader):
         first = self.first_since(topic, partition, time_ms)
         if first is not None and first.timestamp_ms == time_ms:
             return first
-        # Batches that compaction has emptied and markers have times, too.
+        # Batches emptied by compaction, and markers, have timestamps, too.
         start, end = state.log_start, state.high_watermark
         return max(
             (

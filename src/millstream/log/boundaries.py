@@ -1,16 +1,16 @@
 """Where the records of batches begin and end: the one part of decoding that is not columnar.
 
-Each record's length says where the next record is, so a batch has to be followed from its start.
-Three ways to do that, of which the one that should be quickest here is taken:
+Each record's length says where the next record is, so a batch has to be followed from its start. There are
+three ways, and the one that should be the fastest is chosen:
 
 - record by record, in Python; records of equal size are found as one run;
 - in parallel: the n-th record of every batch in one step, for many small batches;
 - by a guess that is proved: a record without headers ends in a zero byte (their number), and the
-  next one has a zero byte after its length (its attributes). All such places are taken for
-  beginnings. They are right if the length at each of them leads exactly to the next and the last
-  one to the end of the batch; else the guess is dropped, and one of the other ways is taken.
+  next one has a zero byte after its length (its attributes). All such positions are taken as beginnings. They
+  are right if the length at each of them leads exactly to the next, and the last one to the end of the batch;
+  else the guess is dropped, and one of the other ways is used.
 
-Whatever the bytes are, what is returned is what following the lengths one by one gives. Used by
+Whatever the bytes are, the result is the same as that of following the lengths one by one. Used by
 ``decoding``.
 """
 
@@ -29,7 +29,7 @@ from millstream.log.varint import Bytes, Int64s, read_varint, read_varints
 _HOP_BATCH, _HOP_RECORD, _HOP_EQUAL = 25.0, 0.2, 0.02
 _PARALLEL_STEP, _PARALLEL_RECORD = 11.0, 0.03
 _GUESS_BATCH, _GUESS_RECORD, _GUESS_BYTE = 2.0, 0.03, 0.0004
-_GUESS_RECORDS_MIN = 500  # with fewer there is nothing to be won
+_GUESS_RECORDS_MIN = 500  # with fewer there is nothing to gain
 
 LENGTH_BYTES_MAX = 5  # Kafka reads a record's length as a number of 32 bits
 _RUN_MIN = 12  # equal lengths in a row before the rest is looked at as a run
@@ -113,7 +113,7 @@ def _guess(bodies: BatchBodies) -> tuple[Int64s, Int64s] | None:
     lengths, begins = read_varints(view, places)
     ends = begins + lengths
     if len(places) != records:
-        # Keys and values have such zeros as well. No length leads to those places.
+        # Keys and values have such zeros as well. No length leads to those positions.
         led_to = np.zeros(len(places), bool)
         led_to[np.searchsorted(places, starts)] = True
         for back in range(1, _STRAYS_MAX + 2):
@@ -133,10 +133,10 @@ def _guess(bodies: BatchBodies) -> tuple[Int64s, Int64s] | None:
 
 
 def _between_zeros(view: Bytes, start: int, stop: int, count_max: int) -> Int64s | None:
-    """Return the places behind a zero byte that have a zero after one byte or two.
+    """Return the positions behind a zero byte that have a zero after one byte or two.
 
-    Those are the places where a record of up to 8 KiB may begin behind one without headers. None
-    if they are more than ``count_max``, so that guessing by them is of no use.
+    A record of up to 8 KiB may begin there, behind one without headers. None if they are more than
+    ``count_max``, too many to guess by.
     """
     pieces: list[Int64s] = [np.empty(0, np.int64)]
     left = count_max
@@ -152,7 +152,7 @@ def _between_zeros(view: Bytes, start: int, stop: int, count_max: int) -> Int64s
 
 
 def _follow(bodies: BatchBodies, hop: float, misfit: BatchErrorFactory) -> tuple[Int64s, Int64s]:
-    """Follow the lengths: in parallel while that pays, then batch by batch."""
+    """Follow the lengths: in parallel while that is faster, then batch by batch."""
     data, view, at, stop, left = bodies
     begins = np.empty(int(left.sum()), np.int64)
     ends = np.empty_like(begins)
@@ -184,7 +184,7 @@ def _follow(bodies: BatchBodies, hop: float, misfit: BatchErrorFactory) -> tuple
 
 
 def _hop(data: bytes, view: Bytes, at: int, stop: int, count: int) -> tuple[Int64s, Int64s] | None:
-    """Return begin and end of ``count`` records between ``at`` and ``stop``; None if they lie.
+    """Return begin and end of ``count`` records between ``at`` and ``stop``; None if the lengths are wrong.
 
     Lengths are followed one by one until several in a row are equal; then the whole run of that
     length is found in one step, because each length of a run proves where the next one is.

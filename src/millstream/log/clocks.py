@@ -1,4 +1,4 @@
-"""The two clocks of the log: what the wall shows, which may jump, and the time that passes."""
+"""The two clocks of the log: the wall clock, which may jump, and the monotonic one."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def wall_clock_ms() -> int:
 
 
 def running_time_ms() -> int:
-    """Return milliseconds since some moment; they pass however the clock is set."""
+    """Return monotonic milliseconds since an arbitrary moment."""
     return time.monotonic_ns() // 1_000_000

@@ -1,7 +1,7 @@
 """Compression of record batches, as Kafka stores them: the records, never the 61-byte header.
 
-The low three bits of a batch's attributes name the codec. What is written here, the Java client,
-librdkafka, kafka-python and aiokafka read; what they write is read here::
+The low three bits of a batch's attributes name the codec. The Java client, librdkafka, kafka-python and
+aiokafka read what is written here, and the reverse::
 
     1  gzip     one member or several
     2  snappy   in the xerial framing (16 bytes, then blocks: int32 length, raw snappy), or raw
@@ -48,8 +48,8 @@ _READ_BYTES = 64 * 1024
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _XERIAL_MAGIC = b"\x82SNAPPY\0"
 _XERIAL_HEAD = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)  # version, and the oldest that can read it
-# Magic; version 1 with independent blocks and no checksums; blocks of 64 KiB; the second byte of
-# the xxHash-32 of the two bytes before it, which is what it is as long as they are what they are.
+# Magic; version 1 with independent blocks and no checksums; blocks of 64 KiB; the second byte of the
+# xxHash-32 of the two bytes before it.
 _LZ4_HEAD = b"\x04\x22\x4d\x18\x60\x40\x82"
 _LZ4_END = bytes(4)
 _LZ4_STORED = 1 << 31  # the block is not compressed
@@ -179,7 +179,7 @@ def _zstd_size(body: bytes) -> int | None:
 def _read_exactly(body: bytes, name: CompressionName, size: int, bytes_max: int) -> bytes:
     """Return ``body`` decompressed, which its own header says to be ``size`` bytes.
 
-    The codec checks it against the header; Arrow would not report that it filled only a part.
+    The codec checks the size against the header; Arrow would not report that it filled only a part.
     """
     if size > bytes_max:
         raise _DecompressedTooLargeError

@@ -28,7 +28,7 @@ class TopicConfig:
 
     ``compact`` keeps the last record of each key; ``delete`` removes whole segments by age and
     size; both together do both. A tombstone remains ``delete_retention_ms`` after the first
-    compaction that kept it, so that a reader at work meets it.
+    compaction that kept it, so that a running reader sees it.
     """
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})
@@ -72,6 +72,19 @@ class TopicConfig:
             text = ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)
             out[field.name.replace("_", ".")] = text
         return out
+
+
+def change_settings(
+    settings: Mapping[str, str], changes: Mapping[str, str | None]
+) -> dict[str, str]:
+    """Return settings with ``changes``; None takes one back to its default.
+
+    Raises:
+        ConfigError: a setting is not possible.
+    """
+    changed = {key: one for key, one in {**settings, **changes}.items() if one is not None}
+    TopicConfig.parse(changed)
+    return changed
 
 
 def _whole(minimum: int, maximum: int = (1 << 63) - 1) -> Callable[[str, str], int]:

@@ -1,10 +1,9 @@
 """``control.db``: everything that the log must know besides its records, in one SQLite file.
 
-WAL mode with synchronous=FULL: a commit that returned survives a power cut, and one commit may hold
-several things that must be true together (a transaction's decision, the offsets of a group, a
-fence). Topics are kept by ``topics``, groups by ``groups``, producers and transactions by
-``transactions``; each brings its own tables. The owner writes; readers in other processes read, and
-commit the offsets of groups.
+WAL mode with synchronous=FULL: a commit that returned survives a power cut, and one commit may hold several
+changes that must become visible together (a transaction's decision, the offsets of a group, a fence). Topics
+are kept by ``topics``, groups by ``groups``, producers and transactions by ``transactions``; each brings its
+own tables. The owner writes; readers in other processes read, and commit the offsets of groups.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ class ControlDb:
 
     @contextmanager
     def commit(self) -> Iterator[sqlite3.Connection]:
-        """Give the connection for several statements that become true together, or not at all.
+        """Yield the connection for several statements that take effect together, or not at all.
 
         Raises:
             RetriableError: another process held the file for too long; nothing has changed.
@@ -168,7 +167,7 @@ class ControlDb:
 
 @contextmanager
 def corruption_if_unreadable(what: str) -> Iterator[None]:
-    """Take what cannot be made sense of, of the rows of control.db, for damage.
+    """Report rows of control.db that cannot be parsed as damage.
 
     Raises:
         CorruptionError: restore the file from a backup.
@@ -187,7 +186,7 @@ def _translate_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.IntegrityError:
-        raise  # a rule of the tables, of which the caller knows
+        raise  # a constraint of the tables, which the caller handles
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise _to_millstream_error(error) from error
 
@@ -195,8 +194,8 @@ def _translate_errors() -> Iterator[None]:
 def _to_millstream_error(error: Exception) -> MillstreamError:
     """Return what an error means to the caller.
 
-    What is neither busy nor full is damage: our statements are right, so a table or a column that
-    is missing, or a text that is none, was changed by another program, or by the disk.
+    What is neither busy nor full nor forbidden is damage: our statements are right, so a missing table or
+    column, or invalid text, was caused by another program, or by the disk.
     """
     primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if primary == sqlite3.SQLITE_FULL:

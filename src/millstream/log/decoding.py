@@ -1,10 +1,9 @@
 """From record batches to Arrow columns, many batches at once.
 
 Compressed batches are decompressed first. Then the records of all batches are found
-(``boundaries``), every field is read as a column and every key and value gathered in one copy. What
-is not asked for is not decoded: offsets alone come from the headers of the batches. A batch whose
-counts or lengths lie gives CorruptBatchError; every position is checked against the record that it
-belongs to.
+(``boundaries``), every field is read as a column and every key and value gathered in one copy. Only the
+requested columns are decoded: offsets alone come from the headers of the batches. A batch with a wrong count
+or length gives CorruptBatchError; every position is checked against the record that it belongs to.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ SCHEMA = pa.schema(
         pa.field("headers", pa.list_(pa.struct(_HEADER_FIELDS)), nullable=False),
     ]
 )
-_FEW_RECORDS = 40  # up to here it is quicker to look at them one by one
+_FEW_RECORDS = 40  # up to this many it is faster to check them one by one
 _TIMES = 1 << 63  # a timestamp has 64 bits, and a batch adds two such numbers
 DECODED_BYTES_MAX = 64 * 1024 * 1024  # decompressed batches are decoded together up to this
 
@@ -70,7 +69,7 @@ class _Decompressed(NamedTuple):
 
 
 def select_schema(columns: Sequence[str]) -> pa.Schema:
-    """Return the schema of these columns, in the order asked for.
+    """Return the schema of these columns, in this order.
 
     Raises:
         ConfigError: a column is not one of offset, timestamp, key, value, headers.
@@ -135,9 +134,9 @@ def decode_parts(
 
 
 def count_by_headers(block: Block, start: int, end: int) -> int | None:
-    """Return how many records with offsets in [start, end) the headers of the batches say there are.
+    """Return how many records with offsets in [start, end) there are by the headers of the batches.
 
-    None where they do not say: a batch reaches out of the range, and has had records taken out.
+    None if they do not say: a batch reaches beyond the range, and compaction has removed some of its records.
     """
     said = 0
     for _, header in block.batches:
@@ -154,7 +153,7 @@ def count_by_headers(block: Block, start: int, end: int) -> int | None:
 
 
 class CheckedRecords(NamedTuple):
-    """What is known of records that were looked at one and all."""
+    """The result of checking every record."""
 
     unkeyed: bool
     max_timestamp_ms: int
@@ -163,7 +162,7 @@ class CheckedRecords(NamedTuple):
 def check_records(block: Block, *, plain_bytes_max: int | None = None) -> CheckedRecords:
     """Check every record of ``block`` against its batch, whichever client encoded it.
 
-    What passes gives no error when it is decoded, and its n-th record has the n-th offset.
+    A batch that passes can be decoded without an error, and its n-th record has the n-th offset.
 
     Args:
         plain_bytes_max: How many bytes one batch may be when decompressed.
@@ -234,7 +233,7 @@ def _body(block: Block, at: int, header: BatchHeader, plain_bytes_max: int | Non
 
 
 def _check_record(data: bytes, at: int, end: int, number: int) -> tuple[bool, int, int]:
-    """Return of the record at ``at``: whether it has no key, its timestamp delta, where it ends.
+    """Return for the record at ``at``: whether it has no key, its timestamp delta, where it ends.
 
     Raises:
         ValueError: it is not record ``number`` of a batch, or does not end before ``end``.
@@ -268,9 +267,9 @@ class _Records:
         self._wanted = slice(0, int(self._counts.sum()))
 
     def narrow(self, start: int, end: int) -> bool:
-        """Leave out records with other offsets than [start, end), where it is known which they are.
+        """Leave out records outside [start, end) where their offsets are known.
 
-        Give whether any may be left.
+        Return whether any may be left.
         """
         if not self._dense:
             return True
@@ -306,7 +305,7 @@ class _Records:
         return out
 
     def check_one_by_one(self) -> CheckedRecords:
-        """Do as :meth:`check` does; quicker for few records, which columns are too wide for."""
+        """Do as :meth:`check` does; faster for few records."""
         unkeyed, latest = False, NO_TIMESTAMP_MS
         for number, (start, stop, header) in enumerate(
             zip(self._part.starts, self._part.stops, self._heads, strict=True)
@@ -327,7 +326,7 @@ class _Records:
         return CheckedRecords(unkeyed, latest)
 
     def check(self) -> CheckedRecords:
-        """Look at every field of every record, and gather none."""
+        """Check every field of every record, without gathering them."""
         at, ends = self._bounds()
         time_deltas, at = read_varints(self._bytes, at + 1)
         offset_deltas, at = read_varints(self._bytes, at)
@@ -337,7 +336,7 @@ class _Records:
         values, at = self._field(at + np.maximum(keys, 0), ends)
         self._headers(at + np.maximum(values, 0), ends)
         bases = self._repeat([h.base_timestamp_ms for h in self._heads])
-        times = bases + time_deltas  # which wraps around at 64 bits, and then has another sign
+        times = bases + time_deltas  # which overflows at 64 bits, and then has another sign
         self._check(((bases ^ times) & (time_deltas ^ times)) >= 0, "a timestamp")
         return CheckedRecords(bool((keys < 0).any()), max(int(times.max()), NO_TIMESTAMP_MS))
 

@@ -1,15 +1,15 @@
 """From rows and Arrow columns to record batches.
 
 Two ways in, one format out: a few records go through plain Python (a batch of one costs a few
-microseconds), many go through NumPy and Arrow without a Python object per record. Null keys, null
-values (tombstones) and empty ones remain what they are.
+microseconds), many go through NumPy and Arrow without a Python object per record. Null and empty keys and
+values stay distinct: a null value is a tombstone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from millstream.log.varint import (
     encode_varint,
     varint_words,
 )
+from millstream.record import Headers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,8 +34,6 @@ RECORDS_BY_HAND_MAX = 400  # measured: above this many records the columns are q
 _RECORD_OVERHEAD = 32  # varints, attributes and header count of one record, rounded up
 _HEADER_OVERHEAD = 10  # the two lengths of one header, rounded up
 _NULL = encode_varint(-1)
-
-Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 
 
 class SimpleRecord(NamedTuple):
@@ -200,7 +199,7 @@ def _rows(
 
 
 def check_record_size(size: int) -> None:
-    """Refuse a record that no batch may hold.
+    """Reject a record that no batch can hold.
 
     Raises:
         RecordTooLargeError: it is larger than 64 MiB; send a reference to it instead.
@@ -238,8 +237,7 @@ def _binary_array(offsets: NDArray[np.int32], data: pa.Buffer) -> pa.Array:
 def _binary(columns: list[tuple[Uint64s, Int64s]], last: bytes) -> pa.Array:
     """Return, row by row, the bytes of several columns of short words put together; then ``last``.
 
-    Every word is written whole, in order, to where it begins; what is behind its end is written
-    over by the next one.
+    Every word is written whole, in order, at its start; the next one overwrites what lies behind its end.
     """
     columns = _merged(columns)
     words = np.stack([words for words, _ in columns], axis=1).ravel()

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class ExclusiveLog(Protocol):
-    """The writer of a log, as seen by those who change its files beside it."""
+    """The writer of a log, as compaction and archiving use it to change files."""
 
     def exclusively(self, action: Callable[[], None]) -> None:
         """Run ``action`` while nothing is being appended."""

@@ -28,14 +28,14 @@ class Mapping(Protocol):
 
 
 class Files(Protocol):
-    """What the log asks of a file system. Handles are small integers; OSError reports trouble."""
+    """The file operations of the log. Handles are small integers; failures raise OSError."""
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> int: ...
     def close(self, handle: int) -> None: ...
     def size(self, handle: int) -> int: ...
     def pread(self, handle: int, size: int, position: int) -> bytes: ...
     def pwrite(self, handle: int, data: bytes | memoryview, position: int) -> int:
-        """Return how many bytes were taken: fewer than given is not an error here."""
+        """Return how many bytes were written: fewer than given is not an error here."""
 
     def truncate(self, handle: int, size: int) -> None: ...
     def sync(self, handle: int) -> None:
@@ -56,13 +56,13 @@ class Files(Protocol):
     def remove(self, path: Path) -> None: ...
     def remove_folder(self, path: Path) -> None: ...
     def map(self, path: Path, size: int, *, write: bool) -> Mapping:
-        """Return the first ``size`` bytes of a file; with ``write`` it is made that long first."""
+        """Return the first ``size`` bytes of a file; with ``write`` it is extended to that size first."""
 
     def lock(self, path: Path) -> int:
         """Return a handle that holds the file's lock; BlockingIOError if another process does."""
 
     def unlock(self, handle: int) -> None:
-        """Give up the lock that :meth:`lock` took, also for copies of the handle in other processes."""
+        """Release the lock that :meth:`lock` took, also for copies of the handle in other processes."""
 
     def boot_id(self) -> bytes:
         """Return 16 bytes that change whenever the machine starts: cached writes died with it."""
@@ -117,7 +117,7 @@ class DiskFiles:
 
     def names(self, path: Path) -> list[str]:
         try:
-            return sorted(os.listdir(path))  # noqa: PTH208 - with thousands of files it is the quicker
+            return sorted(os.listdir(path))  # noqa: PTH208 - faster with thousands of files
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -184,7 +184,7 @@ def write_whole(files: Files, handle: int, data: bytes | memoryview, position: i
 
 
 class NewFile:
-    """A file that is written from its start to its end; what was there before is gone.
+    """A file that is written from its start; its previous content is removed.
 
     Leaving the context closes it. Errors are the disk's: OSError.
     """
@@ -248,12 +248,11 @@ def size_of(files: Files, path: Path) -> int:
 def sync_names(files: Files, folder: Path) -> None:
     """Return when names created in or removed from the folder are on stable storage.
 
-    Everything that the log does to names goes through here, so that no failure is taken for a full
-    disk and tried again: the kernel may have dropped what it could not store, and the next sync would
-    succeed without it.
+    Every sync of names goes through here, so that a failure is never treated as a full disk and retried: the
+    kernel may have dropped what it could not store, and the next sync would succeed without it.
 
     Raises:
-        SyncFailedError: the disk failed to; its writer must stop.
+        SyncFailedError: the disk failed; the writer must stop.
     """
     try:
         files.sync_folder(folder)

@@ -31,11 +31,11 @@ Severity = Literal["harmless", "records lost"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be: what it is, what it means, and what to do.
+    """One problem: what it is, what it means, and what to do.
 
     ``harmless``: every committed record is there and can be read. ``records lost``: some cannot be
-    read until a person acts, or ever. ``position`` is the first byte of ``path`` that is meant, and
-    ``[start, end)`` are the offsets, where it is about some.
+    read until a person acts, or ever. ``position`` is the first byte of ``path`` concerned, and ``[start,
+    end)`` are the offsets concerned, if any.
     """
 
     kind: FindingKind
@@ -56,7 +56,7 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """The partition and the offsets that it is about, and the place."""
+        """The partition and the offsets concerned, and the position in the file."""
         place = str(self.path) if self.position is None else f"{self.path}, byte {self.position}"
         if self.topic is None:
             return place
@@ -67,7 +67,7 @@ class Finding:
 class UnreadableRange(NamedTuple):
     """Bytes ``[position, position_end)`` of a segment that are no whole batch.
 
-    ``[start, end)`` are the offsets that belong there; none where bytes were only put in.
+    ``[start, end)`` are the offsets that belong there; none if the bytes were only inserted.
     """
 
     position: int
@@ -82,8 +82,8 @@ def unreadable_ranges(
     """Return where the segment at ``path`` is not whole, in order; it should end at ``end_offset``.
 
     The last one may have no bytes: the file ends too early. A batch that claims to begin at
-    ``end_offset`` or above cannot be right, because base offsets lie outside the CRC: from there on
-    all is one unreadable range.
+    ``end_offset`` or above cannot be right, because base offsets lie outside the CRC: from there on,
+    everything is one unreadable range.
     """
     found: list[UnreadableRange] = []
     starts = {stop: start for start, stop in scan.damaged}

@@ -1,4 +1,4 @@
-"""A log belongs to the process that opened it: a forked child finds its writers refusing everything."""
+"""A log belongs to the process that opened it: in a forked child its writers refuse every call."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ class ForkGuarded(Protocol):
     """What must not be used in a forked child."""
 
     def disable_after_fork(self) -> None:
-        """Refuse everything: the log belongs to the parent."""
+        """Refuse every call: the log belongs to the parent."""
 
 
 _open: weakref.WeakSet[ForkGuarded] = weakref.WeakSet()
 
 
 def guard(writer: ForkGuarded) -> None:
-    """Have a writer refuse everything in children that are forked while it is open."""
+    """Let a writer refuse every call in children that are forked while it is open."""
     _open.add(writer)
 
 
 def unguard(writer: ForkGuarded) -> bool:
-    """Take a writer for closed; False if it was that before."""
+    """Mark a writer as closed; return False if it was closed before."""
     if writer not in _open:
         return False
     _open.discard(writer)

@@ -1,7 +1,7 @@
 """Group commit: what an acknowledgement means, and why many of them cost one sync.
 
-Appends from any number of threads gather in a queue. One thread at a time takes all that is there
-and commits it; the others wait, and what gathers meanwhile is the next group. A commit is
+Appends from any number of threads gather in a queue. One thread at a time takes all of them and commits them;
+the others wait, and appends that arrive meanwhile are the next group. A commit is
 
 1. Write every batch to its segment. A crash leaves a torn tail: recovery cuts what is not whole.
 2. One fdatasync for each segment written to. A crash leaves whole batches that were not acknowledged:
@@ -10,7 +10,7 @@ and commits it; the others wait, and what gathers meanwhile is the next group. A
    that were not acknowledged: they are durable, and remain.
 4. Acknowledge. Now the records survive the loss of power; not the loss of the disk.
 
-How much of that an append waits for is its durability:
+The durability of an append says which step it waits for:
 
 ===========  ================================  ===============================================
 durability   acknowledged                      an acknowledged record survives
@@ -48,6 +48,7 @@ from millstream.errors import (
 )
 from millstream.log.batch import EncodedBatch
 from millstream.log.partition import Partition
+from millstream.record import TopicPartition
 from millstream.threads import Threads
 
 Durability = Literal["synced", "written", "periodic"]
@@ -56,11 +57,18 @@ SYNC_EVERY_S = 1.0
 
 
 class PendingAppend:
-    """One batch in flight to one partition; ``offset`` or ``error`` is set when it is done."""
+    """One batch in flight to one partition; ``offset`` or ``error`` is set when it is done.
 
-    __slots__ = ("batch", "done", "error", "offset", "partition")
+    The same object goes from a producer, a client of the owner or the broker to the disk. ``partition`` is
+    known in the owner's process only; :meth:`LogWriter.commit` sets it where it is not given.
+    """
 
-    def __init__(self, partition: Partition, batch: EncodedBatch) -> None:
+    __slots__ = ("batch", "done", "error", "name", "offset", "partition")
+
+    def __init__(
+        self, name: TopicPartition, batch: EncodedBatch, partition: Partition | None = None
+    ) -> None:
+        self.name = name
         self.partition = partition
         self.batch = batch
         self.offset = -1
@@ -70,9 +78,9 @@ class PendingAppend:
 
 @dataclass(slots=True)
 class _WriteRun:
-    """Batches that are written in one go: all of them or none.
+    """Batches that are written together: all of them or none.
 
-    Those in ``again`` are in it already, at the given offsets, so they share its result.
+    Those in ``again`` repeat batches of it, at the given offsets, so they share its result.
     """
 
     fresh: list[PendingAppend] = field(default_factory=list)
@@ -84,11 +92,11 @@ class GroupCommit:
 
     Args:
         leader_epoch: Stamped into every batch.
-        admit: Called with each batch before it is written; raises for one that may not be.
+        admit: Called with each batch before it is written; raises to reject it.
         publish: Called with the partitions just synced; makes their records visible.
         stop: Called once when the disk failed; marks the folder for the next opening.
         sync_threads: How many segments are synced at the same time.
-        background: Sync what was only written from a thread; without it, call :meth:`sync`.
+        background: A thread syncs what was only written; without it, call :meth:`sync`.
     """
 
     def __init__(
@@ -117,8 +125,8 @@ class GroupCommit:
     def append(self, appends: Sequence[PendingAppend], durability: Durability = "synced") -> None:
         """Return when every append is as durable as asked, or has failed with its ``error`` set.
 
-        The batches for one partition keep their order; after one fails for want of room, so do
-        those behind it.
+        The batches for one partition keep their order; after one fails as the disk is full, so do those after
+        it.
         """
         if durability == "synced":
             with self._queue_lock:
@@ -143,14 +151,14 @@ class GroupCommit:
         with self._commit_lock:
             if self._unsynced:
                 self._commit_group((), sync=True)
-            self._check_open()
+            self.check_open()
 
     def exclusively(self, action: Callable[[], None], *, synced: bool = False) -> None:
         """Run ``action`` while nothing is being committed; with ``synced``, after a sync of all."""
         with self._commit_lock:
             if synced and self._unsynced:
                 self._commit_group((), sync=True)
-                self._check_open()
+                self.check_open()
             try:
                 action()
             except SyncFailedError as error:
@@ -159,7 +167,7 @@ class GroupCommit:
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Accept nothing more if the disk fails to keep what is done beside the commits."""
+        """Accept nothing more if a sync in the block fails."""
         try:
             yield
         except SyncFailedError as error:
@@ -198,7 +206,7 @@ class GroupCommit:
 
     def _commit_group(self, group: Sequence[PendingAppend], *, sync: bool) -> None:
         try:
-            self._check_open()
+            self.check_open()
             for partition in self._write(group):
                 self._unsynced[id(partition)] = partition
             if sync:
@@ -226,18 +234,20 @@ class GroupCommit:
             self.failure, self.healthy = error, False
             self._stop(error)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise the reason if nothing more is accepted."""
         if self.failure is not None:
             raise self.failure
 
     def _write(self, group: Sequence[PendingAppend]) -> list[Partition]:
-        """Write a group; return the partitions that took something."""
+        """Write a group; return the partitions that were written to."""
         by_partition: dict[int, list[PendingAppend]] = {}
         for append in group:
             by_partition.setdefault(id(append.partition), []).append(append)
         written = []
         for appends in by_partition.values():
             partition = appends[0].partition
+            assert partition is not None, "the writer has looked it up"
             before = partition.log_end_offset
             self._write_partition(partition, appends)
             if partition.log_end_offset > before:
@@ -245,7 +255,7 @@ class GroupCommit:
         return written
 
     def _write_partition(self, partition: Partition, appends: Sequence[PendingAppend]) -> None:
-        if partition.closed:  # its files are gone, and their handles may be others' by now
+        if partition.closed:  # its files are gone, and their handles may be reused by now
             for append in appends:
                 append.error = UnknownTopicError(
                     f"topic {partition.name.topic!r} was deleted while records were on their way "
@@ -263,14 +273,14 @@ class GroupCommit:
                 self._admit(append.batch)
                 known = partition.reserve(append.batch)
             except MillstreamError as error:
-                append.error = error  # what was wrong with this batch is not the others' fault
+                append.error = error  # the others are not affected
                 continue
             if known is None:
                 run.fresh.append(append)
                 room -= append.batch.size
             elif known < partition.log_end_offset:
                 append.offset = known
-            else:  # it has been sent twice, and the first of the two is not written yet
+            else:  # it was sent twice, and the first one is not written yet
                 run.again.append((append, known))
         if run.fresh:
             self._write_run(partition, run, ())
@@ -278,7 +288,7 @@ class GroupCommit:
     def _write_run(
         self, partition: Partition, run: _WriteRun, behind: Sequence[PendingAppend]
     ) -> bool:
-        """Write reserved batches in one go; False if there was no room, for those behind either."""
+        """Write reserved batches together; False if the disk is full, for the batches behind them, too."""
         try:
             offset = partition.write([append.batch for append in run.fresh], self._leader_epoch)
         except DiskFullError as error:
@@ -307,14 +317,14 @@ class GroupCommit:
 
 
 def _all_of(syncs: Sequence[Future[None]]) -> None:
-    """Return when all are done, be it with an error: the first one, which is raised."""
+    """Return when all are done; raise the first error."""
     wait(syncs)
     for one in syncs:
         one.result()
 
 
 class _Syncer:
-    """The thread that syncs what was acknowledged when it was only written."""
+    """The thread that syncs batches that were acknowledged before their sync."""
 
     def __init__(self, sync: Callable[[], None]) -> None:
         self._sync = sync
@@ -324,7 +334,7 @@ class _Syncer:
         self._thread: threading.Thread | None = None
 
     def wake(self, *, at_once: bool) -> None:
-        """See to it that a sync begins now, or within ``SYNC_EVERY_S``."""
+        """Schedule a sync: now, or within ``SYNC_EVERY_S``."""
         due_s = time.monotonic() + (0 if at_once else SYNC_EVERY_S)
         with self._changed:
             if self._thread is None and not self._stopped:
@@ -337,7 +347,7 @@ class _Syncer:
                 self._changed.notify()
 
     def stop(self) -> None:
-        """End the thread; what is still to be synced is the caller's."""
+        """End the thread; the caller syncs the rest."""
         with self._changed:
             self._stopped = True
             self._changed.notify()

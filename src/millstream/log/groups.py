@@ -20,9 +20,9 @@ METADATA_CHARACTERS_MAX = 4096
 
 
 class CommittedOffset(NamedTuple):
-    """How far a group has read one partition, what it noted there, and when.
+    """The committed offset of a group in one partition: the next to read, its metadata, and when.
 
-    ``leader_epoch`` is what a client of the broker said of the record before; -1 if nothing.
+    ``leader_epoch`` is that of the record before it, as a client of the broker gave it; -1 if none did.
     """
 
     offset: int
@@ -32,7 +32,7 @@ class CommittedOffset(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """An offset to commit, with what is to be kept beside it."""
+    """An offset to commit, and its metadata. Once committed it has a time: see :class:`CommittedOffset`."""
 
     offset: int
     metadata: str = ""
@@ -43,12 +43,12 @@ Offsets = Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetadata]
 
 
 def offset_and_metadata(given: int | tuple[int, str] | OffsetAndMetadata) -> OffsetAndMetadata:
-    """Return an offset with what is to be kept beside it."""
+    """Return an offset to commit with its metadata."""
     return OffsetAndMetadata(*given) if isinstance(given, tuple) else OffsetAndMetadata(given)
 
 
 def check_offsets(group: str, offsets: Offsets) -> None:
-    """Refuse what cannot be an offset.
+    """Check the offsets of a commit.
 
     Raises:
         ConfigError: the group has no name, an offset is negative, or metadata is too long.
@@ -64,8 +64,7 @@ def check_offsets(group: str, offsets: Offsets) -> None:
         offset, metadata, _ = offset_and_metadata(given)
         if offset < 0:
             raise ConfigError(
-                f"offset {offset} of {name.topic}/{name.partition} is negative; commit the next "
-                "offset to read, 0 or more"
+                f"offset {offset} of {name} is negative; commit the next offset to read, 0 or more"
             )
         if len(metadata) > METADATA_CHARACTERS_MAX:
             raise ConfigError(
@@ -103,7 +102,7 @@ def put_offsets(
 
 @contextmanager
 def translate_missing_topic(names: Iterable[str]) -> Iterator[None]:
-    """Say what it means that offsets cannot be written: a topic went after its id was looked up.
+    """Translate the IntegrityError of writing offsets: a topic was deleted after its id was looked up.
 
     Raises:
         UnknownTopicError: one of ``names`` was deleted.
@@ -112,8 +111,8 @@ def translate_missing_topic(names: Iterable[str]) -> Iterator[None]:
         yield
     except sqlite3.IntegrityError as error:
         raise UnknownTopicError(
-            f"offsets were to be committed of {', '.join(map(repr, sorted(names)))}, and a topic was "
-            "deleted meanwhile; nothing was noted. Commit for those that are there"
+            f"offsets of {', '.join(map(repr, sorted(names)))} could not be committed, as a topic was deleted "
+            "meanwhile; nothing was committed. Commit offsets of existing topics"
         ) from error
 
 
@@ -154,7 +153,7 @@ def group_names(control: ControlDb) -> list[str]:
 
 
 def delete_offsets(control: ControlDb, group: str, topic: str | None = None) -> int:
-    """Forget what a group has committed, of one topic or of all; return how many offsets."""
+    """Delete the committed offsets of a group, of one topic or of all; return how many."""
     with control.commit() as connection:
         if topic is None:
             cursor = connection.execute("DELETE FROM group_offsets WHERE group_name = ?", (group,))
@@ -170,7 +169,7 @@ def delete_offsets(control: ControlDb, group: str, topic: str | None = None) -> 
 def delete_partition_offsets(
     control: ControlDb, group: str, places: Iterable[TopicPartition]
 ) -> None:
-    """Forget what a group has committed of these partitions."""
+    """Delete the committed offsets of a group in these partitions."""
     with control.commit() as connection:
         connection.executemany(
             "DELETE FROM group_offsets WHERE group_name = ? AND partition = ? AND topic_id IN "
@@ -180,7 +179,7 @@ def delete_partition_offsets(
 
 
 def expire_groups(control: ControlDb, before_ms: int, *, keep: Iterable[str]) -> list[str]:
-    """Forget groups that have committed nothing since ``before_ms``; return which.
+    """Delete the offsets of groups that have committed nothing since ``before_ms``; return the groups.
 
     Args:
         keep: Groups that are in use, whenever they committed.
@@ -208,7 +207,7 @@ def fences_from(control: ControlDb, prefix: str) -> dict[str, int]:
 
 
 def delete_fences(control: ControlDb, prefix: str) -> int:
-    """Forget the fences of all writers whose names begin so; return how many."""
+    """Delete the fences of all writers whose names begin with ``prefix``; return how many."""
     with control.commit() as connection:
         return connection.execute(
             "DELETE FROM fences WHERE substr(writer, 1, ?) = ?", (len(prefix), prefix)
@@ -216,7 +215,7 @@ def delete_fences(control: ControlDb, prefix: str) -> int:
 
 
 def fence_of(control: ControlDb, writer: str) -> int | None:
-    """Return the batch id that the fence of ``writer`` is at; None if it has none."""
+    """Return the batch id of the fence of ``writer``; None if it has none."""
     rows = control.rows("SELECT batch_id FROM fences WHERE writer = ?", (writer,))
     return int(rows[0][0]) if rows else None
 

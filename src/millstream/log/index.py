@@ -8,7 +8,7 @@ One entry about every 8 KiB of batches, 20 bytes each, little-endian::
     chain       uint32   CRC-32C over the 61-byte headers of all batches before it
 
 The index is a hint. It is never synced, may be missing or short, and can be rebuilt from the log;
-a reader that finds something else at a position than the entry says reads from the segment's start.
+a reader that does not find the batch of an entry at its position reads from the segment's start.
 ``chain`` protects the 17 header bytes that the CRC of a batch leaves out.
 """
 
@@ -48,7 +48,7 @@ class IndexBuilder:
     def resume(
         cls, base_offset: int, content: bytes, *, chain: int, first_ms: int, latest_ms: int
     ) -> IndexBuilder:
-        """Go on after a clean end, from what was written then."""
+        """Continue after a clean close, from the index written then."""
         builder = cls(base_offset)
         builder.content = bytearray(content)
         if content:
@@ -59,7 +59,7 @@ class IndexBuilder:
         return builder
 
     def copy(self) -> IndexBuilder:
-        """Return the same, to go on from independently."""
+        """Return an independent copy."""
         same = IndexBuilder(self._base_offset)
         same._next_entry, same.chain = self._next_entry, self.chain
         same.first_ms, same.latest_ms = self.first_ms, self.latest_ms
@@ -67,11 +67,11 @@ class IndexBuilder:
         return same
 
     def restart_at(self, position: int) -> None:
-        """Have an entry for the batch at ``position``, before which there is damage."""
+        """Force an entry for the batch at ``position``, which follows damage."""
         self._next_entry = min(self._next_entry, position)
 
     def add(self, offset: int, position: int, header: bytes, max_timestamp_ms: int) -> None:
-        """Note a batch: its base offset, its place, its 61 header bytes, its largest timestamp."""
+        """Add a batch: its base offset, position, 61 header bytes and largest timestamp."""
         if position >= self._next_entry:
             entry = _ENTRY.pack(offset - self._base_offset, position, self.latest_ms, self.chain)
             self.content += entry
@@ -83,7 +83,7 @@ class IndexBuilder:
 
 
 class SparseIndex:
-    """The entries of one segment, for looking up. Damaged or foreign content counts as empty."""
+    """The entries of one segment, for lookups. Damaged or foreign content counts as empty."""
 
     def __init__(self, content: bytes, base_offset: int) -> None:
         usable = len(content) // _ENTRY.size * _ENTRY.size
@@ -126,7 +126,7 @@ class SparseIndex:
 
 
 def index_of(files: Files, path: Path, base_offset: int) -> SparseIndex:
-    """Return the index beside the segment at ``path``; it is empty if there is none, or no reading it."""
+    """Return the index beside the segment at ``path``; empty if there is none, or it cannot be read."""
     try:
         content = read_whole(files, path.with_suffix(".idx"))
     except OSError:  # it is only a hint

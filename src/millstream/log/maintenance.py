@@ -1,8 +1,8 @@
-"""What the owner does periodically: close old segments, remove, compact, abort transactions in time-out.
+"""What the owner does periodically: close old segments, remove, compact, abort transactions at their timeout.
 
-A pass goes over every partition in turn and takes the commit lock only for moments, so appends go
-on beside it. What it does is decided by ``retention``, ``log/compaction/cleaner.py`` and ``transactions``; each is
-safe to be cut off at any point, because the next opening finishes or discards it.
+A pass goes over every partition in turn and takes the commit lock only briefly, so appends continue
+meanwhile. ``retention``, ``log/compaction/cleaner.py`` and ``transactions`` decide what it does. It can be
+killed at any point: the next opening finishes or discards what was begun.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class MaintenanceReport:
-    """What one pass did; ``deferred`` names the partitions left for the next one, and why."""
+    """What one pass did; ``deferred`` names what is left for the next one, and why."""
 
     rolled: int = 0
     segments_removed: int = 0
@@ -52,7 +52,7 @@ class MaintenanceReport:
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceHealth:
-    """How the passes in the background go: how many left something undone, and why the last did."""
+    """The health of the background passes: how many deferred something, and why the last one did."""
 
     passes_failed: int = 0
     last_failure: tuple[str, ...] = ()
@@ -73,6 +73,8 @@ class MaintainedLog(ExclusiveLog, Protocol):
     def partitions(self) -> list[Partition]: ...
 
     def move_log_start(self, partition: Partition, offset: int) -> None: ...
+
+    def remove_deleted_topics(self) -> None: ...
 
     def run_maintenance(self) -> MaintenanceReport: ...
 
@@ -101,11 +103,11 @@ class LogMaintenance:
             self._thread.start()
 
     def on_risk(self, callback: Callable[[RetentionRisk], None]) -> None:
-        """Call ``callback`` when a group begins to be at risk of losing records, and when it has."""
+        """Call ``callback`` when a group is first at risk of losing records, and when it has lost some."""
         self._callbacks.append(callback)
 
     def stop(self) -> None:
-        """Let the pass that is at work end, and do no other."""
+        """Let the running pass end, and do no other."""
         self._stopped.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -127,6 +129,8 @@ class LogMaintenance:
                 if self._stopped.is_set():
                     break
                 self._maintain(partition, now_ms, report)
+            with _deferring("deleted topics", report):
+                self._writer.remove_deleted_topics()
             before_ms = now_ms - PRODUCER_EXPIRES_MS
             with _deferring("unused producers", report):
                 report.producers_forgotten = self._writer.transactions.forget_idle(before_ms)
@@ -143,7 +147,7 @@ class LogMaintenance:
                 if not partition.closed:
                     holdings.append(partition.contents())
 
-            # One at a time, and nothing is reckoned meanwhile: appends wait for this.
+            # One at a time, and nothing is computed meanwhile: appends wait for this.
             self._writer.exclusively(look)
         ends = {one.name: end for one in holdings if (end := first_safe_offset(one, now_ms)) > 0}
         if not ends:
@@ -189,7 +193,7 @@ class LogMaintenance:
             for callback in self._callbacks:
                 try:
                     callback(one)
-                except Exception:  # noqa: BLE001 - a callback is the user's; the log must go on
+                except Exception:  # noqa: BLE001 - a callback is user code; the log must continue
                     _log.exception("the callback for a retention risk failed")
         self._reported = now
 
@@ -202,8 +206,7 @@ class LogMaintenance:
                 _log.warning("maintenance will be retried: %s", error)
                 self._record_health([str(error)])
             except Exception as error:  # noqa: BLE001 - see below
-                # Whatever it is, the next pass may do better; a thread that ends here would leave
-                # nothing behind but a disk that fills up.
+                # Whatever it is, the next pass may succeed; if the thread ended here, the disk would fill up.
                 if self._writer.failure is not None:
                     _log.error("maintenance stopped with the log: %s", error)
                     self._record_health([str(error)])
@@ -217,7 +220,7 @@ class LogMaintenance:
 
 @contextmanager
 def _deferring(what: object, report: MaintenanceReport) -> Iterator[None]:
-    """Defer what the disk refuses to the next pass; the rest goes on, as it may make room."""
+    """Defer a failed step to the next pass; the others continue, as they may make room."""
     try:
         yield
     except (RetriableError, OSError) as error:
@@ -228,7 +231,7 @@ def _deferring(what: object, report: MaintenanceReport) -> Iterator[None]:
 def _has_records(reader: LogReader, risk: RetentionRisk) -> bool:
     """Whether any of the offsets at risk is a record: markers of transactions are not lost to anyone.
 
-    What cannot be read counts as records, so that the group is reported.
+    Offsets that cannot be read count as records, so that the group is reported.
     """
     start = max(risk.committed_offset, risk.log_start)
     end = start + risk.records_at_risk

@@ -1,8 +1,8 @@
 """Control batches: where a transaction of one producer ends in one partition, and how.
 
 A control batch takes one offset, holds one record, and is never handed to a reader. The key of its
-record is (version, type) with type 0 for abort and 1 for commit; its value is a version and, where
-Kafka has its coordinator's number, the leader epoch of the folder.
+record is (version, type) with type 0 for abort and 1 for commit; its value is a version and, in the place of
+Kafka's coordinator number, the leader epoch of the folder.
 
 Source: Kafka ``ControlRecordType``, ``EndTxnMarker.json``.
 """
@@ -28,7 +28,7 @@ from millstream.log.varint import encode_varint, read_varints
 _KEY = struct.Struct(">hh")
 _VALUE = struct.Struct(">hi")
 _ABORT, _COMMIT = 0, 1
-NO_TIMESTAMP_MS = -1  # Kafka's word for none: it keeps no segment from retention by age
+NO_TIMESTAMP_MS = -1  # Kafka's value for none: it does not affect retention by age
 FILLER_OFFSETS_MAX = 1 << 31  # the last offset delta is a signed 32-bit number
 
 
@@ -76,9 +76,9 @@ def encode_filler(
 ) -> EncodedBatch:
     """Return a batch without records that takes ``count`` offsets.
 
-    Fills the offsets where compaction or repair left nothing, so that every offset of a segment is in
-    exactly one batch and a missing one is always a fault. Kafka's readers pass over such batches:
-    Kafka's own compaction writes them.
+    It fills the offsets where compaction or repair left no record, so that every offset of a segment is in
+    exactly one batch and a missing one is always damage. Kafka's readers skip such batches: Kafka's own
+    compaction writes them.
     """
     return finish(
         b"",

@@ -1,9 +1,9 @@
 """One partition as its owner sees it: a row of segments, of which the last one grows.
 
-Offsets are given out here, by one writer, and never twice: a batch that could not be written takes
-its offsets back before anybody has seen them. ``reserve`` decides about a batch, ``write`` puts the
-reserved ones into the file, ``sync`` makes them durable, ``publish`` shows them to readers;
-``group_commit`` calls the four in that order.
+Offsets are assigned here, by one writer, and never twice: the offsets of a batch that could not be written
+are taken back before anybody has seen them. ``reserve`` decides about a batch, ``write`` puts the reserved
+ones into the file, ``sync`` makes them durable, ``publish`` shows them to readers; ``group_commit`` calls the
+four in that order.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Partition:
         self.config = config
         self._clock_ms = clock_ms
         self._running_ms = running_ms
-        self._began_ms: int | None = None  # when the growing segment got its first record, if here
+        self._began_ms: int | None = (
+            None  # when this process wrote the first record of the growing segment
+        )
         self._reserved_end = log_end_offset
         self.dirty = False
         self.closed = False
@@ -86,7 +88,7 @@ class Partition:
     # -- appending ----------------------------------------------------------------------------
 
     def reserve(self, batch: EncodedBatch) -> int | None:
-        """Decide about a batch: None, and it is the next to be written; or where it is already.
+        """Assign offsets to a batch and return None; or return its offset if it is there already.
 
         Raises:
             ProducerFencedError, OutOfOrderSequenceError: see ``producers``.
@@ -155,7 +157,7 @@ class Partition:
 
     def _check_allowed(self, batch: EncodedBatch) -> None:
         if batch.count < 1:
-            # It would have the offset of the batch behind it, which then no one could read.
+            # It would have the offset of the batch after it, which then could not be read.
             raise ConfigError(
                 f"a batch of {batch.count} offsets was sent to topic {self.name.topic!r}; send one "
                 "record at least"
@@ -186,7 +188,7 @@ class Partition:
         return active.size + size > self.config.segment_bytes or too_old or too_far
 
     def _note_markers(self, batches: Sequence[EncodedBatch], offset: int) -> None:
-        """Take transactions that were just ended off the open ones, and write the aborted down."""
+        """Remove transactions that have just ended from the open ones, and record the aborted ones."""
         ranges = []
         for batch in batches:
             if batch.attributes & CONTROL:
@@ -200,15 +202,15 @@ class Partition:
             self._active.append_aborted(ranges)
 
     def check_holds(self, before_offset: int) -> None:
-        """Refuse to delete what is not there.
+        """Check that the records to delete exist.
 
         Raises:
             OffsetOutOfRangeError: ``before_offset`` is above the log end offset.
         """
         if before_offset > self.log_end_offset:
             raise OffsetOutOfRangeError(
-                f"records of {self.name.topic}/{self.name.partition} below {before_offset} were to "
-                f"be deleted, but it ends at {self.log_end_offset}; give an offset up to that",
+                f"records of {self.name} below {before_offset} cannot "
+                f"be deleted: it ends at {self.log_end_offset}; give an offset up to that",
                 start=self.log_start,
                 end=self.log_end_offset,
             )
@@ -246,10 +248,10 @@ class Partition:
         full.close()
 
     def roll_if_old(self, now_ms: int) -> bool:
-        """Close the growing segment if its first record came longer ago than a segment may grow.
+        """Close the growing segment if its first record was appended longer ago than ``segment.ms``.
 
-        Old records may come today. So their own time counts only where their arrival is not known:
-        in the segment that an owner finds, and ``now_ms`` is what it is held against.
+        Records may be older than their arrival, so their timestamps count only where the arrival is not
+        known: in the segment that a new owner finds, whose timestamps are compared with ``now_ms``.
         """
         if not self._active.size or self._age_ms(now_ms) < self.config.segment_ms:
             return False
@@ -270,7 +272,7 @@ class Partition:
         dropped = 0
         while self.has_below_start:
             remove_segment(self._files, self.folder, self.sealed[0].base_offset)
-            del self.sealed[0]  # not before: what could not be removed is tried again
+            del self.sealed[0]  # only now: what could not be removed is retried
             dropped += 1
         return dropped
 
@@ -290,7 +292,7 @@ class Partition:
         return self._active.size
 
     def contents(self) -> PartitionContents:
-        """Return what retention must know."""
+        """Return what retention needs to know."""
         return PartitionContents(
             self.name,
             self.config,
@@ -310,10 +312,10 @@ class Partition:
         return self.folder / segment.name
 
     def close(self, *, seal: bool = False) -> None:
-        """Let go of the files; nothing may be written from here on.
+        """Close the files; nothing may be written from here on.
 
-        With ``seal`` what is known of the growing segment is left beside it, so that the next owner
-        need not read it. Everything must be synced.
+        With ``seal``, the growing segment gets a seal, so that the next owner need not read it. Everything
+        must be synced.
         """
         self.closed = True
         if seal and not self.dirty:
@@ -321,7 +323,7 @@ class Partition:
         self._active.close()
 
     def _seal(self, segment: Segment) -> Seal:
-        # What is reserved and not yet written belongs to the next segment.
+        # Batches reserved and not yet written belong to the next segment.
         producers = self.producers.committed()
         # A seal is a copy of what the segment says: a disk without room for it fails nothing.
         with suppress(OSError):

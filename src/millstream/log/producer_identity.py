@@ -36,9 +36,9 @@ class TransactionDescription(NamedTuple):
 class TransactionMetadata:
     """A producer as this owner knows it.
 
-    ``previous`` is the identity before the present one, where no other producer has had the name between
-    them: a producer that says it was this one gets the present one. ``replied`` says that a transaction
-    was to be begun, and could not be.
+    ``previous`` is the identity before the current one, if no other producer has had the name between them: a
+    producer that names it as its own gets the current one. ``begin_pending`` says that a transaction was
+    requested, and could not be begun.
     """
 
     producer_id: int
@@ -47,10 +47,10 @@ class TransactionMetadata:
     timeout_ms: int
     in_process: bool
     previous: ProducerIdentity | None = None
-    replied: bool = False
+    begin_pending: bool = False
     state: Literal["idle", "open", "ending"] = "idle"
-    started_ms: int = 0  # by the wall clock, to be shown
-    began_ms: int = 0  # by the running time, which its timeout goes by
+    started_ms: int = 0  # by the wall clock, for descriptions
+    began_ms: int = 0  # by the monotonic clock, for the timeout
     timed_out_epoch: int = -1
 
     @property
@@ -62,8 +62,8 @@ class TransactionMetadata:
     def following_epoch(self) -> int:
         """The next producer epoch.
 
-        By one, and by one more for the end of a transaction that is aborted with it: so the
-        end by timeout, which a producer was not told of, differs from one by a newer producer.
+        It is higher by one, and by one more if a transaction is aborted with it: so the end by a timeout,
+        which the producer does not know of, differs from that by a newer producer.
         """
         return self.producer_epoch + (1 if self.state == "idle" else 2)
 
@@ -83,10 +83,10 @@ def next_producer_id(connection: sqlite3.Connection) -> int:
 
 
 def check_registration(transactional_id: str | None, timeout_ms: int) -> None:
-    """Refuse a name or a timeout that cannot be.
+    """Check a transactional id and a timeout.
 
     Raises:
-        ConfigError: as the text says.
+        ConfigError: one of them is not possible.
     """
     if transactional_id is not None and not transactional_id:
         raise ConfigError("transactional_id is empty; give a name, or None")
@@ -98,15 +98,15 @@ def check_registration(transactional_id: str | None, timeout_ms: int) -> None:
 
 
 def identity_or_none(producer_id: int, producer_epoch: int) -> ProducerIdentity | None:
-    """Return an identity as control.db has it."""
+    """Return an identity from a row of control.db."""
     return None if producer_id < 0 else ProducerIdentity(producer_id, producer_epoch)
 
 
 def check_not_replaced(known: TransactionMetadata | None, identity: ProducerIdentity) -> None:
-    """Refuse a producer that was replaced by another one of its name.
+    """Reject a producer that another one of its name has replaced.
 
     Raises:
-        ProducerFencedError: ``identity`` is neither the present one nor the one before.
+        ProducerFencedError: ``identity`` is neither the current one nor the one before.
     """
     if known is None or identity not in (known.identity, known.previous):
         raise ProducerFencedError(

@@ -1,8 +1,8 @@
-"""What a partition knows of its producers: which batches it has, and whose transaction is open.
+"""The producers of a partition: which of their batches it has, and whose transaction is open.
 
-A producer that names itself (producer id, producer epoch) numbers its records. A batch that comes
-again gets the offset that it got the first time; a gap is refused; a batch of an older
-producer epoch is fenced. The last five batches of each producer are kept: a client has at most five on their way.
+A producer with an identity (producer id, producer epoch) numbers its records. A batch that is sent again gets
+the offset of the first time; a gap is rejected; a batch of an older producer epoch is fenced. The last five
+batches of each producer are remembered: a client has at most five in flight.
 
 =====================================  ==========================================================
 a batch of producer id p has           result
@@ -43,7 +43,7 @@ PRODUCER_EXPIRES_MS = 7 * 86_400_000
 
 
 class SentBatch(NamedTuple):
-    """Where one batch of a producer went; sequences are inclusive."""
+    """The offset of one batch of a producer; sequences are inclusive."""
 
     first_sequence: int
     last_sequence: int
@@ -73,20 +73,20 @@ class ProducerStates:
 
     def __init__(self, entries: Mapping[int, ProducerEntry] | None = None) -> None:
         self._entries: dict[int, ProducerEntry] = dict(entries or {})
-        # Asked for at every commit, when there may be thousands of producers.
+        # Needed at every commit, where there may be thousands of producers.
         self._open = {
             producer_id
             for producer_id, entry in self._entries.items()
             if entry.open_since is not None
         }
-        self._before: dict[int, ProducerEntry | None] = {}  # what to go back to
+        self._before: dict[int, ProducerEntry | None] = {}  # for a rollback
 
     def commit(self) -> None:
-        """Make everything noted so far final."""
+        """Make everything noted so far permanent."""
         self._before.clear()
 
     def rollback(self) -> None:
-        """Forget everything noted since the last :meth:`commit`: it was not written."""
+        """Discard everything noted since the last :meth:`commit`: it was not written."""
         for producer_id, entry in self._before.items():
             self._set(producer_id, entry)
         self._before.clear()
@@ -106,7 +106,7 @@ class ProducerStates:
             self._open.add(producer_id)
 
     def copy(self) -> ProducerStates:
-        """Return the same, to go on from independently; entries are immutable."""
+        """Return an independent copy; entries are immutable."""
         return ProducerStates(self._entries)
 
     def committed(self) -> ProducerStates:
@@ -117,7 +117,7 @@ class ProducerStates:
         return known
 
     def entries(self) -> Mapping[int, ProducerEntry]:
-        """Return what is known, by producer id."""
+        """Return the entries by producer id."""
         return self._entries
 
     def duplicate_of(self, name: TopicPartition, batch: EncodedBatch) -> int | None:
@@ -157,7 +157,7 @@ class ProducerStates:
         producer: ProducerStamp,
         used_ms: int,
     ) -> None:
-        """Note a batch that was written at ``base_offset``, in the order of offsets.
+        """Note a batch written at ``base_offset``. Call it in the order of offsets.
 
         ``used_ms`` is when it was written; its records may be of any age.
         """
@@ -183,7 +183,7 @@ class ProducerStates:
     def end_transaction(
         self, producer: ProducerStamp, marker_offset: int, *, commit: bool
     ) -> AbortedTransaction | None:
-        """Note a marker; return the range that it took back, if it did."""
+        """Note a marker; return the range that it aborts, if it does."""
         entry = self._entries.get(producer.producer_id)
         if entry is None or producer.producer_epoch < entry.producer_epoch:
             return None  # a marker that was written twice must not end what came after
@@ -222,7 +222,7 @@ class ProducerStates:
     def end_transactions_below(self, last_stable: int) -> None:
         """Note that every transaction which began below ``last_stable`` has ended.
 
-        So it was published once; one that still seems open has lost its marker to damage.
+        That was published, so one that still seems open has lost its marker to damage.
         """
         for producer_id, (_, first) in self.open_transactions().items():
             if first < last_stable:
@@ -241,13 +241,13 @@ class ProducerStates:
         return found
 
     def touch(self, now_ms: int) -> None:
-        """Count every producer as used now, where the log does not say when its batches came."""
+        """Count every producer as used now: the log does not say when its batches arrived."""
         for producer_id, entry in self._entries.items():
             if entry.last_used_ms < now_ms:
                 self._entries[producer_id] = replace(entry, last_used_ms=now_ms)
 
     def forget_idle(self, before_ms: int) -> int:
-        """Forget producers silent since before ``before_ms``; return how many. Open ones remain."""
+        """Remove producers not used since ``before_ms``; return how many. Open ones remain."""
         idle = [
             producer_id
             for producer_id, entry in self._entries.items()
@@ -289,7 +289,7 @@ def _fenced(
     name: TopicPartition, stamp: ProducerStamp, entry: ProducerEntry
 ) -> ProducerFencedError:
     return ProducerFencedError(
-        f"producer {stamp.producer_id} wrote to {name.topic}/{name.partition} with producer epoch "
+        f"producer {stamp.producer_id} wrote to {name} with producer epoch "
         f"{entry.producer_epoch}; this batch has producer epoch {stamp.producer_epoch}: another producer "
         "has taken over, so close this one"
     )
@@ -299,7 +299,7 @@ def _out_of_order(
     name: TopicPartition, stamp: ProducerStamp, expected: int
 ) -> OutOfOrderSequenceError:
     return OutOfOrderSequenceError(
-        f"a batch of producer {stamp.producer_id} for {name.topic}/{name.partition} begins at "
+        f"a batch of producer {stamp.producer_id} for {name} begins at "
         f"sequence {stamp.base_sequence}, but {expected} must follow: records between them are "
         "missing. Send those first; if they are lost, begin again with a new producer"
     )

@@ -1,8 +1,8 @@
 """Reads the log: columnar, without locks, in any process.
 
-A reader maps ``state.mm`` to see how far each partition is committed, and reads segment files up to
-there. It never disturbs the owner and needs none: a folder whose owner is gone reads the same. It
-checks every batch that it reads, and that no offset is missing between them.
+A reader maps ``state.mm`` to see how far each partition is committed, and reads segment files up to there. It
+takes no lock and needs no owner: a folder without one reads the same. It checks every batch that it reads,
+and that no offset is missing between them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_isolation(isolation: Isolation) -> Isolation:
-    """Return what a reader may see, checked.
+    """Return the isolation level, checked.
 
     Raises:
         ConfigError: it is neither of the two.
@@ -75,8 +75,8 @@ def check_isolation(isolation: Isolation) -> Isolation:
     return choose("isolation", isolation, get_args(Isolation))
 
 
-def check_range(name: str, bounds: tuple[int, int], start: int, end: int) -> None:
-    """Make sure that a partition holds [start, end), where ``bounds`` are what can be read of it.
+def check_range(name: TopicPartition, bounds: tuple[int, int], start: int, end: int) -> None:
+    """Check that a partition holds [start, end); ``bounds`` are the offsets that can be read.
 
     Raises:
         OffsetOutOfRangeError: some of it is gone or not committed; it has the bounds.
@@ -93,8 +93,7 @@ def check_range(name: str, bounds: tuple[int, int], start: int, end: int) -> Non
             end=high,
         )
     raise OffsetOutOfRangeError(
-        f"offsets [{start}, {end}) were asked for of {name}, which holds [{low}, {high}); read "
-        "within these",
+        f"offsets [{start}, {end}) of {name} cannot be read: it holds [{low}, {high}); read within these",
         start=low,
         end=high,
     )
@@ -108,8 +107,8 @@ class LogReader:
     Args:
         folder: The log folder. A folder that is not a log yet has no topics; it becomes visible
             when an owner has made it one.
-        isolation: ``read_committed`` shows nothing of a transaction that is open or was aborted,
-            so it ends at the first record of the oldest open one; ``read_uncommitted`` shows all.
+        isolation: ``read_committed`` returns no record of an open or aborted transaction, so it ends at the
+            first record of the oldest open one; ``read_uncommitted`` returns all.
         topic_ids: The ids of topics in which its user has positions; see :meth:`pinned`.
         files: The file system; only tests give another one.
         control: The content of control.db; only tests give another one.
@@ -144,7 +143,7 @@ class LogReader:
         self.__init__(**state)  # type: ignore[misc]
 
     def close(self) -> None:
-        """Give the mapping back; the reader opens it again when it is used."""
+        """Close the mapping; the reader opens it again when it is used."""
         if self._state is not None:
             self._state.close()
         self._state, self._catalog_version = None, -1
@@ -152,7 +151,7 @@ class LogReader:
     def pinned(self, topic_ids: Mapping[str, str]) -> LogReader:
         """Return a reader for positions in the topics with these ids, by name.
 
-        Whatever it is asked of a topic with another id is refused with TopicRecreatedError.
+        Every call about a topic with another id raises TopicRecreatedError.
         """
         return LogReader(
             self.folder,
@@ -296,14 +295,14 @@ class LogReader:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records with offsets in [start, end), in offset order.
 
-        Schema: ``offset`` int64, ``timestamp`` timestamp[ms, UTC], ``key`` and ``value`` binary; of
-        these the ``columns`` asked for, in that order. What is not asked for is not decoded.
+        Schema: ``offset`` int64, ``timestamp`` timestamp[ms, UTC], ``key`` and ``value`` binary; of these the
+        requested ``columns``, in that order. Other columns are not decoded.
 
         Args:
-            bytes_max: Soft limit in log bytes for one Arrow record batch; small record batches of
-                the log are put together up to it.
-            tally: Told, block by block, how many records there are by the headers of the log's
-                batches; once all has been read, the sum is what must have been yielded.
+            bytes_max: Soft limit in log bytes for one Arrow record batch; small record batches of the log are
+                joined up to it.
+            tally: Called for each block with the number of its records, by the headers of the log's batches;
+                once all has been read, the sum is the number of records that must have been yielded.
 
         Raises:
             OffsetOutOfRangeError: some of [start, end) is gone or not committed; seek to the range
@@ -317,7 +316,7 @@ class LogReader:
         state = self._partition_state(found, partition)
         if start == end:
             return
-        check_range(f"{topic}/{partition}", self._bounds(state), start, end)
+        check_range(TopicPartition(topic, partition), self._bounds(state), start, end)
         for block in self._blocks(found, partition, start, end, bytes_max):
             given = 0
             for batch in decode_parts(block, start, end, columns):
@@ -331,8 +330,8 @@ class LogReader:
     def archives(self, topic: str, partition: int, start: int, end: int) -> Iterator[ArchiveFile]:
         """Yield the archives of closed segments with offsets in [start, end), in their order.
 
-        Each is open until the next is asked for, and was made from the segment as it is. They hold
-        what readers of committed records are given; other readers are given none.
+        Each is open until the next one is requested, and matches its segment. They hold committed records, so
+        a reader of uncommitted ones gets none.
 
         Raises:
             OffsetOutOfRangeError, UnknownTopicError, ConfigError: as for :meth:`read`.
@@ -341,7 +340,7 @@ class LogReader:
         state = self._partition_state(found, partition)
         if start == end or self._isolation != "read_committed":
             return
-        check_range(f"{topic}/{partition}", self._bounds(state), start, end)
+        check_range(TopicPartition(topic, partition), self._bounds(state), start, end)
         folder = partition_folder(self.folder, found, partition)
         names = self._files.names(folder)
         bases = segment_offsets(names)
@@ -391,7 +390,7 @@ class LogReader:
     def _segment_for_time(
         self, topic: TopicMetadata, partition: int, timestamp_ms: int, log_start: int
     ) -> int:
-        """Return an offset before which every timestamp is lower, by seals and one index."""
+        """Return an offset before which every timestamp is lower, from seals and one index."""
         folder = partition_folder(self.folder, topic, partition)
         bases = segment_offsets(self._files.names(folder))
         for base in bases[:-1]:
@@ -416,10 +415,9 @@ class LogReader:
     ) -> Iterator[Block]:
         """Yield the batches that hold [start, end), from one segment after the other.
 
-        Where ``room`` is full, nothing more is read. ``known`` is a hint.
-
-        Retention may remove a segment while it is looked for, and compaction may merge it into the
-        one before it: then the folder is looked at again.
+        Where ``room`` is full, nothing more is read. ``known`` is a hint. Retention may remove a segment
+        during the lookup, and compaction may merge it into the one before it: then the folder is listed
+        again.
         """
         folder = partition_folder(self.folder, topic, partition)
         names = self._files.names(folder)
@@ -451,19 +449,19 @@ class LogReader:
                 names = self._files.names(folder)
 
     def _check_gone(self, topic: TopicMetadata, partition: int, start: int, end: int) -> None:
-        """Say so if the topic was deleted, or the records removed, since they were asked for."""
+        """Raise the error if the topic was deleted, or the records removed, since the read began."""
         check_topic_id(topic.name, topic.topic_id, self._topic(topic.name).topic_id)
         state = self._partition_state(topic, partition)
         if start < state.log_start:
-            check_range(f"{topic.name}/{partition}", self._bounds(state), start, end)
+            check_range(TopicPartition(topic.name, partition), self._bounds(state), start, end)
 
     def _aborted(
         self, folder: Path, names: Sequence[str], start: int, end: int
     ) -> list[AbortedTransaction]:
-        """Return the aborted transactions with records in [start, end), to be asked for before these.
+        """Return the aborted transactions with records in [start, end); call it before reading these.
 
-        Their markers lie behind ``start``, and are all there: nothing at or after the last stable
-        offset is read.
+        Their markers lie behind ``start``, and are all there: nothing at or after the last stable offset is
+        read.
         """
         bases = numbered(names, aborted.SUFFIX)
         first = max(bisect_right(bases, start) - 1, 0)
@@ -515,7 +513,7 @@ class LogReader:
             if directory_id is None or not self._files.exists(self.folder / STATE_NAME):
                 return False
             state = StateFile(self.folder, self._files, write=False)
-        except (OSError, ValueError) as error:  # ValueError: the owner is just making the file
+        except (OSError, ValueError) as error:  # ValueError: the owner is making the file right now
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(

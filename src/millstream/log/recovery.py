@@ -1,4 +1,4 @@
-"""What a partition needs after its owner is gone: check the end of the log, and repair only that.
+"""Recovers a partition after its owner has ended: checks the end of the log, and repairs only that.
 
 Three facts decide. The *durable end* is the high watermark found in ``state.mm``: everything below
 it was synced before it was published, so it must be there, whatever happened. It is *exact* if the
@@ -116,8 +116,8 @@ class Recovery:
                 changed; the message says what to do.
         """
         if not self._clean:
-            # The last owner may have died between creating a segment and syncing its name. What is
-            # appended to that segment now must not vanish with the name.
+            # The last owner may have died between creating a segment and syncing its name. Records appended
+            # to that segment must not vanish with the name.
             sync_names(self._files, folder)
         self._remove_leftovers(folder)
         bases = segment_offsets(self._files.names(folder))
@@ -175,7 +175,7 @@ class Recovery:
         return sealed, producers
 
     def _trusted(self, path: Path, base: int) -> Seal | None:
-        """Return the seal of a segment if everything beside the segment fits it."""
+        """Return the seal of a segment if all files beside the segment match it."""
         handle = self._files.open(path)
         try:
             size = self._files.size(handle)
@@ -195,11 +195,11 @@ class Recovery:
     def _resealed(
         self, path: Path, base: int, producers: ProducerStates, later: Sequence[int]
     ) -> Seal:
-        """Read a sealed segment, and make again what is beside it.
+        """Read a sealed segment, and rebuild the files beside it.
 
-        ``later`` are the base offsets of the segments behind it. It ends where the next one begins,
-        or, if some were merged into it, where the one after those does. Where else it seems to end
-        says a base offset behind damage, which no CRC covers: that must not cost other segments.
+        ``later`` are the base offsets of the segments after it. It ends where the next one begins, or, if
+        some were merged into it, where the one after those does. Any other end comes from a base offset
+        behind damage, which no CRC covers: that must not cost other segments.
         """
         before = seal.read_any(self._files, path)
         scan = scan_segment(
@@ -230,7 +230,7 @@ class Recovery:
         elif not damaged:
             self._files.remove(path.with_suffix(archive.SUFFIX))
         self._write_side_files(path, scan)
-        with suppress(OSError):  # it is a copy: an opening needs no room on the disk
+        with suppress(OSError):  # it is a copy: an opening must not need room on the disk
             seal.write(self._files, path, made)
         return made
 
@@ -278,7 +278,8 @@ class Recovery:
             index=scan.index,
             aborted_count=len(scan.aborted),
         )
-        # What was written but never synced is whole, so it becomes durable before it is published.
+        # Batches that were written but never synced are whole, so they become durable before they are
+        # published.
         segment.sync()
         if not damaged or end == base:
             return segment, end, scan.producers
@@ -321,7 +322,7 @@ class Recovery:
     def _closed_with_damage(
         self, segment: Segment, scan: SegmentScan, end: int, damaged: Sequence[tuple[int, int]]
     ) -> tuple[Segment, SealedSegment]:
-        """Close a damaged last segment; return a new one after all that was acknowledged, and it.
+        """Close a damaged last segment; return a new one, after everything acknowledged, and the closed one.
 
         1. Create the new segment. A crash leaves it empty behind the damaged one, which is then
            closed like any sealed segment without a seal.
@@ -363,7 +364,7 @@ class Recovery:
             self._files.close(handle)
 
     def _quarantine_bytes(self, path: Path, position: int, rest: bytes) -> None:
-        """Keep what will be cut.
+        """Copy the bytes that will be cut to quarantine.
 
         1. Write and sync the copy. A crash leaves a part of it; the log still has the bytes, and
            the next recovery writes the copy again under the same name.
@@ -399,7 +400,7 @@ class Recovery:
                 self._files.remove((folder / segment_name(base)).with_suffix(archive.SUFFIX))
 
     def _write_side_files(self, path: Path, scan: SegmentScan) -> None:
-        """Make index and aborted transactions say what the segment says."""
+        """Make index and aborted transactions match the segment."""
         aborted.rewrite(self._files, path, scan.aborted)
         target = path.with_suffix(".idx")
         content = bytes(scan.index.content)

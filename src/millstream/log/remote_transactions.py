@@ -1,8 +1,8 @@
-"""What is stored of a transaction whose producer is in another process than the owner.
+"""Stored transactions of producers in other processes than the owner's.
 
-Such a producer outlives the owner, goes on with the next one, and may ask again for what it was not
-told. So control.db has, of each, that a transaction is open or how the last one ended, and the offsets
-of groups that are to be committed with it. Both change in the commit that decides the transaction.
+Such a producer outlives the owner, continues with the next one, and may retry requests that got no response.
+So control.db stores for each whether a transaction is open or how the last one ended, and the offsets of
+groups to commit with it. Both change in the commit that decides the transaction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RemoteTransaction(NamedTuple):
 
 
 def put_open(connection: sqlite3.Connection, producer_id: int, producer_epoch: int) -> None:
-    """Write down that a transaction is open."""
+    """Store that a transaction is open."""
     connection.execute(
         "INSERT OR REPLACE INTO remote_transactions VALUES (?, ?, 'open')",
         (producer_id, producer_epoch),
@@ -34,7 +34,7 @@ def put_open(connection: sqlite3.Connection, producer_id: int, producer_epoch: i
 
 
 def put_in_process(connection: sqlite3.Connection, producer_id: int, *, in_process: bool) -> None:
-    """Store whether a producer is in the owner's process from now on."""
+    """Store whether a producer is in the owner's process."""
     connection.execute(
         "UPDATE producers SET in_process = ? WHERE producer_id = ?", (in_process, producer_id)
     )
@@ -48,7 +48,7 @@ def put_pending(
     *,
     topic_ids: Mapping[str, str],
 ) -> None:
-    """Write down offsets that are committed when the open transaction is.
+    """Store offsets to commit with the open transaction.
 
     Raises:
         UnknownTopicError: a topic was deleted since its id was looked up.
@@ -64,7 +64,7 @@ def put_pending(
 
 
 def put_end(connection: sqlite3.Connection, producer_id: int, *, commit: bool, now_ms: int) -> None:
-    """Store how the open transaction ends, and what follows for the offsets of groups."""
+    """Store how the open transaction ends, and commit or drop its offsets."""
     if commit:
         connection.execute(
             "INSERT INTO group_offsets SELECT group_name, topic_id, partition, committed_offset, "
@@ -82,7 +82,7 @@ def put_end(connection: sqlite3.Connection, producer_id: int, *, commit: bool, n
 
 
 def delete_producers(connection: sqlite3.Connection, producer_ids: list[int]) -> None:
-    """Forget producers whose transactions have ended long ago."""
+    """Delete producers whose transactions ended long ago."""
     connection.executemany(
         "DELETE FROM remote_transactions WHERE producer_id = ?", [(one,) for one in producer_ids]
     )
@@ -104,7 +104,7 @@ def remote_transaction(control: ControlDb, producer_id: int) -> RemoteTransactio
 
 
 def pending_partitions(control: ControlDb, group: str) -> set[TopicPartition]:
-    """Return the partitions of which an open transaction is to commit the offsets of a group."""
+    """Return the partitions in which an open transaction will commit offsets of a group."""
     rows = control.rows(
         "SELECT name, partition FROM pending_offsets JOIN topics USING (topic_id) "
         "WHERE group_name = ? AND deleted = 0",

@@ -1,8 +1,8 @@
-"""Where reading goes on behind damage: only where a batch was written, never where one is found.
+"""Where reading continues behind damage: only where a batch was written, never where one merely seems to be.
 
-A value may hold what looks like a batch, down to its checksum: a copy of a segment does, and anybody
-may send one. So nothing is shown because it looks right. Bytes behind damage are believed where one
-of these says that a batch begins there, and one does, whole and with that offset:
+A value may hold what looks like a batch, down to its checksum: a copy of a segment does, and anybody may send
+one. So looking right is not enough. Bytes behind damage are read where one of these says that a batch begins
+there, and one does, whole and with that offset:
 
 =============================  ===============================================================
 what says so                   why a value cannot
@@ -15,7 +15,7 @@ the damaged batch's CRC-32C    it holds over all bytes up to there: only its fir
 the next entry of the index    the index is another file, into which values do not go
 =============================  ===============================================================
 
-Where none of them does, what follows up to the end of the segment cannot be read. The bytes remain.
+Otherwise the rest of the segment cannot be read. The bytes remain.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OFFSETS_LOST_MAX = 1 << 31  # more cannot be missing in one segment: its index h
 
 
 class Boundary(NamedTuple):
-    """Where a batch begins: its base offset, and its place in the file or in some bytes of it."""
+    """Where a batch begins: its base offset, and its position in the file or in some bytes of it."""
 
     offset: int
     place: int
@@ -49,11 +49,11 @@ class Boundary(NamedTuple):
 def boundary_after(
     rest: bytes, offset: int, position: int, known: Iterable[Boundary], *, below: int
 ) -> Boundary | None:
-    """Return where reading goes on behind the damage at the start of ``rest``; None: nowhere.
+    """Return where reading continues behind the damage at the start of ``rest``; None: nowhere.
 
     Args:
         rest: The file from the damage at ``position`` to its end; a place is counted from there.
-        offset: What should begin there.
+        offset: The offset that should begin there.
         known: The boundaries in the whole file that its index has, ascending.
         below: The file has all offsets up to here, if nothing of it is gone.
     """
@@ -72,12 +72,11 @@ def boundary_after(
 def apparent_batches(rest: bytes, offset: int) -> Iterator[tuple[int, BatchHeader]]:
     """Yield (place, header) of all that look like batches behind the damage at the start of ``rest``.
 
-    Looks at every byte, because damage may have changed the lengths by which batches are found. Only
-    good for what is safe if some of it was sent as a value: see the module. The base offset lies
-    outside the CRC, so it is believed only where it can be right: not at the very place of the
-    damage, not far ahead of ``offset``, not if another batch continues differently. If it says that
-    no offset is missing although bytes are, as zeros do at the start of a log, another batch has to
-    continue it.
+    Looks at every byte, because damage may have changed the lengths by which batches are found. Only for uses
+    that are safe if some of it was sent as a value: see the module. The base offset lies outside the CRC, so
+    it counts only where it can be right: not at the very place of the damage, not far ahead of ``offset``,
+    not if another batch continues differently. If it says that no offset is missing although bytes are, as
+    zeros do at the start of a log, another batch has to continue it.
     """
     at = rest.find(bytes([MAGIC]), PREFIX_BYTES)
     while at != -1 and len(rest) - (place := at - PREFIX_BYTES + 1) >= HEADER_BYTES:
@@ -155,7 +154,7 @@ def _whole(rest: bytes, place: int, header: BatchHeader) -> bool:
 
 
 def _goes_on(rest: bytes, place: int, offset: int, prove: bool) -> bool:  # noqa: FBT001
-    """Return whether nothing at ``place`` speaks against ``offset`` being the next there.
+    """Return whether ``offset`` can be the next at ``place``.
 
     To ``prove`` it, a whole batch must begin there with that offset.
     """

@@ -1,9 +1,9 @@
-"""Which segments are old enough to go, and which groups have not yet read what goes next.
+"""Which segments are old enough to be removed, and which groups have not yet read what is removed next.
 
-Only whole sealed segments are removed, from the oldest on, and never past the last stable offset. A
-segment is as old as its latest record says, so records written today about last year are old. A
-clock that jumps forward must not empty a topic at once: by age, a pass removes a tenth of the
-segments at most, and the owner's clock is believed only as far as its running time bears it out.
+Only whole sealed segments are removed, from the oldest on, and never past the last stable offset. The age of
+a segment is that of its largest timestamp, so records written today about last year are old. A clock that
+jumps forward must not empty a topic at once: by age, a pass removes a tenth of the segments at most, and the
+owner's clock counts only as far as monotonic time has passed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RetentionRisk:
 
 
 class BoundedClock:
-    """A wall clock that never gets further ahead than the time that has passed since it was made.
+    """A wall clock that advances no faster than monotonic time.
 
     After a jump forward it shows what it would have shown without; a jump back it follows.
     """
@@ -61,13 +61,13 @@ class BoundedClock:
         self._difference_ms = now_ms - running_ms
 
     def read(self, now_ms: int, running_ms: int) -> int:
-        """Return the time to go by."""
+        """Return the bounded time."""
         return min(now_ms, running_ms + self._difference_ms + CLOCK_SLACK_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionContents:
-    """What a partition holds, as far as retention must know: its sealed segments, oldest first."""
+    """The contents of a partition, as retention needs them: its sealed segments, oldest first."""
 
     name: TopicPartition
     config: TopicConfig
@@ -83,10 +83,10 @@ class PartitionContents:
 
 
 def start_after_retention(holding: PartitionContents, now_ms: int, *, share: float = 1.0) -> int:
-    """Return where the partition begins once everything that is too old or too much is gone.
+    """Return the log start once everything beyond the limits is removed.
 
     Args:
-        share: Of the limits; below 1 it gives what is removed soon.
+        share: The share of the limits to apply; below 1, it includes what is removed soon.
     """
     config = holding.config
     if not config.deletes:
@@ -106,7 +106,7 @@ def start_after_retention(holding: PartitionContents, now_ms: int, *, share: flo
 
 
 def start_after_pass(holding: PartitionContents, now_ms: int) -> int:
-    """Return where the partition begins after one pass, which may remove only so much by age."""
+    """Return the log start after one pass, which removes only a limited share by age."""
     goal = start_after_retention(holding, now_ms)
     limit_bytes = holding.config.retention_bytes
     allowed = max(1, (len(holding.sealed) + 1) // PASS_SHARE)
@@ -124,7 +124,7 @@ def start_after_pass(holding: PartitionContents, now_ms: int) -> int:
 
 
 def first_safe_offset(holding: PartitionContents, now_ms: int) -> int:
-    """Return the offset from which on nothing is lost, or is soon."""
+    """Return the first offset that is neither removed nor about to be."""
     soon = start_after_retention(holding, now_ms, share=RISK_MARGIN)
     return max(soon, holding.log_start)
 

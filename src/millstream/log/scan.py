@@ -1,8 +1,7 @@
 """One pass over the batches of a segment: what it holds, what is damaged, what follows from it.
 
-Recovery, verification and repair all go by a scan. It reads headers and checksums, never records;
-it goes over damage to where ``resync`` says that the next batch begins, and remembers how things
-stood before the first.
+Recovery, verification and repair all use a scan. It reads headers and checksums, never records; it skips
+damage to where ``resync`` finds the next batch, and keeps the result up to the first damage.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class SegmentScan:
         return self.before_damage or self
 
     def first_gap(self) -> tuple[int, int] | None:
-        """Return the bytes from the first damage to what looks like a batch; None if nothing does."""
+        """Return the bytes from the first damage to the next apparent batch; None if there is none."""
         if self.gaps:
             return self.gaps[0]
         return None if self.apparent is None else (self.position, self.apparent.place)
@@ -95,10 +94,10 @@ class SegmentScan:
     def apply_known_aborts(
         self, known: Sequence[AbortedTransaction], damaged: Sequence[tuple[int, int]]
     ) -> None:
-        """Go by what was ``known`` of aborted transactions where their markers are ``damaged``.
+        """Use the ``known`` aborted transactions where their markers are ``damaged``.
 
-        Without its marker, a transaction would seem to go on into the next one of its producer, and
-        an aborted one to have been committed.
+        Without its marker, a transaction would seem to continue into the next one of its producer, and an
+        aborted one to be committed.
         """
         by_marker = {one.last_offset: one for one in known}
         found = {one.last_offset: by_marker.get(one.last_offset, one) for one in self.aborted}
@@ -124,7 +123,7 @@ class SegmentScan:
         )
 
     def skip_damage(self, rest: bytes, known: Sequence[Boundary], below: int) -> bool:
-        """Move on to the next batch in ``rest``, which begins here; False if none can be believed."""
+        """Move on to the next batch in ``rest``, which begins here; False if there is no certain one."""
         found = boundary_after(rest, self.end_offset, self.position, known, below=below)
         if found is None:
             self.apparent = self._beyond(rest)
@@ -160,7 +159,7 @@ def scan_segment(
 
     Args:
         producers: What is known of producers where the segment begins; is not changed.
-        fresh: Read from the device, not from what the kernel keeps.
+        fresh: Read from the device, not from the page cache.
         end_offset: Stop before this offset.
         complete_to: The segment was given all offsets up to here; beyond, it is not known.
     """

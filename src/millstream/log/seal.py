@@ -1,8 +1,8 @@
-"""``<base offset>.seal``: what is known of a segment without reading it.
+"""``<base offset>.seal``: a summary of a segment, so that it need not be read.
 
 Written and synced when a segment is closed for good, and for the growing one when the log is closed
-cleanly. It is a copy of what the segment says itself, so it may be missing; it counts only if it
-is whole and has exactly the segment's size. JSON on one line, and its CRC-32C on the next.
+cleanly. It is derived from the segment, so it may be missing; it is valid only if it is whole and has exactly
+the segment's size. JSON on one line, and its CRC-32C on the next.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What a segment holds, and what was known of producers at its end.
+    """The contents of a segment, and the producers at its end.
 
     ``chain`` is the CRC-32C over all batch headers, ``aborted`` how many aborted transactions end
     here, ``damaged`` the offsets ``[start, end)`` that cannot be read. ``cleaned_ms`` says when
@@ -65,7 +65,7 @@ class Seal:
 
 
 def write(files: Files, path: Path, seal: Seal) -> None:
-    """Put the seal beside the segment at ``path``, durably; a crash leaves the old one or this."""
+    """Write the seal beside the segment at ``path``, durably; a crash leaves the old one or this."""
     values = {
         "next_offset": seal.next_offset,
         "size": seal.size,
@@ -82,13 +82,13 @@ def write(files: Files, path: Path, seal: Seal) -> None:
 
 
 def read(files: Files, path: Path, size: int) -> Seal | None:
-    """Return the seal of the segment at ``path``, which has ``size`` bytes; None if none counts."""
+    """Return the seal of the segment at ``path``, which has ``size`` bytes; None if there is no valid one."""
     found = read_any(files, path)
     return found if found is not None and found.size == size else None
 
 
 def read_any(files: Files, path: Path) -> Seal | None:
-    """Return the seal beside a segment, fitting or not; None if none is whole."""
+    """Return the seal beside a segment, whether it matches or not; None if none is whole."""
     try:
         content = read_whole(files, path.with_suffix(SUFFIX))
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Segments: the files of a partition. Batches back to back, named by the first offset they hold.
 
 ``<base offset, 20 digits>.log`` holds the batches, ``.idx`` the sparse index. Only the last segment
-of a partition grows. This module appends to one segment and reads whole batches out of one; what
-the files of a partition mean together is in ``partition``.
+of a partition grows. This module appends to one segment and reads whole batches out of one; ``partition``
+combines the segments of a partition.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from millstream.log.seal import Seal
 
 SIDE_SUFFIXES = (".idx", seal.SUFFIX, aborted.SUFFIX, archive.SUFFIX)
 READ_BYTES = 4 * 1024 * 1024
-_INDEX_LAG_BYTES = 20 * INDEX_BYTES  # of the log: so much a reader scans at most behind the index
-_ROOM_BYTES_MIN = 64 * 1024  # are read, as what is wanted may lie behind what is passed over
+_INDEX_LAG_BYTES = 20 * INDEX_BYTES  # of the log: a reader scans at most this much behind the index
+_ROOM_BYTES_MIN = 64 * 1024  # are read at least: the wanted batch may lie behind skipped ones
 _AFTER_PREFIX = HEADER_BYTES - PREFIX_BYTES
 
 
@@ -85,8 +85,8 @@ class Segment:
     def create(cls, files: Files, folder: Path, base_offset: int) -> Segment:
         """Make an empty segment.
 
-        1. Create the file. A crash leaves an empty segment or none: recovery takes both.
-        2. Sync the folder. Only then is a record put into it, so that an acknowledged record is
+        1. Create the file. A crash leaves an empty segment or none: recovery accepts both.
+        2. Sync the folder. Only then is a record written to it, so that an acknowledged record is
            never in a file whose name a power cut could take away.
         """
         path = folder / segment_name(base_offset)
@@ -95,7 +95,7 @@ class Segment:
         return cls(files, path, base_offset, size=0, index=IndexBuilder(base_offset))
 
     def append(self, batches: Sequence[EncodedBatch], offset: int, leader_epoch: int) -> int:
-        """Write batches at ``offset`` and after, in one go; return the offset after them.
+        """Write batches at ``offset`` and after, together; return the offset after them.
 
         Raises:
             DiskFullError: none of the batches is in the segment; it ends where it ended before.
@@ -123,7 +123,7 @@ class Segment:
         return offset
 
     def _cut_back(self, error: OSError) -> None:
-        """Take back a write that failed half way, and say so."""
+        """Undo a write that failed halfway, and raise the error."""
         try:
             self._files.truncate(self._handle, self.size)
         except OSError as second:
@@ -137,7 +137,7 @@ class Segment:
         ) from error
 
     def append_aborted(self, ranges: Sequence[AbortedTransaction]) -> None:
-        """Write down transactions whose abort markers were just appended.
+        """Record transactions whose abort markers were just appended.
 
         Raises:
             SyncFailedError: it could not be written; readers would see what was aborted.
@@ -161,7 +161,7 @@ class Segment:
         """Return when everything appended is on stable storage. Never call it again after OSError."""
         self._files.sync(self._handle)
         if self._aborted_dirty:
-            # Else readers would be shown, after a power cut, what was aborted.
+            # Else readers could see aborted records after a power cut.
             assert self._aborted_handle is not None, "what is dirty is open"
             self._files.sync(self._aborted_handle)
             if self._aborted_unnamed:
@@ -175,7 +175,7 @@ class Segment:
         *,
         damaged: Sequence[tuple[int, int]] = (),
     ) -> Seal:
-        """Write down, durably, what the segment holds; its batches are synced already.
+        """Write the seal, durably; the batches are synced already.
 
         1. Write the index; aborted transactions were synced with the batches. A crash leaves no
            seal: it is made from the segment.
@@ -187,7 +187,7 @@ class Segment:
         return made
 
     def facts(self, next_offset: int, producers: ProducerStates) -> Seal:
-        """Return what a seal would say now, without writing it."""
+        """Return the seal as it would be now, without writing it."""
         return Seal.of(
             self._index,
             next_offset=next_offset,
@@ -197,7 +197,7 @@ class Segment:
         )
 
     def close(self) -> None:
-        """Write the rest of the index and let go of the files."""
+        """Write the rest of the index and close the files."""
         self._flush_index(1)
         self._files.close(self._handle)
         if self._aborted_handle is not None:
@@ -221,7 +221,7 @@ class Segment:
 
 
 def remove_segment(files: Files, folder: Path, base_offset: int) -> None:
-    """Remove a segment and what is beside it; the segment first, as it is what counts."""
+    """Remove a segment and the files beside it; the segment first, as the others are derived from it."""
     path = folder / segment_name(base_offset)
     for target in (path, *(path.with_suffix(suffix) for suffix in SIDE_SUFFIXES)):
         if files.exists(target):
@@ -232,8 +232,8 @@ def remove_segment(files: Files, folder: Path, base_offset: int) -> None:
 class ReadBudget:
     """How many bytes of batches are still wanted, from the batch on that holds ``start``.
 
-    Whoever is given blocks asks for each batch, and says how much was taken. Where it is full, no more is read.
-    ``first_whole`` gives the first batch room, however large it is.
+    The caller checks each batch with it, and reports the bytes taken. Where it is full, no more is read. With
+    ``first_whole`` the first batch has room, however large it is.
     """
 
     start: int
@@ -242,13 +242,13 @@ class ReadBudget:
     full: bool = False
 
     def has(self, header: BatchHeader) -> bool:
-        """Return whether a batch has room; if not, none behind it has."""
+        """Return whether a batch has room; if not, none after it has."""
         too_large = header.size > self.left and not self.first_whole
         self.full = too_large and header.next_offset > self.start
         return not self.full
 
     def limit(self, block_bytes: int) -> int:
-        """Return how many bytes to read at once, if it is ``block_bytes`` where there is room."""
+        """Return how many bytes to read at once: ``block_bytes`` if there is room."""
         return min(block_bytes, max(self.left, _ROOM_BYTES_MIN))
 
     def take(self, size: int) -> None:

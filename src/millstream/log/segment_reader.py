@@ -1,6 +1,6 @@
-"""Reads stretches of one segment: from an offset, found by the index or by where reading ended, over damage.
+"""Reads intervals of one segment, across damage: from an offset, or from where reading ended.
 
-``reader`` goes from one segment to the next. How batches are in a file is in ``segment``.
+``reader`` goes from one segment to the next. ``segment`` reads the batches of a file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BatchPosition(NamedTuple):
 
 
 class SegmentReader:
-    """Reads stretches of one segment, growing or sealed."""
+    """Reads intervals of one segment, growing or sealed."""
 
     def __init__(self, files: Files, path: Path, base_offset: int) -> None:
         self._files = files
@@ -101,7 +101,7 @@ class SegmentReader:
     ) -> tuple[int, int, int | None]:
         """Return (offset, position) of a batch at or before ``start``; and where ``end`` is, if known.
 
-        Whoever reads on where it ended needs no index.
+        A caller that continues where it ended needs no index.
         """
         if (
             known is not None
@@ -117,7 +117,7 @@ class SegmentReader:
     def _over_damage(
         self, handle: int, at: tuple[int, int], wanted: tuple[int, int], fault: str
     ) -> tuple[int, int]:
-        """Return (offset, position) of the next batch, if nothing that is wanted is before.
+        """Return (offset, position) of the next batch, if no wanted offset lies before it.
 
         Raises:
             CorruptBatchError: some of the offsets ``wanted`` cannot be read.
@@ -138,7 +138,7 @@ class SegmentReader:
         return after, place
 
     def _boundary_after(self, handle: int, offset: int, position: int, end: int) -> Boundary | None:
-        """Return where reading goes on behind damage; see ``resync``."""
+        """Return where reading continues behind damage; see ``resync``."""
         known = self._index.boundaries()
         for _ in range(_LOOKS_MAX):
             rest = self._files.pread(handle, self._files.size(handle) - position, position)

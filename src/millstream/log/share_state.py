@@ -1,20 +1,19 @@
-"""What control.db keeps of share groups: how far each has come, record by record, and its settings.
+"""The state of share groups in control.db: the progress of each, record by record, and its settings.
 
-Of each partition that a share group reads: the first offset that is not done with, and behind it spans of
-records that were delivered or are done with out of order. Spans are rows of their own, so a commit writes
-those that changed, and many records that stand alike are one row. They belong to the topic's id, and go
-with the topic.
+For each partition that a share group reads: the first offset that is not done, and after it spans of records
+that were delivered or are done out of order. Each span is a row, so a commit writes those that changed, and
+adjacent records in the same state are one row. They belong to the topic's id, and are deleted with the topic.
 
 ::
 
     commit                                   what a crash just before it leaves
     ---------------------------------------  ------------------------------------------------------
-    deliveries are counted, before records   the records as they were; nobody was given them
+    deliveries are counted, before records   the records as they were; no member received them
     are sent
-    what members said, before they are       the records as delivered: they are given out again,
-    answered                                 and nobody was told otherwise
+    acknowledgements, before the response    the records as delivered: they are delivered again,
+                                             and no member got a response
     records are archived, together with the  the records as rejected or exhausted, and no copy: the
-    decision of the transaction that holds   transaction is aborted, and it is done again
+    decision of the transaction that holds   transaction is aborted, and it is repeated
     their copies
 """
 
@@ -70,14 +69,14 @@ class SpanRow(NamedTuple):
 
 
 class ShareState(NamedTuple):
-    """How far a share group has come in a partition."""
+    """The progress of a share group in a partition."""
 
     start: int
     spans: tuple[SpanRow, ...] = ()
 
 
 class ShareMember(NamedTuple):
-    """A member of a share group, as its broker has last noted it; ``assignment`` by topic."""
+    """A member of a share group, as its broker last stored it; ``assignment`` by topic."""
 
     member_id: str
     client_id: str
@@ -88,7 +87,7 @@ class ShareMember(NamedTuple):
 def put_share(
     connection: sqlite3.Connection, key: ShareKey, before: ShareState | None, after: ShareState
 ) -> None:
-    """Make ``after`` of what is kept, which is ``before``, within a commit of control.db.
+    """Replace the stored state ``before`` by ``after``, within a commit of control.db.
 
     Raises:
         sqlite3.IntegrityError: the topic is gone.
@@ -120,7 +119,7 @@ def _span_row(first: int, end: int, state: str, delivery_count: int) -> SpanRow:
 def share_states(
     control: ControlDb, group: str | None = None
 ) -> dict[str, dict[TopicPartition, ShareState]]:
-    """Return how far share groups have come, in topics that exist, by group."""
+    """Return the progress of share groups, in topics that exist, by group."""
     values = () if group is None else (group,)
     found: dict[str, dict[TopicPartition, ShareState]] = {}
     meant = _EVERY if group is None else _OF_GROUP
@@ -135,7 +134,7 @@ def share_states(
 
 
 def share_state(control: ControlDb, key: ShareKey) -> ShareState | None:
-    """Return how far a group has come in a partition; None if it has not begun."""
+    """Return the progress of a group in a partition; None if it has not begun."""
     rows = control.rows(
         "SELECT start_offset FROM share_partitions "
         "WHERE group_name = ? AND topic_id = ? AND partition = ?",
@@ -170,7 +169,7 @@ def is_share_group(control: ControlDb, group: str) -> bool:
 
 
 def delete_share_state(control: ControlDb, group: str) -> int:
-    """Forget how far a share group has come, and its settings; return of how many partitions."""
+    """Delete the progress of a share group, and its settings; return of how many partitions."""
     with control.commit() as connection:
         connection.execute("DELETE FROM group_settings WHERE group_name = ?", (group,))
         connection.execute("DELETE FROM share_members WHERE group_name = ?", (group,))
@@ -180,7 +179,7 @@ def delete_share_state(control: ControlDb, group: str) -> int:
 
 
 def delete_share_topics(control: ControlDb, group: str, topic_ids: Iterable[str]) -> None:
-    """Forget how far a share group has come in some topics."""
+    """Delete the progress of a share group in some topics."""
     with control.commit() as connection:
         connection.executemany(
             "DELETE FROM share_partitions WHERE group_name = ? AND topic_id = ?",
@@ -192,7 +191,7 @@ def delete_share_topics(control: ControlDb, group: str, topic_ids: Iterable[str]
 
 
 def group_settings(control: ControlDb, group: str) -> dict[str, str]:
-    """Return the settings that a group was given."""
+    """Return the explicit settings of a group."""
     return dict(
         control.rows(
             "SELECT name, value FROM group_settings WHERE group_name = ? ORDER BY 1", (group,)
@@ -201,7 +200,7 @@ def group_settings(control: ControlDb, group: str) -> dict[str, str]:
 
 
 def put_group_settings(control: ControlDb, group: str, changes: Mapping[str, str | None]) -> None:
-    """Change settings of a group; None takes one away."""
+    """Change settings of a group; None removes one."""
     with control.commit() as connection:
         for name, value in changes.items():
             if value is None:
@@ -215,7 +214,7 @@ def put_group_settings(control: ControlDb, group: str, changes: Mapping[str, str
 
 
 def put_members(control: ControlDb, group: str, members: Iterable[ShareMember]) -> None:
-    """Note who is in a share group, for those who look at it from another process."""
+    """Store the members of a share group, for other processes."""
     with control.commit() as connection:
         connection.execute("DELETE FROM share_members WHERE group_name = ?", (group,))
         connection.executemany(
@@ -225,14 +224,14 @@ def put_members(control: ControlDb, group: str, members: Iterable[ShareMember]) 
 
 
 def delete_members(control: ControlDb) -> None:
-    """Note that no share group has members: their broker has just begun."""
+    """Delete the members of all share groups: the broker has just started."""
     if control.rows("SELECT 1 FROM share_members LIMIT 1"):
         with control.commit() as connection:
             connection.execute("DELETE FROM share_members")
 
 
 def share_members(control: ControlDb, group: str) -> list[ShareMember]:
-    """Return the members of a share group, as its broker has last noted them."""
+    """Return the members of a share group, as its broker last stored them."""
     rows = control.rows(
         "SELECT member_id, client_id, client_host, assignment FROM share_members "
         "WHERE group_name = ? ORDER BY 1",

@@ -1,8 +1,8 @@
-"""How a reader learns that something was committed: at once in this process, soon in another.
+"""Notifies readers of commits: at once in this process, soon in others.
 
-The owner wakes a condition variable that all readers of the folder in its process share. Readers in
-other processes look at the mapped state file every 0.2 to 2 milliseconds: a look costs a few
-microseconds, needs no file handle, and leaves nothing behind when a process dies.
+The owner wakes a condition variable that all readers of the folder in its process share. Readers in other
+processes poll the mapped state file every 0.2 to 2 milliseconds: a poll costs a few microseconds, needs no
+file handle, and leaves nothing behind when a process dies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millstream.record import TopicPartition
 _POLL_FIRST_S = 0.0002
 _POLL_LAST_S = 0.002
 _POLL_GROWTH = 1.1
-_RECHECK_S = 0.5  # the owner may leave this process between two looks
+_RECHECK_S = 0.5  # the owner may leave this process between two polls
 
 CommitListener: TypeAlias = Callable[[Sequence[TopicPartition]], None]
 _signals: WeakValueDictionary[str, CommitSignal] = WeakValueDictionary()
@@ -51,7 +51,7 @@ class CommitSignal:
     def subscribe(self, listener: CommitListener) -> Iterator[None]:
         """Call ``listener`` with what changed at every commit of this process, within the context.
 
-        From the thread that commits, which waits for it: it must be quick and raise nothing.
+        It runs in the committing thread, which waits for it: it must be fast and raise nothing.
         """
         with self._condition:
             self._listeners = [*self._listeners, listener]
@@ -63,7 +63,7 @@ class CommitSignal:
 
     @contextmanager
     def writer_active(self) -> Iterator[None]:
-        """Say that this process commits to the folder, as long as the context lasts."""
+        """Mark this process as the one that commits to the folder, within the context."""
         with self._condition:
             self._owners += 1
         try:
@@ -74,7 +74,7 @@ class CommitSignal:
             self.notify()
 
     def wait_until(self, true: Callable[[], bool], timeout_s: float) -> bool:
-        """Return True as soon as ``true()`` is, False after ``timeout_s``."""
+        """Return True as soon as ``true()`` holds, False after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         pause = _POLL_FIRST_S
         while True:

@@ -5,8 +5,8 @@ older copy, and a copy counts only if its checksum holds, so that a reader in an
 after a crash at any byte, finds the last whole value and never a torn one. Among whole copies the
 higher generation wins.
 
-The high watermark here is published after the data is synced and before anything is acknowledged. So what
-survives is a lower bound on what was acknowledged; after a kill -9 (same boot id) it is exact.
+The high watermark here is published after the data is synced and before anything is acknowledged. So the
+value that survives is a lower bound of what was acknowledged; after a kill -9 (same boot id) it is exact.
 
 ::
 
@@ -49,7 +49,7 @@ _SLOT_COPY = 64
 
 
 class FolderState(NamedTuple):
-    """The header: who writes, since which start of the machine, and whether it closed cleanly."""
+    """The header: the owner, the boot id of its machine, and whether it closed cleanly."""
 
     directory_id: bytes
     boot_id: bytes
@@ -78,14 +78,14 @@ class StateFile:
         self._header: FolderState | None = None
 
     def close(self) -> None:
-        """Give the mapping back."""
+        """Close the mapping."""
         self._map.close()
 
     def flush(self) -> None:
         """Return when the file is on stable storage.
 
         Raises:
-            SyncFailedError: the disk failed; its writer must stop.
+            SyncFailedError: the disk failed; the writer must stop.
         """
         try:
             self._map.flush()
@@ -98,7 +98,7 @@ class StateFile:
     def header(self) -> FolderState | None:
         """Return the header, or None if no copy of it is whole."""
         both = self._map[0 : 2 * _HEADER_COPY]
-        if both != self._header_bytes:  # producers look for each record that they send
+        if both != self._header_bytes:  # producers read it for each record that they send
             found = _newest_of(both, _HEADER_COPY, _HEADER)
             whole = found is not None and found[0] == _MAGIC
             self._header = FolderState._make(found[2:]) if found is not None and whole else None
@@ -106,7 +106,7 @@ class StateFile:
         return self._header
 
     def publish_header(self, state: FolderState) -> None:
-        """Make ``state`` what every reader sees from now on."""
+        """Publish the header to every reader."""
         generation = self._next_generation(0, _HEADER_COPY, _HEADER)
         self._put(0, _HEADER_COPY, generation, _HEADER.pack(_MAGIC, generation, *state))
 
@@ -120,7 +120,7 @@ class StateFile:
         return PartitionState._make(found[4:])
 
     def publish(self, slot: int, topic_id: str, partition: int, state: PartitionState) -> None:
-        """Make ``state`` what every reader sees of this partition from now on."""
+        """Publish the state of a partition to every reader."""
         place = 4096 + 128 * slot
         generation = self._next_generation(place, _SLOT_COPY, _SLOT)
         content = _SLOT.pack(generation, _short(topic_id), partition, 0, *state)
@@ -158,7 +158,7 @@ def _newest_of(both: bytes, size: int, layout: struct.Struct) -> tuple[Any, ...]
 
 
 def check_same_folder(state: FolderState, directory_id: str, folder: Path) -> None:
-    """Refuse a state.mm that belongs to another log folder.
+    """Check that state.mm belongs to this log folder.
 
     Raises:
         ConfigError: the files of two folders were mixed; copy whole folders only.

@@ -1,7 +1,7 @@
-"""How large the partitions of a log are, and what is in them, without reading every record.
+"""The size and contents of the partitions of a log, without reading every record.
 
-Closed segments are known by their seals; only one that grows, or has no seal, is read. Needs no
-lock, and may run beside a living owner.
+It reads the seals of closed segments, and reads only segments that grow or have no seal. It needs no lock,
+and may run beside a living owner.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class PartitionStatistics:
     """One partition. Offsets ``[start, end)`` are committed.
 
     ``oldest_ms`` is the timestamp of the first batch and ``newest_ms`` the largest of all; None if
-    there is none. ``damaged`` are the offsets that cannot be read, as far as is known: what has
-    changed since a segment was closed is found by ``inspect``.
+    there is none. ``damaged`` are the offsets that are known to be unreadable: ``inspect`` finds damage that
+    came after a segment was closed.
     """
 
     topic: str
@@ -118,7 +118,7 @@ def _facts(
 def _seal_of(
     files: Files, path: Path, base: int, producers: ProducerStates, published: PartitionState
 ) -> Seal:
-    """Return what a segment's seal says, or would say if it had one."""
+    """Return a segment's seal, or what it would be."""
     found = seal.read(files, path, size_of(files, path))
     if found is not None:
         return found

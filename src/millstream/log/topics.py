@@ -1,7 +1,7 @@
-"""Which topics there are, where their partitions lie, and the leader epoch; kept in control.db.
+"""The topics, the folders of their partitions, and the leader epoch; stored in control.db.
 
-A topic appears with one commit, after its folders are there for good, and
-disappears in three steps that recovery can finish (see :meth:`Catalog.mark_deleted`).
+A topic is created with one commit, after its folders are durable, and deleted in three steps, which the next
+opening and maintenance can finish (see :meth:`Catalog.mark_deleted`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
 class TopicMetadata:
     """A topic as the catalog knows it; ``slots[p]`` is where state.mm keeps partition p.
 
-    ``settings`` holds what was set, under Kafka's names; ``config`` what is in force.
+    ``settings`` holds the explicit ones, under Kafka's names; ``config`` the effective ones.
     """
 
     name: str
@@ -55,17 +55,17 @@ class TopicMetadata:
 
     @property
     def info(self) -> TopicInfo:
-        """The same for the outside."""
+        """The public form."""
         return TopicInfo(self.name, self.topic_id, len(self.slots))
 
 
 def partition_folder(folder: Path, topic: TopicMetadata, partition: int) -> Path:
-    """Return where the segments of a partition lie."""
+    """Return the folder of a partition's segments."""
     return folder / "t" / topic.folder_name / str(partition)
 
 
 def check_topic_name(name: str) -> None:
-    """Refuse what Kafka would refuse as the name of a topic.
+    """Reject topic names that Kafka would reject.
 
     Raises:
         ConfigError: use 1 to 249 letters, digits, dots, dashes or underscores.
@@ -78,7 +78,7 @@ def check_topic_name(name: str) -> None:
 
 
 def unknown_topic(name: str, known: Mapping[str, object]) -> UnknownTopicError:
-    """Return the error for a topic that is not there, with the names that are."""
+    """Return the error for an unknown topic, with the known names."""
     there = ", ".join(sorted(known)[:10]) or "none yet"
     return UnknownTopicError(
         f"there is no topic {name!r} (topics: {there}); create it, or correct the name."
@@ -87,7 +87,7 @@ def unknown_topic(name: str, known: Mapping[str, object]) -> UnknownTopicError:
 
 
 def check_topic_id(name: str, expected: str | None, found: str) -> None:
-    """Make sure that a topic is the one that a position belongs to; None: to any.
+    """Check that a topic is the one that a position belongs to; None: any.
 
     Raises:
         TopicRecreatedError: it was deleted and created again.
@@ -99,8 +99,21 @@ def check_topic_id(name: str, expected: str | None, found: str) -> None:
         )
 
 
+def topic_exists(name: str) -> TopicExistsError:
+    """Return the error for a name that is taken."""
+    return TopicExistsError(f"there is a topic {name!r} already; use it, or choose another name")
+
+
+def fewer_partitions(topic: str, count: int, wanted: int) -> ConfigError:
+    """Return the error for a topic of ``count`` partitions that is to have fewer."""
+    return ConfigError(
+        f"topic {topic!r} has {count} partitions and cannot have {wanted}: they can be added, not removed; "
+        "make another topic and copy the records"
+    )
+
+
 def no_partition(topic: str, partition: int, count: int) -> ConfigError:
-    """Return the error for a partition that a topic of ``count`` has not."""
+    """Return the error for a partition that a topic of ``count`` partitions does not have."""
     return ConfigError(
         f"topic {topic!r} has no partition {partition}; choose one of 0 to {count - 1}"
     )
@@ -113,7 +126,7 @@ class Catalog:
         self._control = control
 
     def next_leader_epoch(self) -> int:
-        """Count one more takeover of the folder, and return its number (from 1)."""
+        """Return the leader epoch of a new owner: one more than the last, from 1."""
         with self._control.commit() as connection:
             rows = connection.execute(
                 "INSERT INTO folder VALUES ('leader_epoch', 1) "
@@ -130,7 +143,7 @@ class Catalog:
         return self._select(deleted=True)
 
     def free_slots(self, count: int) -> tuple[int, ...]:
-        """Return ``count`` places of state.mm that no partition has.
+        """Return ``count`` free slots of state.mm.
 
         Raises:
             ConfigError: the folder would hold more than 8,160 partitions; use another folder.
@@ -145,7 +158,7 @@ class Catalog:
         return free
 
     def insert(self, topic: TopicMetadata) -> None:
-        """Make a topic exist, in one commit. Its folders must be on stable storage already.
+        """Create a topic, in one commit. Its folders must be on stable storage already.
 
         Raises:
             TopicExistsError: the name is taken.
@@ -158,12 +171,10 @@ class Catalog:
                 )
                 _insert_partitions(connection, topic, 0)
         except sqlite3.IntegrityError:
-            raise TopicExistsError(
-                f"there is a topic {topic.name!r} already; use it, or choose another name"
-            ) from None
+            raise topic_exists(topic.name) from None
 
     def update(self, topic: TopicMetadata, *, partitions_before: int) -> None:
-        """Write down changed settings and added partitions, in one commit."""
+        """Store changed settings and added partitions, in one commit."""
         with self._control.commit() as connection:
             connection.execute(
                 "UPDATE topics SET config = ? WHERE topic_id = ?",
@@ -172,11 +183,14 @@ class Catalog:
             _insert_partitions(connection, topic, partitions_before)
 
     def mark_deleted(self, topic: TopicMetadata) -> None:
-        """Make a topic vanish, in one commit; its files and its row go afterwards.
+        """Delete a topic, in one commit; its files and its row go afterwards.
 
-        1. This commit. A crash after it leaves files of a deleted topic: recovery removes them.
-        2. The folder is removed. A crash leaves the row: recovery does step 3.
-        3. :meth:`delete`. Only now may the slots in state.mm be given to another topic.
+        1. This commit: the topic is deleted, whatever becomes of the next steps. A crash leaves its files
+           and its row: the next opening continues with step 2.
+        2. Remove the folder. A crash, or a disk that refuses, leaves some of the files, and the row: every
+           pass of maintenance, and the next opening, repeat this step.
+        3. :meth:`delete`. A failure leaves the row: steps 2 and 3 are repeated. Only after it may the slots
+           in state.mm be given to another topic.
         """
         with self._control.commit() as connection:
             # The name is free at once: a deleted row carries the id in its place.
@@ -186,7 +200,7 @@ class Catalog:
             )
 
     def delete(self, topic_id: str) -> None:
-        """Remove the last trace of a deleted topic."""
+        """Remove the row of a deleted topic."""
         with self._control.commit() as connection:
             connection.execute("DELETE FROM topics WHERE topic_id = ?", (topic_id,))
 
@@ -210,13 +224,13 @@ class Catalog:
 
 
 def _checked(topic: TopicMetadata) -> TopicMetadata:
-    """Return a topic of whom everything can be true; its name and id become those of folders."""
+    """Return a topic whose values are valid; its name and id become those of folders."""
     check_topic_name(topic.name)
     if not _TOPIC_ID.match(topic.topic_id):
         raise ValueError(f"{topic.topic_id!r} is no topic id")
     if not all(0 <= slot < SLOTS_MAX for slot in topic.slots):
-        raise ValueError(f"topic {topic.name!r} has places that state.mm has not")
-    assert topic.config  # what it cannot parse is a ConfigError, which is a ValueError
+        raise ValueError(f"topic {topic.name!r} has slots that state.mm does not have")
+    assert topic.config  # it raises ConfigError, which is a ValueError
     return topic
 
 
@@ -233,7 +247,7 @@ def _insert_partitions(connection: sqlite3.Connection, topic: TopicMetadata, fir
 
 @contextmanager
 def catalog_of(folder: Path, control: ControlDb | None = None) -> Iterator[Catalog]:
-    """Give the catalog of a folder, to read; ``control`` if there is a connection already.
+    """Yield the catalog of a folder, to read; ``control`` is a connection, if there is one already.
 
     Raises:
         ConfigError: there is no control.db, or it cannot be opened.

@@ -1,19 +1,19 @@
-"""Producers with a name, and transactions: several partitions, group offsets and a fence at once.
+"""The transaction coordinator: records of several partitions, group offsets and a fence, committed together.
 
 A producer registers and gets an identity: a producer id and a producer epoch. Registering the same
 transactional id again raises the producer epoch; a producer that still uses the older one is fenced. A
 transaction is ended in these steps:
 
-1. No more appends of the producer are let in; everything that it wrote is synced. A crash leaves an
+1. Appends of the producer are rejected from now on; everything that it wrote is synced. A crash leaves an
    open transaction without a decision: it is aborted.
 2. One commit of control.db: the decision with the first offset of the transaction in each partition,
-   the offsets of groups, the fence, the next producer epoch. *This is the moment at which it is
-   committed.* A crash leaves a decision without markers: the next owner appends them.
+   the offsets of groups, the fence, the next producer epoch. *From this moment on it is committed.* A crash
+   leaves a decision without markers: the next owner appends them.
 3. A marker is appended to each partition, and the last stable offset moves past it. A crash leaves
-   some partitions with a marker and some without: the next owner appends the rest. A transaction
-   that a decision speaks of is known by its first offset, so an old decision never ends a new one.
+   some partitions with a marker and some without: the next owner appends the rest. A decision identifies its
+   transaction by the first offset, so an old decision never ends a new one.
 
-The partitions know their open transactions, so beginning one and adding a partition cost nothing.
+The partitions know their open transactions, so to begin one, or to add a partition, writes nothing.
 Every end raises the producer epoch, so a delayed append cannot get into the next transaction.
 
 At an opening, each transaction that is open in some partition is
@@ -117,7 +117,7 @@ class TransactionCoordinator:
         in_process: bool = True,
         resumes: ProducerIdentity | None = None,
     ) -> ProducerIdentity:
-        """Return an identity that no living producer has; an older one of this name is fenced.
+        """Return an identity that no other producer has; an older one of this name is fenced.
 
         A transaction that the older one left open is aborted.
 
@@ -145,14 +145,14 @@ class TransactionCoordinator:
                     known, transactional_id, timeout_ms, in_process=in_process, previous=resumes
                 )
             if resumes is not None and resumes == known.previous:
-                self._write_unmarked()  # what the first response had to wait for
+                self._write_unmarked()  # the first response waited for this
                 return known.identity
             self._raise_epoch(known, timeout_ms=timeout_ms, in_process=in_process, previous=resumes)
             self._abort_open(known)
             return known.identity
 
     def _number(self) -> ProducerIdentity:
-        """Return an identity of which nothing is stored: its producer begins no transaction."""
+        """Return an identity that is not stored: its producer begins no transaction."""
         with self._control.commit() as connection:
             return ProducerIdentity(next_producer_id(connection), 0)
 
@@ -165,7 +165,7 @@ class TransactionCoordinator:
         in_process: bool,
         previous: ProducerIdentity | None = None,
     ) -> ProducerIdentity:
-        """Make a producer with an id of its own; it takes the name over from ``before``."""
+        """Create a producer with a new id; it takes the name over from ``before``."""
         if before is not None:
             before.producer_epoch = PRODUCER_EPOCH_MAX
             self._abort_open(before)
@@ -223,7 +223,7 @@ class TransactionCoordinator:
             )
         producer.producer_epoch, producer.previous = following, previous
         producer.timeout_ms, producer.in_process = timeout_ms, in_process
-        producer.replied = False
+        producer.begin_pending = False
 
     # -- one transaction ----------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class TransactionCoordinator:
         """
         with self._lock:
             producer = self._checked(identity)
-            producer.replied = producer.state == "idle"  # until it is open
+            producer.begin_pending = producer.state == "idle"  # until it is open
             self._write_unmarked()
             if producer.state == "open" and again:
                 return
@@ -287,7 +287,7 @@ class TransactionCoordinator:
                 put_pending(connection, producer.producer_id, group, offsets, topic_ids=topic_ids)
 
     def admit(self, batch: EncodedBatch) -> None:
-        """Refuse a batch that belongs to no open transaction. Called while appends are locked out.
+        """Reject a batch that belongs to no open transaction. Called while no append runs.
 
         Raises:
             ProducerFencedError, TransactionAbortedError: as the text says.
@@ -318,7 +318,7 @@ class TransactionCoordinator:
             offsets: By group, what it has read; committed together with the transaction.
             fence: A writer's name and the id of the batch that this transaction is. It remains until
                 a higher one is committed.
-            also: What else becomes true with the decision to commit, written by this.
+            also: Writes what else is committed together with the decision.
 
         Raises:
             ProducerFencedError: a newer producer of this name has taken over.
@@ -328,8 +328,8 @@ class TransactionCoordinator:
         """
         with self._lock:
             producer = self._checked(identity)
-            if producer.state == "idle" and producer.replied and not commit:
-                return identity  # the client cannot know that it was never begun
+            if producer.state == "idle" and producer.begin_pending and not commit:
+                return identity  # the client does not know that it was never begun
             if producer.state != "open":
                 raise TransactionAbortedError(
                     "no transaction of this producer is open; begin one before you end it"
@@ -369,13 +369,13 @@ class TransactionCoordinator:
             return producer.identity
 
     def _note_open(self, producer: TransactionMetadata) -> None:
-        producer.state, producer.replied = "open", False
+        producer.state, producer.begin_pending = "open", False
         producer.started_ms, producer.began_ms = self._clock_ms(), self._running_ms()
 
     def expire(self) -> int:
         """Abort transactions that are open longer than their timeout; return how many.
 
-        By the time that has passed: a clock that jumps ends none.
+        By monotonic time: a clock that jumps ends none.
         """
         expired, running_ms = 0, self._running_ms()
         with self._lock:
@@ -393,7 +393,7 @@ class TransactionCoordinator:
         return expired
 
     def abort_orphaned(self, identity: ProducerIdentity) -> None:
-        """Abort the open transaction of a producer whose process is gone, if that is its last producer epoch."""
+        """Abort the open transaction of a producer that has ended, if this is its last producer epoch."""
         with self._lock:
             producer = self._producers.get(identity.producer_id)
             here = producer is not None and producer.producer_epoch == identity.producer_epoch
@@ -413,7 +413,7 @@ class TransactionCoordinator:
         self._write_unmarked_or_warn()
 
     def forget_idle(self, before_ms: int) -> int:
-        """Forget producers unused since before ``before_ms``; return how many. Open ones remain."""
+        """Delete producers unused since ``before_ms``; return how many. Open ones remain."""
         with self._lock:
             with self._control.commit() as connection:
                 rows = connection.execute(
@@ -451,7 +451,7 @@ class TransactionCoordinator:
             return len(self._by_name)
 
     def open_in_process(self) -> int:
-        """Return how many transactions of this process's own producers are open."""
+        """Return how many transactions of producers in this process are open."""
         with self._lock:
             return sum(one.state != "idle" and one.in_process for one in self._producers.values())
 
@@ -461,7 +461,7 @@ class TransactionCoordinator:
             return sum(producer.state != "idle" for producer in self._producers.values())
 
     def recover(self) -> None:
-        """End what the last owner left open, by the table in the module."""
+        """End the transactions that the last owner left open, by the table in the module."""
         with self._lock:
             decisions = {
                 (row[0], row[1], row[2], row[3]): bool(row[4])
@@ -529,7 +529,7 @@ class TransactionCoordinator:
         raise_epoch: bool = True,
         previous: ProducerIdentity | None = None,
     ) -> None:
-        """Step 2: make the decision durable, and note the markers that follow from it."""
+        """Step 2: store the decision, and note the markers that are due."""
         if not raise_epoch:
             previous = producer.previous
         places = self._log.open_partitions().get(producer.producer_id, [])
@@ -570,7 +570,7 @@ class TransactionCoordinator:
         producer.state = "idle"
 
     def _abort_open(self, producer: TransactionMetadata) -> None:
-        """Abort what an older producer epoch left open; it was raised before."""
+        """Abort the transaction of an older producer epoch, which was raised before."""
         self._block_appends(producer)
         for place in self._log.open_partitions().get(producer.producer_id, []):
             self._append_marker(producer.producer_id, place, commit=False)

@@ -1,7 +1,7 @@
-"""How many records a reader still has to read: offsets that no reader is given do not count.
+"""How many records a reader still has to read: offsets without a record for readers do not count.
 
-Markers of transactions, what was aborted, and what compaction removed have offsets, and no reader is
-given them; a group that has read every record must not look as if it were behind.
+Markers of transactions, aborted records, and records that compaction removed have offsets, and readers do not
+get them; a group that has read every record must not have a lag.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCKS_MAX = 4
 
 
 class RangeReader(Protocol):
-    """What is asked of a reader: see :meth:`millstream.log.reader.LogReader.read`."""
+    """The call of a reader: see :meth:`millstream.log.reader.LogReader.read`."""
 
     def read(
         self,
@@ -33,7 +33,7 @@ class RangeReader(Protocol):
 
 
 def count_unread(reader: RangeReader, topic: str, partition: int, start: int, end: int) -> int:
-    """Count the records with offsets in [start, end) that the reader would give.
+    """Count the records with offsets in [start, end) that the reader would return.
 
     Exact as far as the first ``BLOCKS_MAX`` blocks go; beyond them offsets are counted, as
     Kafka does. So 0 is always exact: only then is there no record.

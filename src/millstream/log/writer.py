@@ -22,11 +22,10 @@ from millstream.errors import (
     DiskFullError,
     FencedError,
     MillstreamError,
-    TopicExistsError,
 )
 from millstream.log.batch import EncodedBatch
 from millstream.log.clocks import running_time_ms, wall_clock_ms
-from millstream.log.config import TopicConfig
+from millstream.log.config import TopicConfig, change_settings
 from millstream.log.control import ControlDb
 from millstream.log.coordinator_log import OpenPartition, open_partitions_of
 from millstream.log.files import DISK, Files, sync_names
@@ -34,7 +33,7 @@ from millstream.log.fork_guard import guard, unguard
 from millstream.log.group_commit import Durability, GroupCommit, PendingAppend
 from millstream.log.groups import Offsets, check_offsets, put_offsets
 from millstream.log.maintenance import LogMaintenance, MaintenanceReport
-from millstream.log.owner import FolderLock, make_format, remove_socket
+from millstream.log.owner import lock_folder, make_format, remove_socket
 from millstream.log.partition import Partition
 from millstream.log.producers import ProducerStates
 from millstream.log.recovery import RecoveredPartition, Recovery
@@ -44,9 +43,11 @@ from millstream.log.state_file import CLEAN, FolderState, StateFile, check_same_
 from millstream.log.takeover import (
     NEEDS_VERIFY,
     check_files_open,
-    durable_end,
+    leaving_to_maintenance,
     mark_needs_verify,
     partition_folders,
+    recover_partitions,
+    remove_deleted_topics,
     remove_leftovers,
     remove_topic,
     translate_opening_errors,
@@ -55,8 +56,10 @@ from millstream.log.topics import (
     Catalog,
     TopicMetadata,
     check_topic_name,
+    fewer_partitions,
     no_partition,
     partition_folder,
+    topic_exists,
     unknown_topic,
 )
 from millstream.log.transactions import TransactionCoordinator
@@ -72,10 +75,10 @@ class LogWriter:
     Args:
         folder: Made if it is missing.
         segment_bytes: A segment is closed before it grows past this, in topics that do not say.
-        files: The file system; only tests give another one.
+        files: The file system; only tests pass another one.
         control: The content of control.db; only tests give another one.
         clock_ms: Milliseconds since 1970; only tests give another clock.
-        running_ms: Milliseconds that pass however the clock is set; only tests give others.
+        running_ms: Monotonic milliseconds; only tests give others.
         sync_threads: How many partitions are synced at the same time.
         server: Serves other processes; entered as soon as the folder is owned, and left when it is
             about to be released.
@@ -111,7 +114,7 @@ class LogWriter:
         self._closing = ExitStack()
         with ExitStack() as undo, translate_opening_errors(self.folder, files):
             files.make_folder(self.folder)
-            lock = FolderLock(self.folder, files)
+            lock = lock_folder(self.folder, files)
             undo.callback(lock.release)
             remove_socket(self.folder, files)  # whose owner is dead
             if server is not None:
@@ -146,18 +149,12 @@ class LogWriter:
         recovery = Recovery(self._files, self.folder / "quarantine", clean=clean, verify=verify)
         check_files_open(sum(len(topic.slots) for topic in self._topics.values()))
         partitions: dict[TopicPartition, Partition] = {}
-        for topic in self._topics.values():
-            for number in range(len(topic.slots)):
-                durable = durable_end(
-                    self._files, self.folder, self._state, topic, number, exact=exact
-                )
-                folder = partition_folder(self.folder, topic, number)
-                found = recovery.partition(folder, durable)
-                if not clean or verify:
-                    found.producers.touch(self._clock_ms())
-                partitions[TopicPartition(topic.name, number)] = self._partition(
-                    topic, number, found
-                )
+        for topic, number, found in recover_partitions(
+            self._files, self.folder, recovery, self._state, self._topics.values(), exact=exact
+        ):
+            if not clean or verify:
+                found.producers.touch(self._clock_ms())
+            partitions[TopicPartition(topic.name, number)] = self._partition(topic, number, found)
         # Neither of these is ever changed in place: any thread may be going through them.
         self._partitions: Mapping[TopicPartition, Partition] = partitions
         self.leader_epoch = self._catalog.next_leader_epoch()
@@ -188,7 +185,7 @@ class LogWriter:
         if verify:
             self._files.remove(self.folder / NEEDS_VERIFY)
             sync_names(self._files, self.folder)
-        # Markers that the last owner still owed go last: they are appends like any other.
+        # Markers that the last owner did not append come last: they are appends like any other.
         with suppress(DiskFullError):
             self.transactions.recover()
 
@@ -208,7 +205,7 @@ class LogWriter:
         )
 
     def config_of(self, topic: TopicMetadata) -> TopicConfig:
-        """Return the settings of a topic that are in force here."""
+        """Return the effective settings of a topic."""
         return TopicConfig.parse({**self._defaults, **topic.settings})
 
     # -- topics -------------------------------------------------------------------------------
@@ -233,7 +230,7 @@ class LogWriter:
         settings: Mapping[str, str] | None = None,
         topic_id: str | None = None,
     ) -> TopicInfo:
-        """Make a topic; when this returns it survives the loss of power.
+        """Create a topic; when this returns it survives the loss of power.
 
         1. Make the folders and an empty segment in each, and sync all folders up to the log's. A
            crash leaves folders that no topic owns and that hold nothing: the next owner removes
@@ -244,7 +241,7 @@ class LogWriter:
 
         Args:
             settings: Under Kafka's names, see ``config``.
-            topic_id: 32 hexadecimal digits that no other topic has; drawn if not given.
+            topic_id: 32 hexadecimal digits that no other topic has; random if not given.
 
         Raises:
             TopicExistsError: the name is taken.
@@ -256,11 +253,9 @@ class LogWriter:
             raise ConfigError(f"a topic of {partitions} partitions is not possible; give 1 or more")
         TopicConfig.parse(settings or {})
         with self._topics_lock:
-            self._check_usable()
+            self._commit.check_open()
             if name in self._topics:
-                raise TopicExistsError(
-                    f"there is a topic {name!r} already; use it, or choose another name"
-                )
+                raise topic_exists(name)
             slots = self._catalog.free_slots(partitions)
             topic = TopicMetadata(name, topic_id or uuid.uuid4().hex, slots, dict(settings or {}))
             self._check_files_open(partitions)
@@ -289,18 +284,13 @@ class LogWriter:
             ConfigError: a setting is not possible, or there would be fewer partitions.
         """
         with self._topics_lock:
-            self._check_usable()
+            self._commit.check_open()
             before = self._topic(name)
             count = len(before.slots)
             wanted = count if partitions is None else partitions
             if wanted < count:
-                raise ConfigError(
-                    f"topic {name!r} has {count} partitions and cannot have {wanted}: they can be "
-                    "added, not taken away; make another topic and copy the records"
-                )
-            merged = {**before.settings, **(settings or {})}
-            kept = {key: value for key, value in merged.items() if value is not None}
-            TopicConfig.parse(kept)
+                raise fewer_partitions(name, count, wanted)
+            kept = change_settings(before.settings, settings or {})
             slots = before.slots + self._catalog.free_slots(wanted - count)
             topic = replace(before, slots=slots, settings=kept)
             if wanted > count:
@@ -341,22 +331,24 @@ class LogWriter:
             self._topics = {**self._topics, topic.name: topic}
             self._publish(fresh)
 
-        self._commit.exclusively(show)  # a client may try a partition that it does not know of
+        self._commit.exclusively(show)  # a client may use a partition before it is published
         self._bump_catalog_version()
 
     def _check_files_open(self, more: int) -> None:
-        """Refuse partitions that would leave too few files for as many connections."""
+        """Reject partitions that would leave too few files for as many connections."""
         count = len(self._partitions) + more
         check_files_open(count, readers=count)
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic and all its records, for good. Steps: :meth:`Catalog.mark_deleted`.
 
+        Files that cannot be removed now are left to maintenance.
+
         Raises:
             UnknownTopicError: there is no such topic.
         """
         with self._topics_lock:
-            self._check_usable()
+            self._commit.check_open()
             topic = self._topic(name)
 
             def unlink() -> None:
@@ -365,11 +357,22 @@ class LogWriter:
                 before = self._partitions
                 self._partitions = {key: one for key, one in before.items() if key.topic != name}
                 for number in range(len(topic.slots)):
-                    before[TopicPartition(name, number)].close()
+                    with suppress(OSError):  # nothing is written to it any more
+                        before[TopicPartition(name, number)].close()
 
             self._commit.exclusively(unlink)
             self._bump_catalog_version()
-            remove_topic(self._files, self.folder, self._catalog, topic)
+            with leaving_to_maintenance():
+                remove_topic(self._files, self.folder, self._catalog, topic)
+
+    def remove_deleted_topics(self) -> None:
+        """Try again to remove the files of deleted topics.
+
+        Raises:
+            OSError, RetriableError: some of it remains.
+        """
+        with self._topics_lock:
+            remove_deleted_topics(self._files, self.folder, self._catalog)
 
     def _topic(self, name: str) -> TopicMetadata:
         topic = self._topics.get(name)
@@ -395,7 +398,7 @@ class LogWriter:
         """Append batches to one partition; return the offset of the first record of each.
 
         When this returns, the records are on stable storage and readers see them, unless a lower
-        durability is asked for (see ``group_commit``).
+        durability is requested (see ``group_commit``).
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition; a record has no key
@@ -405,27 +408,28 @@ class LogWriter:
             ProducerFencedError, OutOfOrderSequenceError, TransactionAbortedError: see ``producers``
                 and ``transactions``.
         """
-        appends = [self.pending(topic, partition, batch) for batch in batches]
+        appends = [PendingAppend(TopicPartition(topic, partition), one) for one in batches]
         self.commit(appends, durability)
         for append in appends:
             if append.error is not None:
                 raise append.error
         return [append.offset for append in appends]
 
-    def pending(self, topic: str, partition: int, batch: EncodedBatch) -> PendingAppend:
-        """Return an append to hand to :meth:`commit`, together with others.
-
-        Raises:
-            UnknownTopicError, ConfigError: there is no such topic or partition.
-        """
-        return PendingAppend(self.partition(TopicPartition(topic, partition)), batch)
-
     def commit(self, appends: Sequence[PendingAppend], durability: Durability = "synced") -> None:
-        """Return when each append has its offset, or its ``error``; see ``group_commit``."""
-        self._commit.append(appends, durability)
+        """Return when each append has its offset, or its ``error``; see ``group_commit``.
+
+        An append to a partition that does not exist has UnknownTopicError or ConfigError.
+        """
+        for append in appends:
+            if append.partition is None:
+                try:
+                    append.partition = self.partition(append.name)
+                except ConfigError as error:
+                    append.error = error
+        self._commit.append([one for one in appends if one.error is None], durability)
 
     def partition(self, name: TopicPartition) -> Partition:
-        """Return a partition. Only to be changed :meth:`exclusively`.
+        """Return a partition. Change it only :meth:`exclusively`.
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition.
@@ -474,10 +478,10 @@ class LogWriter:
             SyncFailedError: the disk failed; open the folder again.
         """
         there = self._partitions
-        appends = [PendingAppend(there[name], one) for name, one in markers if name in there]
+        appends = [PendingAppend(name, one, there[name]) for name, one in markers if name in there]
         self.commit(appends)
         for append in appends:
-            if append.error is not None and not append.partition.closed:
+            if append.error is not None and not there[append.name].closed:
                 raise append.error
 
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
@@ -489,11 +493,11 @@ class LogWriter:
         return {name: self._topic(name).topic_id for name in names}
 
     def commit_offsets(self, group: str, offsets: Offsets) -> None:
-        """Note how far a group has read; durable when this returns.
+        """Commit offsets of a group; durable when this returns.
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition, or an offset is
-                not possible; nothing was noted.
+                not possible; nothing was committed.
         """
         check_offsets(group, offsets)
         for name in offsets:
@@ -503,7 +507,7 @@ class LogWriter:
             put_offsets(connection, group, offsets, topic_ids=topic_ids, now_ms=self._clock_ms())
 
     def delete_records(self, name: TopicPartition, before_offset: int) -> int:
-        """Give up the records below ``before_offset``; return the log start. Durable on return.
+        """Delete the records below ``before_offset``; return the log start. Durable on return.
 
         1. Publish the log start, and sync state.mm. A crash leaves segments below the log start:
            recovery removes them.
@@ -534,12 +538,12 @@ class LogWriter:
             except OSError as error:  # they are gone for readers; maintenance retries
                 _log.warning("segments below the log start are left for later: %s", error)
 
-        self._check_usable()
+        self._commit.check_open()
         self._commit.exclusively(move, synced=True)
-        self._check_usable()
+        self._commit.check_open()
 
     def run_maintenance(self, now_ms: int | None = None) -> MaintenanceReport:
-        """Run the maintenance of every half minute now; return what was done."""
+        """Run a pass of maintenance now; return what was done."""
         return self.maintenance.run_pass(self._clock_ms() if now_ms is None else now_ms)
 
     def _publish(self, partitions: Iterable[Partition]) -> None:
@@ -554,17 +558,13 @@ class LogWriter:
 
     @property
     def failure(self) -> MillstreamError | None:
-        """Why nothing more is accepted; None while all is well."""
+        """Why nothing more is accepted; None while the log works."""
         return self._commit.failure
-
-    def _check_usable(self) -> None:
-        if self._commit.failure is not None:
-            raise self._commit.failure
 
     # -- closing ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish what is being committed, mark the folder as closed cleanly, let the next in.
+        """Finish running commits, mark the folder as closed cleanly, and release it.
 
         Raises:
             SyncFailedError: records that were acknowledged when they were written may be lost.
@@ -585,7 +585,7 @@ class LogWriter:
                     self._state.flush()
 
     def disable_after_fork(self) -> None:
-        """Refuse everything in a forked child: the log belongs to the parent."""
+        """Refuse every call in a forked child: the log belongs to the parent."""
         self._commit.disable(
             FencedError(
                 f"the log {self.folder} was opened before a fork; connect again in the child, "

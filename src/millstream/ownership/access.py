@@ -39,7 +39,7 @@ from millstream.record import TopicPartition
 NO_SOCKET_TIMEOUT_S, CLOSED_TIMEOUT_S = 0.5, 10.0
 RETRY_S = 0.01  # between two attempts: a flock and a connect, some 50 microseconds
 HAND_OVER_S = 10.0  # for running work in the owner to end
-RESERVED_S = 2.0  # in which only the process that asked for the folder may take it
+RESERVED_S = 2.0  # in which only the process that requested the folder may take it
 _accesses: weakref.WeakSet[FolderAccess] = weakref.WeakSet()
 
 

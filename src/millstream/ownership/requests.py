@@ -110,18 +110,9 @@ def append_results(results: Sequence[Any]) -> list[int | MillstreamError]:
 
 
 def _append(writer: LogWriter, request: OwnerRequest) -> list[int | dict[str, Any]]:
-    results: list[int | dict[str, Any]] = []
-    appends: list[tuple[int, PendingAppend]] = []
-    for name, batch in decode_batches(request):
-        results.append(-1)
-        try:
-            appends.append((len(results) - 1, writer.pending(*name, batch)))
-        except MillstreamError as error:
-            results[-1] = error_as_plain(error)
-    writer.commit([append for _, append in appends], request.args["durability"])
-    for index, append in appends:
-        results[index] = error_as_plain(append.error) if append.error else append.offset
-    return results
+    appends = [PendingAppend(name, batch) for name, batch in decode_batches(request)]
+    writer.commit(appends, request.args["durability"])
+    return [error_as_plain(one.error) if one.error else one.offset for one in appends]
 
 
 def decode_batches(request: OwnerRequest) -> list[tuple[TopicPartition, EncodedBatch]]:

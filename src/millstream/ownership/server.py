@@ -183,7 +183,7 @@ class OwnerServer:
                     continue
                 try:
                     self._accept(connection, writer)
-                except Exception:  # noqa: BLE001 - such as no memory for another thread
+                except Exception:  # noqa: BLE001 - for example no memory for another thread
                     _log.exception("a connection could not be accepted; the client will retry")
                     connection.close()
 
@@ -211,7 +211,7 @@ class OwnerServer:
             FolderOwnedError: it cannot be released now.
         """
         with self._lock:
-            self._sessions.discard(session)  # or closing would wait for this very session
+            self._sessions.discard(session)  # else closing would wait for this session
         self._hand_over()
 
     def track_transaction(

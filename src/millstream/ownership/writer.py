@@ -21,7 +21,6 @@ from typing import Any
 from millstream.errors import (
     DiskFullError,
     FolderOwnedError,
-    MillstreamError,
     OutOfOrderSequenceError,
     ProducerFencedError,
 )
@@ -36,7 +35,6 @@ from millstream.log.group_commit import Durability, PendingAppend
 from millstream.log.groups import Offsets
 from millstream.log.producer_identity import TIMEOUT_MS, ProducerIdentity
 from millstream.log.producers import BATCHES_KEPT
-from millstream.log.writer import LogWriter
 from millstream.ownership.access import FolderAccess
 from millstream.ownership.client import OwnerClient
 from millstream.ownership.requests import (
@@ -49,18 +47,6 @@ from millstream.record import TopicPartition
 
 _log = logging.getLogger(__name__)
 REQUEST_BYTES_MAX = 8 << 20  # so that results arrive, and memory is freed, from time to time
-
-
-class FolderAppend:
-    """One batch to append to one partition; ``offset`` or ``error`` is set when it is done."""
-
-    __slots__ = ("batch", "error", "name", "offset")
-
-    def __init__(self, name: TopicPartition, batch: EncodedBatch) -> None:
-        self.name = name
-        self.batch = batch
-        self.offset = -1
-        self.error: MillstreamError | None = None
 
 
 class RemoteCoordinator:
@@ -129,11 +115,7 @@ class FolderWriter:
         """
         self._access.check_partition(name)
 
-    def pending(self, topic: str, partition: int, batch: EncodedBatch) -> FolderAppend:
-        """Return an append for :meth:`commit`, which takes several."""
-        return FolderAppend(TopicPartition(topic, partition), batch)
-
-    def commit(self, appends: Sequence[FolderAppend], durability: Durability = "synced") -> None:
+    def commit(self, appends: Sequence[PendingAppend], durability: Durability = "synced") -> None:
         """Return when each append has its offset, or its ``error``; see ``group_commit``.
 
         While the owner cannot be reached, because it is stopped or serves no other process, this
@@ -154,19 +136,19 @@ class FolderWriter:
 
     # -- in this process ----------------------------------------------------------------------
 
-    def _committed_here(self, appends: Sequence[FolderAppend], durability: Durability) -> bool:
+    def _committed_here(self, appends: Sequence[PendingAppend], durability: Durability) -> bool:
         """Commit in this process if it is the owner; the batches then need no sequences."""
         with self._access.use_writer() as writer:
             if writer is None:
                 return False
-            _commit_in(writer, appends, durability)
+            writer.commit(appends, durability)
         return True
 
     # -- through the owner --------------------------------------------------------------------
 
     def _commit_some(
-        self, remaining: list[FolderAppend], durability: Durability
-    ) -> list[FolderAppend]:
+        self, remaining: list[PendingAppend], durability: Durability
+    ) -> list[PendingAppend]:
         """Commit as many appends as fit in one request; return the remaining ones."""
         chosen, rest = _one_request(remaining)
         sequences = dict(self._sequences)
@@ -174,7 +156,7 @@ class FolderWriter:
         names = [append.name for append in chosen]
         request = append_request(zip(names, stamped, strict=True), durability)
         results = append_results(self._call(request))
-        retried: list[FolderAppend] = []
+        retried: list[PendingAppend] = []
         rejected: set[TopicPartition] = set()
         for append, batch, result in zip(chosen, stamped, results, strict=True):
             unstamped = append.batch.producer == NO_PRODUCER
@@ -205,7 +187,7 @@ class FolderWriter:
                 _log.warning("records wait for the owner of the folder: %s", error)
             request = replace(request, retry=True)
 
-    def _stamped(self, append: FolderAppend, sequences: dict[TopicPartition, int]) -> EncodedBatch:
+    def _stamped(self, append: PendingAppend, sequences: dict[TopicPartition, int]) -> EncodedBatch:
         if append.batch.producer != NO_PRODUCER:
             return append.batch
         if self._identity is None:
@@ -222,13 +204,13 @@ def _next_sequence(batch: EncodedBatch) -> int:
 
 
 def _one_request(
-    remaining: Sequence[FolderAppend],
-) -> tuple[list[FolderAppend], list[FolderAppend]]:
+    remaining: Sequence[PendingAppend],
+) -> tuple[list[PendingAppend], list[PendingAppend]]:
     """Return the appends that fit in one request, in their order, and the rest."""
     counts: dict[TopicPartition, int] = {}
     size = 0
-    chosen: list[FolderAppend] = []
-    rest: list[FolderAppend] = []
+    chosen: list[PendingAppend] = []
+    rest: list[PendingAppend] = []
     for append in remaining:
         count = counts.get(append.name, 0)
         full = count >= BATCHES_KEPT or (chosen and size + append.batch.size > REQUEST_BYTES_MAX)
@@ -241,21 +223,9 @@ def _one_request(
     return chosen, rest
 
 
-def _reject_following(rejected: FolderAppend, rest: list[FolderAppend]) -> list[FolderAppend]:
+def _reject_following(rejected: PendingAppend, rest: list[PendingAppend]) -> list[PendingAppend]:
     """Reject the appends after a rejected one in its partition too: the disk is full."""
     for append in rest:
         if append.name == rejected.name:
             append.error = rejected.error
     return [append for append in rest if append.error is None]
-
-
-def _commit_in(writer: LogWriter, appends: Sequence[FolderAppend], durability: Durability) -> None:
-    accepted: list[tuple[FolderAppend, PendingAppend]] = []
-    for append in appends:
-        try:
-            accepted.append((append, writer.pending(*append.name, append.batch)))
-        except MillstreamError as error:
-            append.error = error
-    writer.commit([pending for _, pending in accepted], durability)
-    for append, pending in accepted:
-        append.offset, append.error = pending.offset, pending.error

@@ -21,7 +21,7 @@ from millstream.errors import (
 )
 from millstream.log.files import DISK
 from millstream.log.murmur2 import partition_of
-from millstream.log.owner import FolderLock
+from millstream.log.owner import lock_folder
 from millstream.log.reader import LogReader
 
 
@@ -175,8 +175,8 @@ def test_a_folder_can_be_owned_before_anything_is_written(tmp_path: Path) -> Non
         log.acquire_ownership()
         log.acquire_ownership()
         with pytest.raises(FolderOwnedError):
-            FolderLock(tmp_path / "data", DISK)
-    FolderLock(tmp_path / "data", DISK).release()
+            lock_folder(tmp_path / "data", DISK)
+    lock_folder(tmp_path / "data", DISK).release()
 
 
 def test_connections_of_one_process_share_the_folder(tmp_path: Path) -> None:

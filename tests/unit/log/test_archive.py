@@ -144,7 +144,7 @@ class World:
         return found
 
     def check(self) -> None:
-        """Every archive there is tells of the committed records in its range, and of nothing else."""
+        """Every archive has the committed records in its range, and no others."""
         records = self.records()
         first = min(records, default=0)
         for base, (note, rows) in self.archived().items():
@@ -177,20 +177,20 @@ def expected(record: dict[str, Any]) -> dict[str, Any]:
 def test_an_archive_holds_the_committed_records_of_its_segment():
     world = World()
     world.fill()
-    told = world.archive()
+    report = world.archive()
     archived = world.archived()
     assert sorted(archived) == segment_offsets(world.disk.names(world.folder))[:-1]
     assert len(archived) > 3
     world.check()
     rows = [one for _, found in archived.values() for one in found]
     assert [one["offset"] for one in rows] == list(world.records())
-    assert (told.segments, told.made) == (len(archived), len(archived))
-    assert told.rows == len(rows)
-    assert told.undecodable == sum(one["undecodable"] for one in rows) > 3
+    assert (report.segments, report.made) == (len(archived), len(archived))
+    assert report.rows == len(rows)
+    assert report.undecodable == sum(one["undecodable"] for one in rows) > 3
     assert sum(one["tombstone"] for one in rows) > 3
     assert any(one["headers"] for one in rows)
     again = world.archive()
-    assert (again.segments, again.made, again.rows) == (told.segments, 0, told.rows)
+    assert (again.segments, again.made, again.rows) == (report.segments, 0, report.rows)
 
 
 def test_a_polars_program_reads_it_as_it_is(tmp_path):
@@ -319,9 +319,9 @@ def test_a_damaged_segment_is_left_out_and_a_repair_keeps_its_archive_aside():
     world.fill()
     bases = segment_offsets(world.disk.names(world.folder))
     world.disk.damage(world.folder / segment_name(bases[1]), 100, b"????")
-    told = world.archive()
-    assert len(told.left_out) == 1
-    assert "cannot be read" in told.left_out[0]
+    report = world.archive()
+    assert len(report.left_out) == 1
+    assert "cannot be read" in report.left_out[0]
     assert bases[1] not in world.archived()
     world.archive()
     world.disk.damage(world.folder / segment_name(bases[2]), 100, b"????")
@@ -379,7 +379,7 @@ def test_short_writes_full_and_failing_disks_cost_archives_and_nothing_else():
     template.fill(6)
     template.writer.close()
     before = template.records()
-    told = 0
+    report = 0
     for step in range(1, 60, 3):
         world = template.copy()
         world.disk.short_writes = 0.5
@@ -390,7 +390,7 @@ def test_short_writes_full_and_failing_disks_cost_archives_and_nothing_else():
         try:
             world.archive()
         except (DiskFullError, CorruptionError) as error:
-            told += 1
+            report += 1
             assert "archive again" in str(error) or "Make room" in str(error)
         assert not world.names(".parquet.new")
         world.check()
@@ -398,7 +398,7 @@ def test_short_writes_full_and_failing_disks_cost_archives_and_nothing_else():
         world.archive()
         world.check()
         assert world.records() == before
-    assert told > 5
+    assert report > 5
 
 
 # -- compaction -----------------------------------------------------------------------------------

@@ -216,18 +216,18 @@ def test_a_record_is_found_by_its_time(writer, tmp_path) -> None:
 
 
 def test_a_listener_is_told_which_partitions_were_committed_to(writer, tmp_path) -> None:
-    told: list[object] = []
+    changes: list[object] = []
     came = threading.Event()
 
     def listen(changed) -> None:
-        told.append(list(changed))
+        changes.append(list(changed))
         came.set()
 
     with signal_of(tmp_path).subscribe(listen):
         writer.append("t", 0, [batch(b"x")])
-        assert told == [[TopicPartition("t", 0)]]
+        assert changes == [[TopicPartition("t", 0)]]
         writer.create_topic("u")
-        assert told[1:] == [[TopicPartition("u", 0)], []]
+        assert changes[1:] == [[TopicPartition("u", 0)], []]
     writer.append("t", 0, [batch(b"x")])
-    assert len(told) == 3
+    assert len(changes) == 3
     assert came.is_set()

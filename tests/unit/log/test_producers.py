@@ -14,6 +14,7 @@ from millstream.errors import DiskFullError, OutOfOrderSequenceError, ProducerFe
 from millstream.log.batch import SEQUENCE_MAX, EncodedBatch, ProducerStamp, stamp
 from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.files import DiskFiles
+from millstream.log.group_commit import PendingAppend
 from millstream.log.producers import BATCHES_KEPT, PRODUCER_EXPIRES_MS, ProducerStates
 from millstream.log.reader import LogReader
 from millstream.log.writer import LogWriter
@@ -83,7 +84,10 @@ def test_a_batch_that_came_twice_into_a_full_disk_is_refused_both_times(
         assert send(writer, ProducerStamp(7, 0, 0)) == 0
         files.full = {kind}
         # The second copy of sequence 1 comes before the write that fails, that of 2 after it.
-        appends = [writer.pending("t", 0, batch(ProducerStamp(7, 0, n))) for n in (0, 1, 1, 2, 2)]
+        appends = [
+            PendingAppend(TopicPartition("t", 0), batch(ProducerStamp(7, 0, n)))
+            for n in (0, 1, 1, 2, 2)
+        ]
         writer.commit(appends)
         assert (appends[0].offset, appends[0].error) == (0, None)
         assert [type(one.error) for one in appends[1:]] == [DiskFullError] * 4

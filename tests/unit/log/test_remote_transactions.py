@@ -1,4 +1,4 @@
-"""Transactions whose producers outlive the owner: they go on with the next one, or are told."""
+"""Transactions whose producers outlive the owner: they continue with the next one, or get an error."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_one_that_was_not_told_its_next_life_is_told_the_same_when_it_asks_again
     following = resumed(first, identity)
     assert following.producer_epoch > identity.producer_epoch
     assert resumed(first, identity) == following
-    second = opened()  # the owner died before it could answer
+    second = opened()  # the owner died before it could respond
     assert resumed(second, identity) == following
     second.transactions.begin(following, again=True)
     second.append("a", 0, [batch(following, 0, b"kept")])
@@ -272,7 +272,7 @@ def test_a_transaction_that_could_not_begin_can_be_aborted_and_only_that(
             transactions.begin(identity, again=True)
     with pytest.raises(TransactionAbortedError):
         transactions.end(identity, commit=True, raise_epoch=False)
-    for _ in range(2):  # whose answer was lost asks again
+    for _ in range(2):  # a producer whose response was lost retries
         assert transactions.end(identity, commit=False, raise_epoch=False) == identity
     transactions.begin(identity, again=True)
     transactions.end(identity, commit=True, raise_epoch=False)

@@ -153,23 +153,23 @@ def test_segments_that_get_old_are_closed_so_that_retention_can_take_them(tmp_pa
 
 def test_a_group_is_told_before_it_loses_records_and_when_it_has(tmp_path: Path) -> None:
     with opened(tmp_path, retention_bytes="4000") as writer:
-        told: list[str] = []
-        writer.maintenance.on_risk(lambda risk: told.append(str(risk)))
+        reported: list[str] = []
+        writer.maintenance.on_risk(lambda risk: reported.append(str(risk)))
         fill(writer, 5)
         writer.commit_offsets("g", {NAME: 5})
         writer.commit_offsets("quick", {NAME: 5})
         assert writer.run_maintenance(0).risks == []
-        while not told:
+        while not reported:
             fill(writer, 1)
             writer.commit_offsets("quick", {NAME: LogReader(tmp_path).end_offset("t", 0)})
             writer.run_maintenance(0)
         assert LogReader(tmp_path).offsets("t")[0][0] <= 5, "before the loss"
-        assert "group 'g' in t/0 is about to lose" in told[0]
+        assert "group 'g' in t/0 is about to lose" in reported[0]
         writer.run_maintenance(0)
-        assert len(told) == 1, "once"
+        assert len(reported) == 1, "once"
         fill(writer, 40)
         writer.run_maintenance(0)
-        assert "has lost" in told[-1]
+        assert "has lost" in reported[-1]
         lost = {risk.group: risk.records_lost for risk in writer.run_maintenance(0).risks}
         assert lost["g"] == LogReader(tmp_path).offsets("t")[0][0] - 5
 
@@ -186,7 +186,7 @@ def test_one_pass_takes_what_is_too_much_and_a_tenth_of_what_is_too_old() -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "reported"),
     [
         ("retention.ms", "x", "whole number from -1"),
         ("segment.bytes", "0", "from 1"),
@@ -196,13 +196,13 @@ def test_one_pass_takes_what_is_too_much_and_a_tenth_of_what_is_too_old() -> Non
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(
-    tmp_path: Path, name: str, value: str, told: str
+    tmp_path: Path, name: str, value: str, reported: str
 ) -> None:
     with LogWriter(tmp_path) as writer:
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=reported):
             writer.create_topic("t", settings={name: value})
         writer.create_topic("t")
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=reported):
             writer.alter_topic("t", settings={name: value})
 
 
@@ -326,10 +326,10 @@ def test_a_file_that_cannot_be_removed_keeps_nothing_else_and_goes_later(
 
 
 def test_a_pass_that_fails_is_counted_and_the_next_one_is_done(tmp_path: Path) -> None:
-    asked = threading.Semaphore(0)
+    requested = threading.Semaphore(0)
 
     def fail(*_: object) -> None:
-        asked.release()
+        requested.release()
         raise ZeroDivisionError("what nobody expected")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -338,7 +338,7 @@ def test_a_pass_that_fails_is_counted_and_the_next_one_is_done(tmp_path: Path) -
             keeper = writer.maintenance
             patch.setattr(keeper, "run_pass", fail)
             for _ in range(3):
-                assert asked.acquire(timeout=30)
+                assert requested.acquire(timeout=30)
             assert keeper.health.passes_failed >= 2
             assert keeper.health.last_failure == ("ZeroDivisionError: what nobody expected",)
 

@@ -39,7 +39,7 @@ def test_what_is_near_is_exact_and_the_rest_is_never_below_the_truth(offsets, st
     "error",
     [
         CorruptBatchError("a damaged batch", path="p", position=0),
-        CorruptionError("a file that does not tell which transactions were taken back"),
+        CorruptionError("a damaged list of aborted transactions"),
     ],
 )
 @pytest.mark.parametrize(("damaged", "unread"), [(0, 10), (4, 9)])

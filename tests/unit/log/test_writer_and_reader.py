@@ -127,22 +127,22 @@ def test_a_second_writer_is_refused_with_the_owners_process_id(tmp_path: Path) -
     LogWriter(tmp_path).close()
 
 
-def _in_child(writer: LogWriter, answer: object) -> None:
+def _in_child(writer: LogWriter, queue: object) -> None:
     try:
         writer.append("t", 0, [batch_of(b"from the child")])
     except FencedError as error:
-        answer.put(str(error))  # type: ignore[attr-defined]
+        queue.put(str(error))  # type: ignore[attr-defined]
 
 
 @pytest.mark.filterwarnings("ignore:This process")  # forking with threads is what is tested
 def test_a_forked_child_neither_writes_nor_keeps_the_lock(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    answer = context.SimpleQueue()
+    queue = context.SimpleQueue()
     writer = LogWriter(tmp_path, sync_threads=1)
     writer.create_topic("t")
-    child = context.Process(target=_in_child, args=(writer, answer))
+    child = context.Process(target=_in_child, args=(writer, queue))
     child.start()
-    assert "before a fork" in answer.get()
+    assert "before a fork" in queue.get()
     child.join()
     assert writer.append("t", 0, [batch_of(b"from the parent")]) == [0]
     writer.close()
@@ -412,7 +412,7 @@ def test_after_any_failed_sync_nothing_is_acknowledged_that_a_power_cut_takes(fa
             break
         step = disk.failed_at + 1
         # A seal that could not be synced does not take its place: the segment is read instead.
-        assert failed or fault == "fail_sync_at", f"step {step}: nobody was told"
+        assert failed or fault == "fail_sync_at", f"step {step}: no error was raised"
         stopped += 1
         disk.restart(power_lost=True)
         writer, reader = on(disk, control)
@@ -559,7 +559,7 @@ def test_a_topic_that_could_not_be_made_or_enlarged_leaves_no_file_open(tmp_path
             lambda: writer.create_topic("b", partitions=40),
             lambda: writer.alter_topic("a", partitions=40),
         ):
-            with pytest.raises(DiskFullError, match="nothing of it is there"):
+            with pytest.raises(DiskFullError, match="nothing of it was created"):
                 attempt()
             assert (open_files(), list(tmp_path.rglob("*"))) == before
         files.number = None

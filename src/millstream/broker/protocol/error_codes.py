@@ -99,6 +99,10 @@ class ApiError(Exception):
         self.code = code
 
 
+class StorageError(MillstreamError):
+    """The system refused an operation on the files of the log. Retry, or check the broker's disk."""
+
+
 # The first match counts, so a class comes before those that it is derived from.
 _CODE_BY_ERROR: tuple[tuple[type[MillstreamError], ErrorCode], ...] = (
     (UnknownTopicError, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
@@ -113,6 +117,7 @@ _CODE_BY_ERROR: tuple[tuple[type[MillstreamError], ErrorCode], ...] = (
     (CorruptBatchError, ErrorCode.CORRUPT_MESSAGE),
     (DiskFullError, ErrorCode.KAFKA_STORAGE_ERROR),
     (CorruptionError, ErrorCode.KAFKA_STORAGE_ERROR),
+    (StorageError, ErrorCode.KAFKA_STORAGE_ERROR),
     (RetriableError, ErrorCode.COORDINATOR_NOT_AVAILABLE),
     (ConfigError, ErrorCode.INVALID_REQUEST),
 )

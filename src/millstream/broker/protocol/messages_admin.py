@@ -1,4 +1,4 @@
-"""The messages that make, change, describe and remove topics, and describe the broker."""
+"""The messages that create, alter, describe and delete topics, and describe the broker."""
 
 from __future__ import annotations
 

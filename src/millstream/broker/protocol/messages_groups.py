@@ -1,4 +1,4 @@
-"""The messages about groups of consumers: who is in one, who reads what, how far it has read."""
+"""The messages about consumer groups: their members, assignments and committed offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The messages by which a client says who it is."""
+"""The messages with which a client authenticates."""
 
 from __future__ import annotations
 

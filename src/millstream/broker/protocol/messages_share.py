@@ -1,4 +1,4 @@
-"""The messages about share groups: who is in one, what it is given, and what it says of that."""
+"""The messages about share groups: members, acquired records, and acknowledgements."""
 
 from __future__ import annotations
 

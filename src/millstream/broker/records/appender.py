@@ -26,7 +26,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ProducedBatch:
-    """A batch from a client; ``offset``, or ``code`` and ``message``, is set when it is done."""
+    """A batch from a client; ``offset``, or ``code`` and ``message``, is set when it is done.
+
+    It is not a ``PendingAppend``: ``data`` is bytes that may be no batch, and an error is a code of the
+    protocol. If the batch is valid, it has a ``PendingAppend`` beside it, in its request.
+    """
 
     name: TopicPartition
     data: bytes | None
@@ -108,6 +112,7 @@ class Appender:
             try:
                 self._commit(group)
             except Exception as error:  # noqa: BLE001 - whatever it is, the producers must get an error
+                _log.exception("batches could not be appended")
                 for request in group:
                     for produced in request.batches:
                         produced.fail(error)
@@ -130,20 +135,21 @@ class Appender:
             partition = self._writer.partition(produced.name)
             limits = self._limits._replace(message_bytes=partition.config.max_message_bytes)
             batch = validate_batch(produced.data, limits)
-            request.pending.append((produced, PendingAppend(partition, batch)))
+            request.pending.append((produced, PendingAppend(produced.name, batch, partition)))
         except (ApiError, MillstreamError) as error:
             produced.fail(error)
             if not isinstance(error, ApiError) and produced.code == ErrorCode.INVALID_REQUEST:
                 produced.code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this batch alone
             # A defect of the broker that one batch triggers must not fail the others.
-            _log.exception("a batch for %s/%s could not be validated", *produced.name)
+            _log.exception("a batch for %s could not be validated", produced.name)
             produced.fail(error)
         finally:
             produced.data = None
 
     def _set_result(self, produced: ProducedBatch, append: PendingAppend) -> None:
         if append.error is None:
+            assert append.partition is not None, "it was given"
             produced.offset, produced.log_start = append.offset, append.partition.log_start
             return
         produced.fail(append.error)

@@ -12,8 +12,9 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 
 from millstream.broker.call import Call
+from millstream.broker.log_access import storage_errors
 from millstream.broker.node import BrokerNode
-from millstream.broker.protocol.error_codes import ErrorCode
+from millstream.broker.protocol.error_codes import ErrorCode, StorageError, code_of
 from millstream.broker.protocol.wire import Message
 from millstream.broker.requests.list_offsets import for_each_partition
 from millstream.broker.requests.topics import describe_partition
@@ -141,7 +142,11 @@ async def describe_log_dirs(node: BrokerNode, call: Call) -> Message:
         sizes: dict[str, dict[int, int]] = {}
         for one in contents:
             sizes.setdefault(one.name.topic, {})[one.name.partition] = one.size_bytes
-        disk = shutil.disk_usage(node.log.writer.folder)
+        try:
+            with storage_errors():
+                disk = shutil.disk_usage(node.log.writer.folder)
+        except StorageError as error:
+            return {"results": [{"log_dir": _folder(node), "error_code": code_of(error)}]}
         topics = [
             {"name": topic, "partitions": _each(of_topic, lambda n, s=of_topic: _size(s[n]))}  # type: ignore[misc]
             for topic, of_topic in sizes.items()

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from millstream.broker.call import Call
+from millstream.broker.log_access import storage_errors
 from millstream.broker.node import BrokerNode
 from millstream.broker.protocol.error_codes import ApiError, ErrorCode, code_of
 from millstream.broker.protocol.wire import Message, distinct
 from millstream.broker.requests import group_configs
 from millstream.errors import ConfigError, MillstreamError
-from millstream.log.config import TopicConfig
+from millstream.log.config import TopicConfig, change_settings
 
 _TOPIC, _BROKER, _GROUP = 2, 4, 32  # kinds of resources
 _SOURCE_TOPIC, _SOURCE_STATIC, _SOURCE_DEFAULT = 1, 4, 5
@@ -153,7 +154,8 @@ def _broker_configs(node: BrokerNode, call: Call) -> dict[str, str]:
 def _resource_response(resource: Message, do: object) -> Message:
     about = {key: resource[key] for key in ("resource_type", "resource_name")}
     try:
-        return {**about, "error_message": None, **do(resource)}  # type: ignore[operator]
+        with storage_errors():
+            return {**about, "error_message": None, **do(resource)}  # type: ignore[operator]
     except (MillstreamError, ApiError) as error:
         code = code_of(error)
         if type(error) is ConfigError:
@@ -235,8 +237,7 @@ def _topic_name(resource: Message) -> str:
 
 def _alter(node: BrokerNode, name: str, changes: Mapping[str, str | None], call: Call) -> Message:
     if call.request["validate_only"]:
-        kept = {**node.log.writer.explicit_settings(name), **changes}
-        TopicConfig.parse({key: value for key, value in kept.items() if value is not None})
+        change_settings(node.log.writer.explicit_settings(name), changes)
     else:
         node.log.writer.alter_topic(name, settings=changes)
     return {}

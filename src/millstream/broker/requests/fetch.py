@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from millstream.broker.call import Call
+from millstream.broker.log_access import storage_errors
 from millstream.broker.node import BrokerNode
 from millstream.broker.protocol.error_codes import ErrorCode, code_of
 from millstream.broker.protocol.wire import Message
@@ -70,7 +71,7 @@ class PartitionFetch:
         elif self.code == ErrorCode.INVALID_REQUEST:  # there is no such partition
             self.code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if isinstance(error, CorruptionError):
-            _log.error("a fetch of %s/%s failed: %s", *self.name, error)
+            _log.error("a fetch of %s failed: %s", self.name, error)
         self.chunks, self.size = [], 0
 
 
@@ -143,7 +144,8 @@ def _read(
     for one in wanted:
         before = one.size
         try:
-            _read_one(reader, one, isolation, left, first_whole=left == bytes_max)
+            with storage_errors():
+                _read_one(reader, one, isolation, left, first_whole=left == bytes_max)
         except MillstreamError as error:
             one.fail(error)
         left -= one.size - before

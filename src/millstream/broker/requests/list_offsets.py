@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millstream.broker.call import Call
+from millstream.broker.log_access import storage_errors
 from millstream.broker.node import BrokerNode
 from millstream.broker.protocol.error_codes import ErrorCode, code_of
 from millstream.broker.protocol.wire import Message
@@ -52,7 +53,8 @@ def _partition_response(
     respond: Callable[[str, Message], Message], topic: str, one: Message
 ) -> Message:
     try:
-        return respond(topic, one)
+        with storage_errors():
+            return respond(topic, one)
     except MillstreamError as error:
         return {"error_code": partition_code(error)}
 
@@ -95,7 +97,8 @@ async def delete_records(node: BrokerNode, call: Call) -> Message:
         elif offset < 0:
             return {"error_code": ErrorCode.OFFSET_OUT_OF_RANGE, "low_watermark": -1}
         try:
-            return {"low_watermark": node.log.writer.delete_records(name, offset)}
+            with storage_errors():
+                return {"low_watermark": node.log.writer.delete_records(name, offset)}
         except MillstreamError as error:
             return {"error_code": partition_code(error), "low_watermark": -1}
 

@@ -73,11 +73,7 @@ async def share_fetch(node: BrokerNode, call: Call) -> Message:
     except ApiError as error:
         return {"error_code": error.code, "error_message": str(error)}
     settings = await node.shares.settings(session.group)
-    responses = {
-        partition: SharePartitionResponse(partition)
-        for partition in _topic_partitions(request["topics"])
-    }
-    await _apply_acknowledgements(node, session, request, responses, settings)
+    responses = await _apply_acknowledgements(node, session, request, settings)
     ends = request["share_session_epoch"] == FINAL_EPOCH
     if not ends and not request["is_renew_ack"]:
         session.partitions.update(dict.fromkeys(responses))
@@ -122,11 +118,7 @@ async def share_acknowledge(node: BrokerNode, call: Call) -> Message:
     except ApiError as error:
         return {"error_code": error.code, "error_message": str(error)}
     settings = await node.shares.settings(session.group)
-    responses = {
-        partition: SharePartitionResponse(partition)
-        for partition in _topic_partitions(request["topics"])
-    }
-    await _apply_acknowledgements(node, session, request, responses, settings)
+    responses = await _apply_acknowledgements(node, session, request, settings)
     await _persist(node, [one for one in responses.values() if one.acknowledges])
     if request["share_session_epoch"] == FINAL_EPOCH:
         end_session(node, session)
@@ -208,10 +200,13 @@ async def _apply_acknowledgements(
     node: BrokerNode,
     session: ShareSession,
     request: Message,
-    responses: dict[TopicIdPartition, SharePartitionResponse],
     settings: ShareGroupSettings,
-) -> None:
-    """Apply the acknowledgements of a request; they are not durable yet."""
+) -> dict[TopicIdPartition, SharePartitionResponse]:
+    """Apply the acknowledgements of a request; return the responses. Nothing is durable yet."""
+    responses = {
+        partition: SharePartitionResponse(partition)
+        for partition in _topic_partitions(request["topics"])
+    }
     for topic in request["topics"]:
         for one in topic["partitions"]:
             batches = one["acknowledgement_batches"]
@@ -241,6 +236,7 @@ async def _apply_acknowledgements(
             else:
                 share.wake_fetches()
                 node.shares.schedule_lock_expiry(share)
+    return responses
 
 
 def _parse_acknowledgements(batches: Sequence[Message], *, renew: bool) -> list[Acknowledgement]:

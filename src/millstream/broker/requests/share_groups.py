@@ -7,6 +7,7 @@ from contextlib import closing
 
 from millstream.broker.call import Call
 from millstream.broker.groups.coordinator import check_group_id
+from millstream.broker.log_access import storage_errors
 from millstream.broker.node import BrokerNode
 from millstream.broker.protocol.error_codes import ApiError, ErrorCode, coordinator_code_of
 from millstream.broker.protocol.wire import Message, distinct
@@ -266,7 +267,8 @@ async def alter_share_group_offsets(node: BrokerNode, call: Call) -> Message:
 
 def _partition_response(do: Callable[[str, Message], Message], topic: str, one: Message) -> Message:
     try:
-        return do(topic, one)
+        with storage_errors():
+            return do(topic, one)
     except MillstreamError as error:
         return {"error_code": partition_code(error), "error_message": str(error)}
     except ApiError as error:

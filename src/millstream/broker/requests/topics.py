@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from millstream.broker.call import Call
+from millstream.broker.log_access import storage_errors
 from millstream.broker.node import BrokerNode
 from millstream.broker.protocol.error_codes import ApiError, ErrorCode, code_of
 from millstream.broker.protocol.wire import Message, distinct
 from millstream.broker.requests.configs import describe_settings, topic_settings
-from millstream.errors import ConfigError, MillstreamError, TopicExistsError
+from millstream.errors import ConfigError, MillstreamError
 from millstream.log.config import TopicConfig
-from millstream.log.topics import check_topic_name
+from millstream.log.topics import check_topic_name, topic_exists
 from millstream.record import TopicInfo
 
 _NO_ID = bytes(16)
@@ -128,7 +129,8 @@ def _each(topics: list[Message], do: Callable[[Message], Message]) -> list[Messa
     results = []
     for topic in topics:
         try:
-            result = {"name": topic["name"], **do(topic)}
+            with storage_errors():
+                result = {"name": topic["name"], **do(topic)}
         except (MillstreamError, ApiError) as error:
             result = {
                 "name": topic["name"],
@@ -155,7 +157,7 @@ def _create(node: BrokerNode, topic: Message, *, validate_only: bool) -> Message
     topic_id = _NO_ID
     if validate_only:
         if name in node.log.writer.topics():
-            raise TopicExistsError(f"there is a topic {name!r} already")
+            raise topic_exists(name)
     else:
         info = node.log.writer.create_topic(name, partitions=partitions, settings=settings)
         topic_id = bytes.fromhex(info.topic_id)

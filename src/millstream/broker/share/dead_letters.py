@@ -32,7 +32,7 @@ from millstream.log.batch_reader import BatchReader
 from millstream.log.encoding import SimpleRecord, encode_records
 from millstream.log.share_state import RecordState, ShareKey, ShareState, put_share
 from millstream.log.writer import LogWriter
-from millstream.record import TopicPartition, omitted_value_header
+from millstream.record import Headers, TopicPartition, omitted_value_header
 
 DEAD_LETTER_PRODUCER = "millstream.dead-letters"  # the transactional id of the copying producer
 _BATCH_BYTES = 512 * 1024
@@ -101,10 +101,10 @@ def dead_letter(
             raise UnknownTopicError(f"topic {entry.name.topic!r} was deleted") from error
         raise
     _log.warning(
-        "group %r dead-lettered %d records of %s/%d; %d copies are in %s",
+        "group %r dead-lettered %d records of %s; %d copies are in %s",
         entry.key.group,
         sum(one.end - one.first for one in entry.spans),
-        *entry.name,
+        entry.name,
         sequence,
         entry.topic,
     )
@@ -143,13 +143,13 @@ def _records(
             yield row if row.size <= bytes_max else _without_value(row, added)
 
 
-def _without_value(row: SimpleRecord, added: tuple[tuple[str, bytes], ...]) -> SimpleRecord:
+def _without_value(row: SimpleRecord, added: Headers) -> SimpleRecord:
     return SimpleRecord(
         row.timestamp_ms, None, None, (*added, omitted_value_header(row.value, _VALUE_OMITTED))
     )
 
 
-def _dlq_headers(entry: DlqEntry, offset: int, span: RecordSpan) -> tuple[tuple[str, bytes], ...]:
+def _dlq_headers(entry: DlqEntry, offset: int, span: RecordSpan) -> Headers:
     """Return the headers with the origin of a record, and the reason."""
     about = {
         "topic": entry.name.topic,

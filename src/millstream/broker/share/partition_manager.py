@@ -116,7 +116,7 @@ class SharePartitionManager:
         """
         info = self._log.writer.topics().get(name.topic)
         if info is None or not 0 <= name.partition < info.partitions:
-            raise UnknownTopicError(f"there is no partition {name.topic}/{name.partition}")
+            raise UnknownTopicError(f"there is no partition {name}")
         return ShareKey(group, info.topic_id, name.partition)
 
     async def load(self, group: str, name: TopicPartition) -> LoadedSharePartition:
@@ -292,10 +292,10 @@ class SharePartitionManager:
         """Archive undeliverable records of a group without a dead-letter topic."""
         for span in share.partition.undeliverable():
             _log.warning(
-                "group %r archives undeliverable records of %s/%d, offsets %d to %d: %s, "
+                "group %r archives undeliverable records of %s, offsets %d to %d: %s, "
                 "delivered %d times",
                 share.key.group,
-                *share.name,
+                share.name,
                 span.first,
                 span.end - 1,
                 span.state.value,

@@ -1,1 +1,1 @@
-"""The log in a folder: the same cast of modules as client.kafka."""
+"""The log in a folder: modules of the same names as in client.kafka."""

@@ -1,12 +1,11 @@
 """The producer batches in flight, in the order of their sends, bounded in bytes.
 
 A producer batch is *queued* until the sender thread, or the thread that moves it to disk, *takes* it;
-then it is *moving* until it needs no room any more, and has its result. Queued and moving batches
-together are *in flight* and never take more than the limit, unless one record alone does. Per
-partition only the last batch still takes records, so the order within a partition is the order of
-the batches.
+then it is *moving* until it needs no room any more, and has its result. Queued and moving batches together
+are *in flight* and never take more than the limit, unless a single record does. Per partition only the last
+batch accepts records, so the order within a partition is the order of the batches.
 
-This module decides nothing about overload: where there is no room it returns that; see ``overload``.
+It does not handle overload: it reports that there is no room; see ``overload``.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 from millstream.client.folder.producer_batch import BulkBatch, OpenBatch, ProducerBatch
 from millstream.client.futures import SendFuture
 from millstream.errors import MillstreamError
-from millstream.log.encoding import Headers
-from millstream.record import TopicPartition
+from millstream.record import Headers, TopicPartition
 
 PRODUCER_BATCH_BYTES_MAX = 1 << 20
 
@@ -31,9 +29,9 @@ class ProducerBuffer:
 
     Args:
         limit_bytes: How much may be in flight.
-        linger_s: How long a batch may wait for more records, at most. It waits for a quarter of
-            what the last commit took, and not once there are as many records as were in flight
-            when that ended: then every thread that waited for it has sent again.
+        linger_s: How long a batch may wait for more records, at most. It waits for a quarter of the duration
+            of the last commit, and no longer once as many records are queued as were in flight when that
+            ended: then every thread that waited for it has sent again.
     """
 
     def __init__(self, *, limit_bytes: int, linger_s: float) -> None:
@@ -57,17 +55,17 @@ class ProducerBuffer:
         self._flushing = 0  # how many of them in a flush, and since when
         self._flushing_since_s = 0.0
         self.dropped = 0
-        self.refusal: BaseException | None = None  # why nothing is taken now
-        self.unreported: MillstreamError | None = None  # what the next flush has to raise
+        self.refusal: BaseException | None = None  # why nothing is accepted now
+        self.unreported: MillstreamError | None = None  # the error that the next flush raises
         self.first_failure: MillstreamError | None = None  # since it was last set to None
-        self.failure: BaseException | None = None  # why nothing will ever be taken again
-        self.reported = False  # and whether a caller got it
-        self.giving_up = False  # what is in flight is not wanted any more
+        self.failure: BaseException | None = None  # why nothing will be accepted any more
+        self.reported = False  # and whether a caller got that error
+        self.giving_up = False  # records in flight need not be sent any more
         self.closing = False
 
     # -- putting in ---------------------------------------------------------------------------
 
-    def add_record(  # noqa: PLR0917 - the path of every record, where names cost
+    def add_record(  # noqa: PLR0917 - called for every record, where keyword arguments cost time
         self,
         name: tuple[str, int],
         timestamp_ms: int,
@@ -76,7 +74,7 @@ class ProducerBuffer:
         headers: Headers,
         size: int,
     ) -> SendFuture | None:
-        """Take one record of ``size`` bytes; None where there is no room.
+        """Accept one record of ``size`` bytes; None if there is no room.
 
         Raises:
             MillstreamError: nothing is accepted now, or any more.
@@ -105,7 +103,7 @@ class ProducerBuffer:
         return future
 
     def add_batch(self, batch: BulkBatch) -> bool:
-        """Take an encoded batch; False where there is no room.
+        """Accept an encoded batch; False if there is no room.
 
         Raises:
             MillstreamError: nothing is accepted now, or any more.
@@ -114,7 +112,7 @@ class ProducerBuffer:
             self._refuse()
             if not self.fits(batch.size):
                 return False
-            self._open.pop(batch.name, None)  # what comes later must not go before it
+            self._open.pop(batch.name, None)  # later records must not go before it
             if not self._queue:
                 self._first_queued_s = time.monotonic()
             self._queue.append(batch)
@@ -138,7 +136,7 @@ class ProducerBuffer:
         return bool(self._queue) or self._unreported_batches > 0
 
     def check(self) -> None:
-        """Raise why nothing is taken now, if so."""
+        """Raise the error if nothing is accepted now."""
         with self._lock:
             self._refuse()
 
@@ -151,7 +149,7 @@ class ProducerBuffer:
     # -- waiting ------------------------------------------------------------------------------
 
     def wait(self, until: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Hurry the sender, and wait; return what ``until`` says at the end. Called locked."""
+        """Hurry the sender, and wait; return the last result of ``until``. Called locked."""
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._urgent += 1
         self.changed.notify_all()
@@ -169,7 +167,7 @@ class ProducerBuffer:
         """Return whether there is room for ``size`` bytes, after waiting if need be.
 
         Raises:
-            MillstreamError: nothing is taken any more.
+            MillstreamError: the producer has failed.
         """
         with self._lock:
             found = self.wait(lambda: self.fits(size) or self.refusal is not None, timeout_s)
@@ -180,7 +178,7 @@ class ProducerBuffer:
         """Hurry the sender; return when ``settled``.
 
         Raises:
-            MillstreamError: records were not appended since the last flush, or none ever will be.
+            MillstreamError: records sent since the last flush were not appended, or the producer has failed.
         """
         with self._lock:
             if not self._flushing:
@@ -198,22 +196,22 @@ class ProducerBuffer:
             raise error
 
     def flush_waited_s(self) -> float:
-        """Return for how long a thread has been waiting in a flush; infinity, if all is to end."""
+        """Return for how long a thread has been waiting in a flush; infinity if the producer gives up."""
         if self.closing or self.giving_up:
             return math.inf
         return time.monotonic() - self._flushing_since_s if self._flushing else 0.0
 
     @property
     def has_waiters(self) -> bool:
-        """Whether a thread waits for what is in flight."""
+        """Whether a thread waits for records in flight."""
         return bool(self._urgent) or self.closing
 
     # -- taking out; the sender ---------------------------------------------------------------
 
     def wait_due(self, unless: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until queued batches are to be sent; False once there are none and never will be.
+        """Wait until queued batches are due; False once there are none and never will be.
 
-        Returns early where ``unless`` says that there is something else to do.
+        Returns early if ``unless`` returns True.
         """
         with self._lock:
             while not unless():
@@ -233,7 +231,7 @@ class ProducerBuffer:
             return True
 
     def _due_s(self) -> float:
-        """Return when what is queued is to be sent; see ``linger_s``. Called locked."""
+        """Return when queued batches are due; see ``linger_s``. Called locked."""
         if self._queued_records() >= self._expected_records:
             return 0.0
         since_s = max(self._first_queued_s, self._committed_s)
@@ -243,7 +241,7 @@ class ProducerBuffer:
         return sum(batch.count for batch in self._queue)
 
     def record_commit(self, batches: Iterable[ProducerBatch], took_s: float) -> None:
-        """Learn from a commit of ``batches`` how long it pays to wait for records to gather."""
+        """Adapt the time to wait for more records to the duration of a commit."""
         with self._lock:
             self._gather_s = took_s / 4
             self._committed_s = time.monotonic()
@@ -251,7 +249,7 @@ class ProducerBuffer:
             self._expected_records = moved + self._queued_records()
 
     def pause(self, pause_s: float) -> None:
-        """Wait ``pause_s``, or less if a thread begins to wait for what is in flight."""
+        """Wait ``pause_s``, or less if a thread begins to wait for records in flight."""
         end_s = time.monotonic() + pause_s
         with self._lock:
             waiting = self._urgent + self.closing
@@ -305,10 +303,10 @@ class ProducerBuffer:
     # -- what is not appended -----------------------------------------------------------------
 
     def drop_oldest(self, size: int, error: MillstreamError) -> bool:
-        """Let queued records go until ``size`` bytes fit; False, and none goes, if they never do.
+        """Drop queued records until ``size`` bytes fit; False, and none is dropped, if they never do.
 
         Raises:
-            MillstreamError: nothing is taken any more.
+            MillstreamError: the producer has failed.
         """
         hit: list[ProducerBatch] = []
         with self._lock:
@@ -341,7 +339,7 @@ class ProducerBuffer:
         self._note(error, count)
 
     def record_failure(self, error: MillstreamError, *, dropped: int = 0) -> None:
-        """Remember that records were not appended; ``dropped`` of them for want of room."""
+        """Note that records were not appended; ``dropped`` of them as there was no room."""
         with self._lock:
             self._note(error, dropped)
 
@@ -351,7 +349,7 @@ class ProducerBuffer:
         self.first_failure = self.first_failure or error
 
     def discard(self, error: BaseException) -> None:
-        """Tell every queued batch that it failed, for ``error``."""
+        """Fail every queued batch with ``error``."""
         batches = self.drain(everything=True)
         self.release(batches)
         for batch in batches:
@@ -359,14 +357,14 @@ class ProducerBuffer:
         self.mark_reported(batches)
 
     def fail(self, error: BaseException) -> None:
-        """Accept nothing any more, for ``error``, and fail every queued batch."""
+        """Reject every later record with ``error``, and fail every queued batch."""
         with self._lock:
             self.failure = self.refusal = self.failure or error
             self.changed.notify_all()
         self.discard(error)
 
     def refuse(self, error: MillstreamError) -> None:
-        """Accept nothing any more, for ``error``; what is in flight continues."""
+        """Reject every later record with ``error``; records in flight continue."""
         with self._lock:
             self.refusal = self.failure or error
             self.changed.notify_all()
@@ -378,7 +376,7 @@ class ProducerBuffer:
             self.changed.notify_all()
 
     def disable(self, error: MillstreamError) -> None:
-        """Take nothing in a forked child, whatever the parent's threads were doing."""
+        """Reject every record in a forked child, whatever the parent's threads were doing."""
         self._lock = threading.Lock()
         self.changed = threading.Condition(self._lock)
         self.failure = self.refusal = error

@@ -11,7 +11,7 @@ import pyarrow as pa
 from millstream.client.consumer import CLOSED_CHECK_S, Consumer
 from millstream.log.decoding import ALL_COLUMNS
 from millstream.log.reader import LogReader
-from millstream.record import Record
+from millstream.record import Headers, Record
 
 _FETCH_BYTES = 512 * 1024
 
@@ -66,7 +66,7 @@ def _records(topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[Reco
         yield Record(topic, partition, offset, timestamp_ms, key, value, headers)
 
 
-def _headers(column: pa.ListArray) -> list[tuple[tuple[str, bytes | None], ...]]:
+def _headers(column: pa.ListArray) -> list[Headers]:
     if not len(column.flatten()):
         return [()] * len(column)
     return [

@@ -1,4 +1,4 @@
-"""What groups have committed in a folder, and its fences, from any process; they are in control.db."""
+"""The committed offsets and fences of a folder, for any process; they are in control.db."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FolderGroups:
                 put_offsets(connection, group, offsets, topic_ids=topic_ids, now_ms=now_ms)
         except UnknownTopicError:
             for name in offsets:
-                pinned.end_offset(*name)  # deleted since: this says so
+                pinned.end_offset(*name)  # deleted since: this raises the error
             raise
 
     def committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:

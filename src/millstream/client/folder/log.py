@@ -1,4 +1,4 @@
-"""The event log in a folder, as a program uses it: topics, producers, consumers, tables.
+"""The event log in a folder: topics, producers, consumers, tables.
 
 Everything that reads goes through a ``LogReader`` and needs no ownership. The first call that writes makes
 this process the owner, or a client of the owner (see ``ownership``). ``docs/log-format.md`` says what is
@@ -276,7 +276,9 @@ class FolderLog(EventLog):
             client, self._client = self._client, None
             producers, self._producers = self._producers, []
             consumers, self._consumers = self._consumers, []
-        with ExitStack() as closing:  # each is closed, whatever the others say; last in, first out
+        with (
+            ExitStack() as closing
+        ):  # each is closed, even if another one fails; last in, first out
             if client is not None:
                 closing.callback(_release_access, client.access)
                 closing.callback(client.close)

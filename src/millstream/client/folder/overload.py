@@ -21,9 +21,9 @@ from collections.abc import Callable
 from millstream.client.folder.buffer import ProducerBuffer
 from millstream.errors import DiskFullError, OverloadError
 
-# A policy is called without locks, when a record found no room and again if it still finds none:
-# with the size of the record, and when it first found none (by ``time.monotonic``). None: try the
-# record again. An error: it is not accepted, and why. If it raises OverloadError, so does ``send``.
+# A policy is called without locks when there is no room for a record, and again while there is none: with the
+# size of the record, and when there was first no room (by ``time.monotonic``). It returns None to retry the
+# record, or the error with which the record's future fails. If it raises OverloadError, so does ``send``.
 OverloadPolicy = Callable[[int, float], OverloadError | None]
 
 

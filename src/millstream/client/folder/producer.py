@@ -1,8 +1,8 @@
 """Sending records to a log in a folder: gathered in batches, acknowledged when durable.
 
-``send`` puts a record into the queue of the producer and returns a future; a thread of the producer
-takes what is queued and hands it to the group commit. What waits is bounded, and ``overload`` says what
-happens beyond the bound.
+``send`` puts a record into the queue of the producer and returns a future; a thread of the producer takes the
+queued records and hands them to the group commit. The queue is bounded; ``overload`` handles records beyond
+the bound.
 
 This module has the API. Behind it: ``buffer`` (what is in flight, in ``producer_batch``, with their
 ``futures``), ``sender`` (the thread), ``overload`` (what happens when the buffer is full),

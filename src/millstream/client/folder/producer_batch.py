@@ -1,7 +1,8 @@
-"""What waits in a producer: producer batches, each of which is sent as one record batch to one partition.
+"""The queued records of a producer: producer batches, each sent as one record batch to a partition.
 
 A producer batch is either ``OpenBatch``, which takes records while it waits, or ``BulkBatch``, a batch of a
-``send_many`` that is encoded already. It gets its result, and completes its futures.
+``send_many`` that is encoded already. It gets its result, and completes its futures. A ``PendingAppend`` is
+one attempt to append it, once it is encoded.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ from millstream.client.futures import BulkFuture, SendResult
 from millstream.log.batch import EncodedBatch
 from millstream.log.encoding import (
     RECORDS_BY_HAND_MAX,
-    Headers,
     SimpleRecord,
     encode_columns,
     encode_records,
 )
-from millstream.record import TopicPartition
+from millstream.record import Headers, TopicPartition
 
 
 class OpenBatch:
@@ -62,7 +62,7 @@ class OpenBatch:
         self.size += size
 
     def drop_oldest(self, size: int, error: BaseException) -> int:
-        """Let records go, oldest first, until ``size`` bytes are free; return how many.
+        """Drop records, oldest first, until ``size`` bytes are free; return how many.
 
         Call ``send_result.notify`` afterwards, without holding a lock.
         """
@@ -98,16 +98,16 @@ class OpenBatch:
         return map(SimpleRecord, *columns)
 
     def release_records(self) -> None:
-        """Let go of the records, which are kept elsewhere; the futures still wait."""
+        """Free the records, which are kept elsewhere; the futures still wait."""
         for column in (self._timestamps_ms, self._keys, self._values, self._headers or []):
             column.clear()
 
     def appended(self, offset: int) -> None:
-        """Tell the futures: the records lie from ``offset`` on."""
+        """Complete the futures: the records were appended from ``offset`` on."""
         self.send_result.set_appended(self.name.partition, offset)
 
     def failed(self, error: BaseException) -> None:
-        """Tell the futures: none of the records was appended."""
+        """Complete the futures with an error: none of the records was appended."""
         self.send_result.set_failed(error)
 
 
@@ -129,15 +129,15 @@ class BulkBatch:
         return self._batch
 
     def release_records(self) -> None:
-        """Let go of the batch, which is kept elsewhere; the future still waits."""
+        """Free the batch, which is kept elsewhere; the future still waits."""
         self._batch = None
 
     def appended(self, _offset: int) -> None:
-        """Tell the future that so many more records are home."""
+        """Report to the future that the records were appended."""
         self._whole.add_appended(self.count)
 
     def failed(self, error: BaseException) -> None:
-        """Tell the future that some records are not."""
+        """Report to the future that the records were not appended."""
         self._whole.fail(error)
 
 

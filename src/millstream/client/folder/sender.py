@@ -1,8 +1,8 @@
 """The sender thread of a producer: takes what is queued, makes batches of it, and appends them.
 
-One thread, so that the records for one partition keep their order. What is taken together is
-committed together. Where the disk has no room, nothing of the failed batches was appended, so they
-are retried, in their order, before anything that was sent later.
+One thread, so that the records for one partition keep their order. Batches taken together are committed
+together. Where the disk has no room, nothing of the failed batches was appended, so they are retried, in
+their order, before anything that was sent later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeGuard
 
 from millstream.client.folder.buffer import ProducerBuffer
 from millstream.client.folder.producer_batch import ProducerBatch
-from millstream.client.folder.writer import PendingSend, ProducerWriter
+from millstream.client.folder.writer import ProducerWriter
 from millstream.errors import (
     ConfigError,
     ConflictError,
@@ -26,7 +26,7 @@ from millstream.errors import (
 )
 from millstream.log.batch import EncodedBatch
 from millstream.log.compression import CompressionName, compress
-from millstream.log.group_commit import Durability
+from millstream.log.group_commit import Durability, PendingAppend
 from millstream.record import TopicPartition
 
 _PAUSE_S_MIN, _PAUSE_S_HURRIED, _PAUSE_S_MAX = 0.01, 0.05, 1.0
@@ -35,7 +35,7 @@ Stamp = Callable[[TopicPartition, EncodedBatch], EncodedBatch]
 
 
 class BatchAttempt(NamedTuple):
-    """A producer batch as it is sent; it may be appended more than once if it was refused."""
+    """A producer batch as it is sent; a rejected one is sent again."""
 
     batch: ProducerBatch
     encoded: EncodedBatch
@@ -45,8 +45,7 @@ class BatchAttempt(NamedTuple):
 class SendSettings:
     """How batches are appended.
 
-    ``retry_timeout_s`` is for how long a batch is retried for which the disk has no room; then its
-    records fail.
+    ``retry_timeout_s`` is how long a batch is retried while the disk is full; then its records fail.
     """
 
     durability: Durability
@@ -55,7 +54,7 @@ class SendSettings:
 
 
 class Pause:
-    """How long to wait before the next try: longer each time, until one succeeds."""
+    """The pause before the next attempt: longer each time, until one succeeds."""
 
     def __init__(self) -> None:
         self._next_s = _PAUSE_S_MIN
@@ -112,7 +111,7 @@ class Sender:
         self._thread.join()
 
     def settled(self) -> Callable[[], bool]:
-        """Return what says, under the buffer's lock, whether all sent so far has its result."""
+        """Return a predicate, for the buffer's lock: whether everything sent so far has its result."""
         return lambda: not self._buffer.busy
 
     # -- the thread ---------------------------------------------------------------------------
@@ -129,7 +128,7 @@ class Sender:
                 batch.failed(error)
 
     def _send_due(self) -> bool:
-        """Send once what is due; False when there will be nothing more."""
+        """Send the due batches once; False when there will be no more."""
         if not self._buffer.wait_due():
             return False
         self._send(self._take())
@@ -175,20 +174,13 @@ class Sender:
             MillstreamError: the log accepts nothing any more.
         """
         results: list[tuple[ProducerBatch, int | MillstreamError]] = []
-        pending: list[tuple[BatchAttempt, PendingSend]] = []
-        for attempt in attempts:
-            try:
-                append = self._writer.pending(*attempt.batch.name, attempt.encoded)
-            except MillstreamError as error:
-                results.append((attempt.batch, error))
-            else:
-                pending.append((attempt, append))
+        appends = [PendingAppend(attempt.batch.name, attempt.encoded) for attempt in attempts]
         started_s = time.monotonic()
-        self._writer.commit([append for _, append in pending], self._settings.durability)
+        self._writer.commit(appends, self._settings.durability)
         took_s = time.monotonic() - started_s
-        self._buffer.record_commit([attempt.batch for attempt, _ in pending], took_s)
+        self._buffer.record_commit([attempt.batch for attempt in attempts], took_s)
         refused = []
-        for attempt, append in pending:
+        for attempt, append in zip(attempts, appends, strict=True):
             if isinstance(append.error, DiskFullError):
                 self._no_room = append.error
                 refused.append(attempt)
@@ -196,7 +188,9 @@ class Sender:
                 results.append((attempt.batch, append.error or append.offset))
         fatal = [error for _, error in results if _is_fatal(error)]
         if fatal:
-            self._buffer.fail(fatal[0])  # first, so that no thread sees the failures without it
+            self._buffer.fail(
+                fatal[0]
+            )  # first, so that no thread sees the failed futures before it
         self._report(results)
         if fatal:
             raise fatal[0]
@@ -205,7 +199,7 @@ class Sender:
     # -- no room on the disk ------------------------------------------------------------------
 
     def _keep_refused(self, _refused: list[BatchAttempt]) -> bool:
-        """Put refused batches where they are safe until there is room; False: nowhere."""
+        """Store refused batches until there is room; False if that is not possible."""
         return False
 
     def _still_refused(self, refused: list[BatchAttempt]) -> list[BatchAttempt]:

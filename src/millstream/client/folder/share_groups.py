@@ -1,6 +1,6 @@
-"""Share groups of a folder as they can be seen from any process: members, progress, what is in flight.
+"""Share groups of a folder, described for any process: members, progress, records in flight.
 
-They are the broker's business (docs/broker.md); this only looks.
+The broker coordinates them (docs/broker.md); this only reads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNDELIVERABLE = ("rejected", "exhausted")
 
 @dataclass(frozen=True, slots=True)
 class SharePartitionProgress:
-    """How far a share group has come in one partition.
+    """The progress of a share group in one partition.
 
     ``behind`` counts the offsets from ``start_offset`` on that are not done; ``in_flight`` of them
     were delivered, up to ``delivery_count_max`` times. ``undeliverable`` are to be dead-lettered.
@@ -43,7 +43,7 @@ class SharePartitionProgress:
 
 @dataclass(frozen=True, slots=True)
 class ShareGroupDescription:
-    """A share group: who is in it, as its broker has last noted, and how far it has come."""
+    """A share group: its members, as its broker last stored them, and its progress."""
 
     name: str
     members: list[ShareMember]

@@ -1,11 +1,11 @@
 """A queue of batches on disk, where records wait for room in the log; it survives a restart.
 
-A folder for each producer that spills, known by the producer's name; ``spill_format`` describes its
-files. **In**: :meth:`SpillQueue.append` returns when the batches are on stable storage.
-**Out**: :meth:`SpillQueue.peek` gives the oldest batches, :meth:`SpillQueue.mark_done` says that they are in the
-log. A crash between the two gives the same batches again, with the same sequences, and the log
-returns the offset of the first time. It knows the last five batches of each partition
-(see ``log.producers``), so no more are drained before they are recorded; see ``spill_drain``.
+Each producer that spills has a folder of its name; ``spill_format`` describes its files. **In**:
+:meth:`SpillQueue.append` returns when the batches are on stable storage. **Out**: :meth:`SpillQueue.peek`
+gives the oldest batches, :meth:`SpillQueue.mark_done` says that they are in the log. A crash between the two
+gives the same batches again, with the same sequences, and the log returns the offset of the first time. It
+knows the last five batches of each partition (see ``log.producers``), so no more are drained before they are
+recorded; see ``spill_drain``.
 
 At an opening the entries are read from where ``state.json`` says that the queue begins, up to the
 first that is not whole and right, at byte ``p``:
@@ -56,7 +56,8 @@ from millstream.errors import (
 )
 from millstream.log.batch import EncodedBatch
 from millstream.log.files import Files, replace_file, write_whole
-from millstream.log.owner import FolderLock
+from millstream.log.lock_file import LockFile
+from millstream.log.owner import lock_folder
 from millstream.log.producer_identity import ProducerIdentity
 from millstream.record import TopicPartition
 
@@ -70,14 +71,14 @@ class SpillQueue:
     """The queue in ``folder``. Thread-safe; hold ``lock`` to do several things at once.
 
     Args:
-        name: Whose it is.
-        directory_id: Of the log that its records are for.
+        name: The name of the producer.
+        directory_id: The identity of the log that its records are for.
         register: Gives a producer identity of that log; called once for a folder.
 
     Raises:
         ConfigError: the folder belongs to another producer or another log.
         FolderOwnedError: another producer uses it now.
-        CorruptionError: what was safe is damaged, or missing; nothing was changed.
+        CorruptionError: synced entries are damaged or missing; nothing was changed.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class SpillQueue:
             self._owned = _lock_folder(folder, name, files)
             try:
                 self._state = self._open_state(name, directory_id, register)
-                self._numbers = self._open_files()  # of the files that there are
+                self._numbers = self._open_files()  # of the existing files
             except BaseException:
                 self._owned.release()
                 raise
@@ -119,7 +120,7 @@ class SpillQueue:
 
     @property
     def state(self) -> SpillState:
-        """Where the queue begins, and what has been moved to the log so far."""
+        """Where the queue begins, and the sequences of the records moved to the log."""
         return self._state
 
     # -- opening ------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ class SpillQueue:
                 )
             # 1. The folder's own name is made durable; a crash leaves an empty folder.
             # 2. An identity is assigned; a crash leaves one that is never used.
-            # 3. It is kept. Only then may a record enter.
+            # 3. It is stored. Only then can a record be added.
             for above in (self.folder.parent, self.folder.parent.parent):
                 with suppress(PermissionError):
                     self._files.sync_folder(above)
@@ -150,10 +151,10 @@ class SpillQueue:
         return state
 
     def _open_files(self) -> list[int]:
-        """Read what is in the queue, cut a torn tail, and remove what is in the log already.
+        """Read the queue, cut a torn tail, and remove what is in the log already.
 
-        What is kept is synced: its writer may have died before its own sync, and what
-        state.json will say of these files must not outlive them.
+        The rest is synced: its writer may have died before its sync, and state.json must not refer to bytes
+        that can still be lost.
         """
         state, numbers = self._state, spill_file_numbers(self._files.names(self.folder))
         kept = [number for number in numbers if number >= state.segment]
@@ -180,7 +181,7 @@ class SpillQueue:
         start = self._state.position if number == self._state.segment else 0
         handle = self._files.open(path, write=True)
         try:
-            # Past the cache: after a failed sync it still shows what the disk does not have.
+            # From the device: after a failed sync the page cache still has what the disk does not.
             self._files.forget_cached(handle)
             size = self._files.size(handle)
             data = self._files.pread(handle, max(size - start, 0), start)
@@ -209,7 +210,7 @@ class SpillQueue:
     # -- in -----------------------------------------------------------------------------------
 
     def append(self, batches: Sequence[tuple[TopicPartition, EncodedBatch]]) -> list[int]:
-        """Put batches at the end; they are on stable storage when this returns their numbers.
+        """Add batches at the end; they are on stable storage when this returns their numbers.
 
         1. Write the entries. A crash leaves a part of them: it is cut, or drained, at the next
            opening; it was never reported as safe.
@@ -236,7 +237,7 @@ class SpillQueue:
         """Begin another file.
 
         1. Create it. A crash leaves an empty last file, or none.
-        2. Sync the folder. Only then is an entry put into it.
+        2. Sync the folder. Only then is an entry written to it.
         """
         path = self._path(self.end)
         try:
@@ -248,7 +249,7 @@ class SpillQueue:
         try:
             self._files.sync_folder(self.folder)
         except OSError as error:
-            # What the kernel could not store it may have dropped: it is not retried.
+            # Not retried: the kernel may have dropped what it could not store.
             self._files.close(handle)
             raise self._failed(self.folder, error) from error
         self._close_tail()
@@ -317,7 +318,7 @@ class SpillQueue:
             want *= 4
 
     def mark_done(self, last: Entry, sequences: Mapping[TopicPartition, int]) -> None:
-        """Remove the batches up to ``last`` from the queue: the log has them, or never will.
+        """Remove the batches up to ``last`` from the queue: the log has appended or rejected them.
 
         1. Replace state.json. A crash before leaves the batches in the queue.
         2. Remove files that hold nothing of the queue. A crash before leaves files that the next
@@ -336,7 +337,7 @@ class SpillQueue:
             )
             following = [one for one in self._numbers if one > segment]
             if number == self.end:
-                segment, position = number, 0  # of a file that is yet to be made
+                segment, position = number, 0  # of a file that does not exist yet
             elif following and number == following[0]:
                 segment, position = following[0], 0
             self._write_state(
@@ -369,7 +370,7 @@ class SpillQueue:
     # -- closing ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Release the folder; what is in the queue remains there. Calling it again does nothing."""
+        """Release the folder; the queue remains there. Calling it again does nothing."""
         with self.lock:
             self._failure = self._failure or FencedError(f"the spill {self.folder} was closed")
             self._close_tail()
@@ -394,7 +395,7 @@ class SpillQueue:
     def _file_size(self, handle: int) -> int:
         with self.lock:
             if self._numbers[-1] == self._state.segment:
-                return self._tail_size  # behind it is what is being written
+                return self._tail_size  # behind it, an entry is being written
         return self._files.size(handle)
 
     def _check(self) -> None:
@@ -417,9 +418,9 @@ class SpillQueue:
         )
 
 
-def _lock_folder(folder: Path, name: str, files: Files) -> FolderLock:
+def _lock_folder(folder: Path, name: str, files: Files) -> LockFile:
     try:
-        return FolderLock(folder, files)
+        return lock_folder(folder, files)
     except FolderOwnedError as error:
         raise FolderOwnedError(
             f"the spill folder {folder} is in use by another producer named {name!r}; close that "

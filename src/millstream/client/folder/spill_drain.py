@@ -1,7 +1,7 @@
-"""From the spill to the log: every batch once, in order, whatever crashes in between.
+"""Moves batches from the spill to the log: each once and in order, with a crash at any point.
 
-The batches of a spill belong to a producer identity of the spill's own, which lives as long as its
-folder, and are stamped with the sequences that ``state.json`` keeps. One group at a time:
+A spill has its own producer identity, which lives as long as its folder; its batches are stamped with the
+sequences in ``state.json``. One group at a time:
 
 1. Take the oldest batches, five of a partition at most, and append them, synced. A crash leaves
    some of them in the log, all of them in the spill: the next owner appends the same group with
@@ -10,9 +10,9 @@ folder, and are stamped with the sequences that ``state.json`` keeps. One group 
 2. Note, durably, that they are done, and the sequences that follow. A crash leaves files that hold
    nothing more of the queue.
 
-The stamp is made at step 1, not on the way into the spill: a batch that the log refuses for good
-(its topic was deleted, a record has no key in a compacted topic) takes no sequence, so that those
-behind it follow without a gap.
+Batches are stamped in step 1, and not when they are spilled: a batch that the log rejects for good (its topic
+was deleted, a record has no key in a compacted topic) takes no sequence, so that those after it follow
+without a gap.
 
 ==================================================  =============================================
 the log's response to a batch of the group          done
@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from millstream.client.folder.spill import SpillQueue
 from millstream.client.folder.spill_format import Entry
-from millstream.client.folder.writer import PendingSend, ProducerWriter
+from millstream.client.folder.writer import ProducerWriter
 from millstream.errors import (
     ConfigError,
     DiskFullError,
@@ -41,13 +41,14 @@ from millstream.errors import (
     OutOfOrderSequenceError,
 )
 from millstream.log.batch import SEQUENCE_MAX, ProducerStamp, stamp
+from millstream.log.group_commit import PendingAppend
 from millstream.log.producers import BATCHES_KEPT
 from millstream.record import TopicPartition
 
 
 @dataclass(slots=True)
 class DrainResult:
-    """What became of one group; entries that are in neither list are still in the spill."""
+    """The result of one group; entries in neither list are still in the spill."""
 
     appended: list[tuple[Entry, int]] = field(default_factory=list)  # with their offsets
     refused: list[tuple[Entry, MillstreamError]] = field(default_factory=list)
@@ -56,8 +57,7 @@ class DrainResult:
 
 class _StampedEntry(NamedTuple):
     entry: Entry
-    append: PendingSend | None
-    error: MillstreamError | None  # where there was nothing to append to
+    append: PendingAppend
     next_sequence: int
 
 
@@ -65,18 +65,17 @@ def drain(spill: SpillQueue, writer: ProducerWriter) -> DrainResult:
     """Move the oldest batches to the log; see the module for the steps.
 
     Raises:
-        MillstreamError: the log or the spill takes nothing any more.
+        MillstreamError: the log or the spill accepts nothing any more.
     """
-    tries = _stamp(spill, writer)
-    writer.commit([one.append for one in tries if one.append is not None], "synced")
+    tries = _stamp(spill)
+    writer.commit([one.append for one in tries], "synced")
     sequences = dict(spill.state.sequences)
     drained, last = DrainResult(), None
     refused: set[TopicPartition] = set()
     for one in tries:
         name = one.entry.name
-        error = one.error if one.append is None else one.append.error
+        error = one.append.error
         if error is None:
-            assert one.append is not None, "what has no error was appended"
             drained.appended.append((one.entry, one.append.offset))
             sequences[name] = one.next_sequence
         elif isinstance(error, DiskFullError):
@@ -98,19 +97,14 @@ def drain(spill: SpillQueue, writer: ProducerWriter) -> DrainResult:
     return drained
 
 
-def _stamp(spill: SpillQueue, writer: ProducerWriter) -> list[_StampedEntry]:
+def _stamp(spill: SpillQueue) -> list[_StampedEntry]:
     """Return the oldest batches, each ready to be appended with its sequence."""
     identity, sequences = spill.state.identity, dict(spill.state.sequences)
     tries = []
     for entry in spill.peek(BATCHES_KEPT):
         sequence = sequences.get(entry.name, 0)
-        following = (sequence + entry.batch.count) & SEQUENCE_MAX
+        sequences[entry.name] = (sequence + entry.batch.count) & SEQUENCE_MAX
         stamped = stamp(entry.batch, ProducerStamp(*identity, sequence), transactional=False)
-        try:
-            append = writer.pending(*entry.name, stamped)
-        except ConfigError as error:
-            tries.append(_StampedEntry(entry, None, error, sequence))
-        else:
-            tries.append(_StampedEntry(entry, append, None, following))
-            sequences[entry.name] = following
+        append = PendingAppend(entry.name, stamped)
+        tries.append(_StampedEntry(entry, append, sequences[entry.name]))
     return tries

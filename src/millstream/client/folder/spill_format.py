@@ -14,8 +14,8 @@ as they enter, and no number is used twice. An entry is, in big-endian numbers::
 
 The batch's own CRC-32C covers what is behind its first 17 bytes (see ``log.batch``).
 
-``state.json`` says whose spill it is, to which log it belongs, where the queue begins, and the next
-sequence of each partition. It is replaced as a whole: one line, and its CRC-32C on the next.
+``state.json`` has the names of producer and log, the start of the queue, and the next sequence of each
+partition. It is replaced as a whole: one line, and its CRC-32C on the next.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def read_entries(data: bytes, number: int, *, position: int = 0) -> Iterator[Ent
 
 
 def durable_after(data: bytes) -> int:
-    """Return how far the file was durable, as whole entries anywhere in ``data`` say."""
+    """Return how far the file was durable, by the whole entries anywhere in ``data``."""
     durable = 0
     at = data.find(_MAGIC)
     while at != -1:
@@ -129,7 +129,7 @@ def _read_entry(data: bytes, at: int, number: int | None) -> tuple[Entry, int] |
 
 @dataclass(frozen=True, slots=True)
 class SpillState:
-    """Whose spill it is, and where its queue begins: at byte ``position`` of file ``segment``.
+    """The producer and the log of a spill, and the start of its queue: byte ``position`` of file ``segment``.
 
     ``number`` is the number of the first record in the queue; ``sequences`` has for each partition
     the sequence of the next record that will be appended to the log.

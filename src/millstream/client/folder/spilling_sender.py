@@ -1,15 +1,15 @@
-"""The sender of a producer that spills: records wait on disk while the log does not take them.
+"""The sender of a producer that spills: records wait on disk while the log does not accept them.
 
-The order is always: what the sender holds, then the spill, then the queue. While anything is in
-the spill, nothing of the queue is sent: the sender drains the spill first, and what finds no room
-in the queue meanwhile follows into the spill. Records enter the spill
+The order is always: what the sender holds, then the spill, then the queue. While the spill has records, none
+of the queue is sent: the sender drains the spill first, and records that find no room in the queue meanwhile
+follow into the spill. Records enter the spill
 
 - when the queue is full, by the thread that found it so (``overload.spill``);
-- when the disk of the log has no room: first what was refused, then whatever gathers.
+- when the disk of the log is full: first the refused batches, then the queued ones.
 
-What was refused while later records had entered the spill already cannot go behind them: the sender
-keeps it, and retries. It drops that, and what the spill has no room for either, only when
-a thread has waited in ``flush`` or ``close`` for as long as the producer may block.
+Batches refused after later records had entered the spill cannot go behind them: the sender keeps them, and
+retries. It drops these, and those for which the spill has no room either, only when a thread has waited in
+``flush`` or ``close`` for as long as the producer may block.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class SpillingSender(Sender):
     ) -> None:
         super().__init__(writer, buffer, settings, on_taken=on_taken)
         self._spill = spill
-        # refused; the thread that moves something to the spill takes them
+        # refused; the thread that moves records to the spill takes them
         self._held: list[BatchAttempt] = []
         # by the number of their first record in the spill
         self._waiting: dict[int, ProducerBatch] = {}
         self._refusals = 0
-        self._draining = False  # what was drained is not reported yet
+        self._draining = False  # drained batches are not reported yet
         self._pause = Pause()
 
     def settled(self) -> Callable[[], bool]:
-        """Return what says whether all sent so far is in the log, or safe in the spill.
+        """Return a function that returns whether everything sent so far is in the log, or safe in the spill.
 
-        The spill counts where the log has refused to take from it: by a try that began after now,
-        which is the second one from now on.
+        The spill counts once the log has refused to drain it, in an attempt that began after this call: the
+        second one from now on.
         """
         enough = self._refusals + 2
         return lambda: (
@@ -118,7 +118,7 @@ class SpillingSender(Sender):
         return self._wait_for_room()
 
     def _wait_for_room(self) -> bool:
-        """Bring what has gathered to safety, and wait; False when the buffer closes."""
+        """Move queued records to the spill, and wait; False when the buffer closes."""
         try:
             with self._spill.lock:
                 self._move_queued()

@@ -1,8 +1,7 @@
-"""Transactions of a producer of a folder: what it does for the log's transaction coordinator.
+"""The transactions of a producer of a folder: the client side of the log's transaction coordinator.
 
-It stamps its batches, sees that all of them are appended before it commits, and knows its next
-producer epoch. What the end of a block does is in the table of ``client.transaction``; the coordinator is
-``log.transactions``.
+It stamps the batches, waits until all are appended before it commits, and knows its next producer epoch. The
+table of ``client.transaction`` says what the end of a block does; ``log.transactions`` is the coordinator.
 
 Every end raises the producer epoch by one, whoever ends the transaction, so a producer whose transaction
 timed out knows its next one without asking. Registering again instead would fence a newer producer
@@ -144,7 +143,7 @@ class FolderTransactionManager:
         self._over(None)
 
     def check_partitions(self, offsets: Offsets) -> None:
-        """Make sure that all these partitions are there.
+        """Check that all these partitions exist.
 
         Raises:
             UnknownTopicError, ConfigError: one is not.
@@ -213,7 +212,7 @@ class FolderTransactionManager:
                 self._identity, commit=commit, offsets=offsets, fence=fence
             )
         except (TransactionAbortedError, FencePassedError):
-            self._left_open = False  # it has ended, though not as asked
+            self._left_open = False  # it has ended, though not as requested
             self._next_epoch()
             raise
         except ProducerFencedError as error:
@@ -230,7 +229,7 @@ class FolderTransactionManager:
             self._identity = self._identity._replace(producer_epoch=producer_epoch)
 
     def _over(self, reported: BaseException | None) -> None:
-        """Be ready for the next; the end of this one reports its failures, a flush does not."""
+        """Prepare for the next one; the end of this one reports its failures, a flush does not."""
         buffer = self._buffer
         with buffer.changed:
             self._state = "none"

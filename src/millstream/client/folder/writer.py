@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from millstream.errors import MillstreamError
-from millstream.log.batch import EncodedBatch
-from millstream.log.group_commit import Durability
+from millstream.log.group_commit import Durability, PendingAppend
 from millstream.log.groups import Offsets
 from millstream.log.producer_identity import ProducerIdentity
 from millstream.record import TopicPartition
-
-
-class PendingSend(Protocol):
-    """One batch in flight; ``offset`` or ``error`` is set when it is done."""
-
-    offset: int
-    error: MillstreamError | None
 
 
 class CoordinatorClient(Protocol):
@@ -52,6 +43,6 @@ class ProducerWriter(Protocol):
 
     def partition(self, name: TopicPartition) -> object: ...
 
-    def pending(self, topic: str, partition: int, batch: EncodedBatch) -> PendingSend: ...
-
-    def commit(self, appends: Sequence[Any], durability: Durability = "synced") -> None: ...
+    def commit(
+        self, appends: Sequence[PendingAppend], durability: Durability = "synced"
+    ) -> None: ...

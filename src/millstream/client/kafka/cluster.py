@@ -1,8 +1,7 @@
-"""The brokers behind one address: the clients that talk to them, what topics there are, changing them.
+"""The brokers behind one address: their clients, their topics, and changes of these.
 
-Clients of the library print nothing: what goes wrong on their connections is kept, and said where a
-call fails because of it. Topics are looked up in a way that never makes one, and a change is waited for
-until the broker that responds shows it.
+Clients of the library print nothing: errors of their connections are kept, and reported when a call fails
+because of them. Lookups never create a topic, and a change returns once the broker shows it.
 """
 
 from __future__ import annotations
@@ -60,11 +59,11 @@ from millstream.log.topics import check_topic_id, check_topic_name, unknown_topi
 from millstream.record import TopicInfo
 
 FENCE_TOPIC = "__millstream_fences"
-"""The topic of the fences: their committed offsets belong to it, and it remembers them by key."""
+"""The topic of the fences: their committed offsets belong to it, and it stores them by key."""
 
-_CACHE_S = 5.0  # for how long what was seen of a topic is believed
+_CACHE_S = 5.0  # for how long metadata of a topic is cached
 _POLL_AGAIN_S = 0.02
-_TRY_S = 1.0  # after which a first contact looks whether there is any hope
+_TRY_S = 1.0  # after which a first request checks whether any broker can be reached
 _SETTINGS_S = 1.0
 _PRODUCER_BYTES = RECORD_BYTES_MAX + (1 << 20)
 _LEVELS = {
@@ -77,7 +76,7 @@ _T = TypeVar("_T")
 
 
 class Cluster:
-    """What one connection knows of its brokers. Thread-safe.
+    """The clients and the metadata of one connection. Thread-safe.
 
     Raises:
         ConfigError: an option is not possible.
@@ -88,11 +87,11 @@ class Cluster:
         self.address = address
         self.shown = address.shown
         self.timeout_s = address.timeout_s
-        self._said = ""  # what a client said of its connections last
-        self._refused: KafkaError | None = None  # why waiting for the brokers is in vain
+        self._said = ""  # the last error of a client's connections
+        self._refused: KafkaError | None = None  # why waiting for the brokers is useless
         self._closed = ""
         self._fences = False
-        self._known: dict[str, tuple[TopicInfo, float]] = {}  # and until when it is believed
+        self._known: dict[str, tuple[TopicInfo, float]] = {}  # and until when it is cached
         timeout_ms = max(int(1000 * self.timeout_s), 1000)
         self._admin = self._made(AdminClient, {"socket.timeout.ms": timeout_ms})
         self._keep = self._admin  # a fork's child must not destroy it
@@ -170,7 +169,7 @@ class Cluster:
         self._closed = f"this connection to {self.shown} was closed; connect again"
 
     def disable_after_fork(self) -> None:
-        """Refuse everything in a forked child: the threads that clients need are the parent's."""
+        """Refuse every call in a forked child: the threads of the clients are the parent's."""
         self._closed = (
             f"this connection to {self.shown} was made before a fork; connect again in the child"
         )
@@ -180,10 +179,10 @@ class Cluster:
             raise FencedError(self._closed)
 
     def call(self, send: Callable[[], Future[_T]], what: str, *, reads: bool = False) -> _T:
-        """Return what a request gives, sent again while what is wrong passes by itself.
+        """Return the result of a request; retry it after passing errors.
 
-        ``what`` begins the error's sentence. One that only ``reads`` is sent again where its
-        connection broke, too.
+        ``what`` begins the error message. A request that only ``reads`` is retried after a broken connection,
+        too.
 
         Raises:
             MillstreamError: it failed; see ``errors``.
@@ -226,7 +225,7 @@ class Cluster:
                 raise
 
     def has_fences(self) -> bool:
-        """Say whether the topic of fences is there; once it is, it stays."""
+        """Return whether the topic of fences exists; once it does, it stays."""
         self._fences = self._fences or FENCE_TOPIC in self.names()
         return self._fences
 
@@ -242,7 +241,7 @@ class Cluster:
     def _describe_topic(
         self, name: str, asked: Future[TopicDescription] | None = None
     ) -> TopicInfo | None:
-        """Return what is known of a topic now; None where it is internal or gone.
+        """Return the metadata of a topic; None if it is internal or deleted.
 
         ``asked`` is the response to a request about several topics, which is not sent twice.
         """
@@ -266,7 +265,7 @@ class Cluster:
         return None if found.is_internal else info
 
     def topic(self, name: str) -> TopicInfo:
-        """Return what is known of one topic, now.
+        """Return the current metadata of one topic.
 
         Raises:
             UnknownTopicError: there is no such topic.
@@ -277,7 +276,7 @@ class Cluster:
         return info
 
     def cached_topic(self, topic: str) -> TopicInfo:
-        """Return what is known of a topic, as of a few seconds ago at most.
+        """Return the metadata of a topic, a few seconds old at most.
 
         Raises:
             UnknownTopicError: there is no such topic.
@@ -291,7 +290,7 @@ class Cluster:
         return self.cached_topic(topic).partitions
 
     def check_partition(self, topic: str, partition: int) -> None:
-        """Make sure that a partition is there.
+        """Check that a partition exists.
 
         Raises:
             UnknownTopicError, ConfigError: there is no such topic or partition.
@@ -305,7 +304,7 @@ class Cluster:
             )
 
     def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> TopicInfo:
-        """Make a topic, and wait until it shows.
+        """Create a topic, and wait until the broker shows it.
 
         Raises:
             TopicExistsError: the name is taken.
@@ -326,7 +325,7 @@ class Cluster:
         return info if info is not None and info.partitions >= partitions else None
 
     def _wait_until_visible(self, look: Callable[[], _T | None]) -> _T:
-        """Return what ``look`` gives, once it gives something."""
+        """Return the result of ``look``, once it is not None."""
         deadline_s = time.monotonic() + self.timeout_s
         while (found := look()) is None:
             if time.monotonic() >= deadline_s:
@@ -340,7 +339,7 @@ class Cluster:
     def alter_topic(
         self, name: str, partitions: int | None, settings: Mapping[str, str | None]
     ) -> TopicInfo:
-        """Add partitions, or change settings, and wait until that shows.
+        """Add partitions, or change settings, and wait until the broker shows it.
 
         Raises:
             UnknownTopicError: there is no such topic.
@@ -379,7 +378,7 @@ class Cluster:
             lambda: self._admin.incremental_alter_configs([resource])[resource],
             f"the settings of {name!r} were not changed",
         )
-        # It shows after a moment. A value that the broker writes in another way is not waited for long.
+        # It shows after a moment. The wait is short, as a broker may write a value in another form.
         wanted = {setting: value for setting, value in settings.items() if value is not None}
         deadline_s = time.monotonic() + _SETTINGS_S
         while not wanted.items() <= self.settings(name).items() and time.monotonic() < deadline_s:
@@ -433,7 +432,7 @@ class Cluster:
     def list_offsets(
         self, places: Sequence[KafkaTopicPartition], spec: OffsetSpec, isolation: Isolation
     ) -> list[int]:
-        """Return one offset of each of these partitions; -1 where there is none."""
+        """Return one offset of each of these partitions; -1 if there is none."""
         asked, level = dict.fromkeys(places, spec), _LEVELS[isolation]
         found = self.call(
             lambda: _all_of(self._admin.list_offsets(asked, isolation_level=level)),
@@ -450,7 +449,7 @@ class Cluster:
         return found if found >= 0 else self.offsets(topic, isolation)[partition][1]
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
-        """Give up the records below an offset; return where the partition begins now.
+        """Delete the records below an offset; return the new log start.
 
         Raises:
             OffsetOutOfRangeError: the offset is above the end.
@@ -476,7 +475,7 @@ class Cluster:
 def _all_of(
     futures: Mapping[KafkaTopicPartition, Future[_T]],
 ) -> Future[dict[KafkaTopicPartition, _T]]:
-    """Return what several futures give together, or the error of one."""
+    """Return the results of several futures, or the error of one."""
     whole: Future[dict[KafkaTopicPartition, _T]] = Future()
     try:
         whole.set_result({place: future.result() for place, future in futures.items()})

@@ -1,8 +1,7 @@
-"""Reading a topic behind brokers record by record: the consumer of every log, on a client's stream.
+"""Reading a topic behind brokers record by record: a consumer on a client's stream.
 
-Where a group is, what was handed out and when that is committed is decided as for a folder (see
-``client.consumer``). Partitions are not divided among members: a consumer reads the given ones,
-and commits for its group without joining it.
+Positions and commits are as for a folder (see ``client.consumer``). Partitions are not divided among members:
+a consumer reads the given ones, and commits for its group without joining it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class KafkaConsumer(Consumer):
         wait_ms = FOLLOW_WAIT_MS if self._stop is None else RANGE_WAIT_MS
         self._stream = Fetcher(self._cluster, reader.isolation, wait_ms=wait_ms)
         self._waiting: list[Message] = []
-        self._left: set[int] = set()  # partitions that are still to be read, where there is a stop
+        self._left: set[int] = set()  # partitions not read to their end yet, if reading stops there
         self._looks_s = time.monotonic()
         self._begin()
 
@@ -54,7 +53,7 @@ class KafkaConsumer(Consumer):
             self._stream.close()
 
     def _begin(self) -> None:
-        """Read on from where the next records are."""
+        """Assign the positions of the next records."""
         stop = self._stop
         wanted = {n: at for n, at in self._next.items() if stop is None or at < stop[n]}
         self._left = set(wanted)
@@ -63,7 +62,7 @@ class KafkaConsumer(Consumer):
         self._idle.reset()
 
     def _fetch(self) -> bool:
-        """Take what has come; of a consumer that is to stop, wait for what is still to come."""
+        """Take the records that have arrived; a consumer that stops at the end waits for the rest."""
         if self._grows and time.monotonic() >= self._looks_s:
             self._looks_s = time.monotonic() + _GROWS_EVERY_S
             self._check_for_partitions()
@@ -77,7 +76,7 @@ class KafkaConsumer(Consumer):
         if not messages:
             return False
         self._idle.reset()
-        # Clients fetch by the topic's name: the topic id of now tells whose records these are.
+        # Clients fetch by the topic's name: the current topic id tells which topic the records are of.
         self._reader.topic_id(self._topic)
         self._fetched = self._records(messages)
         return True
@@ -111,7 +110,7 @@ class KafkaConsumer(Consumer):
                 self._stream.drop(number)
 
     def _skip_to(self, number: int, offset: int) -> None:
-        """Go past offsets below ``offset``, which have no more records."""
+        """Move past offsets below ``offset``, which have no more records."""
         if offset > self._positions[number]:
             self._next[number] = self._positions[number] = self._done[number] = offset
 

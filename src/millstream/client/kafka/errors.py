@@ -1,7 +1,7 @@
-"""From Kafka's errors to ours: by what the caller must do, with what the broker said.
+"""Translates Kafka's errors to ours: by what the caller must do, with the broker's message.
 
-No error of the library's leaves ``client.kafka``. Its names for the client's own codes begin with an
-underscore, and are public.
+No error of the library leaves ``client.kafka``. Its names of the client's own codes begin with an underscore,
+and are public.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ UNAVAILABLE = (
     KafkaError.NETWORK_EXCEPTION,
     KafkaError.REQUEST_TIMED_OUT,
 )
-# What passes by itself in a moment: after a topic was made, after a broker began.
+# Passing errors: after a topic was created, after a broker started.
 RETRIABLE = (
     KafkaError._NOENT,
     KafkaError._WAIT_COORD,
@@ -102,7 +102,7 @@ _IN_USE = (
 )
 
 
-# Codes, what they become, and what the reader of the message can do. The first row that has the code.
+# Codes, our error, and the remedy in its message. The first row with the code counts.
 _TABLE: tuple[tuple[tuple[int, ...], type[MillstreamError], str], ...] = (
     (
         UNAVAILABLE,
@@ -149,7 +149,7 @@ def to_millstream_error(error: KafkaError, what: str) -> MillstreamError:
 
 
 def kafka_error_of(raised: KafkaException) -> KafkaError:
-    """Return what a raised exception of the library's holds."""
+    """Return the error in an exception of the library."""
     error = raised.args[0]
     assert isinstance(error, KafkaError), "it holds nothing else"
     return error
@@ -157,7 +157,7 @@ def kafka_error_of(raised: KafkaException) -> KafkaError:
 
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Let no exception of the library's out of the block.
+    """Translate exceptions of the library in the block.
 
     Raises:
         MillstreamError: in its place; see :func:`to_millstream_error`.

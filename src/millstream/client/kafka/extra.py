@@ -1,4 +1,4 @@
-"""Loading what needs confluent-kafka, with a remedy where it is not installed."""
+"""Loads the modules that need confluent-kafka, with a remedy if it is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that reads chosen partitions from chosen offsets: no group assigns them, none is moved.
+"""A client that reads given partitions from given offsets: no group assigns them.
 
 What it reads is in offset order within each partition. It reports the end of a partition when it
 reaches it, with the offset, which is how offsets without a record (markers of transactions, what
@@ -29,8 +29,8 @@ from millstream.log.reader import Isolation
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-_TAKEN_MAX = 5_000  # messages in one go
-# What is fetched ahead of the reader is bounded, as much of it is beyond the end of a range.
+_TAKEN_MAX = 5_000  # messages at once
+# The fetch ahead is bounded, as much of it is beyond the end of a range.
 FOLLOW_WAIT_MS = 100
 RANGE_WAIT_MS = 5
 _AHEAD_KIB = 16 << 10
@@ -83,14 +83,14 @@ class Fetcher:
             self._client.incremental_unassign([KafkaTopicPartition(self._topic, partition)])
 
     def poll(self, timeout_s: float) -> list[Message]:
-        """Return what is there, waiting for a first message up to ``timeout_s``.
+        """Return the messages that have arrived; wait up to ``timeout_s`` for the first one.
 
         Messages are records, or ends of partitions (``is_end``).
 
         A closed stream yields nothing.
 
         Raises:
-            OffsetOutOfRangeError: where it was to read from is gone or not yet there.
+            OffsetOutOfRangeError: the next offset is gone or not yet there.
             MillstreamError: a partition cannot be read; see ``errors``.
         """
         with self._lock, translate_errors(f"{self._topic!r} cannot be read"):
@@ -101,7 +101,7 @@ class Fetcher:
         return [message for message in found if self._is_for_reader(message)]
 
     def _is_for_reader(self, message: Message) -> bool:
-        """Say whether a message is one for the reader; what the client recovers from by itself is not."""
+        """Return whether a message is for the reader; errors that the client recovers from are not."""
         error = message.error()
         if error is None or error.code() == KafkaError._PARTITION_EOF:
             return True
@@ -119,7 +119,7 @@ class Fetcher:
         raise to_millstream_error(error, f"{self._topic}/{partition} cannot be read")
 
     def close(self) -> None:
-        """Give the client back; at the latest when what it waits for has come."""
+        """Close the client; at the latest when a running poll returns."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -131,7 +131,7 @@ class Fetcher:
 
 
 def is_end(message: Message) -> bool:
-    """Say whether a message reports the end of its partition."""
+    """Return whether a message reports the end of its partition."""
     return message.error() is not None
 
 
@@ -147,7 +147,7 @@ class IdleTimeout:
         self._since_s = time.monotonic()
 
     def check(self) -> None:
-        """Make sure that it was not for too long.
+        """Check that it was not for too long.
 
         Raises:
             BrokerUnavailableError: nothing arrived within the address's timeout.

@@ -1,10 +1,10 @@
-"""What groups have committed, and fences, which are committed offsets of groups of their own.
+"""The committed offsets of groups, and fences, which are committed offsets of their own groups.
 
-The fence of a writer is what the group ``millstream-fence:<writer>`` has committed of partition 0 of
-the topic of fences: the *next* batch id, as a committed offset is the next to be read. So it is
-committed by the transaction that it guards, as the offsets of any group are. Apache Kafka deletes
-offsets some days after the last commit; therefore the transaction also writes the batch id into that
-topic, which is compacted, under the writer's name, and a fence without an offset is looked up there.
+The fence of a writer is the committed offset of the group ``millstream-fence:<writer>`` in partition 0 of the
+topic of fences: the *next* batch id, as a committed offset is the next to be read. So it is committed by the
+transaction that it guards, as the offsets of any group are. Apache Kafka deletes offsets some days after the
+last commit; therefore the transaction also writes the batch id into that topic, which is compacted, under the
+writer's name, and a fence without an offset is looked up there.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class KafkaGroups:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._lock = threading.Lock()
-        self._clients: dict[str, Consumer] = {}  # by group; the last one used last
+        self._clients: dict[str, Consumer] = {}  # by group; the last used one is last
 
     def close(self) -> None:
-        """Give the clients back."""
+        """Close the clients."""
         with self._lock:
             clients, self._clients = self._clients, {}
             for client in clients.values():
@@ -90,7 +90,7 @@ class KafkaGroups:
             time.sleep(_POLL_AGAIN_S)
 
     def group_metadata(self, group: str) -> Any:
-        """Return a group as a transaction wants it: only a consumer knows how to say it."""
+        """Return the metadata of a group for a transaction: only a consumer has it."""
         return self._call_coordinator(
             group, f"group {group!r}", lambda client: client.consumer_group_metadata()
         )
@@ -118,8 +118,8 @@ class KafkaGroups:
         try:
             _check_topics(reader, topics)
         except TopicRecreatedError:
-            # Just now. A commit names its topic, so it may be the new one's: then that is read from its
-            # start, and none of its records is passed over. The offsets of other topics remain.
+            # Deleted during the commit. A commit names its topic, so it may be the new one's: then that is
+            # read from its start, and none of its records is skipped. The offsets of other topics remain.
             moved = {topic for topic in topics if _was_recreated(reader, topic)}
             self._put(group, {name: 0 for name in offsets if name.topic in moved})
             raise
@@ -170,14 +170,14 @@ class KafkaGroups:
 
     def _all(self) -> list[str]:
         found = self._cluster.call(
-            lambda: self._cluster.admin.list_consumer_groups(),  # noqa: PLW0108 - wanted for each time
+            lambda: self._cluster.admin.list_consumer_groups(),  # noqa: PLW0108 - needed for each attempt
             "the groups could not be listed",
             reads=True,
         )
         return sorted(group.group_id for group in found.valid)
 
     def delete(self, group: str, topic: str | None) -> int:
-        """Forget what a group has committed; return how many offsets.
+        """Delete the committed offsets of a group; return how many.
 
         Raises:
             ConfigError: of one topic only, for which the client has no request.
@@ -200,7 +200,7 @@ class KafkaGroups:
         )
 
     def fence(self, writer: str) -> int | None:
-        """Return the batch id that the fence of ``writer`` is at; None if it has none."""
+        """Return the batch id of the fence of ``writer``; None if it has none."""
         if not self._cluster.has_fences():
             return None
         found = self.committed_of(FENCE_GROUP + writer, [KafkaTopicPartition(FENCE_TOPIC, 0)])
@@ -208,7 +208,7 @@ class KafkaGroups:
         return self._fences_in_topic().get(writer) if at is None else at.offset - 1
 
     def _fences_in_topic(self) -> dict[str, int]:
-        """Return what the topic of fences says of each writer."""
+        """Return the fence of each writer in the topic of fences."""
         reader = KafkaReader(self._cluster.shown, cluster=self._cluster)
         found: dict[str, int] = {}
         try:
@@ -234,7 +234,7 @@ class KafkaGroups:
         return {writer: batch_id for writer, batch_id in stands.items() if batch_id is not None}
 
     def _groups_of_fences(self) -> list[str]:
-        """Return the writers of fences whose offsets are there."""
+        """Return the writers whose fences have committed offsets."""
         return [
             name.removeprefix(FENCE_GROUP) for name in self._all() if name.startswith(FENCE_GROUP)
         ]
@@ -285,7 +285,7 @@ def _was_recreated(reader: KafkaReader | None, topic: str) -> bool:
 
 
 def to_kafka_offsets(offsets: Offsets) -> list[KafkaTopicPartition]:
-    """Return offsets as the library has them."""
+    """Return offsets in the library's form."""
     found = []
     for name, given in offsets.items():
         offset, metadata, _ = offset_and_metadata(given)
@@ -294,5 +294,5 @@ def to_kafka_offsets(offsets: Offsets) -> list[KafkaTopicPartition]:
 
 
 def fence_offsets(batch_id: int) -> list[KafkaTopicPartition]:
-    """Return what the group of a fence commits together with a batch."""
+    """Return the offsets that the group of a fence commits together with a batch."""
     return [KafkaTopicPartition(FENCE_TOPIC, 0, batch_id + 1)]

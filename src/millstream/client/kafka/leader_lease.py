@@ -2,8 +2,8 @@
 
 Nothing is read in this group, and nothing is committed for it: only its members count. When the leader
 leaves, the broker assigns the partition to another member after the leader has released it. When the
-leader is silent for a session, the broker does not wait. The group is one of its own, as brokers accept
-no commits from outside for a group with members.
+leader is silent for a session, the broker does not wait. It is a separate group, as brokers reject commits of
+others than members for a group with members.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class KafkaLeaderLease:
         self._what = f"the webhooks of group {group!r} cannot agree on who delivers"
         self._another = f"Another webhook of group {group!r} delivers"
         self._held = False
-        self._assigned_others = False  # what was assigned last is not partition 0
+        self._assigned_others = False  # the last assignment was not partition 0
         self._since_s = time.monotonic()
         self._closed = False
         self._cluster = Cluster(kafka_address(address))
@@ -109,7 +109,7 @@ class KafkaLeaderLease:
         # Leaving tells the broker, which then assigns the partition to another member at once.
         if not self._closed:
             self._closed = True
-            self._held = False  # the caller has ended what it was held for
+            self._held = False  # the caller has stopped its work
             with translate_errors(self._what):
                 self._client.close()
             self._cluster.close()

@@ -1,4 +1,4 @@
-"""The log behind brokers, as a program uses it: each call of ``EventLog`` on the part that does it."""
+"""The event log behind brokers: each call of ``EventLog``, delegated to a module."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class KafkaLog(EventLog):
         low, high = reader.bounds(topic, partition)
         first, last = low if start is None else start, high if end is None else end
         if first != last:
-            check_range(f"{topic}/{partition}", (low, high), first, last)
+            check_range(TopicPartition(topic, partition), (low, high), first, last)
         batches = reader.read(topic, partition, first, last, columns=columns)
         return pa.Table.from_batches(batches, schema=schema)
 
@@ -236,7 +236,9 @@ class KafkaLog(EventLog):
             producers, self._producers = self._producers, []
             consumers, self._consumers = self._consumers, []
             readers, self._readers = self._readers, {}
-        with ExitStack() as closing:  # each is closed, whatever the others say; last in, first out
+        with (
+            ExitStack() as closing
+        ):  # each is closed, even if another one fails; last in, first out
             closing.callback(self._cluster.close)
             closing.callback(self._groups.close)
             if was_open:

@@ -1,8 +1,8 @@
-"""Sending records to brokers: what is sent waits in the client, and a thread completes its futures.
+"""Sending records to brokers: records wait in the client, and a thread completes their futures.
 
-The client makes batches, sends them again where it has to, and in order: it is always idempotent, and
-a record counts as acknowledged when all copies that are in sync have it. What waits is bounded; ``overload`` says
-what happens beyond the bound. A failure reaches the futures, and the next ``flush`` or ``close``.
+The client makes batches, and retries them in order: it is always idempotent, and a record is acknowledged
+when all in-sync replicas have it. The queue is bounded; ``overload`` says what happens beyond the bound. A
+failure reaches the futures, and the next ``flush`` or ``close``.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from millstream.client.serializers import HeadersInput, encode_record
 from millstream.errors import ConfigError, FencedError, MillstreamError, OverloadError
 from millstream.log.batch import RECORD_BYTES_MAX
 from millstream.log.clocks import wall_clock_ms
-from millstream.log.encoding import Headers, check_record_size
+from millstream.log.encoding import check_record_size
 from millstream.log.fork_guard import guard
-from millstream.record import RecordMetadata
+from millstream.record import Headers, RecordMetadata
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
 _POLL_S = 0.1
 _BATCH_BYTES = 1 << 20
-_WAITING_MAX = 2_000_000  # records; bytes are the bound that is meant
+_WAITING_MAX = 2_000_000  # records; the effective bound is that of bytes
 _ANY_PARTITION = -1  # the client chooses, batch by batch
 _Row: TypeAlias = tuple[bytes | None, bytes | None, int, Headers]  # value, key, when, headers
 
@@ -157,11 +157,11 @@ class KafkaProducer(Producer):
         row: _Row,
         on_delivery: Callable[[KafkaError | None, Message], None],
     ) -> MillstreamError | None:
-        """Hand one record to the client; return why it was dropped, if it was.
+        """Pass one record to the client; return the error if it was dropped.
 
         Raises:
             OverloadError: there was no room for too long.
-            MillstreamError: the client takes no such record.
+            MillstreamError: the client rejects the record.
         """
         value, key, timestamp_ms, pairs = row
         headers = list(pairs) if pairs else None
@@ -191,7 +191,7 @@ class KafkaProducer(Producer):
                 return None
 
     def _no_room(self, since_s: float) -> OverloadError | None:
-        """Wait for room, or say that there is none.
+        """Wait for room, or raise the error.
 
         Raises:
             OverloadError: there was none for too long.
@@ -269,7 +269,7 @@ class KafkaProducer(Producer):
     def wait_for_deliveries(self) -> None:
         """Return when everything in flight has its result."""
         while len(self.library):
-            with suppress(KafkaException):  # what is fatal has failed every record by now
+            with suppress(KafkaException):  # a fatal error has failed every record by now
                 self.library.flush(_POLL_S)
 
     def close(self) -> None:
@@ -287,7 +287,7 @@ class KafkaProducer(Producer):
                 self._client.close()
 
     def disable_after_fork(self) -> None:
-        """Refuse everything in a forked child: the client's threads are the parent's."""
+        """Refuse every call in a forked child: the client's threads are the parent's."""
         self.refusal = FencedError(
             "this producer was made before a fork; make one in the parent only"
         )

@@ -1,7 +1,7 @@
-"""Clients that send, each with the thread that completes the futures; kept for the next producer.
+"""A pool of sending clients, each with the thread that completes the futures.
 
-An idempotent client takes half a second until it may send its first record, so one that is not needed
-any more is kept for the next producer that is made in the same way.
+An idempotent client takes half a second until it can send its first record, so a client that is no longer
+used is kept for the next producer with the same settings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _shared_lock = threading.Lock()
 
 
 class ProducerClient:
-    """A client of the library's, and the thread in which its callbacks run."""
+    """A client of the library, and the thread in which its callbacks run."""
 
     def __init__(self, cluster: Cluster, settings: Mapping[str, object]) -> None:
         self.library = cluster.producer(settings)
@@ -41,11 +41,11 @@ class ProducerClient:
                 self.library.poll(_POLL_S)
             except KafkaException:
                 pass  # a fatal error is raised again by the next call
-            except Exception:  # noqa: BLE001 - of a callback; those behind it must still be called
+            except Exception:  # noqa: BLE001 - of a callback; those after it must still be called
                 _log.exception("the future of a record could not be completed")
 
     def refresh_topic(self, topic: str, topic_id: str) -> None:
-        """See that the client knows the topic of this id, and not one that had its name before."""
+        """Refresh the client's metadata of a topic if it may be that of an older topic id."""
         before = self._topic_ids.get(topic)
         if before != topic_id:
             self._topic_ids[topic] = topic_id
@@ -54,7 +54,7 @@ class ProducerClient:
                     self.library.list_topics(topic, self._cluster.timeout_s)
 
     def close(self) -> None:
-        """End the thread; what was sent must have its result."""
+        """End the thread; every record must have its result."""
         self._ended = True
         self._thread.join()
 
@@ -68,7 +68,7 @@ class ProducerPool:
         self._kept: dict[tuple[tuple[str, object], ...], list[ProducerClient]] = {}
 
     def acquire(self, cluster: Cluster, settings: Mapping[str, object]) -> ProducerClient:
-        """Return a client with these settings: one that was given back, or a new one."""
+        """Return a client with these settings: an unused one, or a new one."""
         with self._lock:
             kept = self._kept.get(_key(settings))
             if kept:
@@ -76,7 +76,7 @@ class ProducerPool:
         return ProducerClient(cluster, settings)
 
     def release(self, settings: Mapping[str, object], client: ProducerClient) -> None:
-        """Keep a client for the next, unless there are enough."""
+        """Keep a client for the next producer, unless there are enough."""
         with self._lock:
             kept = self._kept.setdefault(_key(settings), [])
             if len(kept) < _KEPT_MAX and self.users:
@@ -85,7 +85,7 @@ class ProducerPool:
         client.close()
 
     def close(self) -> None:
-        """Give up those that are kept."""
+        """Close the unused clients."""
         with self._lock:
             ending = [client for kept in self._kept.values() for client in kept]
             self._kept.clear()
@@ -94,7 +94,7 @@ class ProducerPool:
 
 
 def acquire_pool(address: KafkaAddress) -> ProducerPool:
-    """Return this process's clients for an address, for a connection that gives them back."""
+    """Return this process's clients for an address; the connection releases them at its end."""
     with _shared_lock:
         clients = _shared.setdefault(address, ProducerPool())
         clients.users += 1
@@ -102,7 +102,7 @@ def acquire_pool(address: KafkaAddress) -> ProducerPool:
 
 
 def release_pool(address: KafkaAddress, clients: ProducerPool) -> None:
-    """Close the clients when the last connection of this process is done with them."""
+    """Close the clients when the last connection of this process releases them."""
     with _shared_lock:
         clients.users -= 1
         if clients.users or _shared.get(address) is not clients:

@@ -1,7 +1,7 @@
 """The reader of a log behind brokers: topics, offsets, and ranges of records as columns.
 
-It has the calls of the folder's ``LogReader``, so whatever reads a log reads both. Records are taken
-one by one from the client, which is what this costs beside reading files.
+It has the calls of the folder's ``LogReader``, so any reader of a log reads both. The client delivers records
+one by one, which makes it slower than reading files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millstream.errors import ConfigError, OffsetOutOfRangeError
 from millstream.log.decoding import COLUMNS, SCHEMA, select_schema
 from millstream.log.reader import Isolation, check_isolation, check_range
 from millstream.log.topics import check_topic_id
-from millstream.record import TopicInfo
+from millstream.record import TopicInfo, TopicPartition
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -68,14 +68,14 @@ class KafkaReader:
 
     @property
     def cluster(self) -> Cluster:
-        """What is known of the brokers; connects when it is first used."""
+        """The clients and metadata of the brokers; connects when it is first used."""
         with self._lock:
             if self._given is None:
                 self._given = Cluster(kafka_address(self.address))
             return self._given
 
     def close(self) -> None:
-        """Give the clients back."""
+        """Close the clients."""
         with self._lock:
             streams, self._streams[:] = list(self._streams), []
         for stream in streams:
@@ -84,8 +84,8 @@ class KafkaReader:
     def pinned(self, topic_ids: Mapping[str, str]) -> KafkaReader:
         """Return a reader for positions in the topics with these ids, by name; it shares our clients.
 
-        Clients fetch records by the topic's name, so the id is checked once they are here. An id is
-        never used twice: if it is the right one then, it was so all the time, and the records are its.
+        Clients fetch records by the topic's name, so the id is checked after a fetch. An id is never used
+        twice: if it is the right one then, the records are of this topic.
         """
         pinned = KafkaReader(
             self.address,
@@ -99,7 +99,7 @@ class KafkaReader:
     # -- what there is ------------------------------------------------------------------------
 
     def check_topic(self, topic: str) -> None:
-        """Make sure that a topic is now the one that this reader has positions in.
+        """Check that a topic is the one that this reader has positions in.
 
         Raises:
             TopicRecreatedError: it was deleted and created again.
@@ -169,8 +169,8 @@ class KafkaReader:
 
         Args:
             bytes_max: Soft limit in bytes of keys and values for one Arrow record batch.
-            tally: Told of the records that are given: clients of brokers do not see the headers of
-                batches, so there is no other number to hold them against.
+            tally: Called with the number of records yielded: clients of brokers do not see the headers of
+                batches, so there is no other number to compare with.
 
         Raises:
             OffsetOutOfRangeError: some of [start, end) is gone or not committed.
@@ -206,9 +206,8 @@ class KafkaReader:
         self.cluster.check_partition(topic, partition)
         if start == end:
             return
-        name = f"{topic}/{partition}"
         if not 0 <= start < end:
-            check_range(name, self.bounds(topic, partition), start, end)
+            check_range(TopicPartition(topic, partition), self.bounds(topic, partition), start, end)
         with self._fetcher() as stream:
             stream.assign(topic, {partition: start})
             rows = _ColumnBuilder(columns)
@@ -235,14 +234,16 @@ class KafkaReader:
                         return
                 elif message.offset() >= end:
                     return
-                else:  # the end is before that of the range: by now it may be another one
+                else:  # the end is before that of the range: it may have changed by now
                     low, high = self.bounds(topic, partition)
-                    check_range(f"{topic}/{partition}", (low, high), max(low, end - 1), end)
+                    check_range(
+                        TopicPartition(topic, partition), (low, high), max(low, end - 1), end
+                    )
             idle.check()
 
     @contextmanager
     def _fetcher(self) -> Iterator[Fetcher]:
-        """Give a stream that no other thread uses meanwhile; the next call may reuse it."""
+        """Yield a stream that no other thread uses meanwhile; the next call may reuse it."""
         with self._lock:
             stream = self._streams.pop() if self._streams else None
         if stream is None:
@@ -261,7 +262,7 @@ class KafkaReader:
 
 
 class _ColumnBuilder:
-    """Records that become columns."""
+    """Collects records as columns."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns
@@ -306,7 +307,7 @@ _COLUMN = {
 
 
 def kafka_reader(address: str, isolation: Isolation = "read_committed") -> KafkaReader:
-    """Return this process's reader of an address: one that is kept, as its clients take a moment.
+    """Return this process's reader of an address: it is cached, as its clients take a moment to start.
 
     Raises:
         ConfigError: the address is not possible.

@@ -57,24 +57,24 @@ from millstream.log.groups import Offsets
 from millstream.log.producer_identity import TIMEOUT_MS_MAX
 from millstream.record import TopicPartition
 
-_MARGIN_MS = 10_000  # what brokers wait for longer than the producer itself
+_MARGIN_MS = 10_000  # how much longer brokers wait than the producer itself
 _TRIES = 3
 _LOOK_AGAIN_S = 0.002
 _KEEPS_BROKERS = {"metadata.recovery.strategy": "none"}
 _FENCE_TOPIC_SETTINGS = {
     "cleanup.policy": "compact",
     "min.cleanable.dirty.ratio": "0.1",
-    "segment.ms": "3600000",  # what is not closed is not compacted
+    "segment.ms": "3600000",  # only closed segments are compacted
 }
 
 
 @cache
 def keep_brokers_settings() -> dict[str, object]:
-    """Return what makes a client remember its brokers when none of them responds.
+    """Return the setting by which a client keeps its brokers when none of them responds.
 
-    Else it starts over with the addresses it was given, and would wait for a coordinator that it has
-    forgotten, beyond any timeout, when offsets are to go with a transaction
-    (https://github.com/confluentinc/librdkafka/issues/5511). Nothing, in versions that always remember.
+    Else it starts over with the addresses it was given, and would wait beyond any timeout for a coordinator
+    that it no longer knows, when offsets are added to a transaction
+    (https://github.com/confluentinc/librdkafka/issues/5511). Nothing, in versions that always keep them.
     """
     try:
         Producer({"log_level": 0, **_KEEPS_BROKERS})
@@ -84,7 +84,7 @@ def keep_brokers_settings() -> dict[str, object]:
 
 
 class TransactionalSends(Protocol):
-    """The sends of one producer, as far as its transactions need them: ``KafkaProducer`` has these."""
+    """The calls of ``KafkaProducer`` that its transactions use."""
 
     library: Any
     refusal: MillstreamError | None
@@ -188,7 +188,7 @@ class KafkaTransactionManager:
             moved = _all_offsets(offsets, fence)
             for group, given in moved.items():
                 self._send_offsets(given, self._groups.group_metadata(group))
-            if fence is not None:  # by now what was committed before is there to be seen
+            if fence is not None:  # readers see what was committed before by now
                 self._advance_fence(*fence)
             self._call("commit_transaction")
             self._wait_until_visible(moved)
@@ -198,7 +198,7 @@ class KafkaTransactionManager:
         except MillstreamError as error:
             self._abort()
             refusal = self._producer.refusal
-            if isinstance(refusal, ProducerFencedError):  # why a record was not taken either
+            if isinstance(refusal, ProducerFencedError):  # why a record was not accepted, too
                 raise refusal.with_traceback(None) from error
             raise
         finally:
@@ -225,10 +225,10 @@ class KafkaTransactionManager:
             )
 
     def _wait_until_visible(self, moved: Mapping[str, Sequence[KafkaTopicPartition]]) -> None:
-        """Wait until readers see what was committed, which is a moment after it was decided.
+        """Wait until readers see what was committed, a moment after the decision.
 
-        Until its marker is there, a partition ends for them where the transaction's first record is;
-        if before that, it is another transaction that holds them back.
+        Until its marker is there, a partition ends for them at the transaction's first record; if before
+        that, at that of another transaction.
         """
         first, self._producer.first_offsets = self._producer.first_offsets, {}
         deadline_s = time.monotonic() + self._cluster.timeout_s
@@ -254,13 +254,13 @@ class KafkaTransactionManager:
         )
 
     def _make_fences(self) -> None:
-        """Make sure that the topic is there to which the offsets that are fences belong."""
+        """Create the topic of the fences if it is missing."""
         with suppress(TopicExistsError):
             if not self._cluster.has_fences():
                 self._cluster.create_topic(FENCE_TOPIC, 1, _FENCE_TOPIC_SETTINGS)
 
     def check_partitions(self, offsets: Offsets) -> None:
-        """Make sure that all these partitions are there.
+        """Check that all these partitions exist.
 
         Raises:
             UnknownTopicError, ConfigError: one is not.
@@ -321,10 +321,10 @@ class KafkaTransactionManager:
         self._producer.refusal = error
 
     def _send_offsets(self, given: Sequence[KafkaTopicPartition], member: Any) -> None:
-        """Let a group's offsets go with the transaction.
+        """Add a group's offsets to the transaction.
 
-        Where a broker went for good meanwhile, the client may wait in vain, and beyond the time that
-        it was given. So it waits in a thread, and this producer ends where the wait does not.
+        If a broker has gone for good meanwhile, the client may wait beyond its timeout. So it waits in a
+        thread, and this producer ends if the wait does not.
 
         Raises:
             MillstreamError: it failed.
@@ -334,7 +334,7 @@ class KafkaTransactionManager:
         def send() -> None:
             try:
                 self._call("send_offsets_to_transaction", list(given), member)
-            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            except BaseException as error:  # noqa: BLE001 - it is raised by the thread that waits
                 failed.append(error)
 
         thread = threading.Thread(target=send, name="millstream-kafka-offsets", daemon=True)

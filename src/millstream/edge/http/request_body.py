@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from millstream.client.json_fields import key_in, timestamp_ms_in
-from millstream.log.encoding import Headers
+from millstream.record import Headers
 
 BodyFormat = Literal["json", "lines", "raw"]
 

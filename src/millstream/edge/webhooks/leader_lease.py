@@ -1,18 +1,15 @@
 """The leader lease: of the webhooks of a group, one holds it and delivers, the others are on standby.
 
-On a folder, the holder has a ``flock`` on a file of the log. The kernel frees it exactly when the process
-dies, so the lease has no timeout and lasts as long as its process. Over ``kafka://`` the holder is a member
-of a consumer group (``client.kafka.leader_lease``), and can lose the lease while it lives.
+On a folder, the leader holds a lock file (``log.lock_file``): the lease has no timeout and lasts as long as
+its process. Over ``kafka://`` the leader is a member of a consumer group (``client.kafka.leader_lease``), and
+can lose the lease while it lives.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import time
-import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
@@ -20,7 +17,8 @@ from urllib.parse import quote
 from millstream.client.address import log_folder
 from millstream.client.kafka.extra import kafka_module
 from millstream.errors import ConfigError
-from millstream.log.files import DISK, Files, read_whole, write_whole
+from millstream.log.files import DISK, Files
+from millstream.log.lock_file import LockFile, lock_holder
 
 FOLDER = "webhooks"
 _NAME_BYTES_MAX = 200  # file systems take 255, and a topic's name may have 249 of them
@@ -71,9 +69,6 @@ def open_lease(
     return lease
 
 
-_held: weakref.WeakSet[FolderLease] = weakref.WeakSet()
-
-
 class FolderLease:
     """The lease on a folder: nobody revokes it while its process lives.
 
@@ -85,13 +80,13 @@ class FolderLease:
         self._files = files
         self._group = group
         self._path = folder / FOLDER / file_name(group, topic)
-        self._handle: int | None = None
+        self._lock: LockFile | None = None
         self._standby_reason: str | None = None
         self._try_acquire()
 
     @property
     def held(self) -> bool:
-        return self._handle is not None
+        return self._lock is not None and self._lock.held
 
     @property
     def standby_reason(self) -> str | None:
@@ -99,16 +94,16 @@ class FolderLease:
 
     def poll(self, timeout_s: float) -> None:
         time.sleep(timeout_s)
-        if self._handle is None:
+        if not self.held:
             self._try_acquire()
 
     def _try_acquire(self) -> None:
         try:
             self._files.make_folder(self._path.parent)
-            self._handle = self._files.lock(self._path)
+            self._lock = LockFile(self._path, self._files)
         except BlockingIOError:
             if self._standby_reason is None:
-                who = self._holder()
+                who = lock_holder(self._path, self._files)
                 self._standby_reason = (
                     f"Process {who} delivers for group {self._group!r}; on standby until it ends"
                 )
@@ -119,31 +114,10 @@ class FolderLease:
                 f"be locked ({error}): let this process write to that folder"
             ) from error
         self._standby_reason = None
-        _held.add(self)
-        with suppress(OSError):  # it only tells a standby who the leader is
-            self._files.truncate(self._handle, 0)
-            write_whole(self._files, self._handle, f"{os.getpid()}\n".encode("ascii"), 0)
-
-    def _holder(self) -> str:
-        with suppress(OSError):
-            return (
-                read_whole(self._files, self._path).decode("ascii", "replace").strip() or "unknown"
-            )
-        return "unknown"
 
     def close(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            # A forked child may not have closed its copy yet. As long as it has one, the lock would be
-            # held.
-            self._files.unlock(handle)
-            self._files.close(handle)
-
-    def close_in_child(self) -> None:
-        """Close a copy of the handle in a forked child; the parent keeps the lease."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self._files.close(handle)
+        if self._lock is not None:
+            self._lock.release()
 
 
 def file_name(group: str, topic: str) -> str:
@@ -152,13 +126,3 @@ def file_name(group: str, topic: str) -> str:
     if len(name) > _NAME_BYTES_MAX:
         name = hashlib.sha256(name.encode()).hexdigest()
     return f"{name}.lock"
-
-
-def _close_in_child() -> None:
-    # A flock belongs to the open file, which parent and child share: if the child kept its copy, nobody
-    # could take over after the parent's death.
-    for lease in list(_held):
-        lease.close_in_child()
-
-
-os.register_at_fork(after_in_child=_close_in_child)

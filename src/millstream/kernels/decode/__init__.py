@@ -1,11 +1,11 @@
-"""Decoding record values into tables, and setting aside the ones that cannot be decoded.
+"""Decoding record values into tables, and the errors of those that cannot be decoded.
 
-What a topic's values hold is told by fields (`fields.py`), how they are written by a format
-(`formats.py`): JSON, Avro or plain bytes. Decoding is strict and keeps records apart: one that does
-not fit becomes *dead*, with a sentence that names field and value, and its neighbours go on.
+Fields (`fields.py`) define what a topic's values hold, a format (`formats.py`) how they are written: JSON,
+Avro or plain bytes. Decoding is strict, and each record is decoded by itself: one that does not fit gets a
+decode error, which names field and value, and the others are not affected.
 
-One value at a time, `row_reader.py` says what is good, and why something is not. Blocks of JSON values
-are decoded many at a time (`json_values.py`), and what that cannot vouch for is read again by row.
+`row_reader.py` decodes one value at a time. `json_values.py` decodes many JSON values at once, and has those
+that remain undecided read by row.
 """
 
 from millstream.kernels.decode.fields import Decoded, Decoder, Field

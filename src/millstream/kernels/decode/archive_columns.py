@@ -1,8 +1,8 @@
-"""Values that were decoded earlier: how they become columns of an archive, and how they come back.
+"""Values that were decoded earlier: how they become columns of an archive, and how they are read back.
 
-An archive holds the columns of all fields of a topic, decoded once. A plan may read from it the fields
-that it needs, where each of them was decoded by what the plan would decode it by: the field's *made of*
-says what that is. Records of which an archive has no values are decoded as ever.
+An archive holds the columns of all fields of a topic, decoded once. A plan may read the fields that it needs
+from it, if each was decoded as the plan would decode it: the field's *made of* identifies that. Records
+without values in the archive are decoded as usual.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from millstream.kernels.decode.avro_values import AvroFormat
 from millstream.kernels.decode.fields import Decoder, Field, Mask, Positions, table_schema
 from millstream.kernels.decode.formats import BytesFormat, JsonFormat, ValueFormat
 
-# Raise it when any value is decoded into something else than before, or is dead and was not: archives
-# made until then are not read any more.
+# Raise it when a value is decoded into something else than before, or can no longer be decoded: archives made
+# until then are not read any more.
 DECODING_VERSION = 1
 
 
 @dataclass(frozen=True)
 class ArchivedRecords:
-    """Records whose values were decoded earlier, but for some.
+    """Records of which most values were decoded earlier.
 
     ``records`` has the columns of the record itself that are wanted, offset and timestamp among
-    them; ``columns`` a row for each record, with the columns of the fields wanted. The rows at
-    ``undecoded`` say nothing: the value of each is in ``values``, to be decoded.
+    them; ``columns`` a row for each record, with the columns of the fields wanted. The rows at ``undecoded``
+    have no values: ``values`` has those, to be decoded.
     """
 
     records: pa.RecordBatch
@@ -66,13 +66,13 @@ class ArchiveColumns:
 
     @cached_property
     def made_of(self) -> Mapping[str, str]:
-        """What stands for all that each column is decoded by."""
+        """For each column, a text that identifies how it is decoded."""
         return made_of(self._value_fields, self.format, self.taken)
 
     def decode(self, values: pa.Array) -> tuple[pa.Table, Mask]:
-        """Return a row for each value, and say which of them do not fit: their rows are nulls.
+        """Return a row for each value, and which values do not fit: their rows are nulls.
 
-        A tombstone is none of these, though it may be dead in a stream.
+        A tombstone is none of these, though a stream may dead-letter it.
         """
         decoded = self._decoder.decode(values)
         undecodable: Mask = np.zeros(len(values), np.bool_)
@@ -102,9 +102,9 @@ def column_name(field: str, taken: Collection[str]) -> str:
 def made_of(
     fields: tuple[Field, ...], values: ValueFormat, taken: Collection[str]
 ) -> dict[str, str]:
-    """Return for each column a text that stands for all that it is decoded by.
+    """Return for each column a text that identifies how it is decoded.
 
-    Under the empty name stands what the format is, for plans that want no column at all.
+    Under the empty name is the format, for plans that read no column.
     """
     known = {"": _digest(())}
     for field in fields:
@@ -123,9 +123,9 @@ def made_of(
 
 
 def may_be_read(values: ValueFormat) -> bool:
-    """Whether values decoded earlier are surely what decoding would give now.
+    """Whether decoding now gives what it gave earlier.
 
-    Not where a pydantic model's own validators have a say: they are code, which may have changed.
+    Not certain with a pydantic model's own validators: they are code, which may have changed.
     """
     return not (isinstance(values, (JsonFormat, AvroFormat)) and values.model is not None)
 
@@ -145,7 +145,7 @@ def _format_text(values: ValueFormat) -> str:
 
 
 def _source_of(model: type) -> str:
-    """Return the text of a model as far as it can be had; that is what is known of its validators."""
+    """Return the source of a model if there is one: it has the validators."""
     try:
         return inspect.getsource(model)
     except (OSError, TypeError):

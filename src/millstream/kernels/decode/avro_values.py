@@ -1,8 +1,8 @@
 """Avro values: plain datums of one schema, or Confluent's form, which names the schema by a number.
 
 In Confluent's form a value is the byte 0, the number of the schema in four bytes (big-endian), and
-the datum. The datum is read by the schema that it was written with; fields are found by name, so
-those that a schema does not have are missing, and have their default.
+the datum. The datum is read by the schema that it was written with; fields are matched by name, so those that
+a schema does not have are missing, and get their default.
 """
 
 from __future__ import annotations

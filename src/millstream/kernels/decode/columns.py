@@ -1,8 +1,8 @@
-"""From the columns that Arrow read to those of the fields, and which rows cannot be vouched for.
+"""From the columns that Arrow read to those of the fields, and which rows remain undecided.
 
 Column by column: text becomes dates, times of day, bytes and UUIDs, constraints are checked, and
-nulls are looked at. A row in which anything is not plainly right is *doubtful*: what it is worth is
-then found out by row (`row_reader.py`), so nothing here needs a reason.
+nulls are looked at. A row in which anything is not plainly valid is *undecided*: it is then read by row
+(`row_reader.py`), which gives the value or the error.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def converted(column: pa.Array, shape: Shape) -> tuple[pa.Array, Mask | None]:
     """Turn a column as read into one of the shape's type.
 
     Returns:
-        The column, and which of its elements are doubtful; None if none is. Nulls are not: whether
-        they may be there is known where the column belongs to.
+        The column, and which of its elements are undecided; None if none is. Nulls are not: the caller knows
+        whether they are allowed.
     """
     match shape:
         case Scalar(kind, checks, _):
-            plain, doubtful = _scalars(column, kind)
-            return plain, _either(doubtful, _broken(plain, checks))
+            plain, undecided = _scalars(column, kind)
+            return plain, _either(undecided, _broken(plain, checks))
         case ListOf(_, _, checks):
-            plain, doubtful = _lists(column, shape)
-            return plain, _either(doubtful, _broken(column, checks))
+            plain, undecided = _lists(column, shape)
+            return plain, _either(undecided, _broken(column, checks))
         case StructOf(fields):
             return _structs(column, fields)
     raise AssertionError(f"Arrow's JSON reader takes no {shape}")
@@ -78,7 +78,7 @@ def _escaped(key: str) -> str:
 
 
 def found_in(values: pa.Array, pattern: str) -> Mask | None:
-    """Say in which values a pattern is found; None if in none."""
+    """Return in which values a pattern is found; None if in none."""
     try:
         text = pl.Series(values.cast(pa.string()))
         found: Mask = text.str.contains(pattern).to_numpy()
@@ -90,15 +90,15 @@ def found_in(values: pa.Array, pattern: str) -> Mask | None:
 def _structs(column: pa.Array, fields: tuple[Field, ...]) -> tuple[pa.Array, Mask | None]:
     there = column.is_valid()
     children: list[pa.Array] = []
-    doubtful: Mask | None = None
+    undecided: Mask | None = None
     for field, child in zip(fields, column.flatten(), strict=True):
         plain, bad = converted(child, field.value_shape)
         children.append(plain)
-        doubtful = _either(doubtful, bad)
+        undecided = _either(undecided, bad)
         if child.null_count and (not field.takes_null or ambiguous(field)):
-            doubtful = _either(doubtful, _as_mask(pc.and_(child.is_null(), there)))
+            undecided = _either(undecided, _as_mask(pc.and_(child.is_null(), there)))
     types = [pa.field(field.name, field.type) for field in fields]
-    return pa.StructArray.from_arrays(children, fields=types, mask=pc.invert(there)), doubtful
+    return pa.StructArray.from_arrays(children, fields=types, mask=pc.invert(there)), undecided
 
 
 def _lists(column: pa.Array, shape: ListOf) -> tuple[pa.Array, Mask | None]:
@@ -107,16 +107,16 @@ def _lists(column: pa.Array, shape: ListOf) -> tuple[pa.Array, Mask | None]:
     plain, bad = converted(elements, shape.item)
     if elements.null_count and not shape.null:
         bad = _either(bad, _as_mask(elements.is_null()))
-    doubtful: Mask | None = None
+    undecided: Mask | None = None
     if bad is not None and bad.any():
-        doubtful = np.zeros(len(column), np.bool_)
-        doubtful[np.repeat(np.arange(len(column)), np.diff(offsets))[bad]] = True
+        undecided = np.zeros(len(column), np.bool_)
+        undecided[np.repeat(np.arange(len(column)), np.diff(offsets))[bad]] = True
     if plain is elements and not offsets[0]:
-        return column, doubtful
+        return column, undecided
     rebuilt = pa.ListArray.from_arrays(
         pa.array(offsets - offsets[0], pa.int32()), plain, mask=column.is_null()
     )
-    return rebuilt, doubtful
+    return rebuilt, undecided
 
 
 def _scalars(column: pa.Array, kind: ScalarKind) -> tuple[pa.Array, Mask | None]:

@@ -1,6 +1,6 @@
 """Constraints on single values: checked for one value, or for a whole column at once.
 
-Both ways give the same answer: patterns are searched by one engine (Rust's, which pydantic uses as
+Both ways give the same result: patterns are searched by one engine (Rust's, which pydantic uses as
 well), comparisons are those of IEEE numbers, lengths count characters, bytes or elements.
 """
 

@@ -1,4 +1,4 @@
-"""What is wrong with a record, as one sentence that names the field and what stands in it."""
+"""The error of a value that does not fit its schema: one sentence with the field and its value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DecodeError(Exception):
         self.path = ""
 
     def within(self, step: str) -> DecodeError:
-        """Say that the place lies within ``step``."""
+        """Put ``step`` in front of the path."""
         self.path = step + (f".{self.path}" if self.path and self.path[0] != "[" else self.path)
         return self
 

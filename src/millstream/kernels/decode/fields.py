@@ -1,8 +1,8 @@
 """What a topic's values hold: fields, each of a shape, and the Arrow types that go with them.
 
-Two Arrow types belong to a shape: that of the column that comes out, and that under which Arrow's
-JSON reader takes the value in (times of day, say, come in as text). Some shapes Arrow's reader
-cannot take in, or not exactly: durations, objects whose keys are data, lists of decimals.
+A shape has two Arrow types: that of its column, and that with which Arrow's JSON reader reads the value
+(times of day, for example, as text). Some shapes Arrow's reader cannot read, or not exactly: durations,
+objects whose keys are data, lists of decimals.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Decoded:
-    """``table`` has a row for each good record; ``good`` says at which positions they stood."""
+    """``table`` has a row for each decoded value; ``good`` has their positions among the values."""
 
     table: pa.Table
     good: Positions
@@ -161,7 +161,7 @@ def column_type(shape: Shape) -> pa.DataType:
 
 
 def json_type(shape: Shape) -> pa.DataType | None:
-    """Return the type under which Arrow's JSON reader takes a shape in; None if it cannot."""
+    """Return the type with which Arrow's JSON reader reads a shape; None if it cannot."""
     match shape:
         case Scalar(kind, _, zoned):
             if kind == "timedelta" or zoned:
@@ -180,7 +180,7 @@ def json_type(shape: Shape) -> pa.DataType | None:
 
 
 def decimal_keys(shape: Shape, key: str) -> set[str]:
-    """Name the members within a shape, itself under ``key`` included, that are decimals."""
+    """Yield the names of the members of a shape that are decimals, itself under ``key`` included."""
     match shape:
         case Scalar("decimal"):
             return {key}

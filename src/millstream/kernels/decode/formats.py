@@ -14,10 +14,10 @@ from millstream.kernels.decode.pydantic_decoder import PydanticDecoder, Pydantic
 
 
 class ValueFormat(Protocol):
-    """A way to write values. Travels to the workers within the plan."""
+    """A way to write values. It is sent to the workers within the plan."""
 
     def decoder(self, fields: tuple[Field, ...]) -> Decoder:
-        """Return what decodes values into these fields."""
+        """Return a decoder of values into these fields."""
         ...
 
 
@@ -38,7 +38,7 @@ JSON = JsonFormat()
 
 @dataclass(frozen=True)
 class BytesFormat:
-    """Values as they are, in the one column ``value``. None of them is dead."""
+    """Values as they are, in the one column ``value``. Each can be decoded."""
 
     def decoder(self, fields: tuple[Field, ...]) -> Decoder:
         return BytesDecoder(fields)
@@ -46,7 +46,7 @@ class BytesFormat:
 
 @dataclass(frozen=True)
 class BytesDecoder:
-    """Gives values out as they are; a tombstone is null."""
+    """Returns values as they are; a tombstone is null."""
 
     fields: tuple[Field, ...]
 

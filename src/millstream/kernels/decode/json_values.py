@@ -1,9 +1,8 @@
-"""JSON values, decoded in blocks by Arrow's reader and, where that cannot vouch for one, by row.
+"""JSON values, decoded in blocks by Arrow's reader and, where its result may differ, by row.
 
-A whole block is read at once, and only the fields wanted. What Arrow refuses is found by dividing;
-what it read is looked at column by column (`columns.py`). Records that remain doubtful are read by
-row, which gives their value or the reason why they are dead. What becomes of a record depends on
-nothing but the record.
+A whole block is read at once, and only the fields wanted. What Arrow rejects is found by bisection; what it
+read is checked column by column (`columns.py`). Records that remain undecided are read by row, which gives
+their value or the decode error. The result for a record depends on the record alone, not on its block.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ _NO_FIELD = "__none"  # read where no field is wanted, so that values are looked
 class JsonDecoder:
     """Decodes JSON objects into the given fields; others are skipped over.
 
-    Whitespace around an object does not matter. Numbers, text, true and false are taken only for
-    what they are: ``"7"`` is no number.
+    Whitespace around an object does not matter. Nothing is converted: ``"7"`` is no number.
     """
 
     fields: tuple[Field, ...]
@@ -55,20 +53,20 @@ class JsonDecoder:
         if self._block_schema is None:
             return decode_rows(values, np.arange(len(values)), self.fields, self._read)
         in_braces = _in_braces(values)
-        # A value that is cut short is one for the rows; its block need not be divided to find it.
+        # A value that is cut short is read by row; its block need not be divided to find it.
         at = np.flatnonzero(in_braces)
         objects = values if len(at) == len(values) else _without(values, ~in_braces)
         blocks, refused = self._read_blocks(objects, self._block_schema)
         parts: list[tuple[pa.Table, Positions]] = []
-        doubtful: list[Positions] = [np.flatnonzero(~in_braces), *(at[part] for part in refused)]
+        undecided: list[Positions] = [np.flatnonzero(~in_braces), *(at[part] for part in refused)]
         for table, start in blocks:
             positions = at[start : start + table.num_rows]
             plain, bad = self._plain(table, objects, start)
             if bad is not None and bad.any():
-                doubtful.append(positions[bad])
+                undecided.append(positions[bad])
                 plain, positions = plain.filter(pa.array(~bad)), positions[~bad]
             parts.append((plain, positions))
-        left = np.sort(np.concatenate(doubtful))
+        left = np.sort(np.concatenate(undecided))
         if not len(left) and len(parts) == 1:
             return Decoded(*parts[0], [])
         return merged(parts, decode_rows(values, left, self.fields, self._read))
@@ -77,12 +75,12 @@ class JsonDecoder:
         """Read one value by row.
 
         Raises:
-            Fault: it is dead.
+            DecodeError: it cannot be decoded.
         """
         try:
             found = parse_json(value)
         except DecodeError:
-            # Arrow is not so strict about what is not wanted, and its word holds in any block.
+            # Arrow is less strict about fields that are not wanted, and its result holds in any block.
             row = self._read_alone(value)
             if row is None:
                 raise
@@ -90,24 +88,24 @@ class JsonDecoder:
         return RowReader().read(self.fields, found)
 
     def _read_alone(self, value: bytes | None) -> dict[str, Any] | None:
-        """Read one value as a block of its own; None if that cannot vouch for it."""
+        """Read one value as a block of its own; None if it remains undecided."""
         if self._block_schema is None:
             return None
         values = pa.array([value], pa.binary())
         if not _in_braces(values).all():
             return None
         try:
-            table, doubtful = self._plain(_parse(values, self._block_schema), values, 0)
+            table, undecided = self._plain(_parse(values, self._block_schema), values, 0)
         except (pa.ArrowInvalid, ValueError):
             return None
-        if doubtful is not None and doubtful.any():
+        if undecided is not None and undecided.any():
             return None
         row: dict[str, Any] = table.to_pylist()[0] if self.fields else {}
         return row
 
     @cached_property
     def _block_schema(self) -> pa.Schema | None:
-        """What Arrow's reader is to read; None if it cannot take all the fields in."""
+        """The schema that Arrow's reader reads; None if it cannot read all the fields."""
         types = [(field.key, json_type(field.value_shape)) for field in self.fields]
         if any(kind is None for _, kind in types):
             return None
@@ -124,7 +122,7 @@ class JsonDecoder:
     def _read_blocks(
         self, values: pa.Array, schema: pa.Schema
     ) -> tuple[list[tuple[pa.Table, int]], list[Positions]]:
-        """Read all values; what Arrow refuses is narrowed down to short ranges, to be read by row.
+        """Read all values; narrow what Arrow rejects down to short ranges, to be read by row.
 
         Returns:
             Tables, each with the position of its first row, and the positions to be read by row.
@@ -144,11 +142,11 @@ class JsonDecoder:
         return blocks, refused
 
     def _plain(self, table: pa.Table, values: pa.Array, start: int) -> tuple[pa.Table, Mask | None]:
-        """Turn what Arrow read into the fields' columns; say which rows are doubtful."""
+        """Turn what Arrow read into the fields' columns; return which rows are undecided too."""
         columns: list[pa.Array] = []
-        doubtful: Mask | None = None
+        undecided: Mask | None = None
         if self._inexact is not None:
-            doubtful = found_in(values[start:][: table.num_rows], self._inexact)
+            undecided = found_in(values[start:][: table.num_rows], self._inexact)
         for number, field in enumerate(self.fields):
             column, bad = converted(_whole(table.column(number)), field.value_shape)
             if column.null_count:
@@ -160,21 +158,21 @@ class JsonDecoder:
                     bad = nulls if bad is None else bad | nulls
             columns.append(column)
             if bad is not None:
-                doubtful = bad if doubtful is None else doubtful | bad
+                undecided = bad if undecided is None else undecided | bad
         if not columns:
             return rows_without_columns(table.num_rows), None
-        return pa.Table.from_arrays(columns, schema=table_schema(self.fields)), doubtful
+        return pa.Table.from_arrays(columns, schema=table_schema(self.fields)), undecided
 
 
 def _divided(start: int, end: int) -> list[tuple[int, int]]:
-    """Divide a range in which a value is refused, into many parts while it is large, then in two."""
+    """Divide a range with a rejected value: into many parts while it is large, then in two."""
     parts = _PARTS if end - start > _PARTS * _BY_ROW_MAX else 2
     step = -(-(end - start) // parts)
     return [(at, min(at + step, end)) for at in range(start, end, step)]
 
 
 def _with_default(column: pa.Array, field: Field, values: pa.Array) -> tuple[pa.Array, Mask]:
-    """Put the default where the field is missing. Doubtful is where it may be there as null.
+    """Put the default where the field is missing. Undecided is where it may be there as null.
 
     A value in whose text the field's name does not occur does not have it, unless the name was
     written with escapes.

@@ -1,4 +1,4 @@
-"""Values that only their pydantic model can judge: one after the other, through the model.
+"""Values that only their pydantic model can validate: one after the other, through the model.
 
 The model's own rules hold (unless it is strict, pydantic takes ``"5"`` for an int); its validators
 may change values, and what comes out of it is what the columns get.
@@ -32,7 +32,7 @@ class PydanticReader:
         """Read JSON.
 
         Raises:
-            Fault: the model refuses it, or gives what a column cannot hold.
+            DecodeError: the model rejects it, or returns what a column cannot hold.
         """
         if value is None:
             raise DecodeError("the value is null")
@@ -42,7 +42,7 @@ class PydanticReader:
         """Read what another format was decoded into.
 
         Raises:
-            Fault: the model refuses it, or gives what a column cannot hold.
+            DecodeError: the model rejects it, or returns what a column cannot hold.
         """
         return self._plain(lambda: self._adapter.validate_python(value))
 

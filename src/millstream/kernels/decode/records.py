@@ -1,7 +1,7 @@
 """Whole records: the columns of the value beside those of the record itself.
 
-What a record says of itself, beside its value, are its key, partition, offset, timestamp and
-headers. They are columns like the value's, of the names and types in ``META_TYPES``.
+A record has, beside its value, a key, partition, offset, timestamp and headers. They are columns like the
+value's, with the names and types in ``META_TYPES``.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ META_TYPES: dict[Meta, pa.DataType] = {
 
 
 def meta_field(meta: Meta) -> Field:
-    """Return the field of what a record says of itself."""
+    """Return the field of one of a record's own columns."""
     return Field(meta, META_TYPES[meta], required=meta != "key", meta=meta)
 
 
 def columns_read(fields: tuple[Field, ...]) -> tuple[str, ...]:
-    """Name the columns of the log that decoding into the fields takes."""
+    """Return the columns of the log that decoding into the fields needs."""
     also = [name for name in ("key", "headers") if any(field.meta == name for field in fields)]
     return ("offset", "timestamp", "value", *also)
 
 
 @dataclass
 class RecordDecoder:
-    """Decodes the records of a topic into fields. Keep it: it remembers what is costly to make."""
+    """Decodes the records of a topic into fields. Keep it: it caches what is costly to make."""
 
     format: ValueFormat
     fields: tuple[Field, ...]
@@ -74,7 +74,7 @@ class RecordDecoder:
         return Decoded(table, decoded.good, decoded.errors)
 
     def _completed(self, batch: ArchivedRecords) -> Decoded:
-        """Decode what was not decoded earlier, and put it between what was."""
+        """Decode the values that were not decoded earlier, and put them between the others."""
         known = np.arange(batch.records.num_rows)
         if not len(batch.undecoded):
             return Decoded(batch.columns, known, [])

@@ -1,4 +1,4 @@
-"""Decoding by row: each value by itself, then columns of what was good."""
+"""Decoding by row: each value by itself, then columns of the decoded ones."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ ReadRow = Callable[[bytes | None], dict[str, Any]]
 def decode_rows(
     values: pa.Array, positions: Positions, fields: tuple[Field, ...], read: ReadRow
 ) -> Decoded:
-    """Decode the values at these positions by ``read``, which raises a Fault for a bad one."""
+    """Decode the values at these positions by ``read``, which raises DecodeError where it cannot."""
     rows: list[dict[str, Any]] = []
     good: list[int] = []
-    dead: list[tuple[int, str]] = []
+    errors: list[tuple[int, str]] = []
     chosen = values.take(pa.array(positions)) if len(positions) < len(values) else values
     for position, value in zip(positions.tolist(), chosen.to_pylist(), strict=True):
         try:
             rows.append(read(value))
             good.append(position)
-        except DecodeError as fault:
-            dead.append((position, fault.reason()))
+        except DecodeError as error:
+            errors.append((position, error.reason()))
     if not fields:
-        return Decoded(rows_without_columns(len(rows)), np.array(good, np.int64), dead)
+        return Decoded(rows_without_columns(len(rows)), np.array(good, np.int64), errors)
     columns = [pa.array([row[field.name] for row in rows], field.type) for field in fields]
     table = pa.Table.from_arrays(columns, schema=table_schema(fields))
-    return Decoded(table, np.array(good, np.int64), dead)
+    return Decoded(table, np.array(good, np.int64), errors)
 
 
 def merged(parts: Sequence[tuple[pa.Table, Positions]], by_row: Decoded) -> Decoded:

@@ -1,9 +1,9 @@
-"""One value at a time: what is good, as the plain value that its column takes, and why not.
+"""One value at a time: the plain value that its column takes, or the error.
 
-This is the definition of what a topic's values may be. It is slow beside decoding in blocks
-(`json_values.py`), which is why it is asked only about what that could not vouch for, and for
-shapes that Arrow cannot read. Avro values, and values that a program holds, are judged by it too.
-Single values are read in `scalars.py`, faults put into words in `decode_error.py`.
+This is the definition of what a topic's values may be. It is slow compared with decoding in blocks
+(`json_values.py`), so it reads only values that remain undecided there, and shapes that Arrow cannot read. It
+validates Avro values, and values in a program, too. Single values are read in `scalars.py`; `decode_error.py`
+has the errors.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class _Repeated(dict[str, Any]):
 class RowReader:
     """Reads one value after another.
 
-    ``by_name``: objects name their fields as columns are named, not as the topic's values do; so
-    it is with what a program holds.
+    ``by_name``: objects name their fields as the columns are named, as in a program, and not as in the
+    topic's values.
     """
 
     by_name: bool = False
@@ -42,7 +42,7 @@ class RowReader:
         """Return the plain value of each field.
 
         Raises:
-            Fault: one of them does not fit.
+            DecodeError: one of them does not fit.
         """
         if not isinstance(value, Mapping):
             raise DecodeError(f"the value is {_kind_of(value)}, not an object")
@@ -70,7 +70,7 @@ class RowReader:
         """Return the plain value of anything but null.
 
         Raises:
-            Fault: it does not fit the shape.
+            DecodeError: it does not fit the shape.
         """
         if self.by_name and isinstance(value, Enum):
             value = value.value
@@ -135,7 +135,7 @@ def parse_json(value: bytes | None) -> Any:
     """Parse a JSON value, with decimals exact and names that occur twice noted.
 
     Raises:
-        Fault: it is none.
+        DecodeError: it is none.
     """
     if value is None:
         raise DecodeError("the value is null")

@@ -1,6 +1,6 @@
 """Single values, one at a time: from what JSON, Avro or a program has to what a column takes.
 
-Each reader takes only what the value is meant to be, and raises a Fault foreverything else. Where
+Each reader takes only what the value is meant to be, and raises DecodeError for everything else. Where
 JSON has text for a time, a datetime is as good.
 """
 
@@ -53,7 +53,7 @@ _WANTED: dict[ScalarKind, str] = {
 
 
 def _reader(kind: ScalarKind, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap a reader that gives None, or fails, for what it cannot read."""
+    """Wrap a reader that returns None, or raises, for what it cannot read."""
 
     def reader(value: Any) -> Any:
         try:
@@ -85,7 +85,7 @@ def _float(value: Any) -> float | None:
 
 
 def text_of(value: Any) -> str:
-    """Read text; a Fault if it is none, or cannot be UTF-8."""
+    """Read text; DecodeError if it is none, or cannot be UTF-8."""
     if not isinstance(value, str):
         raise DecodeError(_WANTED["str"], value)
     if not value.isascii():

@@ -1,15 +1,15 @@
 """Compaction: of each key the last record remains, at its offset.
 
-A pass goes over the sealed segments of one partition, from the first on. It stops before the last
-stable offset, so that of every record it is settled whether it counts; before a segment younger
-than ``min.compaction.lag.ms``; and leaves segments with damage as they are.
+A pass goes over the sealed segments of one partition, from the first on. It stops before the last stable
+offset, so that every record is known to be committed or aborted; before a segment younger than
+``min.compaction.lag.ms``; and leaves segments with damage as they are.
 
 1. Find the latest offset of each key in the segments from the first on that was not cleaned yet
    (``offset_map``). Records of aborted transactions do not count.
 2. Rewrite every segment, from the first to the last that step 1 looked at, without what a later
    record replaces (``plan`` decides, ``rewrite`` writes); read it back; put it
    in the place of the old one (``swap``). A segment that loses nothing is not written.
-3. Put neighbours together that have become small.
+3. Merge neighbours that have become small.
 
 Appends are held up only while segments are looked up and swapped. A crash at any point leaves whole
 segments, cleaned or not, of which the next pass cleans the rest: nothing is removed before what
@@ -71,15 +71,15 @@ def compact_partition(
     key_bytes_max: int = KEY_BYTES_MAX,
     stopped: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Compact a partition if it is time to; return how many segments were rewritten.
+    """Compact a partition if it is due; return how many segments were rewritten.
 
-    It is time when the share of bytes that were never cleaned is ``min.cleanable.dirty.ratio``, or
-    when something that was kept for a while may go.
+    It is due when the share of bytes that were never cleaned is ``min.cleanable.dirty.ratio``, or when a
+    horizon has passed.
 
     Args:
         keys_max: When so many keys, or ``key_bytes_max``, are in memory, the rest of the segments
             waits for the next pass. One segment is always looked at, whatever it holds.
-        stopped: Asked before each segment; once it says True, the rest is left for another pass.
+        stopped: Called before each segment; once it returns True, the rest is left for another pass.
 
     Raises:
         DiskFullError: there was no room, or the disk failed; the segments not yet cleaned are as
@@ -89,7 +89,7 @@ def compact_partition(
     view = _snapshot(writer, partition, now_ms)
     if view is None or not view.due(now_ms):
         return 0
-    writer.sync()  # what was seen is durable from here on, above all the ends of transactions
+    writer.sync()  # what was seen is durable now, above all the ends of transactions
     work = _Pass(writer, partition, now_ms, view, stopped)
     try:
         work.run(OffsetMap(keys_max=keys_max, key_bytes_max=key_bytes_max))
@@ -104,16 +104,16 @@ def compact_partition(
 
 
 class _GoneError(Exception):
-    """A segment was removed meanwhile, by retention or with its topic: there is nothing to do."""
+    """A segment was removed meanwhile, by retention or with its topic: nothing is left to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PartitionView:
-    """A partition at one moment.
+    """A view of a partition.
 
     Args:
         segments: Those that may be cleaned, and damaged ones between them; from the first on.
-        paths: Of every segment there is, and how many aborted transactions it names at least.
+        paths: Of every segment, with the least number of aborted transactions that it lists.
         resent: Base offsets of the batches that their producers may send again.
     """
 
@@ -169,7 +169,7 @@ def _cleanable(
 class _Pass:
     """One pass over one partition. ``rewritten`` counts the segments that it wrote anew.
 
-    Segments are spoken of by their place in the view; ``_segments`` has what they are by now.
+    Segments are identified by their index in the view; ``_segments`` has their current form.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class _Pass:
             yield interval
 
     def _facts(self, places: Sequence[int], latest: OffsetMap) -> list[RecordFlags]:
-        """Return what must be known of the records of some segments."""
+        """Return the facts about the records of some segments."""
         keys: list[pa.Array] = []
         offsets, tombstones = [np.empty(0, np.int64)], [np.empty(0, bool)]
         ends = []
@@ -352,7 +352,9 @@ class _Pass:
     def _plan(self, place: int, facts: RecordFlags) -> SegmentPlan:
         horizon_ms: int | None = self._now_ms + self._view.config.delete_retention_ms
         if any(segment.seal.damaged for segment in self._segments[:place]):
-            horizon_ms = None  # what a tombstone here deletes may be there, and become readable
+            horizon_ms = (
+                None  # the records that a tombstone here deletes may be there, and become readable
+            )
         terms = CleaningTerms(self._now_ms, horizon_ms, self._view.resent, self._aborted)
         return SegmentPlan(terms, facts, self._producers_before(place))
 
@@ -376,7 +378,7 @@ class _Pass:
         self._segments[place] = fresh
 
     def _skip_segment(self, place: int, why: str) -> None:
-        """Let a segment be that compaction cannot deal with, until the folder is opened again."""
+        """Skip a segment that compaction cannot handle, until the folder is opened again."""
         segment = self._segments[place]
         _log.error("%s is not compacted: %s", self._partition.path_of(segment), why)
         self._segments[place] = mark_damaged(self._writer, self._partition, segment)
@@ -384,7 +386,7 @@ class _Pass:
     # -- merging ------------------------------------------------------------------------------
 
     def _groups(self) -> Iterator[list[int]]:
-        """Yield the places of neighbours that fit into one segment."""
+        """Yield the indexes of neighbours that fit into one segment."""
         group: list[int] = []
         for place, segment in enumerate(self._segments):
             if _may_be_merged(segment.seal) and (not group or self._fits(group, segment)):
@@ -402,7 +404,7 @@ class _Pass:
         return size <= self._view.config.segment_bytes and offsets <= _OFFSETS_MAX
 
     def _merge(self, group: Sequence[int]) -> None:
-        """Put neighbours into one file; fillers that meet become one."""
+        """Merge neighbours into one file; adjacent fillers become one."""
         seals = [self._segments[place].seal for place in group]
 
         def write(draft: CleanedSegmentFile) -> None:
@@ -431,9 +433,9 @@ class _Pass:
         write: Callable[[CleanedSegmentFile], None],
         seal_of: Callable[[SegmentScan], Seal],
     ) -> SealedSegment | None:
-        """Write a file that takes the place of these segments; None if it must not.
+        """Write a file that replaces these segments; None if it must not.
 
-        Everything in it is on stable storage, and was read back, before it takes their place.
+        Everything in it is on stable storage, and was read back, before it replaces them.
         """
         olds = [self._segments[place] for place in places]
         draft = self._draft(self._partition.path_of(olds[0]).with_suffix(suffix))

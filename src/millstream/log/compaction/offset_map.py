@@ -1,7 +1,7 @@
-"""The latest offset of each key: what compaction must know before it can remove anything.
+"""The latest offset of each key: compaction needs it to decide what to remove.
 
-Keys are kept whole, so two keys are never taken for one. Everything is done on columns: records are
-added block by block and gathered; they are merged with what there is when they have become as much.
+Keys are kept whole, so two keys are never confused. It works on columns: records are added block by block and
+gathered, and merged with the map once they are as many as its keys.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Number = TypeVar("Number", np.int32, np.int64)
-_GATHER_BYTES = 16 * 1024 * 1024  # not worth merging before
-_KEY_END_BYTES = 4  # what a key takes in a column besides itself
+_GATHER_BYTES = 16 * 1024 * 1024  # below this, merging does not pay
+_KEY_END_BYTES = 4  # overhead of a key in a column
 
 
 # Not numpy.asarray(): of Arrow's arrays it makes arrays by way of pandas, where that is installed.
@@ -61,10 +61,7 @@ class OffsetMap:
         self._added_bytes = 0
 
     def add(self, keys: pa.Array, offsets: Int64s) -> None:
-        """Note records, which are later than all before, and in the order of offsets.
-
-        Those without a key are left out: they are the latest of no key.
-        """
+        """Add records, in the order of offsets, and after all before. Those without a key are left out."""
         if keys.null_count:
             keys, offsets = keys.drop_null(), offsets[present(keys)]
         if not len(keys):
@@ -77,7 +74,7 @@ class OffsetMap:
 
     @property
     def full(self) -> bool:
-        """Whether it holds more than it may; it may say so up to a fifth too early."""
+        """Whether it holds more than its limits; it may be True up to a fifth too early."""
         if self._holds_too_much() and 4 * self._added_bytes > self._keys.nbytes:
             self._merge()  # a key that was known already takes no more room
         return self._holds_too_much()

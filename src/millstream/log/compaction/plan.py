@@ -1,4 +1,4 @@
-"""What is retained of a segment when it is cleaned, batch by batch.
+"""The plan of cleaning: what is retained of each batch of a segment.
 
 ==================================  ============================================================
 of                                  retained
@@ -12,12 +12,12 @@ a batch without records             nothing but its offsets, unless its producer
                                     send it again: then its header, as one that is in no transaction
 ==================================  ============================================================
 
-The horizon is ``delete.retention.ms`` away, so that a reader at work, who has met the older records
-of a key, also meets its tombstone; and one that passes over an aborted transaction meets its end.
-When a horizon is set, everything older of the key is gone: segments are cleaned from the first on.
+The horizon is ``delete.retention.ms`` away, so that a running reader that has seen older records of a key
+also sees its tombstone; and one that skips an aborted transaction finds its end. When a horizon is set, all
+older records of the key are gone: segments are cleaned from the first on.
 
-Whether a marker is still needed is found by replaying what is retained of the log, as recovery does. So a
-log that lost its seals is understood as before: no transaction is open that had ended.
+Whether a marker is still needed is found by replaying what is retained of the log, as recovery does. So a log
+that lost its seals reads as before: a transaction that had ended is not open again.
 
 Source: Kafka ``LogCleaner``, ``DefaultRecordBatch`` (delete horizon).
 """
@@ -51,11 +51,11 @@ class RecordFlags(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CleaningTerms:
-    """What decides about every batch.
+    """The rules for every batch.
 
     Args:
-        horizon_ms: Until when tombstones found now are kept; None if they must not go, because
-            there may be older records of their keys that could not be read.
+        horizon_ms: Until when tombstones found now are kept; None if they must stay, because older records of
+            their keys may be in bytes that could not be read.
         resent: Base offsets of the batches that their producers may send again.
     """
 
@@ -85,7 +85,7 @@ class BatchPlan(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether this is reason to rewrite the segment. Fillers that could be one are not."""
+        """Whether the segment must be rewritten for it. Adjacent fillers are no reason."""
         if self.retention is BatchRetention.OFFSETS:
             return not _is_filler(self.header)
         return self.retention is not BatchRetention.WHOLE
@@ -108,14 +108,14 @@ _ONE_RECORD = np.ones(1, bool)
 class SegmentPlan:
     """Decides about the batches of one segment, in order.
 
-    ``horizon_ms`` is the last of the horizons after which something more will go; ``states`` is
-    what the batches decided so far say of producers, as they will be.
+    ``horizon_ms`` is the last of the horizons after which more can be removed; ``states`` are the producers
+    after the batches decided so far, as retained.
     """
 
     def __init__(self, terms: CleaningTerms, facts: RecordFlags, states: ProducerStates) -> None:
         self._terms = terms
         self._facts = facts
-        self._seen = 0  # records, as they are counted in the facts
+        self._seen = 0  # records, as the facts count them
         self.horizon_ms: int | None = None
         self.states = states.copy()
 
@@ -136,7 +136,7 @@ class SegmentPlan:
         self.states.commit()
 
     def _records_of(self, header: BatchHeader) -> int:
-        """Return how many records of a batch the facts speak of."""
+        """Return how many records of a batch are in the facts."""
         if header.attributes & CONTROL or self._terms.aborted.covers(header):
             return 0
         return header.record_count
@@ -218,10 +218,10 @@ class SegmentPlan:
 
 
 def known_at_end(before: ProducerStates, replayed: ProducerStates) -> ProducerStates:
-    """Return what a cleaned segment's seal says of producers.
+    """Return the producers for a cleaned segment's seal.
 
-    That is what was known at its end ``before``: it includes batches that the log no longer shows.
-    But a transaction counts as open only if the log, replayed, shows it: its marker may be gone.
+    They are those at its end ``before``, including batches that the log no longer has. But a transaction is
+    open only if it is in the log as retained: its marker may be gone.
     """
     entries = {}
     for producer_id, entry in before.entries().items():
@@ -232,7 +232,7 @@ def known_at_end(before: ProducerStates, replayed: ProducerStates) -> ProducerSt
 
 
 def _sums_up_to(flags: NDArray[np.bool_], ends: Int64s) -> list[int]:
-    """Return how many flags are set before each end and behind the one before it."""
+    """Return how many flags are set between each end and the one before it."""
     totals = np.concatenate([np.zeros(1, np.int64), np.cumsum(flags)])[ends]
     sums: list[int] = np.diff(totals, prepend=0).tolist()
     return sums

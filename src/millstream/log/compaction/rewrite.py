@@ -4,10 +4,9 @@ Every offset remains in exactly one batch. A batch keeps its base offset, its la
 producer and sequence, its leader epoch and its codec, with fewer records or none. Batches of which
 only the offsets are retained become one filler together.
 
-A filler's timestamp is -1, Kafka's word for none: it has no record that a look-up by time could
-find, and must neither draw one to it nor keep its segment from retention by age. A batch that remains
-for its producer's sake keeps its timestamp, because producers are forgotten by it; a look-up passes
-over it, as it goes by records in the end.
+A filler's timestamp is -1, Kafka's value for none: it has no record for a lookup by time, and must not keep
+its segment from retention by age. A batch that remains for its producer keeps its timestamp, because
+producers expire by it; a lookup skips it, as it looks at records in the end.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _WRITE_BYTES = 4 * 1024 * 1024
 
 
 class CleanedSegmentFile:
-    """A file that is to take the place of a segment. Leaving the context closes it."""
+    """A file that will replace a segment. Leaving the context closes it."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self.path = path
@@ -66,7 +65,7 @@ class CleanedSegmentFile:
 
     def add(self, block: Block, batch_plans: Iterable[BatchPlan]) -> None:
         """Write what the plans retain of a block."""
-        start = end = 0  # a run of batches that remain whole is written in one piece
+        start = end = 0  # a run of batches that remain whole is written at once
         for batch_plan in batch_plans:
             at, header = batch_plan.at, batch_plan.header
             if batch_plan.retention is BatchRetention.WHOLE and end == at and start < end:
@@ -123,7 +122,7 @@ def _rewritten(block: Block, batch_plan: BatchPlan) -> EncodedBatch:
     """Return a batch with fewer records, none, or another base timestamp."""
     header = batch_plan.header
     if batch_plan.keep is None:
-        # Without records it is in no transaction: a marker need not remain for its sake.
+        # Without records it is in no transaction, so no marker has to remain for it.
         return encode_filler(
             header.last_offset_delta + 1,
             max_timestamp_ms=header.max_timestamp_ms,
@@ -131,7 +130,7 @@ def _rewritten(block: Block, batch_plan: BatchPlan) -> EncodedBatch:
         )
     body = _Body(block, batch_plan.at, header)
     keep, attributes, base_ms = batch_plan.keep, header.attributes, header.base_timestamp_ms
-    latest_ms = header.max_timestamp_ms  # is every record's timestamp, where that is by append
+    latest_ms = header.max_timestamp_ms  # is every record's timestamp with log-append time
     if not attributes & LOG_APPEND_TIME:
         latest_ms = base_ms + int(body.time_deltas[keep].max())
     if batch_plan.horizon_ms is None:

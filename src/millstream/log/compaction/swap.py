@@ -1,7 +1,7 @@
-"""Puts a finished file in the place of one segment, or of several that follow each other.
+"""Replaces a segment, or several adjacent ones, by a finished file.
 
-Each step is safe to be the last one. Readers in other processes may hold an old file open: it remains
-as it was, and has the same records, and older ones.
+A crash after any step is safe. Readers in other processes may hold an old file open: it remains as it was,
+with the same records, and older ones.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ def replace_segments(
     scan: SegmentScan,
     made: Seal,
 ) -> SealedSegment | None:
-    """Put ``draft``, which is synced, in the place of ``olds``; return the segment that it is now.
+    """Replace ``olds`` by ``draft``, which is synced; return the new segment.
 
     None if one of them is gone meanwhile, by retention or with its topic.
 
     1. Remove the first one's seal and archive, and sync the folder. A crash leaves the old segment
-       without a seal: the next opening reads it. From here on no seal can be believed of a file for
-       which it was not made, even if the two are equally long, and no program that reads archives
-       without asking the log finds one of other records.
+       without a seal: the next opening reads it. From here on no seal can match a file that it was not made
+       for, even one of the same length, and no program that reads archives directly finds one of other
+       records.
     2. Rename the draft onto the first one, and sync the folder. A crash leaves the old file or the
        new one, both whole, without a seal: the next opening reads it. After a merge its records are
-       also in the segments behind it. Readers go by the names, so they see each once; the next
-       opening removes segments that begin before the end of the one in front of them.
-    3. Replace index and aborted transactions. A crash leaves old ones: a reader notices an index
-       that is wrong, and transactions of which nothing is left hide nothing; without a seal the next
-       opening makes both again. The new ones are synced before there is a seal that vouches for them.
+       also in the segments behind it. Readers use the names, so they see each record once; the next opening
+       removes segments that begin before the end of the one in front of them.
+    3. Replace index and aborted transactions. A crash leaves old ones: a reader notices a wrong index, and
+       transactions without remaining records hide nothing; without a seal the next opening rebuilds both. The
+       new ones are synced before there is a seal.
     4. Write the seal.
     5. Remove the others. A crash leaves some: see 2.
 
@@ -84,7 +84,7 @@ def replace_segments(
 def replace_seal(
     writer: ExclusiveLog, partition: Partition, old: SealedSegment, made: Seal
 ) -> SealedSegment | None:
-    """Give an unchanged segment another seal; a crash leaves the old one, which fits too.
+    """Replace the seal of an unchanged segment; a crash leaves the old one, which matches too.
 
     None if it is gone meanwhile.
     """
@@ -97,7 +97,7 @@ def replace_seal(
             return
         partition.sealed[place] = fresh
         replaced.append(fresh)
-        with suppress(OSError):  # it is a copy of what the segment says
+        with suppress(OSError):  # it is derived from the segment
             seal.write(partition.files, partition.path_of(fresh), made)
 
     writer.exclusively(swap)
@@ -105,10 +105,7 @@ def replace_seal(
 
 
 def mark_damaged(writer: ExclusiveLog, partition: Partition, old: SealedSegment) -> SealedSegment:
-    """Return a segment as one that counts as damaged from here on, wherever records are at stake.
-
-    In memory only: the next opening looks for itself.
-    """
+    """Return the segment marked as damaged, in memory only: the next opening checks it itself."""
     end_offset = old.seal.next_offset
     fresh = old._replace(seal=replace(old.seal, damaged=((old.base_offset, end_offset),)))
 
@@ -122,7 +119,7 @@ def mark_damaged(writer: ExclusiveLog, partition: Partition, old: SealedSegment)
 
 
 def _place_of(partition: Partition, olds: Sequence[SealedSegment]) -> int | None:
-    """Return where in the row of segments these are; None unless all of them still are."""
+    """Return the interval of these in the list of segments; None unless all of them are still there."""
     if partition.closed:
         return None
     for place, segment in enumerate(partition.sealed):

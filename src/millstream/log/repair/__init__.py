@@ -1,1 +1,1 @@
-"""Looking a log folder over, and giving up what cannot be read."""
+"""Inspecting a log folder, and giving up what cannot be read."""

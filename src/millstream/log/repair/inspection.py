@@ -1,13 +1,13 @@
 """Inspects a log folder: every batch of every segment, and all files beside them.
 
-Reads only, needs no lock, and may run beside a living owner: then it looks at what is committed, up
-to the high watermark in ``state.mm``. It goes on after everything that it finds. A
+It only reads, needs no lock, and may run beside a living owner: then it checks what is committed, up to the
+high watermark in ``state.mm``. It continues after every finding. A
 :class:`Finding` says what is wrong, what that means for records, and what to do; ``repair`` repairs
 what can be repaired.
 
-What is read: headers, CRC-32C and continuity of every batch; whether index, seal and aborted
-transactions say the same as the segment; whether segments are missing; what a crash has left;
-whether FORMAT, control.db and state.mm are there and of one folder. Records are not decoded.
+It checks: headers, CRC-32C and continuity of every batch; whether index, seal and aborted transactions match
+the segment; whether segments are missing; leftovers of a crash; whether FORMAT, control.db and state.mm are
+there and of one folder. Records are not decoded.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def inspect(
     progress: InspectionProgress | None = None,
     owner_lives: Callable[[int], bool] | None = None,
 ) -> Iterator[Finding]:
-    """Yield everything that is wrong with a log folder; nothing, if it is whole.
+    """Yield the findings in a log folder; none if it is whole.
 
     Args:
         control: The content of control.db; only tests give another one.
         progress: Called with the bytes of segments read so far, and in all.
-        owner_lives: Whether the process with this id is alive; by default the system is asked.
+        owner_lives: Returns whether the process with this id is alive; asks the system by default.
 
     Raises:
-        ConfigError: the folder is not a log, of another format version, or not to be read at all.
+        ConfigError: the folder is not a log, of another format version, or cannot be read at all.
     Guarantees: changes nothing (SQLite may put its own files beside control.db, as for any reader);
         needs memory for one segment at most.
     """
@@ -81,7 +81,7 @@ def process_lives(process_id: int) -> bool:
 
 
 def check_is_log(folder: Path, files: Files) -> None:
-    """Refuse a folder that is not a log.
+    """Check that a folder is a log.
 
     Raises:
         ConfigError: name the folder of a log.
@@ -115,7 +115,7 @@ class _Inspection:
         directory_id, *found = self._check_format()
         yield from found
         yield from self._check_state(directory_id)
-        # Names first: a topic that is just being made has its folder before its row.
+        # Names first: a topic that is being created has its folder before its row.
         names = self._names("t")
         try:
             topics, deleted = self._read_catalog()
@@ -152,10 +152,10 @@ class _Inspection:
         return Finding(kind, severity, text, advice, self._folder.joinpath(*parts))
 
     def _check_format(self) -> tuple[str | None, *tuple[Finding, ...]]:
-        """Return the identity of the folder, and what is wrong with FORMAT.
+        """Return the identity of the folder, and the findings about FORMAT.
 
         Raises:
-            ConfigError: another version wrote it, so that nothing in it can be judged.
+            ConfigError: another version wrote it, so that nothing in it can be checked.
         """
         restore = "restore FORMAT from a backup of the folder"
         if not self._exists("FORMAT"):
@@ -207,9 +207,9 @@ class _Inspection:
     def _check_folders(
         self, names: list[str], topics: dict[str, TopicMetadata], deleted: set[str]
     ) -> Iterator[Finding]:
-        """Report topics that are half made or half deleted, and records of no topic."""
+        """Report topics that are partly created or deleted, and records of no topic."""
         if self._circumstances.living:
-            return  # topics may just be coming and going
+            return  # topics may be created and deleted meanwhile
         known = {topic.folder_name for topic in topics.values()}
         for name in names:
             if name in known:
@@ -297,7 +297,7 @@ class _Inspection:
         if found and self._circumstances.living and slot is not None:
             topics, _ = self._read_catalog()
             if all(topic.topic_id != place.topic_id for topic in topics.values()):
-                return []  # the topic was deleted while it was looked at
+                return []  # the topic was deleted during the inspection
         return found
 
     def _state_of(self, place: PartitionRef, slot: int) -> PartitionState | None:

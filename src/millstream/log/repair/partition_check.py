@@ -1,9 +1,8 @@
-"""What is wrong with one partition: a walk over its segments, for ``inspection``.
+"""Checks one partition, segment by segment, for ``inspection``.
 
-Beside a living owner, segments are closed, removed and replaced while they are looked at. So the
-high watermark is read before the folder is listed (all below it is in the files listed then) and
-the log start after it (it moves before files are removed), and what looks wrong is looked at again
-with a fresh listing before it is believed.
+Beside a living owner, segments are closed, removed and replaced during the check. So the high watermark is
+read before the folder is listed (all below it is in the files listed then) and the log start after it (it
+moves before files are removed), and each finding is checked again with a fresh listing before it is reported.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ REBUILD = "`millstream log repair` makes it again"
 
 @dataclass(frozen=True, slots=True)
 class PartitionRef:
-    """A partition to look at. ``slot`` is its place in state.mm; None where it is not known."""
+    """A partition to check. ``slot`` is its slot in state.mm; None if it is not known."""
 
     topic: str
     partition: int
@@ -61,7 +60,7 @@ class FolderCondition:
 
 
 class _SegmentResult(NamedTuple):
-    """What one look at a segment gave; ``scan`` is None if it could not be read."""
+    """The result of checking a segment once; ``scan`` is None if it could not be read."""
 
     found: list[Finding]
     scan: SegmentScan | None
@@ -69,11 +68,11 @@ class _SegmentResult(NamedTuple):
 
 
 class PartitionCheck:
-    """Looks at one partition, once.
+    """Checks one partition, once.
 
     Args:
-        state: Returns what state.mm says of the partition now.
-        read: Called with the bytes of each segment that was dealt with.
+        state: Returns the current state of the partition in state.mm.
+        read: Called with the bytes of each checked segment.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class PartitionCheck:
         self._log_start = 0
 
     def findings(self) -> list[Finding]:
-        """Return all that is wrong."""
+        """Return the findings."""
         before = self._read_state()
         self._high = None if before is None else before.high_watermark
         self._list()
@@ -129,7 +128,7 @@ class PartitionCheck:
 
     def _check_leftovers(self) -> Iterator[Finding]:
         if self._circumstances.living:
-            return  # a segment may just be rewritten, or removed
+            return  # a segment may be rewritten or removed meanwhile
         segments = {segment_name(base)[:20] for base in self._bases}
         for name in self._files.names(self._place.folder):
             path = self._place.folder / name
@@ -144,7 +143,7 @@ class PartitionCheck:
             yield self._finding("leftover", text, advice, path)
 
     def _check_start(self) -> Iterator[Finding]:
-        """Say so if the first segment, or every one, is missing."""
+        """Report it if the first segment, or every one, is missing."""
         if not self._high:
             return
         first = self._bases[0] if self._bases else self._high
@@ -232,7 +231,7 @@ class PartitionCheck:
         return _SegmentResult(found, scan, None)
 
     def _check_end(self, path: Path, scan: SegmentScan) -> list[Finding]:
-        """Say what is wrong with the last segment; what was never acknowledged is not lost."""
+        """Report what is wrong with the last segment; what was never acknowledged is not lost."""
         durable = DurableEnd(
             self._log_start,
             scan.base_offset if self._high is None else self._high,
@@ -275,7 +274,7 @@ class PartitionCheck:
         )
 
     def _is_cut_short(self, path: Path, unreadable: UnreadableRange) -> bool:
-        """Return whether a segment without further bytes had some, rather than the one after it."""
+        """Return whether the bytes that are missing were in this segment, and not in the one after it."""
         known = seal.read_any(self._files, path)
         last = path == self._path(self._bases[-1])
         return last or (known is not None and known.size > unreadable.position)
@@ -289,7 +288,7 @@ class PartitionCheck:
         scan: SegmentScan,
         next_offset: int,
     ) -> list[Finding]:
-        """Return what ``look`` finds beside a segment, or that the system refuses it."""
+        """Return what ``look`` finds beside a segment, or the error of the system."""
         try:
             return look(path, scan, next_offset)
         except OSError as error:
@@ -301,7 +300,7 @@ class PartitionCheck:
     def _check_side_files(self, path: Path, scan: SegmentScan, next_offset: int) -> list[Finding]:
         """Check the files beside a closed, whole segment against it.
 
-        An owner takes the seal away before it changes anything else, and puts it back last.
+        An owner removes the seal before it changes anything else, and writes it last.
         """
         before = seal.read_any(self._files, path)
         found = [
@@ -351,7 +350,7 @@ class PartitionCheck:
             text = f"it says {known.size} bytes, the segment has {scan.size}"
             return [self._finding("seal", text, FIXED_AT_OPENING, target)]
         wanted = scan.as_seal(next_offset, ())
-        # How many transactions were aborted is held against the file that lists them.
+        # The number of aborted transactions is compared with the file that lists them.
         listed = len(aborted.read(self._files, path))
         wrong = _differences(known, replace(wanted, aborted=listed))
         if not wrong:
@@ -398,7 +397,7 @@ class PartitionCheck:
 
 
 def _seal_lists(wanted: AbortedTransaction, known: list[AbortedTransaction]) -> bool:
-    # A transaction may have begun in a segment that is gone by now.
+    # A transaction may have begun in a segment that was removed since.
     return any(
         one.producer_id == wanted.producer_id
         and one.last_offset == wanted.last_offset
@@ -408,7 +407,7 @@ def _seal_lists(wanted: AbortedTransaction, known: list[AbortedTransaction]) -> 
 
 
 def _differences(known: Seal, wanted: Seal) -> str:
-    """Return in words where a seal does not say what its segment says; empty if nowhere."""
+    """Return in words how a seal differs from its segment; empty if it does not."""
     names = ("next_offset", "first_timestamp_ms", "max_timestamp_ms", "aborted", "damaged")
     said = [
         f"{name} is {getattr(known, name)}, not {getattr(wanted, name)}"

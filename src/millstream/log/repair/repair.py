@@ -1,22 +1,20 @@
-"""Giving up what cannot be read, so that everything else is read without an error.
+"""Gives up what cannot be read, so that everything else is read without an error.
 
-An opening keeps damage as it is and reports it (see ``recovery``); a repair is the decision that
-nothing better will come. It never invents a record and never uses an offset again: in the place of
-offsets that cannot be read it puts batches without records, in the place of a missing segment one
-that holds nothing else. Whole batches remain byte for byte what they were, at their offsets.
+An opening keeps damage as it is and reports it (see ``recovery``); a repair is the decision to accept the
+loss. It never invents a record and never uses an offset again: it replaces offsets that cannot be read by
+batches without records, and a missing segment by one of such batches. Whole batches remain byte for byte as
+they were, at their offsets.
 
-What was there is kept: the whole damaged file in ``quarantine/``, and beside it a note that names
-the lost offsets. One thing is rewritten: the markers of transactions that are known to have
-ended, since ``.aborted`` and the last stable offset still say how. Without its marker a transaction
-would seem to go on into the next one of its producer, and share its fate.
+The whole damaged file is kept in ``quarantine/``, with a note that names the lost offsets. One thing is rewritten: the markers of transactions that are known to have ended, since
+``.aborted`` and the last stable offset still say how. Without its marker a transaction would seem to continue
+into the next one of its producer, and end as that does.
 
-1. Under the folder's lock, look everything over, and take away the seals of segments with which
-   something is wrong: they are copies, and the next opening reads what has none. A crash leaves
-   that to be done by it.
-2. Open the folder as its owner does. Now every damaged segment is closed, and its seal says which
-   offsets it lacks. A crash leaves what any crash of an owner leaves.
-3. Rewrite each of them, and what is missing. A crash leaves some as they were, whole or damaged:
-   the next repair goes on with them.
+1. Under the folder's lock, inspect everything, and remove the seals of segments with findings: the next
+   opening reads segments without a seal. A crash leaves the rest to the next repair.
+2. Open the folder as its owner does. Now every damaged segment is closed, and its seal names the missing
+   offsets. A crash leaves what any crash of an owner leaves.
+3. Rewrite each of them, and missing segments. A crash leaves some as they were: the next repair continues
+   with them.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from millstream.log.markers import (
     encode_filler,
     encode_marker,
 )
-from millstream.log.owner import FolderLock
+from millstream.log.owner import lock_folder
 from millstream.log.partition import Partition, SealedSegment
 from millstream.log.producers import AbortedTransaction, ProducerStates
 from millstream.log.repair.inspection import QUARANTINE, InspectionProgress, check_is_log, inspect
@@ -67,7 +65,7 @@ _DISTRUSTED = ("aborted index", "damage", "index", "missing segment", "seal")
 
 @dataclass(frozen=True, slots=True)
 class RepairedRange:
-    """Offsets ``[start, end)`` that were given up; none where only stray bytes were taken out.
+    """Offsets ``[start, end)`` that were given up; none if only stray bytes were removed.
 
     ``quarantined`` is the damaged file as it was, None if it was missing; ``note`` describes it in JSON.
     """
@@ -88,11 +86,11 @@ def repair(
     clock_ms: Callable[[], int] = wall_clock_ms,
     progress: InspectionProgress | None = None,
 ) -> list[RepairedRange]:
-    """Make everything in a log folder readable that can be; return what was given up.
+    """Make everything in a log folder readable that can be; return the offsets given up.
 
     Args:
         control: The content of control.db; only tests give another one.
-        progress: Called with the bytes of segments looked over so far, and in all.
+        progress: Called with the bytes of segments inspected so far, and in all.
 
     Raises:
         FolderOwnedError: another process writes to this folder; stop it first.
@@ -123,14 +121,14 @@ def repair(
 def _prepare(
     folder: Path, files: Files, control: ControlDb | None, progress: InspectionProgress | None
 ) -> list[Finding]:
-    """Do step 1; return what is wrong.
+    """Do step 1; return the findings.
 
     Raises:
         FolderOwnedError: another process writes to this folder.
         ConfigError: the folder is not a log, or lacks what only a backup has.
     """
     check_is_log(folder, files)
-    lock = FolderLock(folder, files)
+    lock = lock_folder(folder, files)
     try:
         found = list(
             inspect(folder, files, control=control, progress=progress, owner_lives=lambda _: False)
@@ -143,8 +141,8 @@ def _prepare(
                 files.remove(finding.path.with_suffix(seal.SUFFIX))
             partition = finding.path.parent
             if finding.kind == "missing segment" and not segment_offsets(files.names(partition)):
-                # The owner refuses a partition without any segment. An empty one is damage like
-                # any other, if there were records.
+                # The owner rejects a partition without any segment. An empty one is treated as damage, if
+                # there were records.
                 with _named_disk_errors(finding.path):
                     Segment.create(files, partition, int(finding.path.stem)).close()
     finally:
@@ -153,14 +151,14 @@ def _prepare(
 
 
 def _remove_orphan(files: Files, finding: Finding) -> None:
-    """Remove a file beside a segment that is gone."""
+    """Remove a file whose segment is gone."""
     beside = finding.kind == "leftover" and finding.path.suffix in SIDE_SUFFIXES
     if beside and not files.exists(finding.path.with_suffix(".log")):
         files.remove(finding.path)
 
 
 class _PartitionRepair:
-    """Step 3, for one partition of a log that is open here."""
+    """Step 3, for one partition of a log that is open in this process."""
 
     def __init__(self, writer: LogWriter, partition: Partition, files: Files, now_ms: int) -> None:
         self._writer = writer
@@ -173,7 +171,7 @@ class _PartitionRepair:
         """Repair the segments that their seals mark as damaged, and ``damaged``; yield what was given up."""
         partition = self._partition
         if partition.folder / segment_name(partition.active_base) in damaged:
-            # It lacks no offset, else it would be closed by now; but bytes are to be taken out.
+            # No offset is missing, else it would be closed by now; but there are bytes to remove.
             self._writer.exclusively(partition.roll)
         first = partition.sealed[0].base_offset if partition.sealed else partition.active_base
         if partition.log_start < first:
@@ -198,7 +196,7 @@ class _PartitionRepair:
             yield from self._rewrite(segment, path, found)
 
     def _producers_before(self, base: int) -> ProducerStates:
-        """Return what is known of producers where the segment at ``base`` begins."""
+        """Return the producers at the start of the segment at ``base``."""
         producers = ProducerStates()
         for segment in self._partition.sealed:
             if segment.base_offset < base:
@@ -207,7 +205,7 @@ class _PartitionRepair:
 
     def _known_ends(self) -> _KnownEnds:
         partition, files = self._partition, self._files
-        # The file may have stayed when its segment went.
+        # The file may remain after its segment was removed.
         paths = (partition.folder / name for name in files.names(partition.folder))
         told = [
             one
@@ -258,7 +256,7 @@ class _PartitionRepair:
         """Return the scan of a new file.
 
         Raises:
-            CorruptionError: it does not hold what was written into it.
+            CorruptionError: its content is not what was written.
         """
         scan = scan_segment(self._files, draft, base, self._producers_before(base))
         if unreadable_ranges(self._files, draft, scan, end) or scan.end_offset != end:
@@ -276,11 +274,11 @@ class _PartitionRepair:
         1. Write the note; write the new file and sync it. A crash leaves a .new file, which the
            next opening removes.
         2. Remove the seal of the segment before it, and one that the missing segment may have left;
-           sync the folder. The first says that its segment reaches over the gap, and a file within
-           it would be taken for a leftover. A crash leaves no seals: they are made from segments.
+           sync the folder. By the first, its segment extends over the gap, and a file within it would be
+           treated as a leftover. A crash leaves no seals: they are rebuilt from segments.
         3. Rename the new file, and sync the folder. A crash leaves it there or not.
-        4. Write what is beside both, their seals last. A crash leaves some: the others are made from
-           the segments.
+        4. Write the files beside both, their seals last. A crash leaves some: the others are rebuilt from the
+           segments.
         """
         partition, files = self._partition, self._files
         path, draft = partition.folder / segment_name(start), self._draft_of(start)
@@ -308,7 +306,7 @@ class _PartitionRepair:
             files.rename(draft, path)
             sync_names(files, partition.folder)
             replace_file(files, path.with_suffix(".idx"), bytes(scan.index.content))
-            for segment, told in reversed(made):  # what one forgets, the other has by then
+            for segment, told in reversed(made):  # what one loses, the other has by then
                 aborted.rewrite(files, partition.path_of(segment), told)
                 seal.write(files, partition.path_of(segment), segment.seal)
             place = 0 if before is None else partition.sealed.index(before)
@@ -323,8 +321,8 @@ class _PartitionRepair:
     def _keep(self, path: Path) -> Path | None:
         """Copy a damaged file to quarantine/; return the copy, None if the file is empty.
 
-        The name has a checksum of the bytes: the same file has one copy, however often it is
-        repaired, and another state of it does not take its place.
+        The name has a checksum of the bytes: the same content has one copy, however often it is repaired, and
+        other content does not replace it.
 
         Its bytes are synced when this returns; its name is with the note, which comes next. A crash
         leaves a part of it, and the file where it was.
@@ -349,9 +347,9 @@ class _PartitionRepair:
         return kept
 
     def _keep_archive(self, path: Path, note: Path) -> None:
-        """Move the archive of a segment aside: it may hold what is given up, and fits no longer.
+        """Move the archive of a segment to quarantine: it may hold records that are given up.
 
-        A crash leaves it in one of the two folders; where it does not fit, it is not read.
+        A crash leaves it in one of the two folders; an archive that does not match is not read.
         """
         beside = path.with_suffix(archive.SUFFIX)
         if self._files.exists(beside):
@@ -360,7 +358,7 @@ class _PartitionRepair:
             sync_names(self._files, beside.parent)
 
     def _write_note(self, path: Path, lost: Sequence[tuple[int, int]], kept: Path | None) -> Path:
-        """Write down durably what is given up; return the file."""
+        """Write a note of what is given up, durably; return the file."""
         content = {
             "topic": self._partition.name.topic,
             "partition": self._partition.name.partition,
@@ -383,7 +381,7 @@ class _PartitionRepair:
         return f"{path.parent.parent.name}.{path.parent.name}.{path.stem}"
 
     def _still_wanted(self, start: int, end: int) -> tuple[int, int]:
-        """Return the part of some offsets that was not deleted anyway."""
+        """Return the part of some offsets at and above the log start."""
         wanted = max(start, min(end, self._partition.log_start))
         return wanted, end
 
@@ -404,10 +402,10 @@ class _KnownEnds:
     def markers(
         self, unreadable: UnreadableRange, producers: ProducerStates
     ) -> list[tuple[int, ProducerStamp, bool]]:
-        """Return (offset, producer, committed) of the markers that belong into an unreadable range, by offset.
+        """Return (offset, producer, committed) of the markers in an unreadable range, by offset.
 
-        Where the marker of a committed transaction was is not known, nor whether it comes later;
-        that is no matter: what is committed in two parts is committed.
+        The position of a committed transaction's marker is not known, nor whether it comes later; it does not
+        matter: a transaction committed in two parts is committed.
 
         Args:
             producers: What is known of them where the unreadable range begins.
@@ -434,7 +432,7 @@ class _KnownEnds:
 
 
 class _SegmentFiller:
-    """Copies a segment, and puts batches without records where it has unreadable ranges."""
+    """Copies a segment, with batches without records in its unreadable ranges."""
 
     def __init__(
         self, files: Files, path: Path, writing: NewFile, leader_epoch: int, known: _KnownEnds
@@ -454,7 +452,7 @@ class _SegmentFiller:
             producers: What is known of them where it begins; is not changed.
         """
         handle = self._files.open(self._path)
-        # It is followed here only to know which transactions are open at an unreadable range.
+        # This is tracked only to know which transactions are open at an unreadable range.
         passed = SegmentScan(
             segment.base_offset, 0, IndexBuilder(segment.base_offset), producers.copy()
         )
@@ -476,7 +474,7 @@ class _SegmentFiller:
             passed.add(block)
 
     def fill_range(self, unreadable: UnreadableRange, producers: ProducerStates) -> None:
-        """Take up the offsets of an unreadable range, with the markers that are known, and nothing else.
+        """Fill the offsets of an unreadable range with the known markers and batches without records.
 
         Args:
             producers: What is known of them at the unreadable range; is taken behind it.
@@ -513,7 +511,7 @@ def _whole_batches(block: Block) -> bytes:
 
 @contextmanager
 def _named_disk_errors(path: Path) -> Iterator[None]:
-    """Say of which file the disk refused something."""
+    """Translate an OSError, with the path of the file."""
     try:
         yield
     except OSError as error:

@@ -512,7 +512,7 @@ def test_block_gives_up_after_its_timeout_and_tells_everybody(
     producer.close()
 
 
-@pytest.mark.not_in_lane("thresholds", "two values are two parts there, told one by one")
+@pytest.mark.not_in_lane("thresholds", "two values are two parts there, counted one by one")
 @pytest.mark.parametrize("overload", ["drop_newest", "drop_oldest"])
 def test_who_drops_does_not_wait_for_a_full_disk(
     log: LogWriter, disk: FaultyDisk, overload: str

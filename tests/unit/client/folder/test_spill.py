@@ -426,7 +426,7 @@ def test_many_crashes_short_writes_full_and_broken_disks_one_after_another(first
                 except SimulatedCrash:
                     power_lost = rng.random() < 0.5
                 except (DiskFullError, ConfigError, SyncFailedError):
-                    pass  # too full even to begin, or broken: told as it should be
+                    pass  # too full even to begin, or broken: reported as it should be
                 history.disk.restart(power_lost=power_lost)
                 if rng.random() < 0.4:
                     history.check()

@@ -72,7 +72,7 @@ def test_a_forked_child_does_not_keep_it(folder):
         os._exit(0 if not duty.held else 1)
     # As its parent's death would: the handle is closed, and the lock not given up.
     os.close(lived)
-    duty.close_in_child()
+    duty._lock.close_in_child()
     other = FolderLease(folder, "g", "one")
     while not other.held:  # until the child has come to closing its copy
         other.poll(0.01)

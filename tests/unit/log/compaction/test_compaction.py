@@ -260,11 +260,11 @@ class World:
         rng = random.Random(end)
         for _ in range(3):
             low = rng.randint(0, end)
-            high, told = rng.randint(low, end), []
-            part = list(reader.read("t", 0, low, high, columns=("offset",), tally=told.append))
+            high, reported = rng.randint(low, end), []
+            part = list(reader.read("t", 0, low, high, columns=("offset",), tally=reported.append))
             seen = [offset for batch in part for offset in batch["offset"].to_pylist()]
             assert seen == [offset for offset in offsets if low <= offset < high]
-            assert sum(told) == len(seen)
+            assert sum(reported) == len(seen)
             if offsets and False not in self.committed.values():
                 timestamp_ms = self.sent[rng.choice(offsets)].timestamp_ms + rng.choice([0, 1])
                 first = (one for one in offsets if self.sent[one].timestamp_ms >= timestamp_ms)
@@ -583,7 +583,7 @@ def test_a_crash_while_segments_are_opened_after_a_crash_is_survived_as_well(
 def test_a_full_disk_leaves_the_segments_and_is_told_and_a_later_pass_goes_on(
     closed: World,
 ) -> None:
-    told = 0
+    reported = 0
     for room in range(0, 300, 10):
         world = closed.copy()
         world.disk.capacity_bytes = world.disk._used() + room
@@ -591,7 +591,7 @@ def test_a_full_disk_leaves_the_segments_and_is_told_and_a_later_pass_goes_on(
             world.compact()
         except DiskFullError as error:
             assert str(world.folder) in str(error)
-            told += 1
+            reported += 1
         world.check()
         world.check_files()
         world.disk.capacity_bytes = None
@@ -599,24 +599,24 @@ def test_a_full_disk_leaves_the_segments_and_is_told_and_a_later_pass_goes_on(
         world.restart(how="kill")
         world.check()
         world.check_files()
-    assert 3 < told < 30
+    assert 3 < reported < 30
 
 
 def test_a_disk_that_fails_a_sync_loses_nothing(closed: World) -> None:
-    told = 0
+    reported = 0
     for step in range(1, 150, 4):
         world = closed.copy()
         world.disk.fail_sync_at = world.disk.steps + step
         try:
             world.compact()
         except DiskFullError:
-            told += 1
+            reported += 1
         world.check()
         world.disk.restart(power_lost=True)
         world.reopen()
         world.check()
         world.check_files()
-    assert told > 3
+    assert reported > 3
 
 
 def test_nothing_is_compacted_after_a_sync_of_the_log_failed(closed: World) -> None:
@@ -870,12 +870,12 @@ def test_a_map_that_is_full_leaves_the_rest_for_later_passes() -> None:
 def test_a_pass_that_is_told_to_stop_leaves_whole_segments() -> None:
     world = eventful(4)
     for allowed in range(12):
-        asked = iter(range(allowed))
+        wanted_keys = iter(range(allowed))
         compact_partition(
             world.writer,
             world.partition,
             world.now_ms,
-            stopped=lambda asked=asked: next(asked, None) is None,
+            stopped=lambda wanted_keys=wanted_keys: next(wanted_keys, None) is None,
         )
         world.passes.append(world.now_ms)
         world.check()
@@ -1163,8 +1163,8 @@ def test_the_map_knows_the_latest_offset_of_every_key(
         offset += len(keys)
         if len(model) > keys_max:
             assert latest.full
-    asked = [None, b"unknown", *model]
-    found = latest.latest(pa.chunked_array([asked[:3], asked[3:]], pa.binary()))
+    wanted_keys = [None, b"unknown", *model]
+    found = latest.latest(pa.chunked_array([wanted_keys[:3], wanted_keys[3:]], pa.binary()))
     assert found.tolist() == [-1, -1, *model.values()]
     assert latest.full == (len(model) > keys_max)
 

@@ -61,7 +61,7 @@ def flip(path: Path, position: int, bit: int = 1) -> None:
     path.write_bytes(data)
 
 
-def told(folder: Path, **options: object) -> list[tuple[str, str]]:
+def kinds_found(folder: Path, **options: object) -> list[tuple[str, str]]:
     return [(one.kind, one.severity) for one in inspect(folder, **options)]  # type: ignore[arg-type]
 
 
@@ -151,7 +151,7 @@ def test_a_changed_bit_of_a_closed_segment_is_found_with_its_offsets(
 
 def test_a_changed_leader_epoch_which_no_crc_covers_is_found_by_the_seal(folder: Path) -> None:
     flip(segments(folder)[1], 15)
-    assert ("seal", "harmless") in told(folder)
+    assert ("seal", "harmless") in kinds_found(folder)
     assert not any(one.lost for one in inspect(folder))
     assert any("no CRC covers" in one.text for one in inspect(folder))
 
@@ -182,7 +182,7 @@ def test_everything_is_reported_and_not_only_the_first(folder: Path) -> None:
     flip(paths[2], 300)
     shutil.copy(paths[1].with_suffix(".seal"), paths[3].with_suffix(".seal"))
     (folder / "state.mm").unlink()
-    kinds = [kind for kind, _ in told(folder)]
+    kinds = [kind for kind, _ in kinds_found(folder)]
     assert kinds == ["state", "damage", "damage", "damage", "seal"]
 
 
@@ -229,7 +229,7 @@ def test_offsets_that_were_deleted_anyway_are_not_lost(tmp_path: Path) -> None:
     with LogWriter(tmp_path, background=False) as writer:
         writer.delete_records(writer.partitions()[0].name, 1)
     flip(segments(tmp_path)[0], 100)
-    assert told(tmp_path) == [("damage", "harmless")]
+    assert kinds_found(tmp_path) == [("damage", "harmless")]
 
 
 class Unreadable(DiskFiles):
@@ -285,7 +285,7 @@ def test_without_state_damage_before_whole_batches_counts_as_a_loss(folder: Path
     unseal(folder)
     (folder / "state.mm").unlink()
     flip(segments(folder)[-1], 100)
-    assert told(folder) == [("state", "harmless"), ("damage", "records lost")]
+    assert kinds_found(folder) == [("state", "harmless"), ("damage", "records lost")]
 
 
 # -- what lies beside segments ------------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_a_seal_that_is_whole_and_says_something_else_is_found(
     known = seal.read_any(DISK, path)
     assert known is not None
     seal.write(DISK, path, replace(known, **change))  # type: ignore[arg-type]
-    assert told(folder) == [("seal", "harmless")]
+    assert kinds_found(folder) == [("seal", "harmless")]
 
 
 def with_an_aborted_transaction(folder: Path) -> Path:
@@ -408,7 +408,7 @@ def test_without_control_db_the_segments_are_looked_at_all_the_same(
     if content is not None:
         (folder / "control.db").write_bytes(content)
     flip(segments(folder)[0], 100)
-    assert told(folder) == [("control", "records lost"), ("damage", "records lost")]
+    assert kinds_found(folder) == [("control", "records lost"), ("damage", "records lost")]
 
 
 def test_format_state_and_marks_are_told(folder: Path, tmp_path: Path) -> None:
@@ -429,12 +429,12 @@ def test_format_state_and_marks_are_told(folder: Path, tmp_path: Path) -> None:
         ((tmp_path / "other" / "state.mm").read_bytes(), "records lost"),
     ]:
         (folder / "state.mm").write_bytes(content)
-        assert told(folder)[0] == ("state", severity)
+        assert kinds_found(folder)[0] == ("state", severity)
     (folder / "state.mm").write_bytes(state)
     (folder / "FORMAT").write_bytes(b"{}")
-    assert told(folder) == [("format", "records lost")]
+    assert kinds_found(folder) == [("format", "records lost")]
     (folder / "FORMAT").unlink()
-    assert told(folder) == [("format", "records lost")]
+    assert kinds_found(folder) == [("format", "records lost")]
 
 
 def test_a_slot_of_state_mm_that_is_not_whole_is_harmless(folder: Path) -> None:
@@ -458,9 +458,9 @@ def test_beside_an_owner_only_what_is_committed_counts(tmp_path: Path) -> None:
         with path.open("ab") as file:
             file.write(b"an append that is on its way")
         assert not list(inspect(tmp_path))
-        assert told(tmp_path, owner_lives=lambda _: False) == [("torn tail", "harmless")]
+        assert kinds_found(tmp_path, owner_lives=lambda _: False) == [("torn tail", "harmless")]
         flip(segments(tmp_path)[0], 100)
-        assert told(tmp_path) == [("damage", "records lost")]
+        assert kinds_found(tmp_path) == [("damage", "records lost")]
 
 
 class Interfering(DiskFiles):
@@ -553,7 +553,7 @@ def test_nothing_is_found_while_an_owner_appends_rolls_removes_and_compacts(
                 if number % 160 == 0:
                     writer.create_topic(f"passing{number}")
                     writer.delete_topic(f"passing{number}")
-        except BaseException as error:  # noqa: BLE001 - told to the test
+        except BaseException as error:  # noqa: BLE001 - reported to the test
             failed.append(error)
 
     with LogWriter(tmp_path, segment_bytes=1000, background=False) as writer:

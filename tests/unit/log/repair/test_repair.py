@@ -36,7 +36,7 @@ FOLDER = Path("/log")
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Every opening tells of the damage that it meets, and there is much of it here."""
+    """Every opening reports the damage that it finds, which is a lot here."""
     logging.disable(logging.ERROR)
     yield
     logging.disable(logging.NOTSET)
