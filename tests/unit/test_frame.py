@@ -80,6 +80,7 @@ PUBLIC_NAMES = [
     "connect",
     "count",
     "count_window",
+    "cumulating",
     "dataset",
     "device_time",
     "distinct",

@@ -100,7 +100,7 @@ def aggregate_windows(
         lateness_us=shape.lateness_us,
     )
     kernel, columns = _typed(untyped, shape.columns)
-    return kernel, windowed_shape(shape, emission, columns, by, WINDOW_COLUMNS[:1])
+    return kernel, windowed_shape(shape, emission, columns, by, window.window_key)
 
 
 def _check_names(
