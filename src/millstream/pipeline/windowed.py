@@ -10,7 +10,7 @@ import polars as pl
 
 from millstream.choices import choose
 from millstream.errors import ConfigError
-from millstream.kernels.aggregates import Aggregate
+from millstream.kernels.aggregates.protocol import Aggregate
 from millstream.kernels.aggregation import Aggregation
 from millstream.kernels.frames import HIDDEN_PREFIX, WINDOW, visible
 from millstream.kernels.operator import Operator
