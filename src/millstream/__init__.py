@@ -36,7 +36,7 @@ _MODULES: dict[str, str] = {
         "millstream.pipeline.topic": "Topic",
         "millstream.pipeline.watermarks": "processing_time watermark",
         "millstream.pipeline.windows": (
-            "after_count calendar count_window hopping session sliding tumbling"
+            "after_count calendar count_window cumulating hopping session sliding tumbling"
         ),
         "millstream.record": "Record",
         "millstream.views": "panels",
@@ -66,27 +66,7 @@ if TYPE_CHECKING:
     from millstream.errors import UserCodeError as UserCodeError
     from millstream.kernels.aggregates.user_defined import UserAggregate as UserAggregate
     from millstream.kernels.dedup.bloom_loss import expected_loss as expected_loss
-    from millstream.pipeline.aggregates import aggregate as aggregate
-    from millstream.pipeline.aggregates import count as count
-    from millstream.pipeline.aggregates import distinct as distinct
-    from millstream.pipeline.aggregates import first as first
-    from millstream.pipeline.aggregates import frequent_items_sketch as frequent_items_sketch
-    from millstream.pipeline.aggregates import hll_sketch as hll_sketch
-    from millstream.pipeline.aggregates import kll_sketch as kll_sketch
-    from millstream.pipeline.aggregates import last as last
-    from millstream.pipeline.aggregates import list as list
-    from millstream.pipeline.aggregates import max as max
-    from millstream.pipeline.aggregates import max_by as max_by
-    from millstream.pipeline.aggregates import mean as mean
-    from millstream.pipeline.aggregates import min as min
-    from millstream.pipeline.aggregates import min_by as min_by
-    from millstream.pipeline.aggregates import quantile as quantile
-    from millstream.pipeline.aggregates import quantiles as quantiles
-    from millstream.pipeline.aggregates import set as set
-    from millstream.pipeline.aggregates import stddev as stddev
-    from millstream.pipeline.aggregates import sum as sum
-    from millstream.pipeline.aggregates import top_k as top_k
-    from millstream.pipeline.aggregates import variance as variance
+    from millstream.pipeline.aggregates import *  # noqa: F403
     from millstream.pipeline.app import App as App
     from millstream.pipeline.dedup import bloom as bloom
     from millstream.pipeline.device_clock import device_time as device_time
@@ -98,6 +78,7 @@ if TYPE_CHECKING:
     from millstream.pipeline.windows import after_count as after_count
     from millstream.pipeline.windows import calendar as calendar
     from millstream.pipeline.windows import count_window as count_window
+    from millstream.pipeline.windows import cumulating as cumulating
     from millstream.pipeline.windows import hopping as hopping
     from millstream.pipeline.windows import session as session
     from millstream.pipeline.windows import sliding as sliding

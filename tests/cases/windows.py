@@ -35,10 +35,11 @@ def sliding(seconds, *emit, **options):
     return lambda stream, name: {"out": summed(stream, window, name, *emit, **options)}
 
 
-def four_kinds(stream, name):
+def five_kinds(stream, name):
     windows = {
         "tumbling": ms.tumbling("5 seconds"),
         "hopping": ms.hopping("10 seconds", "5 seconds"),
+        "cumulating": ms.cumulating("15 seconds", "5 seconds"),
         "east": ms.tumbling("1 day", offset="8 hours"),
         "west": ms.tumbling("1 day", offset="-8 hours"),
     }
@@ -99,10 +100,19 @@ A = [
         "A7",
         "a late row misses a short window and is in a long one",
         [*(event(at) for at in (1, 2, 3, 4, 7, 6, 8, 4, 16, 32, 34)), Reach(200_000)],
-        four_kinds,
+        five_kinds,
         {
             "tumbling": starts((0, 4), (5, 3), (15, 1), (30, 2)),
             "hopping": starts((-5, 4), (0, 8), (5, 3), (10, 1), (15, 1), (25, 2), (30, 2)),
+            "cumulating": Answer(
+                "window_start window_end n",
+                (
+                    *((0, 5, 4), (0, 10, 8), (0, 15, 8)),
+                    *((15, 20, 1), (15, 25, 1), (15, 30, 1)),
+                    *((30, 35, 2), (30, 40, 2), (30, 45, 2)),
+                ),
+                "story",
+            ),
             "east": starts((-57600, 11)),
             "west": starts((-28800, 11)),
         },

@@ -23,6 +23,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND = 1_000_000
 START = (ORIGIN - EPOCH) // timedelta(microseconds=1)
 DAY = 86_400 * SECOND
+PANED = ("tumbling", "hopping", "cumulating", "session")
 REALS = (0.1, 1e15 + 0.3, -1e15, 2.0**-40, 3.0, -0.7)
 SPECIALS = (*REALS, float("inf"), float("-inf"), float("nan"))
 
@@ -208,7 +209,7 @@ class _Chain:
         # Rows of count windows that complete late are late for what comes next.
         follows = self.d.bounded or kind != "count"
         if self.mode != "update" and follows and self.r.random() < 0.5:
-            self._second_window(by, kind in ("tumbling", "hopping", "session"))
+            self._second_window(by, kind in PANED)
         elif self.name + "w1" not in self.p.outcomes:
             self._view(kind, self.judged, by, self.names, f"{self.name}w1")
 
@@ -277,7 +278,7 @@ class _Chain:
 
     def _first_window(self) -> tuple[list[str], str]:
         r = self.r
-        kinds = ["tumbling", "tumbling", "hopping", "hopping", "sliding"]
+        kinds = ["tumbling", "tumbling", "hopping", "hopping", "cumulating", "sliding"]
         by = r.choice([["k"], ["k"], ["g"], ["k", "g"], []])
         if self.d.bounded and (not self.d.per):
             kinds += ["session", "session"]
@@ -296,7 +297,7 @@ class _Chain:
             self.stream = self.stream.filter(pl.col(integer) > 1)
             self.rows = rules.keep(self.rows, lambda v: v[integer] > 1)
         above = r.choice([by, by, by[:1], []])
-        kinds = ["tumbling", "hopping"]
+        kinds = ["tumbling", "hopping", "cumulating"]
         if self.mode == "final":
             kinds += ["session", "sliding"]
         ordered = ordered_by and above == by and self.mode == "final"
@@ -326,7 +327,7 @@ class _Chain:
         declared = {name: drawn.declared for name, drawn in aggregates.items()}
         step = f"{self.name} {suffix}"
         emit: dict[str, Any] = {"mode": "final"}
-        if kind in ("tumbling", "hopping", "session"):
+        if kind in PANED:
             emit = self._emission(first=first, late_policy=late_policy)
         elif kind == "sliding" or kind == "count":
             modes = ["final", "update"] + (["retract"] if kind == "sliding" else [])
@@ -377,6 +378,11 @@ class _Chain:
             assign = rules.hopping(size * SECOND, slide * SECOND)
             hops = ms.hopping(f"{size} seconds", f"{slide} seconds", allow_gaps=True)
             return hops, lambda rows: rules.windows(rows, assign, by, lateness, meant)
+        if kind == "cumulating":
+            size, step = r.choice([(20, 5), (21, 7), (6, 6)])
+            assign = rules.cumulating(size * SECOND, step * SECOND)
+            growing = ms.cumulating(f"{size} seconds", f"{step} seconds")
+            return growing, lambda rows: rules.windows(rows, assign, by, lateness, meant)
         if kind == "sliding":
             size = r.choice([3, 10])
             return (
@@ -410,7 +416,11 @@ class _Chain:
         )
 
     def _view(self, kind: str, judged: Judged, by: list[str], names: list[str], name: str) -> None:
-        starts = {"sliding": "window_end", "count": "window_number"}.get(kind, "window_start")
+        starts = {
+            "sliding": "window_end",
+            "cumulating": "window_end",
+            "count": "window_number",
+        }.get(kind, "window_start")
         key = (starts, *by)
         self.stream.view(name, key=list(key))
         columns = (*key, "window_start", "window_end", *names)

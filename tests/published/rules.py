@@ -148,6 +148,17 @@ def hopping(size: int, slide: int, offset: int = 0) -> Callable[[int], list[Span
     return of
 
 
+def cumulating(size: int, step: int) -> Callable[[int], list[Span]]:
+    """Windows ``[k·size, k·size + n·step)`` for n from 1 to size / step."""
+
+    def of(time: int) -> list[Span]:
+        start = time // size * size
+        ends = range(start + step, start + size + 1, step)
+        return [(start, end) for end in ends if time < end]
+
+    return of
+
+
 Aggregates = Mapping[str, Callable[[list[Row]], Any]]
 
 

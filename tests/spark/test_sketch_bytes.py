@@ -8,7 +8,9 @@ import polars as pl
 import pytest
 from pyspark.sql import functions as F
 
-from millstream.kernels.aggregates import FrequentItems, Hll, Kll
+from millstream.kernels.aggregates.sketches.frequent_items import FrequentItems
+from millstream.kernels.aggregates.sketches.hll import Hll
+from millstream.kernels.aggregates.sketches.kll import Kll
 
 V = pl.col("v")
 SIZES = [0, 1, 7, 8, 25, 400, 20_000]  # each kind of HLL sketch: list, set, registers

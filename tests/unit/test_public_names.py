@@ -10,15 +10,32 @@ TREE = ast.parse(Path(ms.__file__).read_text())
 
 
 def imported_for_type_checkers() -> dict[str, str]:
-    """The modules of the names that are imported as ``from module import name as name``."""
+    """The modules of the names that are imported as ``from module import name as name``, or with ``*``."""
     (block,) = (node for node in TREE.body if isinstance(node, ast.If))
     assert ast.unparse(block.test) == "TYPE_CHECKING"
     return {
-        alias.name: statement.module
+        name: statement.module
         for statement in block.body
         for alias in statement.names
-        if alias.asname == alias.name  # without it, mypy --strict finds that the name is private
+        for name in (defined_in(statement.module) if alias.name == "*" else [alias.name])
+        # without it, mypy --strict finds that the name is private
+        if alias.name == "*" or alias.asname == alias.name
     }
+
+
+def defined_in(module: str) -> list[str]:
+    """The public names that a module itself defines."""
+    tree = ast.parse(Path(import_module(module).__file__).read_text())
+    names = [
+        name
+        for node in tree.body
+        for name in (
+            [node.name]
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            else [target.id for target in getattr(node, "targets", [])]
+        )
+    ]
+    return [name for name in names if not name.startswith("_")]
 
 
 def test_type_checkers_read_the_names_that_are_loaded() -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from millstream.kernels.aggregates import Aggregate
 from millstream.kernels.aggregates.event_order import with_order
-from millstream.kernels.aggregates.sketches import DeferredSketch
+from millstream.kernels.aggregates.protocol import Aggregate
+from millstream.kernels.aggregates.sketches.deferred import DeferredSketch
 from millstream.kernels.frames import DIFF, ROWS
 
 WEIGHT = "__weight"

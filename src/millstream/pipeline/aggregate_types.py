@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from millstream.kernels.aggregates import Aggregate
+from millstream.kernels.aggregates.protocol import Aggregate
 from millstream.pipeline.checks import type_of
 from millstream.pipeline.schema import ColumnTypes
 

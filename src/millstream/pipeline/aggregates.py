@@ -16,13 +16,22 @@ import polars as pl
 
 from millstream.choices import choose
 from millstream.errors import ConfigError
-from millstream.kernels import aggregates
-from millstream.kernels.aggregates import Aggregate
+from millstream.kernels.aggregates.count import Count
+from millstream.kernels.aggregates.distribution import DistinctValues, Quantiles, TopValues
+from millstream.kernels.aggregates.event_order import CollectList, Pick
+from millstream.kernels.aggregates.extremes import Extreme
+from millstream.kernels.aggregates.protocol import Aggregate
 from millstream.kernels.aggregates.sketches import frequent_items, hll, kll
+from millstream.kernels.aggregates.sketches.frequent_items import FrequentItems
+from millstream.kernels.aggregates.sketches.hll import Hll
+from millstream.kernels.aggregates.sketches.kll import Kll
+from millstream.kernels.aggregates.sums import Mean, Sum
+from millstream.kernels.aggregates.user_defined import UserAggregate, UserDefined
+from millstream.kernels.aggregates.variance import Variance
 from millstream.pipeline.checks import whole_number
 from millstream.pipeline.expressions import Column, as_expression
 
-QuantileFraction = float | str | Decimal | Fraction
+_Fraction = float | str | Decimal | Fraction
 
 
 def count(condition: Column | None = None) -> Aggregate:
@@ -30,9 +39,7 @@ def count(condition: Column | None = None) -> Aggregate:
 
     Example: ``ms.count(pl.col("kind") == "click")``.
     """
-    return aggregates.Count(
-        None if condition is None else as_expression(condition, what="count's condition")
-    )
+    return Count(None if condition is None else as_expression(condition, what="count's condition"))
 
 
 def sum(value: Column) -> Aggregate:  # noqa: A001 - its name in every query language
@@ -42,7 +49,7 @@ def sum(value: Column) -> Aggregate:  # noqa: A001 - its name in every query lan
     stops the job and says so. Sums of floats are exact and rounded once, so they are the same to
     the last bit in whatever order the rows came, and whatever was taken back; never -0.0.
     """
-    return aggregates.Sum(as_expression(value, what="sum's value"))
+    return Sum(as_expression(value, what="sum's value"))
 
 
 def mean(value: Column) -> Aggregate:
@@ -51,7 +58,7 @@ def mean(value: Column) -> Aggregate:
     It is the sum (see :func:`sum`) over the count: a float, or for a Decimal or duration the same
     type, rounded to its last place.
     """
-    return aggregates.Mean(as_expression(value, what="mean's value"))
+    return Mean(as_expression(value, what="mean's value"))
 
 
 def variance(value: Column, *, population: bool = False) -> Aggregate:
@@ -61,13 +68,13 @@ def variance(value: Column, *, population: bool = False) -> Aggregate:
     once, so it is sound even where the mean is many times the spread.
     """
     expression = as_expression(value, what="variance's value")
-    return aggregates.Variance(expression, sample=not population)
+    return Variance(expression, sample=not population)
 
 
 def stddev(value: Column, *, population: bool = False) -> Aggregate:
     """Return the standard deviation of a number: the root of :func:`variance`."""
     expression = as_expression(value, what="stddev's value")
-    return aggregates.Variance(expression, sample=not population, root=True)
+    return Variance(expression, sample=not population, root=True)
 
 
 def min(value: Column) -> Aggregate:  # noqa: A001
@@ -76,12 +83,12 @@ def min(value: Column) -> Aggregate:  # noqa: A001
     Numbers, text, bytes, booleans, dates, times and durations. A float that is not a number counts
     only where there is nothing else.
     """
-    return aggregates.Extreme(as_expression(value, what="min's value"), greatest=False)
+    return Extreme(as_expression(value, what="min's value"), greatest=False)
 
 
 def max(value: Column) -> Aggregate:  # noqa: A001
     """Return the greatest value; see :func:`min`."""
-    return aggregates.Extreme(as_expression(value, what="max's value"), greatest=True)
+    return Extreme(as_expression(value, what="max's value"), greatest=True)
 
 
 def first(value: Column) -> Aggregate:
@@ -89,12 +96,12 @@ def first(value: Column) -> Aggregate:
 
     Of rows with the same time, the one that comes first in the log (by stream, partition, offset).
     """
-    return aggregates.Pick(as_expression(value, what="first's value"), "first")
+    return Pick(as_expression(value, what="first's value"), "first")
 
 
 def last(value: Column) -> Aggregate:
     """Return the value of the row with the latest event time; see :func:`first`."""
-    return aggregates.Pick(as_expression(value, what="last's value"), "last")
+    return Pick(as_expression(value, what="last's value"), "last")
 
 
 def min_by(value: Column, by: Column) -> Aggregate:
@@ -103,13 +110,13 @@ def min_by(value: Column, by: Column) -> Aggregate:
     Rows in which either is null are left out.
     """
     by = as_expression(by, what="min_by's by")
-    return aggregates.Pick(as_expression(value, what="min_by's value"), "min_by", by)
+    return Pick(as_expression(value, what="min_by's value"), "min_by", by)
 
 
 def max_by(value: Column, by: Column) -> Aggregate:
     """Return the value of the row where ``by`` is greatest; of several such rows, the first."""
     by = as_expression(by, what="max_by's by")
-    return aggregates.Pick(as_expression(value, what="max_by's value"), "max_by", by)
+    return Pick(as_expression(value, what="max_by's value"), "max_by", by)
 
 
 def list(value: Column) -> Aggregate:  # noqa: A001
@@ -117,12 +124,12 @@ def list(value: Column) -> Aggregate:  # noqa: A001
 
     The state holds every value of a key. Over rows that can be taken back, values are sorted.
     """
-    return aggregates.CollectList(as_expression(value, what="list's value"))
+    return CollectList(as_expression(value, what="list's value"))
 
 
 def set(value: Column) -> Aggregate:  # noqa: A001
     """Collect the different values, sorted. The state holds each of them."""
-    return aggregates.DistinctValues(as_expression(value, what="set's value"), counted=False)
+    return DistinctValues(as_expression(value, what="set's value"), counted=False)
 
 
 def distinct(
@@ -144,14 +151,14 @@ def distinct(
     """
     expression = as_expression(value, what="distinct's value")
     if _is_exact(method, "hll", "distinct", of_sketches=of_sketches):
-        return aggregates.DistinctValues(expression, counted=True)
+        return DistinctValues(expression, counted=True)
     whole_number(lg_k, hll.LG_K_MIN, hll.LG_K_MAX, "distinct's lg_k")
-    return aggregates.Hll(expression, of_sketches=of_sketches, lg_k=lg_k)
+    return Hll(expression, of_sketches=of_sketches, lg_k=lg_k)
 
 
 def quantile(
     value: Column,
-    q: QuantileFraction,
+    q: _Fraction,
     *,
     method: Literal["exact", "kll"] = "exact",
     k: int = 200,
@@ -175,7 +182,7 @@ def quantile(
 
 def quantiles(
     value: Column,
-    qs: Sequence[QuantileFraction],
+    qs: Sequence[_Fraction],
     *,
     method: Literal["exact", "kll"] = "exact",
     k: int = 200,
@@ -192,7 +199,7 @@ def quantiles(
 
 def _quantiles(
     value: Column,
-    qs: tuple[QuantileFraction, ...],
+    qs: tuple[_Fraction, ...],
     word: str,
     method: str,
     k: int,
@@ -203,9 +210,9 @@ def _quantiles(
     shares = tuple(_share(q, word) for q in qs)
     several = word == "quantiles"
     if _is_exact(method, "kll", word, of_sketches=of_sketches):
-        return aggregates.Quantiles(expression, shares=shares, several=several)
+        return Quantiles(expression, shares=shares, several=several)
     whole_number(k, kll.K_MIN, kll.K_MAX, f"{word}'s k")
-    return aggregates.Kll(
+    return Kll(
         expression,
         of_sketches=of_sketches,
         k=k,
@@ -237,7 +244,7 @@ def top_k(
     expression = as_expression(value, what="top_k's value")
     whole_number(k, 1, 1_000_000, "top_k's k")
     if _is_exact(method, "frequent_items", "top_k", of_sketches=of_sketches is not None):
-        return aggregates.TopValues(expression, k=k)
+        return TopValues(expression, k=k)
     return _frequent(expression, k, lg_size, of_sketches, "top_k", as_sketch=False)
 
 
@@ -250,7 +257,7 @@ def _frequent(
     if items not in (None, str, int):
         raise ConfigError(f"{word}'s of_sketches is {items!r}. Give str, int or None.")
     types: dict[type | None, pl.DataType | None] = {str: pl.String(), int: pl.Int64()}
-    return aggregates.FrequentItems(
+    return FrequentItems(
         value,
         as_sketch=as_sketch,
         of_sketches=items is not None,
@@ -272,7 +279,7 @@ def hll_sketch(value: Column, *, lg_k: int = 12, of_sketches: bool = False) -> A
     """
     whole_number(lg_k, hll.LG_K_MIN, hll.LG_K_MAX, "hll_sketch's lg_k")
     expression = as_expression(value, what="hll_sketch's value")
-    return aggregates.Hll(expression, as_sketch=True, of_sketches=of_sketches, lg_k=lg_k)
+    return Hll(expression, as_sketch=True, of_sketches=of_sketches, lg_k=lg_k)
 
 
 def kll_sketch(value: Column, *, k: int = 200, of_sketches: bool = False) -> Aggregate:
@@ -288,7 +295,7 @@ def kll_sketch(value: Column, *, k: int = 200, of_sketches: bool = False) -> Agg
     """
     whole_number(k, kll.K_MIN, kll.K_MAX, "kll_sketch's k")
     expression = as_expression(value, what="kll_sketch's value")
-    return aggregates.Kll(expression, as_sketch=True, of_sketches=of_sketches, k=k)
+    return Kll(expression, as_sketch=True, of_sketches=of_sketches, k=k)
 
 
 def frequent_items_sketch(
@@ -306,12 +313,12 @@ def frequent_items_sketch(
     return _frequent(expression, 1, lg_size, of_sketches, "frequent_items_sketch", as_sketch=True)
 
 
-def aggregate(own: aggregates.UserAggregate, *values: Column) -> Aggregate:
+def aggregate(own: UserAggregate, *values: Column) -> Aggregate:
     """Aggregate with your own class: see :class:`UserAggregate`.
 
     With one column, ``add`` gets its values; with several, dicts of them by name.
     """
-    if not isinstance(own, aggregates.UserAggregate):
+    if not isinstance(own, UserAggregate):
         raise ConfigError(
             f"aggregate was given {own!r}. Give an instance of a class of yours that derives from "
             "ms.UserAggregate."
@@ -322,7 +329,7 @@ def aggregate(own: aggregates.UserAggregate, *values: Column) -> Aggregate:
         )
     expressions = [as_expression(value, what="aggregate's value") for value in values]
     taken = expressions[0] if len(expressions) == 1 else pl.struct(*expressions)
-    return aggregates.UserDefined(taken, own)
+    return UserDefined(taken, own)
 
 
 def _is_exact(method: str, other: str, word: str, *, of_sketches: bool) -> bool:
@@ -334,7 +341,7 @@ def _is_exact(method: str, other: str, word: str, *, of_sketches: bool) -> bool:
     return method == "exact"
 
 
-def _share(q: QuantileFraction, word: str) -> Fraction:
+def _share(q: _Fraction, word: str) -> Fraction:
     try:
         share = Fraction(str(q)) if not isinstance(q, float) or math.isfinite(q) else None
     except (ValueError, ZeroDivisionError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from millstream.errors import ConfigError
-from millstream.kernels.aggregates import Aggregate
+from millstream.kernels.aggregates.protocol import Aggregate
 from millstream.kernels.aggregation import Aggregation
 from millstream.kernels.frames import ORDER, TIME, visible
 from millstream.kernels.operator import Operator

@@ -16,7 +16,7 @@ import polars as pl
 
 from millstream.durations import Duration
 from millstream.errors import ConfigError
-from millstream.kernels.aggregates import Aggregate
+from millstream.kernels.aggregates.protocol import Aggregate
 from millstream.kernels.errors.user_code import OnError, UserCode
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.map_frames import FrameFunction, RowsRule

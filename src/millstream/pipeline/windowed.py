@@ -10,7 +10,7 @@ import polars as pl
 
 from millstream.choices import choose
 from millstream.errors import ConfigError
-from millstream.kernels.aggregates import Aggregate
+from millstream.kernels.aggregates.protocol import Aggregate
 from millstream.kernels.aggregation import Aggregation
 from millstream.kernels.frames import HIDDEN_PREFIX, WINDOW, visible
 from millstream.kernels.operator import Operator
@@ -100,7 +100,7 @@ def aggregate_windows(
         lateness_us=shape.lateness_us,
     )
     kernel, columns = _typed(untyped, shape.columns)
-    return kernel, windowed_shape(shape, emission, columns, by, WINDOW_COLUMNS[:1])
+    return kernel, windowed_shape(shape, emission, columns, by, window.window_key)
 
 
 def _check_names(

@@ -1,6 +1,6 @@
 """Windows as a program declares them, and the triggers of their panes.
 
-:func:`tumbling`, :func:`hopping` and :func:`calendar` divide time; :func:`session`, :func:`sliding`
+:func:`tumbling`, :func:`hopping`, :func:`cumulating` and :func:`calendar` divide time; :func:`session`, :func:`sliding`
 and :func:`count_window` depend on the events.
 """
 
@@ -18,7 +18,7 @@ from millstream.durations import Duration, format_us, to_us, unit_named
 from millstream.errors import ConfigError
 from millstream.kernels.sessions.spans import SessionWindow
 from millstream.kernels.trigger import AfterCount, AfterTime, EachBatch, Trigger
-from millstream.kernels.windows.assigners import Hopping, Tumbling
+from millstream.kernels.windows.assigners import Cumulating, Hopping, Tumbling
 from millstream.kernels.windows.calendar_windows import Calendar
 from millstream.kernels.windows.count_windows import CountWindow
 from millstream.kernels.windows.sliding_windows import Sliding
@@ -70,6 +70,30 @@ def hopping(
             "up to the size, or allow_gaps=True."
         )
     return Hopping(size_us, slide_us, _signed_us(offset, "hopping's offset") % slide_us)
+
+
+def cumulating(size: Duration, step: Duration, *, offset: Duration = "0 seconds") -> Cumulating:
+    """Windows that begin together and grow by ``step`` up to ``size``: a day's figures up to each hour.
+
+    With ``cumulating("1 day", "1 hour")`` a day has 24 windows, ``[00:00, 01:00)``, ``[00:00, 02:00)``
+    and so on to ``[00:00, 24:00)``, in UTC. ``window_end`` tells them apart, and is part of a view's key.
+    Each event is kept once, in its step.
+
+    Args:
+        size: How long the largest window is.
+        step: By how much windows grow; it must divide the size.
+        offset: Shifts the windows; may be negative.
+    """
+    size_us, step_us = (
+        positive_us(size, "cumulating's size"),
+        positive_us(step, "cumulating's step"),
+    )
+    if size_us % step_us:
+        raise ConfigError(
+            f"cumulating's step of {format_us(step_us)} does not divide its size of "
+            f"{format_us(size_us)}. Give a step that does."
+        )
+    return Cumulating(size_us, step_us, _signed_us(offset, "cumulating's offset") % size_us)
 
 
 def calendar(span: str, *, tz: str, week_start: Weekday = "monday") -> Calendar:

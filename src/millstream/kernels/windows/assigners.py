@@ -4,6 +4,9 @@ Time is cut into *slices*, such that a window is made of whole slices: an event 
 slice, however many windows it is in. Where windows lie side by side, a slice is a window. All times
 are microseconds since 1970 UTC, of either sign, in int64 arrays.
 
+State and kernels name a window by one time, its *label*: its start, or where several windows have one
+start, the start of its last slice. No two windows have the same label.
+
 Source: Akidau et al., "The Dataflow Model", VLDB 2015, section 2.2 (window assignment); slices are
 the panes of Li et al., "No Pane, No Gain", SIGMOD Record 34(1), 2005.
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import polars as pl
@@ -24,12 +27,13 @@ from millstream.kernels.arrays import Int64s
 class WindowAssigner(Protocol):
     """A division of time into windows.
 
-    The windows that hold a slice are ``first(slice) + n · slide_us``, for n below ``counts(slice)``.
+    The labels of the windows that hold a slice are ``first(slice) + n · slide_us``, for n below
+    ``counts(slice)``. They end in this order.
     """
 
     @property
     def slide_us(self) -> int:
-        """The usual distance between the starts of two windows that follow one another."""
+        """The usual distance between the labels of two windows that follow one another."""
         ...
 
     @property
@@ -37,19 +41,28 @@ class WindowAssigner(Protocol):
         """Whether every time is in exactly one window."""
         ...
 
+    @property
+    def window_key(self) -> tuple[str, ...]:
+        """The result columns that tell windows apart."""
+        ...
+
     def slices(self, times: pl.Series) -> pl.Series:
         """Return the start of the slice that holds each time."""
         ...
 
     def first(self, slices: Int64s) -> Int64s:
-        """Return the start of the earliest window that holds each slice."""
+        """Return the label of the earliest window that holds each slice."""
         ...
 
     def counts(self, slices: Int64s) -> Int64s:
         """Return in how many windows each slice is."""
         ...
 
-    def ends(self, starts: Int64s) -> Int64s:
+    def starts(self, labels: Int64s) -> Int64s:
+        """Return the start of each window."""
+        ...
+
+    def ends(self, labels: Int64s) -> Int64s:
         """Return the end of each window."""
         ...
 
@@ -70,11 +83,13 @@ class WindowAssigner(Protocol):
 class Tumbling:
     """Windows of one size, side by side. Window k is ``[offset + k·size, offset + (k+1)·size)``.
 
-    Int64s before 1970 fall into windows just so (the division rounds down).
+    Times before 1970 fall into windows just so (the division rounds down).
     """
 
     size_us: int
     offset_us: int = 0
+
+    window_key: ClassVar[tuple[str, ...]] = ("window_start",)
 
     @property
     def slide_us(self) -> int:
@@ -93,8 +108,11 @@ class Tumbling:
     def counts(self, slices: Int64s) -> Int64s:
         return np.ones(len(slices), np.int64)
 
-    def ends(self, starts: Int64s) -> Int64s:
-        return starts + self.size_us
+    def starts(self, labels: Int64s) -> Int64s:
+        return labels
+
+    def ends(self, labels: Int64s) -> Int64s:
+        return labels + self.size_us
 
     def count_ended(self, slices: Int64s, reached: Int64s) -> Int64s:
         return (slices + self.size_us <= reached).astype(np.int64)
@@ -121,6 +139,7 @@ class Hopping:
     size_us: int
     slide_us: int
     offset_us: int = 0
+    window_key: ClassVar[tuple[str, ...]] = ("window_start",)
 
     @property
     def slice_us(self) -> int:
@@ -143,8 +162,11 @@ class Hopping:
     def counts(self, slices: Int64s) -> Int64s:
         return (self._grid(slices) - self.first(slices)) // self.slide_us + 1
 
-    def ends(self, starts: Int64s) -> Int64s:
-        return starts + self.size_us
+    def starts(self, labels: Int64s) -> Int64s:
+        return labels
+
+    def ends(self, labels: Int64s) -> Int64s:
+        return labels + self.size_us
 
     def count_ended(self, slices: Int64s, reached: Int64s) -> Int64s:
         ended = (reached - self.ends(self.first(slices))) // self.slide_us + 1
@@ -160,3 +182,52 @@ class Hopping:
 
     def __str__(self) -> str:
         return f"hopping({format_us(self.size_us)}, {format_us(self.slide_us)})"
+
+
+@dataclass(frozen=True)
+class Cumulating:
+    """Windows that begin together and end one step after the other: ``[s, s + n·step)``, up to ``size``.
+
+    ``s`` is ``offset + k·size``. A slice is as long as a step, which divides the size.
+
+    Source: the windowing function CUMULATE of Apache Flink's SQL.
+    """
+
+    size_us: int
+    slide_us: int
+    offset_us: int = 0
+    window_key: ClassVar[tuple[str, ...]] = ("window_start", "window_end")
+
+    @property
+    def tiled(self) -> bool:
+        return self.size_us == self.slide_us
+
+    def slices(self, times: pl.Series) -> pl.Series:
+        return (times - self.offset_us) // self.slide_us * self.slide_us + self.offset_us
+
+    def first(self, slices: Int64s) -> Int64s:
+        return slices
+
+    def counts(self, slices: Int64s) -> Int64s:
+        return (self.starts(slices) + self.size_us - slices) // self.slide_us
+
+    def starts(self, labels: Int64s) -> Int64s:
+        return (labels - self.offset_us) // self.size_us * self.size_us + self.offset_us
+
+    def ends(self, labels: Int64s) -> Int64s:
+        return labels + self.slide_us
+
+    def count_ended(self, slices: Int64s, reached: Int64s) -> Int64s:
+        ended = (reached - slices) // self.slide_us
+        passed: Int64s = np.minimum(np.maximum(ended, 0), self.counts(slices))
+        return passed
+
+    def latest_end(self, time_us: int) -> int:
+        start = (time_us - self.offset_us) // self.size_us * self.size_us + self.offset_us
+        return start + self.size_us
+
+    def end_at_or_before(self, time_us: int) -> int:
+        return (time_us - self.offset_us) // self.slide_us * self.slide_us + self.offset_us
+
+    def __str__(self) -> str:
+        return f"cumulating({format_us(self.size_us)}, {format_us(self.slide_us)})"

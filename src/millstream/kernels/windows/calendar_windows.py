@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -42,6 +42,7 @@ class Calendar:
     count: int
     tz: str
     week_start: int = 0
+    window_key: ClassVar[tuple[str, ...]] = ("window_start",)
 
     @property
     def slide_us(self) -> int:
@@ -63,9 +64,12 @@ class Calendar:
     def counts(self, slices: Int64s) -> Int64s:
         return np.ones(len(slices), np.int64)
 
-    def ends(self, starts: Int64s) -> Int64s:
-        boundaries = self._boundaries(starts)
-        result: Int64s = boundaries[np.searchsorted(boundaries, starts, side="right")]
+    def starts(self, labels: Int64s) -> Int64s:
+        return labels
+
+    def ends(self, labels: Int64s) -> Int64s:
+        boundaries = self._boundaries(labels)
+        result: Int64s = boundaries[np.searchsorted(boundaries, labels, side="right")]
         return result
 
     def count_ended(self, slices: Int64s, reached: Int64s) -> Int64s:

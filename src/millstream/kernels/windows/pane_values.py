@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from millstream.kernels.aggregates import Count
+from millstream.kernels.aggregates.count import Count
 from millstream.kernels.aggregation import WEIGHT, Aggregation
 from millstream.kernels.frames import DIFF, HASH, ROWS, WINDOW
 from millstream.kernels.state.hash_order import (

@@ -164,7 +164,7 @@ class WindowOperator(AggregateOperator):
         return self.window.ends(self.last_windows(slices)) + self.expires_after_us
 
     def last_windows(self, slices: Int64s) -> Int64s:
-        """Return the start of the last window that holds each slice."""
+        """Return the label of the last window that holds each slice."""
         first: Int64s = self.window.first(slices)
         return first + (self.window.counts(slices) - 1) * self.window.slide_us
 
@@ -240,10 +240,9 @@ class WindowOperator(AggregateOperator):
 
     def _side_output(self, rows: pl.DataFrame, reached: Int64s) -> pl.DataFrame:
         """Say of rows that are too late why, by how much, and for which window at the last."""
-        slices = rows[SLICE].to_numpy()
-        starts = self.last_windows(slices)
+        labels = self.last_windows(rows[SLICE].to_numpy())
         late_by_us = reached - rows[TIME].to_numpy()
-        last_us = starts, self.window.ends(starts)
+        last_us = self.window.starts(labels), self.window.ends(labels)
         return late.side_output(rows.drop(SLICE), late_by_us, late.WINDOW, last_us)
 
     def with_hash(self, partials: pl.DataFrame, seed: int) -> pl.DataFrame:
@@ -281,9 +280,10 @@ class WindowOperator(AggregateOperator):
 
     def result_rows(self, merged: pl.DataFrame, *columns: pl.Expr) -> pl.DataFrame:
         """Turn merged partials into result rows, whose time is their window's last microsecond."""
-        ends = self.window.ends(merged[WINDOW].to_numpy())
+        labels = merged[WINDOW].to_numpy()
+        ends = self.window.ends(labels)
         return merged.select(
-            to_datetimes(merged[WINDOW].alias("window_start")),
+            to_datetimes(pl.Series("window_start", self.window.starts(labels))),
             to_datetimes(pl.Series("window_end", ends)),
             *self.by,
             *self.aggregation.results,

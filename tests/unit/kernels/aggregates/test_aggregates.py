@@ -15,19 +15,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import ConfigError, UserCodeError
-from millstream.kernels.aggregates import (
-    CollectList,
-    Count,
-    DistinctValues,
-    Extreme,
-    Mean,
-    Pick,
-    Quantiles,
-    Sum,
-    TopValues,
-    Variance,
-    superaccumulator,
-)
+from millstream.kernels.aggregates import superaccumulator
+from millstream.kernels.aggregates.count import Count
+from millstream.kernels.aggregates.distribution import DistinctValues, Quantiles, TopValues
+from millstream.kernels.aggregates.event_order import CollectList, Pick
+from millstream.kernels.aggregates.extremes import Extreme
+from millstream.kernels.aggregates.sums import Mean, Sum
+from millstream.kernels.aggregates.variance import Variance
 from millstream.kernels.frames import DIFF, ORDER, TIME
 
 V = pl.col("v")

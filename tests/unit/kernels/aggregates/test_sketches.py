@@ -17,7 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import ConfigError, EnvironmentProblem, UserCodeError
-from millstream.kernels.aggregates import FrequentItems, Hll, Kll
+from millstream.kernels.aggregates.sketches.frequent_items import FrequentItems
+from millstream.kernels.aggregates.sketches.hll import Hll
+from millstream.kernels.aggregates.sketches.kll import Kll
 from millstream.kernels.aggregates.sketches.kll_levels import Levels
 
 V = pl.col("v")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import ConfigError, UserCodeError
-from millstream.kernels.aggregates import UserAggregate, UserDefined
+from millstream.kernels.aggregates.user_defined import UserAggregate, UserDefined
 from millstream.kernels.frames import DIFF
 
 V = pl.col("v")

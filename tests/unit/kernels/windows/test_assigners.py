@@ -79,6 +79,55 @@ def test_hopping_windows_are_those_that_hold_the_time(drawn, size, slide, offset
         )
 
 
+@given(
+    st.lists(times, min_size=1),
+    st.integers(1, 12),
+    st.integers(1, 7),
+    st.integers(-60, 60),
+    st.lists(times, min_size=1),
+)
+def test_cumulating_windows_are_those_that_hold_the_time(drawn, step, steps, offset, reached):
+    size = step * steps
+    window = ms.cumulating(
+        timedelta(microseconds=size),
+        timedelta(microseconds=step),
+        offset=timedelta(microseconds=offset),
+    )
+    slices = window.slices(pl.Series(drawn)).to_numpy()
+    first, counts = window.first(slices), window.counts(slices)
+    for at, cut, label, count in zip(drawn, slices, first, counts, strict=True):
+        start = next(s for s in range(at, at - size, -1) if (s - offset) % size == 0)
+        holding = [(start, e) for e in range(start + step, start + size + 1, step) if at < e]
+        labels = np.array([label + n * step for n in range(count)])
+        ends = window.ends(labels)
+        assert list(zip(window.starts(labels), ends, strict=True)) == holding
+        assert cut <= at < cut + step
+        assert window.latest_end(at) == start + size
+        for now in (*reached, at, start + size, ends[0], ends[0] - 1):
+            ended = window.count_ended(np.array([cut]), np.array([now]))
+            assert ended.tolist() == [sum(end <= now for _, end in holding)]
+    for now in reached:
+        assert window.end_at_or_before(now) == max(
+            e for e in range(now - step, now + 1) if (e - offset) % step == 0
+        )
+
+
+def test_cumulating_windows_of_a_day_are_told_apart_by_their_ends():
+    app = ms.App("days", log="unused", buckets=2)
+    stream = app.topic("events", Event, key="key").stream(time="at", lateness="1 day")
+    day = stream.window(ms.cumulating("1 day", "8 hours")).emit("update")
+    day.agg(n=ms.count()).view("out")
+    rows = [Event(ORIGIN + timedelta(hours=hour)) for hour in (9, 23, 1, 24)]
+    out = testing.run(app, {"events": rows})["out"]
+    assert out.select("window_start", "window_end", "n").rows() == [
+        (ORIGIN + timedelta(hours=start), ORIGIN + timedelta(hours=end), n)
+        for start, end, n in [
+            *((0, 8, 1), (0, 16, 2), (0, 24, 3)),
+            *((24, 32, 1), (24, 40, 1), (24, 48, 1)),
+        ]
+    ]
+
+
 ZONES = [
     "America/New_York",
     "Australia/Lord_Howe",
@@ -174,6 +223,9 @@ def test_times_far_beyond_the_calendar_are_in_windows_of_their_own():
     [
         (lambda: ms.hopping("1 minute", "2 minutes"), "allow_gaps"),
         (lambda: ms.hopping("1 minute", "0 seconds"), "slide is 0"),
+        (lambda: ms.cumulating("1 minute", "7 seconds"), "step of 7 seconds does not divide"),
+        (lambda: ms.cumulating("1 minute", "2 minutes"), "step of 2 minutes does not divide"),
+        (lambda: ms.cumulating("1 minute", "0 seconds"), "step is 0"),
         (lambda: ms.tumbling("0 seconds"), "size is 0"),
         (lambda: ms.tumbling("1 hour", offset="-x"), "offset"),
         (lambda: ms.calendar("2 days", tz="UTC"), "span is '2 days'"),

@@ -43,7 +43,7 @@ def declared(window, *, delay=0, lateness=0, policy="drop", by="key", **emit):
     windowed = stream.window(window, by=by).emit(**emit)
     # Without pane columns a discarded part cannot be told from another: they need no key of a view.
     out = windowed.agg(n=ms.count(), total=ms.sum("n"))
-    out.view("out", key=["window_start", "key"] if by else ["window_start"])
+    out.view("out", key=["window_start", "window_end", *(["key"] if by else [])])
     return app
 
 
@@ -101,14 +101,48 @@ class Window:
             self.pending, self.due, self.expired = [], None, True
 
 
-def windows_of(at, size, slide):
-    start = at // slide * slide
-    while start > at - size:
-        yield start
-        start -= slide
+@dataclass(frozen=True)
+class Hops:
+    """Windows of one size, one begun every slide."""
+
+    size: int
+    slide: int
+    name = "hopping"
+
+    def declared(self):
+        size, slide = timedelta(seconds=self.size), timedelta(seconds=self.slide)
+        return ms.hopping(size, slide, allow_gaps=True)
+
+    def holding(self, at):
+        start = at // self.slide * self.slide
+        while start > at - self.size:
+            yield start, start + self.size
+            start -= self.slide
 
 
-def model(rows, *, partitions, size, slide, delay, lateness, early, late):
+@dataclass(frozen=True)
+class Growth:
+    """Windows that begin together, each a step longer than the one before."""
+
+    size: int
+    step: int
+    name = "cumulating"
+
+    def declared(self):
+        return ms.cumulating(timedelta(seconds=self.size), timedelta(seconds=self.step))
+
+    def holding(self, at):
+        start = at // self.size * self.size
+        for end in range(int(start) + self.step, int(start) + self.size + 1, self.step):
+            if at < end:
+                yield start, end
+
+
+SHAPES = [Hops(10, 10), Hops(10, 5), Hops(10, 4), Hops(7, 10), Hops(12, 8)]
+SHAPES += [Growth(12, 3), Growth(10, 5), Growth(30, 6), Growth(7, 7)]
+
+
+def model(rows, *, partitions, shape, delay, lateness, early, late):
     """Replay rows and Ticks: a firing is None, a count (int) or running seconds (float)."""
     if late is None:
         lateness = 0
@@ -123,15 +157,15 @@ def model(rows, *, partitions, size, slide, delay, lateness, early, late):
         at, partition = seconds(row.at), partition_of(row.key.encode(), partitions)
         reached = seen[partition] - delay
         missed = count = 0
-        for start in windows_of(at, size, slide):
+        for start, end in shape.holding(at):
             count += 1
-            if start + size + lateness <= reached:
+            if end + lateness <= reached:
                 missed += 1
                 continue
             window = windows.setdefault(
-                (start, row.key), Window(start, start + size, early, late, clock)
+                (start, end, row.key), Window(start, end, early, late, clock)
             )
-            window.take(row.n, start + size <= reached, clock)
+            window.take(row.n, end <= reached, clock)
         books["windows_missed"] += missed
         books["filtered" if not count else "late" if missed == count else "held"] += 1
         seen[partition] = max(seen[partition], at)
@@ -174,7 +208,7 @@ def rows_by_key(table):
         pane = [row[name] for name in ("pane_kind", "pane_index", "pane_first", "pane_last")]
         diff = row.get("__diff", 1)
         values = (diff, *pane, row["n"], row["total"])
-        found[seconds(row["window_start"]), row["key"]].append(values)
+        found[seconds(row["window_start"]), seconds(row["window_end"]), row["key"]].append(values)
     return dict(found)
 
 
@@ -203,7 +237,7 @@ firings = st.sampled_from([None, 1, 2, 3, 5.0, 12.0])
     early=firings,
     late=firings,
     suppress=st.booleans(),
-    shape=st.sampled_from([(10, 10), (10, 5), (10, 4), (7, 10), (12, 8)]),
+    shape=st.sampled_from(SHAPES),
     delay=st.sampled_from([0, 7, 30]),
     lateness=st.sampled_from([0, 5, 40]),
     partitions=st.sampled_from([1, 4, 7]),
@@ -227,22 +261,20 @@ def test_panes_are_the_models_event_by_event(
     seed,
     long_way,
 ):
-    size, slide = shape
     rows = [d if isinstance(d, float) else event(*d) for d in drawn]
     windows, books, _ = model(
-        rows, partitions=partitions, size=size, slide=slide, delay=delay,
+        rows, partitions=partitions, shape=shape, delay=delay,
         lateness=lateness, early=early, late=late,
     )  # fmt: skip
-    window = ms.hopping(timedelta(seconds=size), timedelta(seconds=slide), allow_gaps=True)
     app = declared(
-        window, delay=delay, lateness=lateness, mode=mode, early=word(early), late=word(late),
+        shape.declared(), delay=delay, lateness=lateness, mode=mode, early=word(early), late=word(late),
         suppress_unchanged=suppress, panes=True,
     )  # fmt: skip
     inputs = {"events": ticked(rows)}
     with the_long_way(taken=long_way):
         out = rows_given(app, inputs, batches=batches, partitions=partitions, seed=seed)
     assert rows_by_key(out.rows["out"]) == expected_rows(windows, mode, suppress)
-    line = next((x for step, x in out.books.items() if step.startswith("hopping")), Counter())
+    line = next((x for step, x in out.books.items() if step.startswith(shape.name)), Counter())
     assert {name: line[name] for name in books} == dict(books)
     assert line["read"] == sum(books[name] for name in ("held", "late", "filtered"))
 
@@ -250,7 +282,7 @@ def test_panes_are_the_models_event_by_event(
 @settings(deadline=None, max_examples=some(50))
 @given(
     drawn=st.lists(st.tuples(st.integers(-30, 70), keys, st.integers(-1, 3)), max_size=40),
-    shape=st.sampled_from([(10, 10), (10, 5), (10, 4), (7, 10), (12, 8)]),
+    shape=st.sampled_from(SHAPES),
     policy=st.sampled_from(["drop", "side"]),
     delay=st.sampled_from([0, 7]),
     lateness=st.sampled_from([0, 5, 40]),
@@ -261,21 +293,22 @@ def test_panes_are_the_models_event_by_event(
 def test_final_windows_have_once_all_that_came_before_they_expired(
     rows_given, drawn, shape, policy, delay, lateness, partitions, batches, seed
 ):
-    size, slide = shape
     rows = [event(*d) for d in drawn]
     windows, books, _ = model(
-        rows, partitions=partitions, size=size, slide=slide, delay=delay,
+        rows, partitions=partitions, shape=shape, delay=delay,
         lateness=lateness, early=None, late=1,
     )  # fmt: skip
-    window = ms.hopping(timedelta(seconds=size), timedelta(seconds=slide), allow_gaps=True)
-    app = declared(window, delay=delay, lateness=lateness, policy=policy, mode="final")
+    app = declared(shape.declared(), delay=delay, lateness=lateness, policy=policy, mode="final")
     out = rows_given(app, {"events": rows}, batches=batches, partitions=partitions, seed=seed)
     found = [
-        (seconds(row["window_start"]), row["key"], row["n"], row["total"])
+        (
+            *map(seconds, (row["window_start"], row["window_end"])),
+            *(row["key"], row["n"], row["total"]),
+        )
         for row in out.rows["out"].to_dicts()
     ]
     expired = {key: window for key, window in windows.items() if window.expired}
     numbers = {key: [n for pane in w.panes for n in pane.numbers] for key, w in expired.items()}
     assert sorted(found) == sorted((*key, len(ns), sum(ns)) for key, ns in numbers.items())
-    line = next((x for step, x in out.books.items() if step.startswith("hopping")), Counter())
+    line = next((x for step, x in out.books.items() if step.startswith(shape.name)), Counter())
     assert {name: line[name] for name in books} == dict(books)

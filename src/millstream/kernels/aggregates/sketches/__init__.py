@@ -5,10 +5,3 @@ bytes are those that Spark's functions of the same names write and read: ``hll_s
 ``kll_sketch_agg_double``, and their kind. A sketch of no values is a sketch, and not null. Sketches
 cannot take values back.
 """
-
-from millstream.kernels.aggregates.sketches.deferred import DeferredSketch
-from millstream.kernels.aggregates.sketches.frequent_items import FrequentItems
-from millstream.kernels.aggregates.sketches.hll import Hll
-from millstream.kernels.aggregates.sketches.kll import Kll
-
-__all__ = ["DeferredSketch", "FrequentItems", "Hll", "Kll"]
