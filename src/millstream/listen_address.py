@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import re
 import socket
+from importlib import import_module
 
 from millstream.errors import ConfigError, EnvironmentProblem
 
@@ -71,14 +72,21 @@ def bind(
     return listener
 
 
-def web_library_missing(error: ModuleNotFoundError, needs: str) -> Exception:
-    """Return the error for a server that cannot be loaded: its extra is missing.
+def check_web_libraries(needs: str) -> None:
+    """Make sure that the libraries of our HTTP servers are installed.
 
     Args:
-        needs: What needs it: "The page needs".
+        needs: What needs them: "The page needs".
+
+    Raises:
+        EnvironmentProblem: one is not installed; the extra ``ui`` brings it.
     """
-    if (error.name or "").partition(".")[0] not in ("uvicorn", "starlette", "anyio"):
-        return error
-    return EnvironmentProblem(
-        f'{needs} {error.name}, which is not installed. Install it with pip install "millstream[ui]".'
-    )
+    for name in ("uvicorn", "anyio", "starlette"):  # starlette imports anyio
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            raise EnvironmentProblem(
+                f'{needs} {name}, which is not installed. Install it with pip install "millstream[ui]".'
+            ) from error

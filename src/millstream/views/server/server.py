@@ -6,10 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from millstream.errors import ConfigError
-from millstream.listen_address import bind, is_loopback, parse_listen_address, web_library_missing
+from millstream.listen_address import (
+    bind,
+    check_web_libraries,
+    is_loopback,
+    parse_listen_address,
+)
 from millstream.views.server.catalog import ViewCatalog
 
 LISTEN_DEFAULT = "127.0.0.1:8400"
@@ -54,23 +58,15 @@ def serve(
             "reaches it reads every view. Listen on 127.0.0.1, put a proxy that authenticates in "
             "front, or say --insecure (insecure=True)."
         )
-    answering, application = _libraries()
+    check_web_libraries("The page and the views over HTTP need")
+    from millstream import http  # noqa: PLC0415 - needs an extra
+    from millstream.views.server.routes import application  # noqa: PLC0415 - the same
+
     with ExitStack() as opened:
-        catalogue = opened.enter_context(closing(ViewCatalog(Path(log), databases)))
+        catalog = opened.enter_context(closing(ViewCatalog(Path(log), databases)))
         listener = opened.enter_context(closing(bind(host, port, "page")))
         listener.listen(_BACKLOG)
-        names = answering.LOCAL_NAMES | {host} if local else None
-        app, watch = application(catalogue, hosts=names)
-        with answering.serve_in_thread(app, listener, what="page", ending=watch.close):
-            yield ViewServer(answering.url_of(host, listener))
-
-
-def _libraries() -> tuple[Any, Any]:
-    try:
-        import uvicorn  # noqa: F401, PLC0415 - an extra
-
-        from millstream import http  # noqa: PLC0415 - needs an extra
-        from millstream.views.server.routes import application  # noqa: PLC0415 - the same
-    except ModuleNotFoundError as error:
-        raise web_library_missing(error, "The page and the views over HTTP need") from error
-    return http, application
+        names = http.LOCAL_NAMES | {host} if local else None
+        app, watcher = application(catalog, hosts=names)
+        with http.serve_in_thread(app, listener, what="page", ending=watcher.close):
+            yield ViewServer(http.url_of(host, listener))

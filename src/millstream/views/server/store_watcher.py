@@ -68,10 +68,8 @@ class _Watched:
 class StoreWatcher:
     """Wakes those who wait for a store when something was committed to it."""
 
-    def __init__(
-        self, catalogue: ViewCatalog, reading: ReadExecutor, poll_s: float = POLL_S
-    ) -> None:
-        self._catalogue = catalogue
+    def __init__(self, catalog: ViewCatalog, reading: ReadExecutor, poll_s: float = POLL_S) -> None:
+        self._catalog = catalog
         self._reading = reading
         self._poll_s = poll_s
         self._stores: dict[str, _Watched] = {}
@@ -97,7 +95,7 @@ class StoreWatcher:
         """Return the version of a store as it is now; () if it cannot be read."""
 
         def look() -> Version:
-            return self._catalogue.store(store_name).version()
+            return self._catalog.store(store_name).version()
 
         try:
             return await self._reading.run(look)
