@@ -23,9 +23,8 @@ import polars as pl
 from millstream.client.json_fields import timestamp_ms_of
 from millstream.kernels.time.watermarks import NO_WATERMARK
 from millstream.record import to_timestamp_ms
+from millstream.views.dead_letters import RECORD_ID
 from millstream.views.state_store.store import StateStore
-
-_RECORD_ID = ("topic", "partition", "offset")
 
 
 def count_maybe_late(store: StateStore, app: str, rows: pl.DataFrame) -> int:
@@ -34,7 +33,7 @@ def count_maybe_late(store: StateStore, app: str, rows: pl.DataFrame) -> int:
     fields = _time_fields(status)
     limits: dict[tuple[str, int], int] = {}
     count = 0
-    for row in rows.unique(_RECORD_ID, keep="first", maintain_order=True).iter_rows(named=True):
+    for row in rows.unique(RECORD_ID, keep="first", maintain_order=True).iter_rows(named=True):
         place = row["topic"], row["partition"]
         if place not in limits:
             limits[place] = _limit_us(status, *place)

@@ -49,6 +49,7 @@ from millstream.log.control import CONTROL_NAME
 from millstream.log.files import DISK
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
 from millstream.views.dead_letter_relay import dead_letter_topic, relay_fence_prefix
+from millstream.views.dead_letters import RECORD_ID
 from millstream.views.runs.control_files import active_runs, reset_marker, write_reset_marker
 from millstream.views.schema import JOB, check_app_name
 from millstream.views.sinks.dataset import (
@@ -218,7 +219,7 @@ def _replayed(store: StateStore) -> dict[str, int]:
     if DEAD_LETTERS_VIEW not in {schema.name for schema in store.views()}:
         return {}
     rows = store.scan(DEAD_LETTERS_VIEW).filter(pl.col("replayed_at").is_not_null())
-    records = rows.unique(["topic", "partition", "offset"])
+    records = rows.unique(RECORD_ID)
     return dict(records.group_by("topic").len().sort("topic").iter_rows())
 
 

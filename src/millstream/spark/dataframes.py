@@ -188,7 +188,7 @@ class _FrameBuilder:
         table = table.hstack([epoch_us(times)])
         rows = table.drop_nulls(TIME)
         timeless = table.filter(pl.col(TIME).is_null())
-        self.books.count(self.edges.name, made=rows.height)
+        self.books.count(self.edges.name, rows_out=rows.height)
         if self.edges.time_ports is not None:
             self.books.count(self.edges.name, read=rows.height, emitted=rows.height)
         if timeless.height:

@@ -7,12 +7,12 @@ in the folder beside it is Spark's checkpoint, which must be the one of the view
 
 from __future__ import annotations
 
-import os
 import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from millstream.errors import ConfigError
+from millstream.log.files import DISK, replace_file
 from millstream.views.runs.control_files import reset_command
 from millstream.views.schema import JOB
 from millstream.views.state_store.store import StateStore
@@ -98,7 +98,7 @@ def load_or_create_checkpoint_id(folder: Path) -> str:
     checkpoint.mkdir(parents=True, exist_ok=True)  # step 1
     identity = checkpoint / _CHECKPOINT_ID
     if not identity.exists():
-        write_atomically(identity, uuid.uuid4().hex)  # steps 2 and 3
+        replace_file(DISK, identity, uuid.uuid4().hex.encode())  # steps 2 and 3
     return identity.read_text().strip()
 
 
@@ -133,18 +133,3 @@ def check_checkpoint_current(folder: Path, next_batch_id: int) -> None:
 def _last_batch_id(folder: Path) -> int:
     known = [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()]
     return max(known, default=-1)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that after a crash it is there whole, or not at all."""
-    half_made = path.with_name(f".{path.name}.{os.getpid()}")
-    with half_made.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    half_made.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -17,6 +17,7 @@ from millstream.spark.source.event_times import EventTimesFile
 from millstream.spark.stages.executor import Manifests, StageExecutor
 from millstream.views.commit.committer import BatchCommitter, BatchResult, collect_results
 from millstream.views.commit.time_status import time_status
+from millstream.views.position import merge_positions
 from millstream.views.runs.dead_letter_share import DeadLetterShare
 from millstream.views.runs.progress import Progress
 from millstream.views.schema import JOB
@@ -69,7 +70,6 @@ class CommitSink:
     _ended: float = field(default_factory=time.monotonic)
     _arrived_ms: dict[str, int] = field(default_factory=dict)  # topic/partition → last record read
     _time: dict[str, Any] | None = None  # what the status told of time last
-    _position: dict[str, dict[str, int]] | None = None  # topic → partition → read up to there
 
     def __call__(self, frames: DataFrame, batch_id: int) -> None:
         try:
@@ -156,14 +156,11 @@ class CommitSink:
         return max(0.0, time.time() - min(unread) / 1000) if unread else took_s
 
     def _lag(self, outcome: BatchResult) -> dict[str, int]:
-        """Count what is unread, also of partitions that this batch did not touch: they may have grown."""
-        if self._position is None:
-            self._position = self.committer.state_store.position(self.plan.app)
-        for topic, moved in outcome.position.items():
-            self._position[topic] = {**self._position.get(topic, {}), **moved}
+        """Count the unread records, also in partitions that this batch did not read: they may have grown."""
+        position = merge_positions(self.committer.position, outcome.position)
         lag: dict[str, int] = {}
         for topic in sorted({source.topic for source in self.plan.sources}):
-            read = self._position.get(topic, {})
+            read = position.get(topic, {})
             for partition, (start, end) in enumerate(self.log.offsets(topic)):
                 lag[f"{topic}/{partition}"] = end - max(start, read.get(str(partition), start))
         return lag

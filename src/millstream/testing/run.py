@@ -90,7 +90,7 @@ class Result:
     def ledger(self) -> pl.DataFrame:
         """The ledger, one row per batch and step, in the order of the graph.
 
-        ``read`` is the sum of the exits emitted, held, late, dead, filtered and duplicate. ``made``
+        ``read`` is the sum of the exits emitted, held, late, dead, filtered and duplicate. ``rows_out``
         counts the rows that the step gave on; what comes next reads them.
         """
         lines = self._store.ledger(self._app)

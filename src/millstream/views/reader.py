@@ -38,6 +38,22 @@ def apps_with_state(log: Path | str) -> list[str]:
     return sorted(path.parent.name for path in (Path(log) / "apps").glob("*/views.db"))
 
 
+def find_state_store(log: Path | str, app: str) -> Path:
+    """Return where the view store of an app is.
+
+    Raises:
+        UnknownViewError: The log folder has no views of such an app.
+    """
+    known = apps_with_state(log)
+    if app not in known:
+        raise UnknownViewError(
+            f"The log folder {str(log)!r} has no views of an app {app!r}; there are views of: "
+            f"{', '.join(known) or 'none'}. Correct the app or the folder, or run the app first."
+            f"{did_you_mean(app, known)}"
+        )
+    return state_store_path(log, app)
+
+
 class View:
     """A view opened for reading.
 
@@ -184,17 +200,12 @@ def open_view(
     if store is not None and store != STATE_STORE:
         return _open_database_view(name, store, app)
     log = default_log() if log is None else log
-    known = apps_with_state(log)
-    if app is not None and app not in known:
-        raise UnknownViewError(
-            f"The log folder {str(log)!r} has no views of an app {app!r}; there are views of: "
-            f"{', '.join(known) or 'none'}. Correct the app or the folder, or run the app first."
-            f"{did_you_mean(app, known)}"
-        )
+    if app is not None:
+        find_state_store(log, app)
     found: list[View] = []
     others: list[str] = []
     databases: set[str] = set()
-    for candidate in known if app is None else [app]:
+    for candidate in apps_with_state(log) if app is None else [app]:
         state_store = StateStore(state_store_path(log, candidate), readonly=True)
         names = [schema.name for schema in state_store.views()]
         databases.update(state_store.databases())

@@ -450,7 +450,7 @@ def test_a_replay_of_what_is_older_than_the_watermark_is_refused_before_anything
 ):
     rows = [bid(0), bid(10, "x"), bid(300), bid(299, "x"), bid(301, "x"), bid(300)]
     folder = ran(tmp_path / "data", rows)
-    with pytest.raises(ConfigError, match="2 of the 3 dead records of bids may come too late"):
+    with pytest.raises(ConfigError, match="2 of the 3 dead letters of bids may come too late"):
         replay(folder, "bids")
     assert records(folder, "bids") == []
     assert dead_letters(folder, "bids")["replay"].null_count() == 3

@@ -31,6 +31,7 @@ import pyarrow as pa
 
 from millstream.errors import CorruptionError
 from millstream.kernels.state.sorted_runs import Run, decode_run, encode_run, write_run
+from millstream.log.files import DISK
 
 OWN_FILE_BYTES_MIN = 256 << 10  # smaller runs share a bundle
 _ALIGNMENT_BYTES = 64  # where Arrow wants a table to begin that it is to use in place
@@ -118,11 +119,7 @@ class RunFiles:
             self._write(self._bundle, lambda file: file.writelines(pieces))
             self._waiting, self._waiting_bytes, self._bundle = {}, 0, ""
         if self._written:
-            folder = os.open(self.folder, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            DISK.sync_folder(self.folder)
             self._written = False
 
     def _append_to_bundle(self, encoded: bytes) -> str:

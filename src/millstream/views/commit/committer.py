@@ -239,7 +239,7 @@ class BatchCommitter:
         self.sinks = others
         self.run = 0
         self._job = ""
-        self._position: Position | None = None  # what is committed, once it was looked up
+        self._position: Position | None = None  # what is committed, once it was read
         self._now = now
 
     def begin_run(
@@ -328,9 +328,7 @@ class BatchCommitter:
         # Only a run that is not stale may reach targets that cannot refuse it themselves.
         if not self.state_store.is_next(fence):
             return False
-        if self._position is None:
-            self._position = self.state_store.position(self.plan.app)
-        outcome.check_balance(self.plan, self._position)
+        outcome.check_balance(self.plan, self.position)
         part = SinkBatch(outcome.rows, outcome.position)
         taking = [target for target in self.sinks if target.participates(part)]
         for target in taking:
@@ -344,8 +342,15 @@ class BatchCommitter:
             targets={target.identity: target.name for target in taking if target.has_fence},
             state=state,
         )
-        self._position = merge_positions(self._position, outcome.position)
+        self._position = merge_positions(self.position, outcome.position)
         return committed
+
+    @property
+    def position(self) -> Position:
+        """What of the log the committed batches reflect."""
+        if self._position is None:
+            self._position = self.state_store.position(self.plan.app)
+        return self._position
 
     def _fence(self, batch_id: int) -> Fence:
         return Fence(self.plan.app, self._job, self.run, batch_id)

@@ -130,14 +130,14 @@ def _upstreams(plan: JobPlan) -> dict[str, Counter[Upstream]]:
 
 def _roots(plan: JobPlan) -> Iterator[tuple[Upstream, tuple[PlanEdge, ...]]]:
     for source in plan.sources:
-        yield (source.name, "made"), source.edges
+        yield (source.name, "rows_out"), source.edges
     for frame in plan.frames:
-        yield (frame.name, "made"), frame.edges
+        yield (frame.name, "rows_out"), frame.edges
     for native in plan.natives:
-        yield (native.name, "made"), native.edges
+        yield (native.name, "rows_out"), native.edges
     for stage in plan.stages:
         for operator in stage.operators:
-            yield (operator.kernel.name, "made"), operator.edges
+            yield (operator.kernel.name, "rows_out"), operator.edges
             yield (operator.kernel.name, SIDE_OUTPUT), operator.late_edges
 
 
@@ -149,7 +149,7 @@ def _follow(giver: Upstream, ways: Iterable[PlanEdge], found: dict[str, Counter[
         givers[giver] = max(givers[giver], times)
     for way in ways:
         if not isinstance(way, ConsumerEdge):
-            _follow((way.step.name, "made"), way.downstream, found)
+            _follow((way.step.name, "rows_out"), way.downstream, found)
 
 
 def count_late_once(graph: Mapping[str, Any], late: Mapping[str, int]) -> int:

@@ -7,7 +7,6 @@ SQLite raises leaves through :func:`translate_errors`.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 
 from millstream.errors import ConfigError, CorruptionError, MillstreamError, RetriableError
+from millstream.log.files import DISK
 from millstream.views.runs.control_files import reset_command
 from millstream.views.state_store.view_table import DECIMAL_ORDER
 
@@ -81,7 +81,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
     if created:
         # The names of new files and folders are durable only once the folder that holds them is.
         for folder in {path.parent, *(made.parent for made in folders)}:
-            _fsync_folder(folder)
+            DISK.sync_folder(folder)
     return connection
 
 
@@ -109,14 +109,6 @@ def _open_reader(path: Path) -> sqlite3.Connection:
 def _compare_decimals(one: str, other: str) -> int:
     first, second = Decimal(one), Decimal(other)
     return (first > second) - (first < second)
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class ReadConnections:

@@ -105,7 +105,7 @@ class StateStore(StateStoreReader):
             return
         with translate_errors(self._path):
             self._writer = open_writer(self._path)
-            self.check_format(made=False)
+            self.check_format(needs_tables=False)
             with self._transaction() as db:
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {FORMAT}")

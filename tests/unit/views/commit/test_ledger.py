@@ -124,7 +124,7 @@ def test_late_rows_are_followed_into_the_steps_below_them(monkeypatch):
 
 def test_what_a_step_forgets_is_found():
     with pytest.raises(CorruptionError, match="it read 3 events and accounts for 2"):
-        check_exits({"s": {"read": 3, "emitted": 1, "late": 1, "made": 7}})
+        check_exits({"s": {"read": 3, "emitted": 1, "late": 1, "rows_out": 7}})
 
 
 def test_what_never_arrives_anywhere_is_found():

@@ -130,8 +130,8 @@ class Ads:
             steps=self.plan.steps,
             rows=made,
             step_counts={
-                TOPIC: Counter(read=events, emitted=events, made=events),
-                WINDOWS: Counter(read=events, held=events - late, late=late, made=len(rows)),
+                TOPIC: Counter(read=events, emitted=events, rows_out=events),
+                WINDOWS: Counter(read=events, held=events - late, late=late, rows_out=len(rows)),
             },
             position={TOPIC: {"0": self.read, "1": 0}},
             watermarks={WINDOWS: watermark_us},

@@ -146,7 +146,7 @@ export class Graph {
 }
 
 function through(line) {
-  return `${count(line.read)} in${line.made ? ` · ${count(line.made)} out` : ""}`;
+  return `${count(line.read)} in${line.rows_out ? ` · ${count(line.rows_out)} out` : ""}`;
 }
 
 function lost({ late, dead }) {

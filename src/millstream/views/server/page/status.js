@@ -109,7 +109,7 @@ export class Status {
   drawLedger() {
     const mark = (name) => (row) => (row[name] === 0 ? "zero" : ALARMS.has(name) ? "alarm" : "");
     const counted = (name) => ({ title: name, n: true, text: (row) => count(row[name]), mark: mark(name) });
-    const columns = [{ title: "step", wrap: true, text: (row) => row.step }, ...["read", ...EXITS, "made"].map(counted)];
+    const columns = [{ title: "step", wrap: true, text: (row) => row.step }, ...["read", ...EXITS, "rows_out"].map(counted)];
     this.ledger.update(columns, this.told.ledger[this.which]);
   }
 }
