@@ -51,7 +51,7 @@ class TopicExistsError(ConfigError):
 
 
 class UnknownViewError(ConfigError):
-    """The view does not exist. Mend the name, or run the pipeline that fills it."""
+    """The view does not exist. Correct the name, or run the pipeline that fills it."""
 
 
 class RecordTooLargeError(ConfigError):

@@ -1,4 +1,4 @@
-"""Sharing state anew among Spark partitions, and stopping from outside, on a real Spark."""
+"""Sharing state again among Spark partitions, and stopping from outside, on a real Spark."""
 
 import shutil
 import subprocess

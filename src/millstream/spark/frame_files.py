@@ -8,7 +8,7 @@ there by the task that made it, and read, mapped into memory, by what takes it.
 A frame belongs to its batch. It is whole before its name is told, and it is removed when the batch is
 committed; what a batch left that was not is removed when the next run begins. A file's name is unique
 to the attempt that wrote it, so a task that is tried again takes nothing from its first attempt.
-Nothing is synced to disk: after a power failure the batch is run again, and makes its frames anew.
+Nothing is synced to disk: after a power failure the batch is run again, and makes its frames again.
 """
 
 from __future__ import annotations

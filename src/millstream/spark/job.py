@@ -109,8 +109,8 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     check_no_reset(job.folder)
     options.on_phase("opening the log")
     job.folder.mkdir(parents=True, exist_ok=True)
-    birth = _job_metadata(job, options.cores or cores_available())
-    plan = job.compile(Buckets(birth.bucket_count, birth.hash_seed))
+    metadata = _job_metadata(job, options.cores or cores_available())
+    plan = job.compile(Buckets(metadata.bucket_count, metadata.hash_seed))
     check_serializable(plan)
     log = open_reader(job.log)
     # before a missing one is made
@@ -118,22 +118,22 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     created = _create_topics(job)
     for name in created.names:
         options.on_notice(describe_created_topic(name, created.others))
-    with open_committer(plan, job.folder / STATE_STORE_FILE, job.log) as targets:
-        next_batch_id = targets.begin_run(
+    with open_committer(plan, job.folder / STATE_STORE_FILE, job.log) as committer:
+        next_batch_id = committer.begin_run(
             JOB,
             load_or_create_checkpoint_id(job.folder),
-            partitioning=birth.partitioning,
+            partitioning=metadata.partitioning,
             same_expressions=options.same_expressions,
         )
-        save_topic_ids(job.app, targets.state_store, plan, log)
-        targets.state_store.put_description(job.app, "dashboard", job.dashboard)
+        save_topic_ids(job.app, committer.state_store, plan, log)
+        committer.state_store.put_description(job.app, "dashboard", job.dashboard)
         check_checkpoint_current(job.folder, next_batch_id)
-        reached = watermark_before(targets.state_store, job.app)
-        frame_files = _frame_files(job, targets.run)
+        reached = watermark_before(committer.state_store, job.app)
+        frame_files = _frame_files(job, committer.run)
         frame_files.remove_earlier_runs()
         sink = CommitSink(
             plan,
-            targets,
+            committer,
             log,
             options.on_progress,
             EventTimesFile(_event_times(job)),
@@ -141,11 +141,11 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
             DeadLetterShare(options.dead_max, options.on_alarm),
             partial(planned_at, job.folder / "checkpoint"),
         )
-        running.enter_context(hold_run_lock(job.folder, targets.run))
+        running.enter_context(hold_run_lock(job.folder, committer.run))
         check_no_reset(job.folder)  # now that a reset would see this run
         try:
             with _session(job, options) as spark:
-                reason = _Query(job, options, plan, birth, sink, spark).run()
+                reason = _Query(job, options, plan, metadata, sink, spark).run()
         except TopicRecreatedError:
             # says what had been read
             check_same_topics(job.app, job.folder / STATE_STORE_FILE, plan, log)
@@ -299,15 +299,15 @@ class _Query:
         return writer.start()
 
     def _stages(self) -> StageExecutor:
-        targets = self.sink.committer
+        committer = self.sink.committer
         return StageExecutor(
             self.plan,
             _runs(self.job),
-            targets.run,
+            committer.run,
             self.sink.frame_files,
             self.metadata.partitions,
             self.spark.sparkContext,
-            targets.state_store.state_manifests(self.job.app, JOB),
+            committer.state_store.state_manifests(self.job.app, JOB),
         )
 
     def _wait(self, query: StreamingQuery) -> str:

@@ -56,7 +56,7 @@ def load_or_create_job_metadata(app: str, folder: Path, wanted: JobMetadata) -> 
         raise ConfigError(
             f"The app's state in {folder} is divided into {stored.bucket_count} buckets and the app "
             f"asks for {wanted.bucket_count}. Use buckets={stored.bucket_count}, give the app another "
-            f"name to build its state anew beside the old, or begin anew: {reset_command(folder)}."
+            f"name to build its state again beside the old, or start over: {reset_command(folder)}."
         )
     return stored
 
@@ -105,7 +105,7 @@ def load_or_create_checkpoint_id(folder: Path) -> str:
 def check_checkpoint_current(folder: Path, next_batch_id: int) -> None:
     """Make sure that the checkpoint and the views are of one time.
 
-    The checkpoint knows every batch that the views hold: otherwise Spark would plan some of them anew,
+    The checkpoint knows every batch that the views hold: otherwise Spark would plan some of them again,
     with other ranges, and the views, which hold batches of those numbers, would leave them out. And it
     knows one more at the most, which was begun and not committed: otherwise Spark would never
     run again those that the views lack.
@@ -119,14 +119,14 @@ def check_checkpoint_current(folder: Path, next_batch_id: int) -> None:
         raise ConfigError(
             f"The checkpoint in {folder} ends with batch {begun}, but the views hold batches up to "
             f"{next_batch_id - 1}: it is older than they are. Restore the checkpoint that belongs "
-            f"to them, or begin anew from the log: {reset_command(folder)}."
+            f"to them, or start over from the log: {reset_command(folder)}."
         )
     if begun > next_batch_id or done >= next_batch_id:
         held = f"batches up to {next_batch_id - 1}" if next_batch_id else "no batch"
         raise ConfigError(
             f"The checkpoint in {folder} ends with batch {max(begun, done)}, but the views hold {held}: "
-            "they are older than it, or were made anew. Restore the views that belong to it, or begin "
-            f"anew from the log: {reset_command(folder)}."
+            "they are older than it, or were created again. Restore the views that belong to it, or "
+            f"start over from the log: {reset_command(folder)}."
         )
 
 

@@ -86,48 +86,48 @@ class CommitSink:
         if self.stages is not None:
             rows, state = self.stages.run(rows)
         rows = [self.frame_files.get(row) for row in rows]
-        outcome = collect_results(self.plan, rows)
-        progress = self._progress(outcome, batch_id)
+        result = collect_results(self.plan, rows)
+        progress = self._progress(result, batch_id)
         if self._time is None:
             self._time = self.committer.state_store.status(self.plan.app, JOB)
-        told = time_status(self._time, self.plan, outcome, batch_id, progress.at)
+        told = time_status(self._time, self.plan, result, batch_id, progress.at)
         status = {
             **progress.to_dict(),
-            "forgotten_producers": outcome.forgotten_producers,
-            "gauges": outcome.gauges,
+            "forgotten_producers": result.forgotten_producers,
+            "gauges": result.gauges,
             **told,
         }
-        self.committer.commit(batch_id, outcome, status, state)
+        self.committer.commit(batch_id, result, status, state)
         if self.stages is not None:
             self.stages.on_commit()
         self.event_times.add(rows)
         self.frame_files.remove_batch()
         self._time = told
         self.totals.add(progress)
-        self.dead_letter_share.observe(outcome.step_counts)
+        self.dead_letter_share.observe(result.step_counts)
         if self.on_progress is not None:
             self.on_progress(progress)
 
-    def _progress(self, outcome: BatchResult, batch_id: int) -> Progress:
+    def _progress(self, result: BatchResult, batch_id: int) -> Progress:
         began, self._ended = self._batch_start(batch_id), time.monotonic()
-        lag = self._lag(outcome)
+        lag = self._lag(result)
         return Progress(
             app=self.plan.app,
             batch_id=batch_id,
             at=datetime.now(UTC),
             duration_ms=(self._ended - began) * 1000,
-            read=outcome.read(self.plan),
-            emitted=sum(rows.height for rows in outcome.rows.values()),
-            held=outcome.total("held"),
-            late=outcome.late(self.plan),
-            filtered=outcome.total("filtered"),
-            dead=outcome.total("dead"),
-            duplicate=outcome.total("duplicate"),
-            watermark=outcome.watermark,
+            read=result.read(self.plan),
+            emitted=sum(rows.height for rows in result.rows.values()),
+            held=result.total("held"),
+            late=result.late(self.plan),
+            filtered=result.total("filtered"),
+            dead=result.total("dead"),
+            duplicate=result.total("duplicate"),
+            watermark=result.watermark,
             lag=lag,
-            behind_s=self._behind_s(outcome, lag, self._ended - began),
-            state_bytes=outcome.state_bytes,
-            false_positive_rates=outcome.gauge(FALSE_POSITIVE_RATE),
+            behind_s=self._behind_s(result, lag, self._ended - began),
+            state_bytes=result.state_bytes,
+            false_positive_rates=result.gauge(FALSE_POSITIVE_RATE),
         )
 
     def start(self) -> None:
@@ -144,20 +144,18 @@ class CommitSink:
             return self._ended
         return max(self._ended, time.monotonic() - max(0.0, time.time() - planned_s))
 
-    def _behind_s(
-        self, outcome: BatchResult, lag: Mapping[str, int], took_s: float
-    ) -> float | None:
+    def _behind_s(self, result: BatchResult, lag: Mapping[str, int], took_s: float) -> float | None:
         """Tell the age of the oldest unread record, near enough: of the last one read before it."""
-        for topic, arrived in outcome.arrived_ms.items():
+        for topic, arrived in result.arrived_ms.items():
             self._arrived_ms |= {f"{topic}/{number}": ms for number, ms in arrived.items()}
         if not self._arrived_ms:
             return None
         unread = [ms for name, ms in self._arrived_ms.items() if lag.get(name)]
         return max(0.0, time.time() - min(unread) / 1000) if unread else took_s
 
-    def _lag(self, outcome: BatchResult) -> dict[str, int]:
+    def _lag(self, result: BatchResult) -> dict[str, int]:
         """Count the unread records, also in partitions that this batch did not read: they may have grown."""
-        position = merge_positions(self.committer.position, outcome.position)
+        position = merge_positions(self.committer.position, result.position)
         lag: dict[str, int] = {}
         for topic in sorted({source.topic for source in self.plan.sources}):
             read = position.get(topic, {})

@@ -1,6 +1,6 @@
 """Which topics an app's state was made of, by their ids, and the refusal to go on with others.
 
-A topic that is deleted and created again has the old one's name and offsets that begin anew: read on from
+A topic that is deleted and created again has the old one's name and offsets that start over: read on from
 the old offsets, it would give wrong answers in books that balance. So the state store keeps the ids of the topics
 that the app reads and writes, and a run that finds another id, or no topic, does not begin.
 
@@ -9,7 +9,7 @@ The ids are noted when a run has begun, before its first batch:
 1. A crash before that leaves those of the run before, or none and no batch: nothing has been read.
 2. A crash after it leaves ids without a batch. They bind nobody as long as no batch is committed.
 
-While a run is at work, its reader (:meth:`Reader.pinned`) and its target refuse what was made anew.
+While a run is at work, its reader (:meth:`Reader.pinned`) and its target refuse what was created again.
 """
 
 from __future__ import annotations
@@ -82,6 +82,6 @@ def _refusal(
         at = ", ".join(f"{number}: {offset}" for number, offset in sorted(position.items()))
         what = f"The app had read the old one up to offset, by partition, {at}, which means nothing now"
     return (
-        f"topic {topic!r} was deleted{again}: its id was {known}, {now}. {what}. To begin anew, with "
+        f"topic {topic!r} was deleted{again}: its id was {known}, {now}. {what}. To start over, with "
         f"the records that the log holds today: {reset_command(folder)}, which says first what it removes."
     )

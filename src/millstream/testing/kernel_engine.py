@@ -115,7 +115,7 @@ class MemoryPartition:
 
 @dataclass
 class KernelEngine:
-    """Runs a plan over arrivals: partitions in lists, state in memory, targets that are real.
+    """Runs a plan over arrivals: partitions in lists, state in memory, committer that are real.
 
     ``clock_ms`` is running time, which only Ticks move; ``now_ms`` is the time of day, which
     arrivals move, too.
@@ -152,18 +152,18 @@ class KernelEngine:
         self.now_ms = _beginning_ms(inputs)
         to_come = self._crashes(inputs, batches, crashes)
         with ExitStack() as opened:
-            targets = self._begin(opened)
+            committer = self._begin(opened)
             for batch_id, ends in enumerate(self._ends(inputs, batches)):
                 for point in to_come.get(batch_id, ()):
-                    self._crash(targets, batch_id, ends, point)
+                    self._crash(committer, batch_id, ends, point)
                     opened.close()
-                    targets = self._begin(opened)
-                self._commit(targets, batch_id, self._batch(ends))
+                    committer = self._begin(opened)
+                self._commit(committer, batch_id, self._batch(ends))
 
     def _begin(self, opened: ExitStack) -> BatchCommitter:
-        targets = opened.enter_context(open_committer(self.plan, self.views, self.views.parent))
-        targets.begin_run(_JOB, "in-memory")
-        return targets
+        committer = opened.enter_context(open_committer(self.plan, self.views, self.views.parent))
+        committer.begin_run(_JOB, "in-memory")
+        return committer
 
     def _crashes(
         self, inputs: Mapping[str, Sequence[Item]], batches: int, crashes: int
@@ -179,7 +179,7 @@ class KernelEngine:
 
     def _crash(
         self,
-        targets: BatchCommitter,
+        committer: BatchCommitter,
         batch_id: int,
         ends: Mapping[str, Sequence[int]],
         point: CrashPoint,
@@ -189,28 +189,28 @@ class KernelEngine:
         read = [(p, p.taken, p.active_ms) for logs in self.logs.values() for p in logs]
         rows = self._batch(ends)
         if point == "after the commit":
-            self._commit(targets, batch_id, rows)
+            self._commit(committer, batch_id, rows)
         self.states = states
         for partition, taken, active_ms in read:
             partition.taken, partition.active_ms = taken, active_ms
 
-    def _commit(self, targets: BatchCommitter, batch_id: int, rows: list[FrameRow]) -> None:
-        outcome = collect_results(self.plan, rows)
-        reached = outcome.watermark
+    def _commit(self, committer: BatchCommitter, batch_id: int, rows: list[FrameRow]) -> None:
+        result = collect_results(self.plan, rows)
+        reached = result.watermark
         at = datetime.fromtimestamp(self.now_ms / 1000, UTC)
-        known = targets.state_store.status(self.plan.app, _JOB)
+        known = committer.state_store.status(self.plan.app, _JOB)
         status = {
             "watermark": None if reached is None else reached.isoformat(),
-            "forgotten_producers": outcome.forgotten_producers,
-            "gauges": outcome.gauges,
+            "forgotten_producers": result.forgotten_producers,
+            "gauges": result.gauges,
             "lag": {
                 f"{topic}/{number}": len(partition.items) - partition.taken
                 for topic, logs in self.logs.items()
                 for number, partition in enumerate(logs)
             },
-            **time_status(known, self.plan, outcome, batch_id, at),
+            **time_status(known, self.plan, result, batch_id, at),
         }
-        targets.commit(batch_id, outcome, status)
+        committer.commit(batch_id, result, status)
 
     def _batches(
         self, inputs: Mapping[str, Sequence[Item]], batches: int

@@ -1,4 +1,4 @@
-"""A reset removes all that an app has made, wherever it is cut off, and the app begins anew."""
+"""A reset removes all that an app has made, wherever it is cut off, and the app starts over."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_what_is_found_is_counted_and_named_and_nothing_is_changed(world):
     assert [kept.views for kept in found.databases.values()] == [("base",)] * len(world.stores)
 
 
-def test_after_a_reset_every_target_begins_anew_with_another_checkpoint(world):
+def test_after_a_reset_every_target_starts_over_with_another_checkpoint(world):
     world.batches("one")
     reset(world.look())
     assert not world.app.exists()
@@ -250,7 +250,7 @@ def test_a_run_that_slept_through_a_reset_can_commit_nothing(world, monkeypatch)
     assert world.records() == records
 
 
-def test_a_run_that_slept_until_the_app_was_begun_anew_commits_nothing_beside_the_new_one(world):
+def test_a_run_that_slept_until_the_app_was_started_over_commits_nothing_beside_the_new_one(world):
     with world.run("one") as (sleeping, _):
         for number in range(3):
             sleeping.commit(number, world.outcome(number), {})
@@ -346,6 +346,6 @@ def test_cut_off_anywhere_no_run_begins_and_the_next_reset_ends_it(tmp_path):
     assert at > 8
 
 
-def test_a_target_says_what_to_do_where_an_app_is_to_begin_anew():
+def test_a_target_says_what_to_do_where_an_app_is_to_start_over():
     start = RunStart("app", "main", 1, "one")
     assert "`millstream reset app`" in start.reset_advice

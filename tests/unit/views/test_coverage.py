@@ -112,7 +112,7 @@ def test_a_view_that_is_added_later_says_since_when_it_holds(job):
     job.run("a", "b")
     assert job.spans("b") == [(2, None)]
     with pytest.warns(
-        ms.PartialOutputWarning, match=r"'b' of the app 'app' is fed since 2026-01-01T12"
+        ms.PartialOutputWarning, match=r"'b' of the app 'app' is written since 2026-01-01T12"
     ):
         ms.view("b", log=job.log).close()
     with warnings.catch_warnings(action="ignore"), ms.view("b", log=job.log) as view:
@@ -139,7 +139,7 @@ def test_a_view_that_was_left_out_for_one_run_has_a_gap(job):
 def test_a_view_that_is_left_out_says_so_from_the_beginning_of_that_run(job):
     job.run("a", "b")
     job.run("a", batches=0)
-    with pytest.warns(ms.PartialOutputWarning, match=r"no longer fed since .*batch 1"):
+    with pytest.warns(ms.PartialOutputWarning, match=r"no longer written since .*batch 1"):
         ms.view("b", log=job.log).close()
 
 
@@ -186,7 +186,7 @@ def test_before_the_first_batch_outputs_come_and_go_freely(job):
 def test_a_dataset_says_since_when_it_holds(job):
     job.run("a")
     job.run("a", "rows")
-    with pytest.warns(ms.PartialOutputWarning, match=r"The dataset .*rows is fed since"):
+    with pytest.warns(ms.PartialOutputWarning, match=r"The dataset .*rows is written since"):
         opened = ms.dataset(job.folder / "rows")
     assert [between(span) for span in opened.coverage] == [(1, None)]
     assert "what came out before is missing" in opened.partial_note
@@ -202,7 +202,7 @@ def test_a_view_in_a_database_says_its_gap_even_while_it_is_left_out(tmp_path, d
     job = Job(tmp_path, database)
     job.run("base1", "base2")
     job.run("base1", batches=2)
-    with pytest.warns(ms.PartialOutputWarning, match=r"no longer fed since .*batch 1"):
+    with pytest.warns(ms.PartialOutputWarning, match=r"no longer written since .*batch 1"):
         left_out = ms.view("base2", store=database)
     with left_out:
         assert left_out.position == {"t": {"0": 10}}
@@ -219,7 +219,7 @@ def test_the_command_tells_beside_the_rows(job, capsys):
     job.run("a", "b")
     assert command(["view", "show", "b", "--log", str(job.log), "--json"]) == 0
     said = capsys.readouterr()
-    assert "This view is not whole: it is fed since" in said.err
+    assert "This view is not whole: it is written since" in said.err
     assert said.out == '{"k": "1", "n": 1}\n'
 
 
@@ -283,7 +283,7 @@ def test_a_crash_before_a_target_is_told_leaves_it_to_the_next_run(job, monkeypa
             job.run("a", "rows")
     assert is_complete(ms.dataset(job.folder / "rows").coverage)  # it was not told yet
     job.run("a", "rows", batches=0)
-    with pytest.warns(ms.PartialOutputWarning, match="was not fed from"):
+    with pytest.warns(ms.PartialOutputWarning, match="was not written from"):
         opened = ms.dataset(job.folder / "rows")
     assert (
         [between(span) for span in opened.coverage] == job.spans("rows") == [(None, 1), (2, None)]

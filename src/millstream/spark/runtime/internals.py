@@ -100,7 +100,7 @@ def launch_jvm(
 def make_spark_home(folder: Path) -> Path:
     """Make ``folder`` a Spark home of links to this PySpark, without its zipped Python modules.
 
-    With those, every Python process that Spark starts compiles PySpark from the zip anew (0.3 s of
+    With those, every Python process that Spark starts compiles PySpark from the zip again (0.3 s of
     CPU each, and a query starts half a dozen). Without them they import the PySpark that is installed.
     """
     folder.mkdir()

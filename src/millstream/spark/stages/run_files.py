@@ -9,7 +9,7 @@ their place in it, so a batch costs each task one sync at most, and state that i
 1. A file is written whole and synced, and its folder synced, before the manifest that names it goes to
    the driver. A crash before leaves a file that no manifest names: the next run of the app sweeps it.
 2. The state store commits the manifests with the batch's rows. A crash before leaves the manifests of the
-   batch before, whose files are all there: the batch is run again, and makes its files anew.
+   batch before, whose files are all there: the batch is run again, and makes its files again.
 3. After that commit the files go that no manifest names any longer. A crash before leaves files that
    nobody names: the next run sweeps them.
 4. A file's name begins with the number of the run of the app that made it. A sweep removes files of
@@ -157,7 +157,7 @@ class RunFiles:
             raise CorruptionError(
                 f"{path} has {size_bytes} bytes; the state needs {run.size_bytes} of it from byte "
                 f"{start} on. Restore the app's whole folder from where you keep copies of it, or "
-                "begin anew from the log: `millstream reset` with the app's name."
+                "start over from the log: `millstream reset` with the app's name."
             )
         if not place:
             return pa.memory_map(str(path)).read_buffer()

@@ -126,5 +126,5 @@ def check_no_reset(folder: Path) -> None:
 
 
 def reset_command(folder: Path) -> str:
-    """Return the command by which what an app holds is given up, to be built anew from the log."""
+    """Return the command by which what an app holds is given up, to be built again from the log."""
     return f"`millstream reset {folder.name} --log {shlex.quote(str(folder.parent.parent))}`"

@@ -1,6 +1,6 @@
 """The apps of a log folder and their view stores, opened for reading when they are first asked for.
 
-An app's folder may be deleted and made anew while a server runs: its store is then opened again.
+An app's folder may be deleted and created again while a server runs: its store is then opened again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parquet datasets as a target: files under names of their own, and one manifest that counts.
+"""Parquet datasets as a sink: files under names of their own, and one manifest that counts.
 
 A batch is committed in these steps, within the lock of the folder:
 
@@ -168,7 +168,7 @@ class DatasetSink:
             raise ConfigError(
                 f"{self.name} holds batches up to {fence.batch_id} of {start.job_label} that were made "
                 "with another checkpoint. Restore the app's folder. Where that is lost, remove the "
-                "dataset's folder to build it anew."
+                "dataset's folder to build it again."
             )
         if fence.run > start.run:
             raise FencedError(
@@ -228,7 +228,7 @@ class DatasetSink:
 
     def _admit(self, manifest: Manifest, fence: Fence) -> bool:
         known = manifest.fence
-        # The checkpoint, too: an app that was begun anew counts its runs from 1 again.
+        # The checkpoint, too: an app that was started over counts its runs from 1 again.
         ours = (fence.app, fence.job, fence.run, self._checkpoint_id)
         if known is None or (known.app, known.job, known.run, known.checkpoint_id) != ours:
             newest = "none" if known is None else f"run {known.run} of the app {known.app!r}"
@@ -417,7 +417,7 @@ def dataset(path: Path | str) -> Dataset:
 
 
 def dataset_folder(name: str) -> Path:
-    """Return the folder of a dataset from the name of its target."""
+    """Return the folder of a dataset from the name of its sink."""
     return Path(name.removeprefix(_NAME_PREFIX))
 
 
@@ -440,7 +440,7 @@ def dataset_files(folder: Path, identity: str) -> list[Path] | None:
 
 
 def delete_dataset(folder: Path, identity: str) -> None:
-    """Remove all of a dataset, so that a job can begin it anew; nothing if it is another one.
+    """Remove all of a dataset, so that a job can begin it again; nothing if it is another one.
 
     1. The manifest names no file and no job: a run that is at work is refused, readers see no rows. It
        keeps its identity, so that who comes after a crash finds it.

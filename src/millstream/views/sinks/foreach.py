@@ -1,4 +1,4 @@
-"""Functions of the user's as targets: called once per batch with rows, before the state store commits.
+"""Functions of the user's as sinks: called once per batch with rows, before the state store commits.
 
 A function has no transaction that could carry a fence. It is called at least once for each batch:
 again, with the same rows and the same key, when the batch is repeated after a crash. What it does
@@ -56,7 +56,7 @@ class ForeachSink:
         return self.name in part.rows
 
     def commit(self, fence: Fence, part: SinkBatch) -> bool:
-        # The checkpoint is in the key: when an app is built anew, its batches are others.
+        # The checkpoint is in the key: when an app is built again, its batches are others.
         key = f"{fence.app}/{fence.job}/{self.name}/{self._checkpoint_id[:12]}/{fence.batch_id}"
         context = ForeachContext(fence.app, self.name, fence.batch_id, key)
         rows = with_diff_column(part.rows[self.name])

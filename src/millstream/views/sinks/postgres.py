@@ -1,4 +1,4 @@
-"""Views in PostgreSQL as a target: rows, change logs, position and fence in one transaction.
+"""Views in PostgreSQL as a sink: rows, change logs, position and fence in one transaction.
 
 A batch's rows are copied to a temporary table beside each view; one statement then moves them in
 and tells which of them were new or different, and these become the change log.
@@ -158,7 +158,7 @@ class PostgresSink:
             "WHERE app = %s AND job = %s FOR UPDATE",
             (fence.app, fence.job),
         ).fetchone()
-        # The checkpoint, too: an app that was begun anew counts its runs from 1 again.
+        # The checkpoint, too: an app that was started over counts its runs from 1 again.
         if row is None or (row[0], row[3]) != (fence.run, self._checkpoint_id):
             newest = "none" if row is None else row[0]
             raise FencedError(

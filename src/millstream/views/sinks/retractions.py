@@ -1,6 +1,6 @@
 """Rows that take back: from a batch's rows with ``__diff`` to what is left of them in the end.
 
-A row with ``__diff`` -1 takes back one that was given before. What a batch does to a keyed target is
+A row with ``__diff`` -1 takes back one that was given before. What a batch does to a keyed sink is
 the sum of its rows: equal rows of opposite sign cancel, a key with a row left over is set to it, a
 key with nothing but taken back rows is deleted. The order of the rows does not matter, except that
 of several rows left for one key the last counts.
@@ -21,7 +21,7 @@ from millstream.kernels.plan import SinkPlan
 from millstream.views.schema import ViewChange, ViewSchema
 
 DIFF_COLUMN = "_diff"
-"""The name under which targets without keys show ``__diff``: topics, datasets, functions."""
+"""The name under which sinks without keys show ``__diff``: topics, datasets, functions."""
 
 
 _AT = "__at"
@@ -68,7 +68,7 @@ def _consolidate(rows: pl.DataFrame, own: list[str]) -> pl.DataFrame:
 
 
 def with_diff_column(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows for a target without keys: ``__diff``, if there is one, as ``_diff``."""
+    """Return the rows for a sink without keys: ``__diff``, if there is one, as ``_diff``."""
     own = visible(rows.columns)
     if DIFF not in rows.columns:
         return rows.select([rows[name] for name in own])

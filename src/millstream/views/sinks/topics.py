@@ -1,4 +1,4 @@
-"""Topics of a log as a target: a batch's records, of all topics, in one transaction with its fence.
+"""Topics of a log as a sink: a batch's records, of all topics, in one transaction with its fence.
 
 The driver writes them through the log's transactional producer. Where the log is a folder, it owns
 that, or joins the process that does; the job's own source reads it without either, as ever.
@@ -123,7 +123,7 @@ class TopicsSink:
                             headers=records.headers,
                         )
                 for topic in self._compacted:
-                    self._reader.topic_id(topic)  # refused, where it was made anew
+                    self._reader.topic_id(topic)  # refused, where it was created again
                 transaction.fence(self._writer, fence.batch_id)
         except FencePassedError:
             return False

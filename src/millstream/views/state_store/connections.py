@@ -52,7 +52,7 @@ def translate_errors(path: Path) -> Iterator[None]:
             ) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise CorruptionError(
-                f"{path} is damaged or is no view store. Keep a copy; to begin anew from the log: "
+                f"{path} is damaged or is no view store. Keep a copy; to start over from the log: "
                 f"{reset_command(path.parent)}. {said}"
             ) from error
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
@@ -116,7 +116,7 @@ class ReadConnections:
 
     Guarantees: thread-safe; a borrowed connection is inside one read transaction, so all that a
     call reads belongs to one commit. With ``follows`` that is of the file which has the name now:
-    one that was deleted and made anew is read as it is, where SQLite would go on with the deleted one.
+    one that was deleted and created again is read as it is, where SQLite would go on with the deleted one.
     """
 
     def __init__(self, path: Path, *, follows: bool = False) -> None:

@@ -108,8 +108,8 @@ def check_same_program(
     if found:
         raise ConfigError(
             f"The program is not the one that the state in {folder} was made by: "
-            f"{'; '.join(found)}. Undo the change, give the app another name to build its state anew "
-            f"beside the old, or begin anew: {reset_command(folder)}."
+            f"{'; '.join(found)}. Undo the change, give the app another name to build its state again "
+            f"beside the old, or start over: {reset_command(folder)}."
         )
     unclear = _ambiguous_steps(stored, now)
     if unclear and not same_expressions:
@@ -148,7 +148,7 @@ def _check_unambiguous(stored: StoredProgram, now: StoredProgram, folder: object
             f"Several steps read like {', '.join(map(repr, alike))} and do something else, and another "
             f"version of polars or Python describes them otherwise than when the state in {folder} was "
             "made: which state is whose cannot be told. Run the app with the versions before, or give it "
-            "another name to build its state anew."
+            "another name to build its state again."
         )
 
 
@@ -247,7 +247,7 @@ def _ambiguous_error(
         "when their state was made. They read the same, but not all options and no code can be "
         "compared across such versions. If the program has not changed, run it once with "
         "run(same_expressions=True), or --same-expressions; otherwise run it with the version before, or give the app "
-        "another name to build its state anew."
+        "another name to build its state again."
     )
 
 

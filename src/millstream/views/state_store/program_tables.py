@@ -1,6 +1,6 @@
 """What a view store keeps of the job that fills it: its program, and when its outputs were fed.
 
-Both are moved on in one transaction, once a run has begun in all targets, by functions over its connection.
+Both are moved on in one transaction, once a run has begun in all sinks, by functions over its connection.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def check_program(
     if stored is None:
         raise ConfigError(
             f"{path} holds batches up to {next_batch_id - 1} of the job {job!r} of the app {app!r}, and does not "
-            "say by what program they were made. Restore it, or begin anew from the log: "
+            "say by what program they were made. Restore it, or start over from the log: "
             f"{reset_command(path.parent)}."
         )
     check_same_program(
@@ -163,7 +163,7 @@ def check_interrupted_batch(
 
 
 def _fenced_outputs(outputs: Mapping[OutputSink, OutputCoverage]) -> dict[OutputSink, str]:
-    """Give the meanings of the outputs that are fed and end in a target that has fences of its own."""
+    """Give the meanings of the outputs that are fed and end in a sink that has fences of its own."""
     return {
         where: one.definition
         for where, one in outputs.items()

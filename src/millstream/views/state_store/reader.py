@@ -90,7 +90,7 @@ class StateStoreReader(ViewReader):
         if tables and found < FORMAT:
             raise ConfigError(
                 f"{self._path} has format {found}, of an earlier version; this one reads {FORMAT}. Go "
-                f"on with that version, or begin anew from the log: {reset_command(self._path.parent)}."
+                f"on with that version, or start over from the log: {reset_command(self._path.parent)}."
             )
 
     def views(self) -> list[ViewSchema]:

@@ -160,7 +160,7 @@ class StateStore(StateStoreReader):
         if existing != schema:
             raise ConfigError(
                 f"The view {schema.name!r} of {self._path} exists and differs: "
-                f"{existing.difference(schema)}. Give the new view another name, or begin anew with "
+                f"{existing.difference(schema)}. Give the new view another name, or start over with "
                 f"all views, from the log: {reset_command(self._path.parent)}."
             )
 
@@ -187,7 +187,7 @@ class StateStore(StateStoreReader):
                     f"The checkpoint of the job {job!r} of the app {app!r} was replaced (deleted?) "
                     f"while its views still hold {last + 1} batches: they were made with the "
                     f"checkpoint {known}, and the run brings {checkpoint_id}. Either restore the "
-                    f"checkpoint, or begin anew from the log: {reset_command(self._path.parent)}."
+                    f"checkpoint, or start over from the log: {reset_command(self._path.parent)}."
                 )
             if beginning is not None:
                 register_program(db, app, job, beginning, self._path)
@@ -240,7 +240,7 @@ class StateStore(StateStoreReader):
         position: Mapping[str, Any],
         ledger: Sequence[Mapping[str, Any]] = (),
         status: Mapping[str, Any],
-        targets: Mapping[str, str] | None = None,
+        sinks: Mapping[str, str] | None = None,
         state: Mapping[tuple[int, int], bytes] | None = None,
     ) -> bool:
         """Move all views of the batch, their change logs, position, status and state at once.
@@ -252,7 +252,7 @@ class StateStore(StateStoreReader):
                 name only what the batch moved on: a mapping is laid over the one before.
             ledger: Lines that account for the batch; kept as JSON, in order.
             status: What to show about the running job; replaces the last one.
-            targets: The other targets that have a part of this batch, as identity → name.
+            sinks: The other sinks that have a part of this batch, as identity → name.
             state: The manifests of state that the batch moved on, by stage and bucket.
 
         Returns:
@@ -288,7 +288,7 @@ class StateStore(StateStoreReader):
                 "INSERT OR REPLACE INTO _sinks VALUES (?, ?, ?, ?, ?)",
                 [
                     (fence.app, fence.job, identity, name, fence.batch_id)
-                    for identity, name in (targets or {}).items()
+                    for identity, name in (sinks or {}).items()
                 ],
             )
             db.executemany(
@@ -385,7 +385,7 @@ class StateStore(StateStoreReader):
             raise CorruptionError(
                 f"Batch {fence.batch_id} of {who} does not follow the last one committed: batch "
                 f"{expected} is expected. The checkpoint is ahead of the views, as after restoring "
-                f"{self._path} from an older copy. Restore both from the same time, or begin anew "
+                f"{self._path} from an older copy. Restore both from the same time, or start over "
                 f"from the log: {reset_command(self._path.parent)}."
             )
         newest = db.execute("SELECT max(commit_number) FROM _fences").fetchone()[0]

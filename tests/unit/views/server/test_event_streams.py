@@ -155,7 +155,7 @@ def test_a_server_that_ends_lets_its_subscribers_go(ads):
         assert b"data" not in answer.read()
 
 
-def test_a_store_that_was_made_anew_is_told_of(ads, server, tmp_path):
+def test_a_store_that_was_created_again_is_told_of(ads, server, tmp_path):
     """As `millstream demo --fresh` does beside a page that is open."""
     for number in range(3):
         commit_one(ads, number)
@@ -169,11 +169,11 @@ def test_a_store_that_was_made_anew_is_told_of(ads, server, tmp_path):
     assert server.json("/views/ad_ctr")["change"] == 0
 
 
-def test_a_change_of_a_view_that_was_made_anew_is_no_place_to_go_on_from(ads, server):
+def test_a_change_of_a_view_that_was_created_again_is_no_place_to_go_on_from(ads, server):
     for number in range(2):
         commit_one(ads, number)
     before = server.json("/views/ad_ctr")["change_id"]
-    made_anew(ads, "two", 5)
+    created_again(ads, "two", 5)
     after = server.json("/views/ad_ctr")["change_id"]
     assert (before.partition("-")[0], after.partition("-")[0]) == ("2", "5")
     for path, headers in [(f"{CHANGES}?since={before}", {}), (CHANGES, {"Last-Event-ID": before})]:
@@ -186,16 +186,18 @@ def test_a_change_of_a_view_that_was_made_anew_is_no_place_to_go_on_from(ads, se
         assert following()[0] == 4
 
 
-def test_a_subscriber_whose_view_is_made_anew_is_told_though_it_has_as_many_changes(ads, server):
+def test_a_subscriber_whose_view_is_created_again_is_told_though_it_has_as_many_changes(
+    ads, server
+):
     commit_one(ads, 0)
     with server.events(f"{CHANGES}?since=0") as following:
         assert following()[0] == 1
-        made_anew(ads, "two", 5)
+        created_again(ads, "two", 5)
         assert following()[1] == "gone"
 
 
-def made_anew(ads, checkpoint_id, changes):
-    """Have the app begin anew, with so many changes at once; readers see all of it or nothing."""
+def created_again(ads, checkpoint_id, changes):
+    """Have the app start over, with so many changes at once; readers see all of it or nothing."""
     home = ads.log / "apps" / "ads"
     fresh = home.parent / "fresh.db"
     with open_committer(ads.plan, fresh, ads.log) as targets:

@@ -295,6 +295,6 @@ def test_a_view_that_was_left_out_for_a_run_says_so_above_its_rows(ads, show):
     assert page.locator("#view-note").is_hidden()
     page.select_option("#view", "budgets")
     page.wait_for_selector("#view-note:not([hidden])")
-    assert "it is no longer fed since" in page.locator("#view-note").inner_text()
+    assert "it is no longer written since" in page.locator("#view-note").inner_text()
     page.select_option("#view", "ad_ctr")
     page.wait_for_selector("#view-note", state="hidden")

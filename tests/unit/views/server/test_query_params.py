@@ -271,7 +271,7 @@ def test_a_view_that_was_not_always_fed_says_so_with_its_rows_in_the_list_and_in
     with serve(tmp_path, listen="127.0.0.1:0") as serving:
         server = client_of(serving.url)
         told = server.json("/views/second")
-        assert told["note"].startswith("is fed since")
+        assert told["note"].startswith("is written since")
         assert told["coverage"][0]["since"]["position"] == {"ad-events": {"0": 1}}
         assert server.json("/views/first")["note"] is None
         notes = {view["view"]: view["note"] for view in server.json("/views")["views"]}

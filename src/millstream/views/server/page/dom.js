@@ -30,6 +30,6 @@ export function setText(node, text) {
 
 export function flash(node) {
   node.classList.remove("flash");
-  void node.offsetWidth; // so that the animation begins anew
+  void node.offsetWidth; // so that the animation starts over
   node.classList.add("flash");
 }
