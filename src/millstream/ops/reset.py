@@ -189,7 +189,7 @@ def reset(found: AppFootprint) -> None:
             reset_marker(folder).unlink()  # step 7
         except OSError as error:
             raise RetriableError(
-                f"{folder} could not be removed whole: {error}. Mend that, and reset the app again."
+                f"{folder} could not be removed whole: {error}. Correct that, and reset the app again."
             ) from error
         with suppress(OSError):  # a link, or a file that came just now: neither is of a state
             folder.rmdir()

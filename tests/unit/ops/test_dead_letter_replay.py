@@ -244,7 +244,7 @@ def test_the_dead_of_a_topic_that_was_made_anew_are_forwarded_at_the_same_offset
 
 def test_a_relay_that_is_killed_forwards_the_rest_the_next_time(log, monkeypatch):
     take_in(log)
-    monkeypatch.setattr("millstream.views.dead_letter_relay._SLICE_ROWS", 1)
+    monkeypatch.setattr("millstream.views.dead_letter_relay.SLICE_ROWS", 1)
     began = FolderLog.fence
     calls = []
 
@@ -467,14 +467,14 @@ def test_what_the_lateness_still_takes_in_is_replayed_without_a_word(tmp_path):
 
 def test_of_a_record_whose_time_cannot_be_told_it_is_assumed_that_it_is_late(tmp_path):
     folder = ran(tmp_path / "data", [bid(0), b"no JSON", bid(300)])
-    with pytest.raises(ConfigError, match="1 of the 1 dead records"):
+    with pytest.raises(ConfigError, match="1 of the 1 dead letters"):
         replay(folder, "bids")
 
 
 def test_of_a_time_that_an_expression_makes_nothing_is_assumed_either(tmp_path):
     time = pl.col("at").dt.offset_by("1h")
     folder = ran(tmp_path / "data", [bid(0), bid(9999, "x"), bid(300)], time=time)
-    with pytest.raises(ConfigError, match="1 of the 1 dead records"):
+    with pytest.raises(ConfigError, match="1 of the 1 dead letters"):
         replay(folder, "bids")
 
 
@@ -524,7 +524,9 @@ def test_what_died_behind_a_shuffle_is_listed_and_shown_and_left_out_of_a_replay
         assert run(["dead", *command, "--log", str(log)]) == 0
         assert "with_columns(cost)" in capsys.readouterr().out
     ends = len(records(log, "clicks"))
-    with pytest.raises(ConfigError, match=r"1 dead rows .* no record.*millstream reset"):
+    with pytest.raises(
+        ConfigError, match=r"1 selected dead letters .* no record.*millstream reset"
+    ):
         replay(log, "ads", DeadLetterFilter(record_ids=[("clicks", 0, 0)]))
     assert len(records(log, "clicks")) == ends
     assert run(["dead", "replay", "ads", "--yes", "--log", str(log)]) == 0

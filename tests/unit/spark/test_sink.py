@@ -12,7 +12,6 @@ from millstream.spark.frame_files import FrameFiles
 from millstream.spark.sink import CommitSink
 from millstream.spark.source.event_times import EventTimesFile
 from millstream.views.commit.committer import BatchCommitter, BatchResult
-from millstream.views.schema import Fence
 from millstream.views.state_store.store import StateStore
 
 
@@ -30,10 +29,13 @@ def test_lag_counts_what_came_into_partitions_that_a_batch_did_not_touch(tmp_pat
         log.create_topic("t", partitions=2)
         send(0, 5)
         send(1, 3)
-        run, batch_id = home.begin_run("app", "main", "c")
-        before = {"t": {"0": 4}}  # by an earlier run
-        home.commit(Fence("app", "main", run, batch_id), [], position=before, status={})
-        committer = BatchCommitter(JobPlan("app", (), (), (), (), Buckets(1)), home, [])
+        plan = JobPlan("app", (), (), (), (), Buckets(1))
+        earlier, committer = BatchCommitter(plan, home, []), BatchCommitter(plan, home, [])
+        earlier.begin_run("main", "c")
+        before = BatchResult(())
+        before.position["t"] = {"0": 4}
+        assert earlier.commit(0, before, {})
+        committer.begin_run("main", "c")
         sink = CommitSink(
             plan=SimpleNamespace(app="app", sources=[SimpleNamespace(topic="t")]),
             committer=committer,
@@ -47,7 +49,6 @@ def test_lag_counts_what_came_into_partitions_that_a_batch_did_not_touch(tmp_pat
         moved = BatchResult(())
         moved.position["t"] = {"1": 3}
         assert sink._lag(moved) == {"t/0": 1, "t/1": 0}
-        committer.begin_run("main", "c")
         assert committer.commit(1, moved, {})
         send(1, 2)
         assert sink._lag(nothing) == {"t/0": 1, "t/1": 2}

@@ -132,7 +132,7 @@ def test_a_view_that_was_left_out_for_one_run_has_a_gap(job):
     assert job.spans("b") == [(None, 2)]
     job.run("a", "b")
     assert job.spans("b") == [(None, 2), (5, None)]
-    with pytest.warns(ms.PartialOutputWarning, match=r"not fed from .*batch 2.* to .*batch 5"):
+    with pytest.warns(ms.PartialOutputWarning, match=r"not written from .*batch 2.* to .*batch 5"):
         ms.view("b", log=job.log).close()
 
 

@@ -137,24 +137,24 @@ class ViewRoutes:
 
     async def views(self, _: Request) -> Response:
         def read() -> list[dict[str, Any]]:
-            return [_view_json(place) for place in self._catalog.views()]
+            return [_view_json(view) for view in self._catalog.views()]
 
         return json_response({"views": await self._executor.run(read)})
 
     async def rows(self, request: Request) -> Response:
-        place = await self._view(request)
-        query = parse_query(request.query_params.multi_items(), place.schema)
+        view = await self._view(request)
+        query = parse_query(request.query_params.multi_items(), view.schema)
         if "at_least" in request.query_params:
-            await self._wait(place, request)
+            await self._wait(view, request)
         assert query.limit is not None, "there is a default"
         one_more = Query(query.where, query.between, query.order, query.limit + 1)
-        found = await self._executor.run(lambda: place.store.select(place.schema.name, one_more))
+        found = await self._executor.run(lambda: view.store.select(view.schema.name, one_more))
         rows = found.rows.head(query.limit)
         if "text/csv" in request.headers.get("accept", ""):
             text = await self._executor.run(lambda: csv(rows, found.schema))
             return Response(text, media_type="text/csv; charset=utf-8", headers=NO_STORE)
         head = {
-            **_schema_json(place),
+            **_schema_json(view),
             "change": found.newest_change,
             "change_id": change_id(found.newest_change, found.view_id),
             "batch_id": found.batch_id,
@@ -171,42 +171,42 @@ class ViewRoutes:
         view, app = request.path_params["view"], request.query_params.get("app")
         return await self._executor.run(lambda: self._catalog.find(view, app))
 
-    async def _wait(self, place: ViewRef, request: Request) -> None:
-        """Wait until a view reflects the position that the request asks for.
+    async def _wait(self, view: ViewRef, request: Request) -> None:
+        """Wait until a view reflects the position ``at_least`` of the request.
 
         Raises:
             RetriableError: it did not in time.
         """
-        asked = parse_position(request.query_params["at_least"])
+        wanted = parse_position(request.query_params["at_least"])
         timeout_s = parse_timeout(request.query_params.get("timeout"))
         end = anyio.current_time() + timeout_s
         seen: tuple[int, ...] = ()
         while True:
-            reached = await self._executor.run(lambda: place.store.position(place.schema.name))
-            if is_reached(reached, asked):
+            position = await self._executor.run(lambda: view.store.position(view.schema.name))
+            if is_reached(position, wanted):
                 return
             left = end - anyio.current_time()
             if left <= 0 or self.watcher.closing.is_set():
                 break
-            seen = await self.watcher.wait_for_newer(place.store_name, seen, left)
+            seen = await self.watcher.wait_for_newer(view.store_name, seen, left)
         raise RetriableError(
-            f"The view {place.schema.name!r} has not reached {json.dumps(asked)} within "
-            f"{timeout_s:g} s; it is at {json.dumps(reached)}. Ask again, wait longer with timeout=, "
+            f"The view {view.schema.name!r} has not reached {json.dumps(wanted)} within "
+            f"{timeout_s:g} s; it is at {json.dumps(position)}. Ask again, wait longer with timeout=, "
             "or see whether the app runs."
         )
 
     async def changes(self, request: Request) -> Response:
-        place = await self._view(request)
+        view = await self._view(request)
         resumed = request.headers.get("last-event-id")
-        made = ""
+        view_id = ""
         if resumed is not None:
-            since, made = parse_change_id(resumed, "Last-Event-ID")
+            since, view_id = parse_change_id(resumed, "Last-Event-ID")
         elif "since" in request.query_params:
-            since, made = parse_change_id(request.query_params["since"], "since")
+            since, view_id = parse_change_id(request.query_params["since"], "since")
         else:
-            newest = await self._executor.run(place.store.newest_changes)
-            since = newest[place.schema.name]
-        return event_stream_response(self._streams.changes(place, since, made))
+            newest = await self._executor.run(view.store.newest_changes)
+            since = newest[view.schema.name]
+        return event_stream_response(self._streams.changes(view, since, view_id))
 
     # Apps.
 
@@ -237,22 +237,22 @@ class ViewRoutes:
         return json_response({"app": app, "panels": await self._streams.panels(app)})
 
 
-def _schema_json(place: ViewRef) -> dict[str, Any]:
-    columns = [{"name": name, "type": kind} for name, kind in place.schema.columns]
+def _schema_json(view: ViewRef) -> dict[str, Any]:
+    columns = [{"name": name, "type": kind} for name, kind in view.schema.columns]
     return {
-        "app": place.app,
-        "view": place.schema.name,
-        "key": place.schema.key,
+        "app": view.app,
+        "view": view.schema.name,
+        "key": view.schema.key,
         "columns": columns,
     }
 
 
-def _view_json(place: ViewRef) -> dict[str, Any]:
-    name = place.schema.name
+def _view_json(view: ViewRef) -> dict[str, Any]:
+    name = view.schema.name
     return {
-        **_schema_json(place),
-        "rows": place.store.count(name),
-        "change": place.store.newest_changes().get(name, 0),
-        "position": place.store.position(name),
-        "note": partial_note(place.store.coverage(name)),
+        **_schema_json(view),
+        "rows": view.store.count(name),
+        "change": view.store.newest_changes().get(name, 0),
+        "position": view.store.position(name),
+        "note": partial_note(view.store.coverage(name)),
     }

@@ -1,4 +1,4 @@
-"""Serves views and the page in a thread of this process, until the block that asked for it ends."""
+"""Serves views and the page in a thread of this process, until the block ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BACKLOG = 128
 
 @dataclass(frozen=True)
 class ViewServer:
-    """A server that is up. ``url`` is where the page is."""
+    """A running server. ``url`` is the address of the page."""
 
     url: str
 
@@ -37,7 +37,7 @@ def serve(
 ) -> Iterator[ViewServer]:
     """Serve the views of a log folder and the page until the block ends.
 
-    Apps and views that come into being meanwhile are there at once; the folder may even be empty.
+    New apps and views are served at once; the folder may even be empty.
 
     Args:
         listen: ``HOST:PORT``; port 0 takes one that is free.
@@ -46,9 +46,9 @@ def serve(
 
     Raises:
         EnvironmentProblem: The extra ``ui`` is not installed.
-        ConfigError: The address is none, is taken, or could be reached by others.
-        RetriableError: A database is away.
-    Guarantees: reads only; holds up no job. In a thread of its own.
+        ConfigError: The address is invalid, is in use, or could be reached by other machines.
+        RetriableError: A database is not available.
+    Guarantees: only reads; blocks no job. In a thread of its own.
     """
     host, port = parse_listen_address(listen, LISTEN_DEFAULT)
     local = is_loopback(host)
@@ -56,7 +56,7 @@ def serve(
         raise ConfigError(
             f"{listen} can be reached from other machines, and there is no authentication: whoever "
             "reaches it reads every view. Listen on 127.0.0.1, put a proxy that authenticates in "
-            "front, or say --insecure (insecure=True)."
+            "front, or use --insecure (insecure=True)."
         )
     check_web_libraries("The page and the views over HTTP need")
     from millstream import http  # noqa: PLC0415 - needs an extra

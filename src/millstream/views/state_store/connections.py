@@ -1,4 +1,4 @@
-"""Opening a view store's SQLite file: durable settings, reader connections, errors in our words.
+"""Connections to a view store's SQLite file: durable settings, reader connections, translated errors.
 
 The writer has one connection; every reading call takes a connection of its own for one short
 transaction, which sees one consistent state whatever the writer does meanwhile. Everything that
@@ -48,7 +48,7 @@ def translate_errors(path: Path) -> Iterator[None]:
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             raise RetriableError(
                 f"Writing to {path} failed and nothing of the batch was kept. Free some space or "
-                f"mend the disk, then run again. {said}"
+                f"repair the disk, then run again. {said}"
             ) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise CorruptionError(
@@ -112,11 +112,11 @@ def _compare_decimals(one: str, other: str) -> int:
 
 
 class ReadConnections:
-    """Connections for reading, lent to one call at a time and kept for the next.
+    """A pool of connections for reading; each is used by one call at a time.
 
-    Guarantees: thread-safe; a borrowed connection is inside one read transaction, so all that a
-    call reads belongs to one commit. With ``follows`` that is of the file which has the name now:
-    one that was deleted and created again is read as it is, where SQLite would go on with the deleted one.
+    Guarantees: thread-safe; a connection of the pool is inside one read transaction, so all that a call
+    reads belongs to one commit. With ``follows``, a file that was deleted and created again is opened
+    again; SQLite would go on reading the deleted one.
     """
 
     def __init__(self, path: Path, *, follows: bool = False) -> None:
@@ -128,11 +128,11 @@ class ReadConnections:
 
     @contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
-        """Lend a connection within one read transaction."""
+        """Take a connection from the pool, within one read transaction, until the block ends."""
         with self._lock:
             if self._closed:
                 raise ConfigError(f"The view store {self._path} is closed. Open it again.")
-        # Looked at before a connection is opened: if the file changes in between, the next call sees it.
+        # Read before a connection is opened: if the file is replaced in between, the next call sees it.
         inode = self._inode()
         connection = self._reuse(inode)
         with translate_errors(self._path):
@@ -152,7 +152,7 @@ class ReadConnections:
             return None
 
     def _reuse(self, inode: int | None) -> sqlite3.Connection | None:
-        """Take a connection to this file, and close those to another."""
+        """Take an idle connection to this file, and close those to another."""
         with self._lock:
             others = [connection for number, connection in self._idle if number != inode]
             self._idle = [one for one in self._idle if one[0] == inode]
@@ -171,7 +171,7 @@ class ReadConnections:
         connection.close()
 
     def close(self) -> None:
-        """Close all idle connections; those lent out close when they come back."""
+        """Close all idle connections; those in use are closed when their block ends."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -161,7 +161,7 @@ class StateStoreReader(ViewReader):
             return fence_json(db, "status", app, job)
 
     def description(self, app: str, name: str) -> Any:
-        """Return what the newest run has described of an app: its graph, its dashboard. None: none."""
+        """Return a description of an app, such as its graph or its dashboard; None if there is none."""
         with self._readers.snapshot() as db:
             if not _has(db, "_descriptions"):
                 return None  # no job has opened the store since there are descriptions
@@ -177,7 +177,7 @@ class StateStoreReader(ViewReader):
         return None if found is None else int(found)
 
     def ledger(self, app: str, *, since: int = 0) -> list[dict[str, Any]]:
-        """Return the ledger lines of the batches from ``since`` on, in the order of batches."""
+        """Return the ledger entries of the batches from ``since`` on, in the order of batches."""
         with self._readers.snapshot() as db:
             rows = db.execute(
                 "SELECT line FROM _ledger WHERE app = ? AND batch_id >= ? "
@@ -187,12 +187,12 @@ class StateStoreReader(ViewReader):
         return [json.loads(line) for (line,) in rows]
 
     def program(self, app: str, job: str) -> StoredProgram | None:
-        """Return the program that a job's state was made by; None before its first run."""
+        """Return the program that created a job's state; None before its first run."""
         with self._readers.snapshot() as db:
             return stored_program(db, app, job)
 
     def check_program(self, app: str, job: str, beginning: RunProgram) -> None:
-        """Make sure that a program may go on with what the job's last one left.
+        """Make sure that a program may go on with the job's state.
 
         Raises:
             ConfigError: it may not; the message says why.

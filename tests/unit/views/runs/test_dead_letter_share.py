@@ -20,7 +20,7 @@ def test_a_step_fails_when_more_of_what_the_run_read_is_dead_than_the_share():
     assert watch.failed_steps() == {}
     watch.observe(books(clicks=(10, 6), map=(4, 0)))
     assert list(watch.failed_steps()) == ["clicks"]
-    assert "11 of the 20 rows that clicks read are dead, more than 50%" in said[0]
+    assert "11 of the 20 rows that clicks read are dead letters, more than 50%" in said[0]
 
 
 def test_a_step_behind_a_filter_fails_though_few_of_all_records_are_dead():
