@@ -1,8 +1,8 @@
-"""Dividing the work on an app's state among another number of tasks, while the app is stopped.
+"""Rescaling: divides the work on an app's state among another number of tasks, while the app is stopped.
 
-Keys stay in their buckets, and what is known of a bucket stays where it is: it is the buckets that tasks
-share out again. So nothing is moved, and a single row of the view store is written: a crash leaves it as
-it was, or as it is to be.
+Keys stay in their buckets, and the state of a bucket stays where it is; only the assignment of buckets to
+tasks changes. So nothing is moved, and one row of the state store is written: a crash leaves the old or
+the new one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _check(app: str, folder: Path, partitions: int) -> JobMetadata:
     if not 1 <= partitions <= metadata.bucket_count:
         raise ConfigError(
             f"{partitions} partitions were asked for; the state of {app} is in "
-            f"{metadata.bucket_count} buckets, which at most as many partitions can share. Give 1 to "
-            f"{metadata.bucket_count}. How many buckets there are is fixed at metadata, by App(buckets=…)."
+            f"{metadata.bucket_count} buckets, and there can be no more partitions than buckets. Give 1 to "
+            f"{metadata.bucket_count}. The number of buckets is fixed by App(buckets=…) when the state is created."
         )
     return metadata

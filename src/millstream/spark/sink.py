@@ -1,4 +1,4 @@
-"""The sink: takes a batch's last edge on the driver and commits it, once, with its fence."""
+"""The function that Spark calls with each batch: runs the stages, and commits the batch once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RunTotals:
-    """What the batches of a run add up to."""
+    """The counts of a run's batches, added up."""
 
     batches: int = 0
     read: int = 0
@@ -52,8 +52,8 @@ class RunTotals:
 class CommitSink:
     """Spark calls it with every batch; an error here ends the query and is kept for the caller.
 
-    Spark may call it again with a batch that was committed before a crash: the fence is found, and
-    nothing is done. ``stages`` are there, before the first batch, if the plan has any.
+    Spark may call it again with a batch that was committed before a crash: the fence is found, and nothing
+    is done. ``stages`` is set before the first batch if the plan has any.
     """
 
     plan: JobPlan
@@ -69,7 +69,7 @@ class CommitSink:
     error: BaseException | None = None
     _ended: float = field(default_factory=time.monotonic)
     _arrived_ms: dict[str, int] = field(default_factory=dict)  # topic/partition → last record read
-    _time: dict[str, Any] | None = None  # what the status told of time last
+    _time: dict[str, Any] | None = None  # the part of the last status about time
 
     def __call__(self, frames: DataFrame, batch_id: int) -> None:
         try:
@@ -90,19 +90,19 @@ class CommitSink:
         progress = self._progress(result, batch_id)
         if self._time is None:
             self._time = self.committer.state_store.status(self.plan.app, JOB)
-        told = time_status(self._time, self.plan, result, batch_id, progress.at)
+        time_part = time_status(self._time, self.plan, result, batch_id, progress.at)
         status = {
             **progress.to_dict(),
             "forgotten_producers": result.forgotten_producers,
             "gauges": result.gauges,
-            **told,
+            **time_part,
         }
         self.committer.commit(batch_id, result, status, state)
         if self.stages is not None:
             self.stages.on_commit()
         self.event_times.add(rows)
         self.frame_files.remove_batch()
-        self._time = told
+        self._time = time_part
         self.totals.add(progress)
         self.dead_letter_share.observe(result.step_counts)
         if self.on_progress is not None:
@@ -131,13 +131,13 @@ class CommitSink:
         )
 
     def start(self) -> None:
-        """Say that the query begins now: what was before is no part of any batch."""
+        """Begin to measure: the time before the query belongs to no batch."""
         self._ended = time.monotonic()
 
     def _batch_start(self, batch_id: int) -> float:
-        """Tell when the planner began the batch, or else when the one before it ended.
+        """Return when the planner began the batch, or else when the one before it ended.
 
-        A batch that is run again was planned in another run; so it is no earlier than the query.
+        Never before the query's start: a repeated batch was planned in an earlier run.
         """
         planned_s = self.planned_at(batch_id)
         if planned_s is None:
@@ -145,7 +145,7 @@ class CommitSink:
         return max(self._ended, time.monotonic() - max(0.0, time.time() - planned_s))
 
     def _behind_s(self, result: BatchResult, lag: Mapping[str, int], took_s: float) -> float | None:
-        """Tell the age of the oldest unread record, near enough: of the last one read before it."""
+        """Return about the age of the oldest unread record: that of the last record read before it."""
         for topic, arrived in result.arrived_ms.items():
             self._arrived_ms |= {f"{topic}/{number}": ms for number, ms in arrived.items()}
         if not self._arrived_ms:
@@ -165,6 +165,6 @@ class CommitSink:
 
 
 def collect(frames: DataFrame) -> Sequence[FrameRow]:
-    """Bring the rows of a batch's last edge to the driver."""
+    """Collect the rows of a batch on the driver."""
     rows: list[Any] = frames.collect()
     return [FrameRow(row[0], row[1], bytes(row[2])) for row in rows]
