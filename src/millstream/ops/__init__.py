@@ -1,1 +1,1 @@
-"""Running pipelines in the long term: what they cost, what they did, and what they need."""
+"""Operating pipelines: why windows are open and events late, dead letters, resets, and a check of the machine."""

@@ -269,7 +269,7 @@ def test_after_an_upgrade_steps_that_read_alike_and_differ_are_refused():
     assert len(now.steps) == 2
     check_same_program(now, now, Path("here"), same_expressions=False)
     older = recoded(now, versions={"polars": "1.0.0"})
-    with pytest.raises(ConfigError, match="which state is whose cannot be told"):
+    with pytest.raises(ConfigError, match="which state belongs to which step is not known"):
         check_same_program(older, now, Path("here"), same_expressions=True)
 
 

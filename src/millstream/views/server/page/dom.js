@@ -20,7 +20,7 @@ export const s = (tag, properties, ...children) =>
 
 export const byId = (id) => document.getElementById(id);
 
-/** Put a text where another may be; a change is highlighted for a moment. */
+/** Set the text of a node; a change is highlighted for a moment. */
 export function setText(node, text) {
   if (node.textContent === text) return;
   const first = node.textContent === "";
