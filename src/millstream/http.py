@@ -119,7 +119,7 @@ def event_stream_response(stream: AsyncIterator[bytes]) -> Response:
 class AllowedHosts:
     """Rejects requests whose ``Host`` is not a name of the server.
 
-    So a foreign page whose name resolves to this machine (DNS rebinding) gets no response.
+    So a page of another site whose name resolves to this machine (DNS rebinding) cannot read anything.
     """
 
     def __init__(self, app: Any, hosts: frozenset[str]) -> None:
@@ -153,8 +153,8 @@ def serve_in_thread(
     """Serve an application in a thread, until the block ends.
 
     Args:
-        what: What is served: "page".
-        ending: Called before the server ends, to end waiting requests.
+        what: The name of the server in errors: "page".
+        ending: Called before the server ends, to end open streams.
 
     Raises:
         MillstreamError: it did not start.

@@ -1,8 +1,8 @@
 """An Apache Kafka node for tests: a real one, in a temporary folder, on free ports of this machine.
 
-Its jars are fetched once, by Maven and from wherever Maven is told to fetch, and kept in the user's
-cache; the node needs nothing else but Java. It is broker and controller in one, with one copy of
-everything, small internal topics, and housekeeping every second instead of every five minutes.
+Maven fetches its jars once, from the repository that Maven is configured for, and they are kept in the user's
+cache; otherwise the node needs only Java. It is broker and controller in one, with a replication factor of 1,
+small internal topics, and maintenance every second instead of every five minutes.
 """
 
 from __future__ import annotations
@@ -192,14 +192,14 @@ class ApacheKafka:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for the tests
             )
-        return self._answers(self._process, port)
+        return self._is_listening(self._process, port)
 
     def _words(self, program: list[str]) -> list[str]:
         options = [_HEAP, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         return [str(self._java), *options, "-cp", f"{self._jars}/*", *program]
 
-    def _answers(self, process: subprocess.Popen[bytes], port: int) -> bool:
-        """Wait until the node takes connections; False if it ended before."""
+    def _is_listening(self, process: subprocess.Popen[bytes], port: int) -> bool:
+        """Wait until the node accepts connections; False if it ended before."""
         end = time.monotonic() + _START_S
         while process.poll() is None and time.monotonic() < end:
             with socket.socket() as probe:
@@ -222,7 +222,7 @@ class ApacheKafka:
             self._process.wait()
 
     def close(self) -> None:
-        """Stop the node and remove all that it kept."""
+        """Stop the node and remove its files."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.terminate()

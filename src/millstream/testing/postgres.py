@@ -129,13 +129,13 @@ class PostgresServer:
                     stderr=log,
                     **self._as_account(),
                 )
-            if self._answers(self._process):
+            if self._is_listening(self._process):
                 return
         said = (self.folder / "server.log").read_text(errors="replace")
         raise EnvironmentProblem(f"The PostgreSQL server did not start: {said[-2000:]}")
 
-    def _answers(self, process: subprocess.Popen[bytes]) -> bool:
-        """Wait until the server takes connections; False if it ended before."""
+    def _is_listening(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait until the server accepts connections; False if it ended before."""
         end = time.monotonic() + _START_S
         ready: list[str | Path] = [
             self._programs / "pg_isready",
@@ -161,7 +161,7 @@ class PostgresServer:
         }
 
     def close(self) -> None:
-        """Stop the server at once and remove all that it kept."""
+        """Stop the server at once and remove its files."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGQUIT)  # immediately: nothing is to be kept

@@ -3,12 +3,12 @@
 ===========================================  ======  =================================================
 a request                                    status  why
 ===========================================  ======  =================================================
-names a host that is not this server's       421     DNS rebinding: a page's name was made to lead here
+names a host that is not this server's       421     DNS rebinding: the name of a page resolves to this host
 has an Origin that is not allowed            403     a page of another site, in a browser on this machine
-has no token, or another one                 401     anybody
+has no token, or another one                 401     the client is not authenticated
 ===========================================  ======  =================================================
 
-The first is checked only where there is no token: such a page has none.
+The first is checked only if the server has no token: such a page could not send it.
 """
 
 from __future__ import annotations
