@@ -128,7 +128,7 @@ class FencePassedError(ConflictError):
 
 
 class OffsetOutOfRangeError(MillstreamError):
-    """Records asked for are gone, or were never written.
+    """The requested records are gone, or were never written.
 
     ``start`` and ``end`` are the offsets that the partition holds, as ``[start, end)``.
     """

@@ -142,10 +142,10 @@ def _worker() -> DoctorCheck:
             timeout=_IMPORT_WAIT_S,
             check=False,
         )
-        said = ended.stderr if ended.returncode else ended.stdout
+        output = ended.stderr if ended.returncode else ended.stdout
     except (OSError, subprocess.SubprocessError) as problem:
         return DoctorCheck("workers", ok=False, seen=str(problem), advice="run from a whole Python")
-    last = said.strip().splitlines()[-1] if said.strip() else f"exit code {ended.returncode}"
+    last = output.strip().splitlines()[-1] if output.strip() else f"exit code {ended.returncode}"
     if ended.returncode:
         advice = f"make this work: {sys.executable} -c 'import pyspark.worker, pyarrow, pandas'"
         return DoctorCheck("workers", ok=False, seen=last, advice=advice)

@@ -51,7 +51,7 @@ def _check(app: str, folder: Path, partitions: int) -> JobMetadata:
         )
     if not 1 <= partitions <= metadata.bucket_count:
         raise ConfigError(
-            f"{partitions} partitions were asked for; the state of {app} is in "
+            f"{partitions} partitions were requested; the state of {app} is in "
             f"{metadata.bucket_count} buckets, and there can be no more partitions than buckets. Give 1 to "
             f"{metadata.bucket_count}. The number of buckets is fixed by App(buckets=…) when the state is created."
         )

@@ -89,8 +89,7 @@ def jars(env: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of Kafka's jars, fetching them the first time (54 MB).
 
     Raises:
-        EnvironmentProblem: Maven is not installed, or could not fetch them; the message has what it
-            said.
+        EnvironmentProblem: Maven is not installed, or could not fetch them; the message has its output.
     """
     folder = _jars_folder(env)
     if _whole(folder):
@@ -113,17 +112,17 @@ def jars(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def _fetch(folder: Path) -> None:
-    words = ["mvn", "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies"]
-    words += ["-DincludeScope=runtime", f"-DoutputDirectory={folder / 'libs'}"]
+    command = ["mvn", "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies"]
+    command += ["-DincludeScope=runtime", f"-DoutputDirectory={folder / 'libs'}"]
     try:
-        done = subprocess.run(  # noqa: S603 - Maven, with words of our own
-            words, capture_output=True, check=False, timeout=_FETCH_S
+        done = subprocess.run(  # noqa: S603 - Maven, with our arguments
+            command, capture_output=True, check=False, timeout=_FETCH_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentProblem(f"Maven could not fetch Apache Kafka: {error}") from error
     if done.returncode:
-        said = (done.stdout + done.stderr).decode(errors="replace")[-1000:]
-        raise EnvironmentProblem(f"Maven could not fetch Apache Kafka {VERSION}: {said}")
+        output = (done.stdout + done.stderr).decode(errors="replace")[-1000:]
+        raise EnvironmentProblem(f"Maven could not fetch Apache Kafka {VERSION}: {output}")
 
 
 def _jars_folder(env: Mapping[str, str]) -> Path:
@@ -143,7 +142,7 @@ class ApacheKafka:
 
     Raises:
         EnvironmentProblem: Java, Maven or Kafka's jars are missing, or the node does not start; the
-            message has what it said.
+            message has its output.
     """
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
@@ -162,8 +161,8 @@ class ApacheKafka:
         for _ in range(3):  # another program may take a port between the look and the start
             if self._start(settings):
                 return
-        said = (self.folder / "node.log").read_text(errors="replace")[-2000:]
-        raise EnvironmentProblem(f"Apache Kafka did not start: {said}")
+        output = (self.folder / "node.log").read_text(errors="replace")[-2000:]
+        raise EnvironmentProblem(f"Apache Kafka did not start: {output}")
 
     def _start(self, settings: Mapping[str, str]) -> bool:
         port, control = _free_ports(2)
@@ -182,19 +181,19 @@ class ApacheKafka:
         with (self.folder / "node.log").open("wb") as log:
             formatting = ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(file)]
             done = subprocess.run(  # noqa: S603 - the Java that runs Spark, and Kafka's jars
-                self._words(formatting), stdout=log, stderr=log, check=False
+                self._command(formatting), stdout=log, stderr=log, check=False
             )
             if done.returncode:
                 return False
             self._process = subprocess.Popen(  # noqa: S603 - as above
-                self._words(["kafka.Kafka", str(file)]),
+                self._command(["kafka.Kafka", str(file)]),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for the tests
             )
         return self._is_listening(self._process, port)
 
-    def _words(self, program: list[str]) -> list[str]:
+    def _command(self, program: list[str]) -> list[str]:
         options = [_HEAP, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         return [str(self._java), *options, "-cp", f"{self._jars}/*", *program]
 

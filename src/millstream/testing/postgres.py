@@ -42,8 +42,7 @@ class PostgresServer:
     that are for durability are off, but the server is otherwise as it comes.
 
     Raises:
-        EnvironmentProblem: PostgreSQL is not installed, or does not start; the message has what it
-            said.
+        EnvironmentProblem: PostgreSQL is not installed, or does not start; the message has its output.
     """
 
     user = "tester"
@@ -131,8 +130,8 @@ class PostgresServer:
                 )
             if self._is_listening(self._process):
                 return
-        said = (self.folder / "server.log").read_text(errors="replace")
-        raise EnvironmentProblem(f"The PostgreSQL server did not start: {said[-2000:]}")
+        output = (self.folder / "server.log").read_text(errors="replace")
+        raise EnvironmentProblem(f"The PostgreSQL server did not start: {output[-2000:]}")
 
     def _is_listening(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait until the server accepts connections; False if it ended before."""

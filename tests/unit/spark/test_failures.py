@@ -29,8 +29,8 @@ def test_where_no_python_failed_the_first_line_says_why():
     )
     assert isinstance(error, JobFailedError)
     assert str(error) == (
-        "The job of the app 'ads' stopped: No space left on device SQLSTATE: XXKST. The whole of "
-        "it is in apps/ads/spark.log."
+        "The job of the app 'ads' stopped: No space left on device SQLSTATE: XXKST. The whole "
+        "report is in apps/ads/spark.log."
     )
 
 

@@ -58,10 +58,10 @@ class Access:
             return
         await self._app(scope, receive, _with_cors_headers(send, origin) if origin else send)
 
-    def _has_token(self, said: bytes) -> bool:
+    def _has_token(self, authorization: bytes) -> bool:
         if self._token is None:
             return True
-        scheme, _, token = said.partition(b" ")
+        scheme, _, token = authorization.partition(b" ")
         # In constant time, so that a guess does not learn how far it was right.
         return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
 

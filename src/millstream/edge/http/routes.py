@@ -208,8 +208,8 @@ class EdgeRoutes:
     async def _body(self, request: Request, ticket: Ticket) -> bytes:
         """Return the complete body, within the memory limits."""
         most = self._limits.body_bytes_max
-        said = request.headers.get("content-length", "")
-        size = int(said) if said.isdigit() else 0
+        length = request.headers.get("content-length", "")
+        size = int(length) if length.isdigit() else 0
         if size > most:
             raise _too_large(size, most)
         ticket.hold(size)

@@ -65,27 +65,27 @@ def launch_jvm(
         held: File descriptors that stay open for as long as the JVM lives.
 
     Raises:
-        EnvironmentProblem: the JVM did not start; the message ends with what it said.
+        EnvironmentProblem: the JVM did not start; the message ends with its output.
 
     """
     command = [str(_spark_home(env) / "bin" / "spark-submit")]
     for name, value in settings.items():
         command += ["--conf", f"{name}={value}"]
     command += shlex.split(env.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
-    with tempfile.TemporaryDirectory() as folder, log.open("ab") as said:
+    with tempfile.TemporaryDirectory() as folder, log.open("ab") as output:
         answer = Path(folder) / "gateway"
-        said_before = said.tell()
+        output_start = output.tell()
         process = subprocess.Popen(  # noqa: S603 - the spark-submit of the installed PySpark
             command,
             stdin=subprocess.PIPE,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             env={**env, "SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer)},
             start_new_session=True,
             pass_fds=held,
         )
         try:
-            port, secret = _await_gateway(process, answer, log, said_before)
+            port, secret = _await_gateway(process, answer, log, output_start)
             # This is how spark-submit itself tells PySpark of a JVM that runs already.
             with environment(PYSPARK_GATEWAY_PORT=str(port), PYSPARK_GATEWAY_SECRET=secret):
                 gateway = launch_gateway()  # type: ignore[no-untyped-call]
@@ -117,7 +117,7 @@ def _spark_home(env: Mapping[str, str]) -> Path:
 
 
 def _await_gateway(
-    process: subprocess.Popen[bytes], answer: Path, log: Path, said_before: int
+    process: subprocess.Popen[bytes], answer: Path, log: Path, output_start: int
 ) -> tuple[int, str]:
     """Wait until the JVM has written its port and its secret."""
     deadline = time.monotonic() + _START_WAIT_S
@@ -125,12 +125,12 @@ def _await_gateway(
         ended = process.poll()
         if ended is not None or time.monotonic() > deadline:
             with log.open("rb") as file:
-                file.seek(said_before)
-                said = file.read().decode(errors="replace").strip()
+                file.seek(output_start)
+                output = file.read().decode(errors="replace").strip()
             what = "took too long to start" if ended is None else f"ended with code {ended}"
             raise EnvironmentProblem(
                 f"Spark's JVM {what} (`millstream doctor` checks what it needs; "
-                f"all it said is in {log}): {said[-600:]}"
+                f"its whole output is in {log}): {output[-600:]}"
             )
         time.sleep(0.02)
     raw = answer.read_bytes()

@@ -171,15 +171,15 @@ def start_session(
 
     """
     global _running  # noqa: PLW0603 - Spark allows one session per process, so does this module
-    asked = _SessionRequest(cores, master, dict(settings or {}))
+    request = _SessionRequest(cores, master, dict(settings or {}))
     with _lock:
         if _running is not None and not _running.is_alive():
             _running.end()
             _running = None
         if _running is None:
-            _running = _start(name, folder, asked, on_phase)
+            _running = _start(name, folder, request, on_phase)
         else:
-            _check_same(_running.request, asked)
+            _check_same(_running.request, request)
             _running.users += 1
         return _running.spark
 
@@ -204,12 +204,12 @@ def stop_session(spark: SparkSession) -> bool:
         return ending.end()
 
 
-def _check_same(running: _SessionRequest, asked: _SessionRequest) -> None:
+def _check_same(running: _SessionRequest, request: _SessionRequest) -> None:
     """Refuse settings that the running session does not have; settings that are not given fit any."""
     for what, has, wants in (
-        ("cores", running.cores, asked.cores),
-        ("master", running.master, asked.master),
-        ("settings", running.settings, asked.settings),
+        ("cores", running.cores, request.cores),
+        ("master", running.master, request.master),
+        ("settings", running.settings, request.settings),
     ):
         if wants and wants != has:
             raise ConfigError(
@@ -219,7 +219,7 @@ def _check_same(running: _SessionRequest, asked: _SessionRequest) -> None:
 
 
 def _start(
-    name: str, folder: Path, asked: _SessionRequest, on_phase: Callable[[str], None]
+    name: str, folder: Path, request: _SessionRequest, on_phase: Callable[[str], None]
 ) -> _RunningSession:
     """Start the JVM and a session in it; on any failure leave nothing behind."""
     internals = _pyspark_internals()
@@ -232,13 +232,13 @@ def _start(
             "first: the settings that a pipeline needs can only be made at the start"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    scratch = _Scratch(folder / "spark-scratch") if asked.master is None else None
+    scratch = _Scratch(folder / "spark-scratch") if request.master is None else None
     gateway = None
     try:
         java = find_java(os.environ)
         if scratch is not None:
             scratch.archive = class_archive(os.environ, java, pid=os.getpid())
-        settings = _settings(name, asked, scratch)
+        settings = _settings(name, request, scratch)
         on_phase(f"starting Java {java.version}")
         gateway = internals.launch_jvm(
             settings,
@@ -247,7 +247,7 @@ def _start(
             held=() if scratch is None else (scratch.lock,),
         )
         on_phase("starting Spark")
-        with internals.environment(PYSPARK_PYTHON=_worker_python(local=asked.master is None)):
+        with internals.environment(PYSPARK_PYTHON=_worker_python(local=request.master is None)):
             spark = internals.open_session(settings, gateway)
         if scratch is not None:
             internals.start_workers(spark)
@@ -263,7 +263,7 @@ def _start(
             if scratch.archive is not None:
                 scratch.archive.discard()
         raise
-    return _RunningSession(spark, gateway, asked, scratch)
+    return _RunningSession(spark, gateway, request, scratch)
 
 
 def _pyspark_internals() -> Any:
@@ -280,19 +280,19 @@ def _pyspark_internals() -> Any:
 # ── settings ────────────────────────────────────────────────────────────────────
 
 
-def _settings(name: str, asked: _SessionRequest, scratch: _Scratch | None) -> dict[str, str]:
-    """Return every setting of a session, strings as Spark wants them."""
+def _settings(name: str, request: _SessionRequest, scratch: _Scratch | None) -> dict[str, str]:
+    """Return every setting of a session, as strings."""
     if scratch is None:
-        assert asked.master is not None
-        made = _common_settings(asked.cores or _CLUSTER_PARTITIONS)
-        made["spark.master"] = asked.master
+        assert request.master is not None
+        made = _common_settings(request.cores or _CLUSTER_PARTITIONS)
+        made["spark.master"] = request.master
     else:
-        cores = asked.cores or cores_available()
+        cores = request.cores or cores_available()
         made = _common_settings(cores) | _local_settings(cores, scratch)
     options = " ".join(
-        each[_JVM_OPTIONS] for each in (made, asked.settings) if _JVM_OPTIONS in each
+        each[_JVM_OPTIONS] for each in (made, request.settings) if _JVM_OPTIONS in each
     )
-    return {**made, **asked.settings, _JVM_OPTIONS: options, "spark.app.name": name}
+    return {**made, **request.settings, _JVM_OPTIONS: options, "spark.app.name": name}
 
 
 def _common_settings(partitions: int) -> dict[str, str]:
@@ -436,7 +436,7 @@ def _control_group(name: str) -> str:
 
 
 def _open_log(folder: Path) -> Path:
-    """Return the file for all that Spark says; a long one is put aside, one generation is kept."""
+    """Return the file for all that Spark says; a large one is rotated, and one generation is kept."""
     log = folder / "spark.log"
     if log.exists() and log.stat().st_size > _LOG_BYTES_MAX:
         log.replace(folder / "spark.log.1")

@@ -1,4 +1,4 @@
-"""The data source, as Spark's data source API wants it.
+"""The data source, in the form of Spark's data source API.
 
 Spark starts several Python processes for a query, most of which only ask the source for its name or
 schema. They load only this module: the planner and the reader are imported where they are used.

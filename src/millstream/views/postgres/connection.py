@@ -66,20 +66,20 @@ def translate_errors(address: PostgresAddress) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         state = error.sqlstate or ("08" if isinstance(error, psycopg.OperationalError) else "")
-        said = f"PostgreSQL says: {_first_line(address, error)}."
+        detail = f"PostgreSQL says: {_first_line(address, error)}."
         # From None: the driver's error can contain the password.
         if state.startswith("XX"):
-            raise CorruptionError(f"{address.shown} is damaged. {said}") from None
+            raise CorruptionError(f"{address.shown} is damaged. {detail}") from None
         if state.startswith(_RETRIABLE_CODES):
             raise RetriableError(
-                f"{address.shown} could not do what was asked. Try again later. {said}"
+                f"{address.shown} could not do what was asked. Try again later. {detail}"
             ) from None
         if state.startswith(_CALLER_ERROR_CODES):
             raise ConfigError(
-                f"{address.shown} refused what was asked. Correct the value or the rights. {said}"
+                f"{address.shown} refused what was asked. Correct the value or the rights. {detail}"
             ) from None
         raise MillstreamError(
-            f"{address.shown} could not be used as a view store. {said}"
+            f"{address.shown} could not be used as a view store. {detail}"
         ) from None
 
 
@@ -131,11 +131,11 @@ class PostgresConnection:
                 connect_timeout=_CONNECT_TIMEOUT_S,
             )
         except psycopg.Error as error:
-            said = _first_line(self.address, error)
-            kind = ConfigError if _REFUSED.search(said) else RetriableError
+            detail = _first_line(self.address, error)
+            kind = ConfigError if _REFUSED.search(detail) else RetriableError
             raise kind(
                 f"{self.address.shown} cannot be reached. Check the address and that the server "
-                f"runs. PostgreSQL says: {said}."
+                f"runs. PostgreSQL says: {detail}."
             ) from None
         try:
             self._set_up(session)

@@ -205,7 +205,7 @@ class PostgresViewTable:
     def _suffix_hash(self, name: str, column: str) -> str:
         """Return the hash that tells a long value from others with its prefix; null for a short one."""
         content = column
-        if self.schema.kinds[name] != "bytes":  # its bytes: other ways to them are not immutable
+        if self.schema.kinds[name] != "bytes":  # its bytes: other conversions are not immutable
             content = f"decode(replace({column}, '\\', '\\\\'), 'escape')"
         return f"CASE WHEN length({column}) > {self._prefix_length} THEN sha256({content}) END"
 

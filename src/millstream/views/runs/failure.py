@@ -114,4 +114,4 @@ def _advice(error: Exception, folder: Path) -> str:
         return "Keep the bytes, and look at them: `millstream log verify`."
     if isinstance(error, ConfigError):
         return f"Correct the declaration or the setting. {_RESUME_ADVICE}"
-    return f"Correct what the error names; {folder / 'spark.log'} has the whole of it. {_RESUME_ADVICE}"
+    return f"Correct what the error names; {folder / 'spark.log'} has the whole report. {_RESUME_ADVICE}"

@@ -40,31 +40,31 @@ def translate_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        said = f"SQLite says: {error}."
+        detail = f"SQLite says: {error}."
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise RetriableError(
-                f"{path} is locked by another process. Try again, or close it. {said}"
+                f"{path} is locked by another process. Try again, or close it. {detail}"
             ) from error
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             raise RetriableError(
                 f"Writing to {path} failed and nothing of the batch was kept. Free some space or "
-                f"repair the disk, then run again. {said}"
+                f"repair the disk, then run again. {detail}"
             ) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise CorruptionError(
                 f"{path} is damaged or is no view store. Keep a copy; to start over from the log: "
-                f"{reset_command(path.parent)}. {said}"
+                f"{reset_command(path.parent)}. {detail}"
             ) from error
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
             raise ConfigError(
                 f"{path} cannot be opened as needed. Check that it exists and may be read and "
-                f"written by you. {said}"
+                f"written by you. {detail}"
             ) from error
         if code == sqlite3.SQLITE_TOOBIG:
             raise ConfigError(
-                f"A value is too large for {path}: at most 1,000,000,000 bytes. {said}"
+                f"A value is too large for {path}: at most 1,000,000,000 bytes. {detail}"
             ) from error
-        raise MillstreamError(f"{path} could not be used as a view store. {said}") from error
+        raise MillstreamError(f"{path} could not be used as a view store. {detail}") from error
 
 
 def open_writer(path: Path) -> sqlite3.Connection:

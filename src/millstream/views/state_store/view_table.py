@@ -145,7 +145,7 @@ class ViewTable:
 
         """
         text = f"SELECT {', '.join(self._columns)} FROM {self.name}"  # noqa: S608
-        # IS, not =: a null asked for finds the nulls.
+        # IS, not =: null finds nulls.
         conditions = [f"{quote_identifier(self._by_name[name])} IS ?" for name in where]
         for name, comparison in bounds:
             conditions.append(f"{self._sortable(name)} {comparison} ?")
