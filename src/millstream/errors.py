@@ -67,7 +67,7 @@ class RetriableError(MillstreamError):
 
 
 class FolderOwnedError(RetriableError):
-    """Another living process owns the log folder, and accepts no connections from other processes. Wait for it, or stop it."""
+    """Another process owns the log folder, and accepts no connections. Wait for it, or stop it."""
 
 
 class DiskFullError(RetriableError):

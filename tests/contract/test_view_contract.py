@@ -64,12 +64,12 @@ class Job:
 
     def __init__(self, stack, plan, folder, job, checkpoint_id):
         home, log = folder / "views.db", folder / "log"
-        self.targets = stack.enter_context(open_committer(plan, home, log))
-        self.batch_id = self.targets.begin_run(job, checkpoint_id)
+        self.committer = stack.enter_context(open_committer(plan, home, log))
+        self.batch_id = self.committer.begin_run(job, checkpoint_id)
 
     def commit(self, position=None, **rows):
-        outcome = BatchResult(rows=rows, position=position or {})
-        done = self.targets.commit(self.batch_id, outcome, {})
+        result = BatchResult(rows=rows, position=position or {})
+        done = self.committer.commit(self.batch_id, result, {})
         self.batch_id += 1
         return done
 

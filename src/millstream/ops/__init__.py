@@ -1,1 +1,1 @@
-"""Operating pipelines: why windows are open and events late, dead letters, resets, and a check of the machine."""
+"""Operating pipelines: open windows and late events explained, dead letters, resets, a check of the machine."""

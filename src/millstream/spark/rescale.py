@@ -25,7 +25,7 @@ class RescaleResult:
 
 
 def rescale(app: str, folder: Path, partitions: int) -> RescaleResult:
-    """Have the buckets of the app in ``folder`` worked on by so many tasks at once.
+    """Set the number of tasks that share the buckets of the app in ``folder``.
 
     Raises:
         ConfigError: the app runs, has no state yet, or has fewer buckets.
@@ -53,6 +53,7 @@ def _check(app: str, folder: Path, partitions: int) -> JobMetadata:
         raise ConfigError(
             f"{partitions} partitions were requested; the state of {app} is in "
             f"{metadata.bucket_count} buckets, and there can be no more partitions than buckets. Give 1 to "
-            f"{metadata.bucket_count}. The number of buckets is fixed by App(buckets=…) when the state is created."
+            f"{metadata.bucket_count}. The number of buckets is fixed when the state is created, by "
+            "App(buckets=…)."
         )
     return metadata

@@ -73,12 +73,12 @@ class RunStart:
 
     @property
     def job_label(self) -> str:
-        """Name the job in errors."""
+        """The name of the job in errors."""
         return f"the job {self.job!r} of the app {self.app!r}"
 
     @property
     def reset_advice(self) -> str:
-        """Say how to start the app over, here and in all other sinks."""
+        """A sentence that says how to start the app over, here and in all other sinks."""
         return f"To start the app over with all that it writes: `millstream reset {self.app}`"
 
 

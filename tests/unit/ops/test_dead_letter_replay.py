@@ -81,10 +81,10 @@ def take_in(log, schema=Click, *, rows=1000):
     reader = LogReader(log)
     path = state_store_path(log, "ads")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open_committer(plan, path, log) as targets:
-        batch_id = targets.begin_run("main", "checkpoint")
-        save_topic_ids("ads", targets.state_store, plan, reader)
-        position = targets.state_store.position("ads").get("clicks", {})
+    with open_committer(plan, path, log) as committer:
+        batch_id = committer.begin_run("main", "checkpoint")
+        save_topic_ids("ads", committer.state_store, plan, reader)
+        position = committer.state_store.position("ads").get("clicks", {})
         ends = [end for _, end in reader.offsets("clicks")]
         at = [int(position.get(str(p), 0)) for p in range(len(ends))]
         while at != ends:
@@ -97,7 +97,7 @@ def take_in(log, schema=Click, *, rows=1000):
             frames = Ingest(plan.sources[0], plan.buckets).run(
                 lanes, SourceTime((), 2, frozenset())
             )
-            targets.commit(batch_id, collect_results(plan, frames), {})
+            committer.commit(batch_id, collect_results(plan, frames), {})
             at, batch_id = goal, batch_id + 1
 
 

@@ -37,13 +37,13 @@ def plan(buckets=4):
 
 def run(folder, *, buckets=4, metadata=WANTED, batches=1):
     """Begin a run as a job does, and commit empty batches."""
-    with StateStore(folder / STATE_STORE_FILE) as home:
-        targets = BatchCommitter(plan(buckets), home, [])
-        first = targets.begin_run(
+    with StateStore(folder / STATE_STORE_FILE) as state_store:
+        committer = BatchCommitter(plan(buckets), state_store, [])
+        first = committer.begin_run(
             JOB, load_or_create_checkpoint_id(folder), partitioning=metadata.partitioning
         )
         for batch_id in range(first, first + batches):
-            targets.commit(batch_id, BatchResult(), {})
+            committer.commit(batch_id, BatchResult(), {})
         return first
 
 

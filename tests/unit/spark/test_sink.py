@@ -24,13 +24,16 @@ def test_lag_counts_what_came_into_partitions_that_a_batch_did_not_touch(tmp_pat
     with (
         ms.connect(tmp_path) as log,
         log.producer() as producer,
-        StateStore(tmp_path / "views.db") as home,
+        StateStore(tmp_path / "views.db") as state_store,
     ):
         log.create_topic("t", partitions=2)
         send(0, 5)
         send(1, 3)
         plan = JobPlan("app", (), (), (), (), Buckets(1))
-        earlier, committer = BatchCommitter(plan, home, []), BatchCommitter(plan, home, [])
+        earlier, committer = (
+            BatchCommitter(plan, state_store, []),
+            BatchCommitter(plan, state_store, []),
+        )
         earlier.begin_run("main", "c")
         before = BatchResult(())
         before.position["t"] = {"0": 4}

@@ -54,7 +54,7 @@ class Job:
         return self.folder / "data"
 
     @property
-    def home(self) -> Path:
+    def state_store(self) -> Path:
         return self.log / "apps" / "app" / "views.db"
 
     def sink(self, name: str, port: int) -> SinkPlan:
@@ -71,20 +71,20 @@ class Job:
         sinks = tuple(self.sink(name, 8 + n) for n, name in enumerate(names))
         program = Program(outputs={name: meanings.get(name, "as ever") for name in names})
         plan = JobPlan("app", (), (), (), sinks, Buckets(1), program=program)
-        with open_committer(plan, self.home, self.log) as targets:
-            targets._now = lambda: AT
-            first = targets.begin_run("main", "one")
+        with open_committer(plan, self.state_store, self.log) as committer:
+            committer._now = lambda: AT
+            first = committer.begin_run("main", "one")
             for batch_id in range(first, first + batches):
                 rows = pl.DataFrame({"k": [str(batch_id)], "n": [batch_id]})
-                outcome = BatchResult(
+                result = BatchResult(
                     rows=dict.fromkeys(names, rows), position={"t": {"0": 10 * batch_id + 10}}
                 )
-                targets.commit(batch_id, outcome, {})
+                committer.commit(batch_id, result, {})
 
     def spans(self, name: str) -> list[tuple[int | None, int | None]]:
-        """Give the batches between which an output was fed, as the home knows them."""
-        with StateStore(self.home, readonly=True) as home:
-            found = [one for (n, _), one in home.outputs("app").items() if n == name]
+        """Give the batches between which an output was fed, as the state_store knows them."""
+        with StateStore(self.state_store, readonly=True) as state_store:
+            found = [one for (n, _), one in state_store.outputs("app").items() if n == name]
         return [between(span) for span in found[0].spans]
 
 

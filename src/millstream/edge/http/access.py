@@ -96,4 +96,7 @@ def _with_cors_headers(send: Any, origin: str) -> Any:
 def _refusal(origin: str) -> str:
     if origin == "null":  # to allow it would allow every page that hides its origin
         return "Pages without an origin may not send requests here. Serve them from a host."
-    return f"Pages of {origin} may not send requests here. To allow them, start the server with --allow-origin {origin}."
+    return (
+        f"Pages of {origin} may not send requests here. To allow them, start the server with "
+        f"--allow-origin {origin}."
+    )

@@ -239,7 +239,7 @@ def start_workers(spark: SparkSession) -> None:
 
 
 def delete_with_jvm(spark: SparkSession, folder: Path) -> None:
-    """Have a folder deleted when the JVM ends, also when that is because this process died."""
+    """Register a folder that the JVM deletes as it ends, also if it ends because this process died."""
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001
     folder_there = jvm.java.io.File(str(folder))
     jvm.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(folder_there)

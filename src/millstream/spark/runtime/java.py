@@ -89,7 +89,7 @@ def find_java(env: Mapping[str, str]) -> Java:
 
 
 def _installed(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """Name the Javas of this machine, best first. Links are followed: a home is a real folder."""
+    """Yield the Javas of this machine, best first. Links are followed: a home is a real folder."""
     if home := env.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
     if found := shutil.which("java", path=env.get("PATH", "")):

@@ -58,9 +58,9 @@ public class LocalFilesWithoutFork extends LocalFileSystem {
 
 
 def install_local_files(spark: SparkSession) -> None:
-    """Give the JVM of a local session a file system for ``file:`` that starts no processes.
+    """Install a file system for ``file:`` that starts no processes in the JVM of a local session.
 
-    It is put where Hadoop keeps the file systems in use.
+    It replaces the one in Hadoop's cache of file systems.
     """
     context: Any = spark.sparkContext
     conf = context._jsc.hadoopConfiguration()  # noqa: SLF001

@@ -48,11 +48,11 @@ _WORKER_THREADS = {
     "OMP_NUM_THREADS": "1",  # numpy's BLAS, and Arrow's computing threads
     "ARROW_IO_THREADS": "2",
 }
-# A worker allocates and frees blocks of megabytes all the time. By default glibc maps each of them with mmap, and
-# the kernel fills it with zeros, page by page: a fifth of the time of reading and decoding. The numbers are
-# the largest block that glibc takes from its heap, and the free memory that it keeps. Polars has an
-# allocator of its own, jemalloc, which by default returns memory that was unused for half a second: all of
-# it, between two batches.
+# A worker allocates and frees blocks of megabytes all the time. By default glibc maps each of them, and the
+# kernel fills it with zeros, page by page: a fifth of the time of reading and decoding. The numbers are the
+# largest block that glibc takes from its heap, and the free memory that it keeps. Polars has an allocator of
+# its own, jemalloc, which would return memory that was unused for half a second: all of it, between two
+# batches.
 _WORKER_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * _MIB),
     "MALLOC_TRIM_THRESHOLD_": str(256 * _MIB),

@@ -1,16 +1,18 @@
-"""The ledger of a batch: one entry for each step, and the equations that must hold before it is committed.
+"""The ledger of a batch: an entry for each step, and the equations that must hold before the commit.
 
 Each equation finds a loss of rows that the others do not find:
 
-| Equation | What it finds |
-|---|---|
-| at a step: read = the sum of the exits | rows that a step read and did not account for |
-| along an edge: rows_out of a step = read of the next steps | rows lost, or read twice, between two steps |
-| on a port: rows and messages sent = arrived | a frame lost or duplicated between two processes |
-| of a partition: the batch begins where the last one ended, and its ranges meet | records skipped, or read again |
-| of an output: rows given = rows written (:func:`millstream.views.sink.check_written`) | rows that a database, a topic or a file did not keep |
-| of a source: records read = the sum over its ranges, none with more than it has offsets | records lost between reading and counting |
-| of a range: records read = records by the headers of the log's batches (:meth:`millstream.kernels.ingest.SplitInput.check`) | records lost in decoding, or on the way to the source |
+- at a step, read = the sum of the exits: rows that a step read and did not account for;
+- along an edge, rows_out of a step = read of the next steps: rows lost, or read twice, between two steps;
+- on a port, rows and messages sent = arrived: a frame lost or duplicated between two processes;
+- of a partition, the batch begins where the last one ended, and its ranges meet: records skipped, or read
+  again;
+- of an output, rows given = rows written (:func:`millstream.views.sink.check_written`): rows that a database,
+  a topic or a file did not keep;
+- of a source, records read = the sum over its ranges, none with more than it has offsets: records lost
+  between reading and counting;
+- of a range, records read = records by the headers of the log's batches
+  (:meth:`millstream.kernels.ingest.SplitInput.check`): records lost in decoding, or on the way to the source.
 
 Operators check a further equation over their state, held before + came in = went out + held after: see
 :mod:`millstream.kernels.state.ledger` for what it counts, kind by kind.

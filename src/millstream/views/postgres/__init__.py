@@ -1,1 +1,1 @@
-"""Views in PostgreSQL: the connection, tables, values, and the reader. The sink: `views/sinks/postgres.py`."""
+"""Views in PostgreSQL: connection, tables, values, and the reader. The sink: `views/sinks/postgres.py`."""

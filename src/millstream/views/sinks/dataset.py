@@ -362,7 +362,7 @@ class Dataset:
 
     @property
     def coverage(self) -> tuple[CoverageSpan, ...]:
-        """The spans that the dataset covers: one without ends, if it was always written, by one declaration."""
+        """The spans that the dataset covers: one without ends if it was always written by one declaration."""
         return self._manifest().coverage
 
     @property

@@ -246,8 +246,8 @@ def _ambiguous_error(
         f"{' and '.join(moved)}: it describes the expressions or functions of {names} otherwise than "
         "when their state was made. They read the same, but not all options and no code can be "
         "compared across such versions. If the program has not changed, run it once with "
-        "run(same_expressions=True), or --same-expressions; otherwise run it with the version before, or give the app "
-        "another name to build its state again."
+        "run(same_expressions=True), or --same-expressions; otherwise run it with the version before, or "
+        "give the app another name to build its state again."
     )
 
 
