@@ -1,4 +1,4 @@
-"""What a user is translated of a failure inside Spark: one sentence, and never the JVM's stack."""
+"""The error that a user gets for a failure inside Spark: one sentence, and never the JVM's stack."""
 
 from pathlib import Path
 

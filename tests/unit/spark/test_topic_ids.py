@@ -1,4 +1,4 @@
-"""Which topics a state was made of: kept in the state_store, and asked before a run begins."""
+"""Which topics a state was made of: kept in the state store, and checked before a run begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs that come and go: each says when it was fed, and who reads it is told."""
+"""Outputs that come and go: each says what it covers, and readers of an incomplete one are warned."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Job:
                 committer.commit(batch_id, result, {})
 
     def spans(self, name: str) -> list[tuple[int | None, int | None]]:
-        """Give the batches between which an output was fed, as the state_store knows them."""
+        """Return the batches between which an output was written, as the state store has them."""
         with StateStore(self.state_store, readonly=True) as state_store:
             found = [one for (n, _), one in state_store.outputs("app").items() if n == name]
         return [between(span) for span in found[0].spans]
@@ -192,7 +192,7 @@ def test_a_dataset_says_since_when_it_holds(job):
     assert "what came out before is missing" in opened.partial_note
 
 
-def test_the_home_knows_of_topics_since_when_they_are_fed(job):
+def test_the_state_store_has_the_coverage_of_topics(job):
     job.run("a")
     job.run("a", "to(out)")
     assert job.spans("to(out)") == [(1, None)]
@@ -281,7 +281,7 @@ def test_a_crash_before_a_target_is_told_leaves_it_to_the_next_run(job, monkeypa
         patched.setattr(DatasetSink, "begin_run", crash)
         with pytest.raises(SimulatedCrash):
             job.run("a", "rows")
-    assert is_complete(ms.dataset(job.folder / "rows").coverage)  # it was not told yet
+    assert is_complete(ms.dataset(job.folder / "rows").coverage)  # not stored yet
     job.run("a", "rows", batches=0)
     with pytest.warns(ms.PartialOutputWarning, match="was not written from"):
         opened = ms.dataset(job.folder / "rows")

@@ -217,7 +217,7 @@ def test_lines_take_room_by_their_number(folder, edge_on):
 
 
 def test_under_overload_what_was_acknowledged_is_there_and_nothing_else(folder, edge_on, values):
-    """Threads that send more than there is room for, and count what they were statuses."""
+    """Threads that send more than there is room for, and count the status codes."""
     statuses: dict[int, int] = {}
     with edge_on(folder, requests_max=2) as edge:
 

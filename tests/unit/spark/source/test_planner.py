@@ -1,4 +1,4 @@
-"""The planner over a real log: what it writes into offsets, and what tasks are time_message of time."""
+"""The planner over a real log: what it writes into offsets, and what tasks get as the time."""
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -63,7 +63,7 @@ def planner(log, tmp_path, *, time=None, **changes):
 
 
 def time_message(planner, start, end):
-    """Run the tasks of a batch; give what the first bucket is time_message of time."""
+    """Run the tasks of a batch; return the message about time to the first bucket."""
     rows = [
         FrameRow(port, bucket, frame)
         for task in planner.partitions(start, end)

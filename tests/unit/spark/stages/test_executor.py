@@ -1,4 +1,4 @@
-"""The stages of a job between its batches: state moves with the commit of the state_store, and only with it."""
+"""The stages of a job between its batches: state moves with the commit of the state store, and only with it."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""One batch, many committer: crashed between any two of them, run again, and all hold the same."""
+"""One batch, many sinks: crashed between any two of them, run again, and all hold the same."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class World:
             yield committer, committer.begin_run("main", checkpoint_id)
 
     def result(self, number: int) -> BatchResult:
-        """Batch ``number``: some keys given, one taken back; batch 2 has rows for the state_store only."""
+        """Batch ``number``: some keys given, one taken back; batch 2 has rows for the state store only."""
         rows = pl.DataFrame(
             {
                 "k": ["a", "b", f"k{number}", "gone"],
@@ -384,7 +384,7 @@ def test_a_failing_function_is_told_with_the_users_file_and_line_and_called_agai
 
 def test_the_key_is_the_same_for_a_repeated_call_and_another_for_every_other(tmp_path):
     world = World(tmp_path, None, ("foreach",))
-    run_to_the_end(world, 4)  # after the function, before the state_store
+    run_to_the_end(world, 4)  # after the function, before the state store
     keys = [key for key, _ in world.calls]
     assert keys[0] == keys[1]
     assert len(set(keys)) == len(keys) - 1 == BATCHES - 1

@@ -1,4 +1,4 @@
-"""What an app is doing, as the page and programs are status."""
+"""What an app is doing, as the page and programs get it."""
 
 from __future__ import annotations
 

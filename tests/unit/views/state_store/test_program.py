@@ -372,12 +372,12 @@ def test_a_batch_that_one_program_has_begun_is_not_ended_by_another(tmp_path, co
         assert committer.begin_run("main", "one", partitioning=SHARING) == committed
         assert committer.commit(committed, result(writing(tmp_path)), {})
     run(tmp_path, changed["to(out)"], partitioning=SHARING)
-    since = {place: fed.spans[-1].since for (_, place), fed in fed_in(tmp_path).items()}
+    since = {label: one.spans[-1].since for (_, label), one in coverage_in(tmp_path).items()}
     assert since["topic out"].batch_id == committed + 1
     assert since["view"] is None
 
 
-def fed_in(folder):
+def coverage_in(folder):
     with StateStore(folder / "views.db", readonly=True) as state_store:
         return state_store.outputs("app")
 
