@@ -56,7 +56,7 @@ def measure(rate: float, ids: int) -> list[object]:
         outcome = process(kernel, state, new, new * step_us, before, now_us)
         lost += outcome.counts["duplicate"]
         kept[outcome.rows["id"].to_numpy()] = True
-        stated = outcome.metrics[FALSE_POSITIVE_RATE]
+        stated = outcome.gauges[FALSE_POSITIVE_RATE]
         expected += len(new) * stated
         stated_max = max(stated_max, stated)
         oldest = max(0, -(-(now_us - HOUR_US) // step_us))

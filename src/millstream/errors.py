@@ -51,7 +51,7 @@ class TopicExistsError(ConfigError):
 
 
 class UnknownViewError(ConfigError):
-    """The view does not exist. Mend the name, or run the pipeline that fills it."""
+    """The view does not exist. Correct the name, or run the pipeline that fills it."""
 
 
 class RecordTooLargeError(ConfigError):
@@ -67,7 +67,7 @@ class RetriableError(MillstreamError):
 
 
 class FolderOwnedError(RetriableError):
-    """Another living process owns the log folder, and accepts no connections from other processes. Wait for it, or stop it."""
+    """Another process owns the log folder, and accepts no connections. Wait for it, or stop it."""
 
 
 class DiskFullError(RetriableError):
@@ -119,7 +119,7 @@ class TransactionAbortedError(ConflictError):
 class FencePassedError(ConflictError):
     """The fence is at this batch id or a later one: its work is committed already. Skip it.
 
-    ``batch_id`` is the one that the fence is at.
+    ``batch_id`` is the position of the fence.
     """
 
     def __init__(self, message: str, *, batch_id: int) -> None:
@@ -128,7 +128,7 @@ class FencePassedError(ConflictError):
 
 
 class OffsetOutOfRangeError(MillstreamError):
-    """Records asked for are gone, or were never written.
+    """The requested records are gone, or were never written.
 
     ``start`` and ``end`` are the offsets that the partition holds, as ``[start, end)``.
     """
@@ -144,10 +144,10 @@ class CorruptionError(MillstreamError):
 
 
 class CorruptBatchError(CorruptionError):
-    """Bytes of a segment are damaged. ``path`` and ``position`` say where they lie.
+    """Bytes of a segment are damaged. ``path`` and ``position`` say where.
 
-    ``start`` and ``end`` are the offsets that cannot be read, as ``[start, end)``; -1 where they
-    are not known. What comes after them can be read from ``end`` on.
+    ``start`` and ``end`` are the offsets that cannot be read, as ``[start, end)``; -1 if they are not known.
+    Records after them can be read from ``end`` on.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class SyncFailedError(CorruptionError):
 
 
 class UserCodeError(MillstreamError):
-    """A function or expression of the user's failed. ``step`` names where in the pipeline, if known."""
+    """A function or expression of the user's failed. ``step`` is the step in the pipeline, if known."""
 
-    # Polars makes a new error from the message of what a function raised.
+    # ``step`` has a default, as polars makes a new error from the message of the one that a function raised.
     def __init__(self, message: str, *, step: str = "") -> None:
         super().__init__(message)
         self.step = step
@@ -176,7 +176,7 @@ class UserCodeError(MillstreamError):
 class BadRecordError(MillstreamError):
     """A record cannot be decoded, and its topic was declared with ``bad="stop"``.
 
-    ``topic``, ``partition`` and ``offset`` are its place, ``reason`` says what is wrong with it.
+    ``topic``, ``partition`` and ``offset`` identify it, ``reason`` says what is wrong with it.
     """
 
     def __init__(

@@ -1,24 +1,28 @@
-"""HTTP responses of all our servers, and a server in a thread of this process.
+"""What our HTTP servers share: responses, errors, server-sent events, and a server in a thread.
 
 An error is ``{"error": {"kind": …, "message": …}}`` with a status that says what to do: 400 correct the
-request, 404 correct the name, 410 start over, 429 slow down, 503 try again.
+request, 404 correct the name, 410 start over, 429 slow down, 503 try again. Each server has its own table
+of error classes and status codes, and gives it to :func:`exception_handlers`.
 
-Needs starlette and uvicorn, the extra ``ui``: see :func:`millstream.listen_address.web_library_missing`.
+Needs starlette and uvicorn, the extra ``ui``: see :func:`millstream.listen_address.check_web_libraries`.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import uvicorn
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, OffsetOutOfRangeError
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 RETRY_AFTER_S = 1
@@ -26,6 +30,11 @@ NO_STORE = {"Cache-Control": "no-store"}
 _ENDS_S = 3  # for running requests when the server ends
 _POLL_S = 0.01
 _LATER = (429, 503)
+
+StatusTable: TypeAlias = Sequence[tuple[type[MillstreamError], int]]
+"""Error classes and their status codes; the first class that fits an error counts."""
+
+ExceptionHandlers: TypeAlias = dict[Any, Callable[[Request, Exception], Awaitable[Response]]]
 
 
 def json_response(
@@ -44,6 +53,59 @@ def error_response(kind: str, message: str, status: int, **more: Any) -> Respons
     return json_response({"error": {"kind": kind, "message": message, **more}}, status, headers)
 
 
+def status_of(error: MillstreamError, statuses: StatusTable) -> int:
+    """Return the status code of an error. A table ends with the code of every ``MillstreamError``."""
+    return next(code for kind, code in statuses if isinstance(error, kind))
+
+
+def exception_handlers(
+    statuses: StatusTable, addresses: str, log: logging.Logger
+) -> ExceptionHandlers:
+    """Return Starlette's exception handlers: every exception becomes an error response.
+
+    Args:
+        addresses: A sentence that lists the addresses of the server, for requests to another one.
+        log: Takes the traceback of an exception that is a defect of the server.
+    """
+
+    async def error_of_ours(_: Request, error: Exception) -> Response:
+        assert isinstance(error, MillstreamError)
+        more = {}
+        if isinstance(error, OffsetOutOfRangeError):
+            more = {"start": error.start, "end": error.end}
+        return error_response(type(error).__name__, str(error), status_of(error, statuses), **more)
+
+    async def unknown_address(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        what = f"{request.method} {request.url.path}"
+        message = f"There is nothing to {what} here. {addresses}"
+        return error_response("UnknownAddress", message, error.status_code)
+
+    async def defect(request: Request, error: Exception) -> Response:
+        log.error("%s failed", request.url.path, exc_info=error)
+        message = f"The server failed ({type(error).__name__}); its log says where."
+        return error_response("Defect", message, 500)
+
+    return {MillstreamError: error_of_ours, HTTPException: unknown_address, Exception: defect}
+
+
+# -- server-sent events -------------------------------------------------------------------------
+
+EVENT_STREAM_START = b"retry: 1000\n\n"  # how many milliseconds a client waits before it reconnects
+HEARTBEAT = b": still here\n\n"  # a comment, by which either end notices that the other is gone
+
+
+def server_sent_event(data: bytes, *, kind: str = "", event_id: str = "") -> bytes:
+    """Return one server-sent event; the data must be on one line."""
+    head = (f"event: {kind}\n" if kind else "") + (f"id: {event_id}\n" if event_id else "")
+    return b"%sdata: %s\n\n" % (head.encode(), data)
+
+
+def json_event(value: Any, *, kind: str) -> bytes:
+    """Return one server-sent event with a value as JSON."""
+    return server_sent_event(json.dumps(value, ensure_ascii=False).encode(), kind=kind)
+
+
 def event_stream_response(stream: AsyncIterator[bytes]) -> Response:
     """Return a response with a stream of server-sent events."""
     # X-Accel-Buffering: a proxy must not buffer events.
@@ -51,10 +113,13 @@ def event_stream_response(stream: AsyncIterator[bytes]) -> Response:
     return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
 
+# -- the server -----------------------------------------------------------------------------------
+
+
 class AllowedHosts:
     """Rejects requests whose ``Host`` is not a name of the server.
 
-    So a foreign page whose name resolves to this machine (DNS rebinding) gets no response.
+    So a page of another site whose name resolves to this machine (DNS rebinding) cannot read anything.
     """
 
     def __init__(self, app: Any, hosts: frozenset[str]) -> None:
@@ -76,7 +141,7 @@ class AllowedHosts:
 
 
 def url_of(host: str, listener: socket.socket) -> str:
-    """Return the URL of a server for a browser."""
+    """Return the URL of a server, as a browser takes it."""
     shown = f"[{host}]" if ":" in host else host or "127.0.0.1"
     return f"http://{shown}:{listener.getsockname()[1]}/"
 
@@ -88,8 +153,8 @@ def serve_in_thread(
     """Serve an application in a thread, until the block ends.
 
     Args:
-        what: What is served: "page".
-        ending: Called before the server ends, to end waiting requests.
+        what: The name of the server in errors: "page".
+        ending: Called before the server ends, to end open streams.
 
     Raises:
         MillstreamError: it did not start.

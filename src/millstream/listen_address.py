@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import re
 import socket
+from importlib import import_module
 
 from millstream.errors import ConfigError, EnvironmentProblem
 
@@ -13,7 +14,7 @@ _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\s\[\]]*)):(\d{1,5})")
 
 
 def parse_listen_address(text: str, example: str) -> tuple[str, int]:
-    """Return host and port; without a host it is 127.0.0.1.
+    """Return host and port; the default host is 127.0.0.1.
 
     Raises:
         ConfigError: the text is not an address.
@@ -41,10 +42,10 @@ def is_loopback(host: str) -> bool:
 def bind(
     host: str, port: int, what: str, kind: socket.SocketKind = socket.SOCK_STREAM
 ) -> socket.socket:
-    """Return a socket bound to an address; ``what`` will listen there: "page".
+    """Return a socket bound to an address. ``what`` names the server in errors: "page".
 
     Raises:
-        ConfigError: it is not an address of this machine, or is taken.
+        ConfigError: it is not an address of this machine, or is in use.
     """
     try:
         found = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)
@@ -53,8 +54,8 @@ def bind(
     except OSError as error:
         raise ConfigError(f"{host!r} is no address of this machine ({error.strerror}).") from error
     try:
-        # A connection that has just ended does not hold the port; a listener does. With datagrams, two
-        # sockets could have the port at once, and one of them would receive nothing.
+        # So a connection that has just ended does not block the port; a listener still does. With
+        # datagrams, two sockets could have the port at once, and one of them would receive nothing.
         if kind == socket.SOCK_STREAM:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -71,14 +72,21 @@ def bind(
     return listener
 
 
-def web_library_missing(error: ModuleNotFoundError, needs: str) -> Exception:
-    """Return the error for a server that cannot be loaded: its extra is missing.
+def check_web_libraries(needs: str) -> None:
+    """Make sure that the libraries of our HTTP servers are installed.
 
     Args:
-        needs: What needs it: "The page needs".
+        needs: What needs them: "The page needs".
+
+    Raises:
+        EnvironmentProblem: one is not installed; the extra ``ui`` brings it.
     """
-    if (error.name or "").partition(".")[0] not in ("uvicorn", "starlette", "anyio"):
-        return error
-    return EnvironmentProblem(
-        f'{needs} {error.name}, which is not installed. Install it with pip install "millstream[ui]".'
-    )
+    for name in ("uvicorn", "anyio", "starlette"):  # starlette imports anyio
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            raise EnvironmentProblem(
+                f'{needs} {name}, which is not installed. Install it with pip install "millstream[ui]".'
+            ) from error

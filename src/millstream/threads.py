@@ -1,7 +1,7 @@
-"""Threads that take work for as long as the program runs.
+"""A thread pool that accepts work as long as the program runs.
 
-A pool of ``concurrent.futures`` takes none once the program's main thread has come to its end, although
-other threads of the program may go on for hours, and send records. These do.
+A pool of ``concurrent.futures`` accepts none once the program's main thread has ended, although other
+threads of the program may go on for hours, and send records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Threads:
-    """Up to ``count`` threads that work on what they are given, in its order; started when needed."""
+    """Up to ``count`` threads that run the submitted calls in order; started when needed."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count, self._name = count, name
@@ -34,7 +34,7 @@ class Threads:
         self.close()
 
     def submit(self, call: Callable[P, R], *args: P.args, **named: P.kwargs) -> Future[R]:
-        """Have a thread make a call; the future has what it returns, or raises."""
+        """Run a call in a thread; the future has its result, or its exception."""
         future: Future[R] = Future()
         with self._changing:
             if self._closed:
@@ -45,7 +45,7 @@ class Threads:
         return future
 
     def close(self) -> None:
-        """Return when all that was given is done, and the threads have ended."""
+        """Return when all submitted calls are done, and the threads have ended."""
         with self._changing:
             self._closed = True
             for _ in self._threads:
@@ -60,9 +60,9 @@ class Threads:
         self._threads.append(thread)
 
     def _run(self) -> None:
-        while (given := self._next()) is not None:
-            _do(*given)
-            del given  # what it holds may be large, and the wait long
+        while (submitted := self._next()) is not None:
+            _run_call(*submitted)
+            del submitted  # its arguments may be large, and the wait long
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         try:
@@ -72,12 +72,12 @@ class Threads:
             return self._work.get()
 
 
-def _do(future: Future[Any], call: Callable[[], Any]) -> None:
+def _run_call(future: Future[Any], call: Callable[[], Any]) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:
         result = call()
-    except BaseException as error:  # noqa: BLE001 - it goes to who waits for the result
+    except BaseException as error:  # noqa: BLE001 - the future raises it
         future.set_exception(error)
     else:
         future.set_result(result)

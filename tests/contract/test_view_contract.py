@@ -68,8 +68,8 @@ class Job:
         self.batch_id = self.committer.begin_run(job, checkpoint_id)
 
     def commit(self, position=None, **rows):
-        outcome = BatchResult(rows=rows, position=position or {})
-        done = self.committer.commit(self.batch_id, outcome, {})
+        result = BatchResult(rows=rows, position=position or {})
+        done = self.committer.commit(self.batch_id, result, {})
         self.batch_id += 1
         return done
 

@@ -73,7 +73,6 @@ LOWERED: dict[str, dict[str, float]] = {
     "log.repair.repair": {"_COPY_BYTES": 3},
     "log.segment": {"READ_BYTES": 1, "_INDEX_LAG_BYTES": 1, "_ROOM_BYTES_MIN": 61},
     "log.unread": {"BLOCKS_MAX": 2, "BLOCK_BYTES": 1},
-    "ops.dead_letter_replay": {"_SLICE_ROWS": 2},
     "spark.source.split_reader": {"CHUNK_BYTES": 1},
     "spark.frame_files": {"_BYTES_MIN": 1},
     "spark.stages.run_files": {"OWN_FILE_BYTES_MIN": 1},
@@ -85,7 +84,7 @@ LOWERED: dict[str, dict[str, float]] = {
     },
     "spark.stages.executor": {"DRIVER_BYTES_MAX": 1},
     "views.sinks.dataset": {"_BEGINNING_BYTES": 1, "_NAME_BYTES_MAX": 34},
-    "views.dead_letter_relay": {"_SLICE_ROWS": 2},
+    "views.dead_letters": {"SLICE_ROWS": 2},
     "views.postgres.view_table": {"_ENTRY_BYTES_MAX": 200},  # room for the beginnings of four texts
     "views.sinks.postgres": {"_SLICE_ROWS": 2},
     "views.server.event_streams": {"_CHANGES_AT_ONCE": 1},

@@ -60,9 +60,9 @@ def test_a_job_over_archives_gives_the_same_and_needs_no_segment_for_it(spark, t
     fill(tmp_path / "plain")
     shutil.copytree(tmp_path / "plain", tmp_path / "archived")
     over = app_over(tmp_path / "archived")
-    told = over.topics["events"].archive()  # the growing segments are not archived
-    assert all(one.segments > 3 for one in told)
-    assert sum(one.undecodable for one in told) > 30
+    reports = over.topics["events"].archive()  # the growing segments are not archived
+    assert all(one.segments > 3 for one in reports)
+    assert sum(one.undecodable for one in reports) > 30
     damaged = 0
     for path in sorted((tmp_path / "archived").glob("t/*/*/*.parquet"))[::2]:
         if pl.read_parquet(path)["undecodable"].any():

@@ -133,12 +133,12 @@ def test_clicks_go_through_the_services_into_the_database_and_out_over_http(
         wait_for(lambda: subprocess.run(asked, check=False).returncode == 0, broker, spoke)
         pipeline, said = services.start("pipeline")
         wait_for((tmp_path / "data" / "apps" / "clicks" / "checkpoint").exists, pipeline, said)
-        page, told = services.start("page")
-        (url,) = wait_for(lambda: re.findall(r"http://[\d.:]+", told.read_text()), page, told)
+        page, output = services.start("page")
+        (url,) = wait_for(lambda: re.findall(r"http://[\d.:]+", output.read_text()), page, output)
         clicks = [{"ad": ad, "at": f"2026-01-01T12:00:0{n}Z"} for n, ad in enumerate("787")]
         services.produce("\n".join(map(json.dumps, clicks)))
         view = f"{url}/views/clicks_by_minute"
-        wait_for(lambda: sum(counts(view).values()) == len(clicks), page, told)
+        wait_for(lambda: sum(counts(view).values()) == len(clicks), page, output)
         assert counts(view) == {"7": 2, "8": 1}
         pipeline.terminate()  # as `docker compose stop` does
         assert pipeline.wait(WAIT_S) == 0

@@ -1,4 +1,4 @@
-"""Sharing state anew among Spark partitions, and stopping from outside, on a real Spark."""
+"""Sharing state again among Spark partitions, and stopping from outside, on a real Spark."""
 
 import shutil
 import subprocess
@@ -58,15 +58,15 @@ def test_after_a_rescale_the_answers_are_those_of_an_uninterrupted_run(spark, tm
     events = rows(3000)
     send(tmp_path, events[:1200])
     counted(tmp_path).run(until="caught-up", rows_per_batch=500)
-    home = tmp_path / "apps" / "counts"
+    app_folder = tmp_path / "apps" / "counts"
 
     for partitions, upto in ((4, 2100), (1, 3000)):
-        before = load_job_metadata("counts", home).partitions
-        done = rescaling.rescale("counts", home, partitions)
+        before = load_job_metadata("counts", app_folder).partitions
+        done = rescaling.rescale("counts", app_folder, partitions)
         assert (done.partitions_before, done.partitions) == (before, partitions)
         send(tmp_path, events[upto - 900 : upto])
         counted(tmp_path).run(until="caught-up", rows_per_batch=500)
-    assert load_job_metadata("counts", home).partitions == 1
+    assert load_job_metadata("counts", app_folder).partitions == 1
 
     wanted = testing.run(counted("unused"), {"events": events})
     for name in ("days", "minutes"):
@@ -96,12 +96,12 @@ def test_a_running_app_is_stopped_from_outside(tmp_path):
     running = subprocess.Popen(
         [*command, "run", "app.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
-    home = tmp_path / "data" / "apps" / "stopped"
+    app_folder = tmp_path / "data" / "apps" / "stopped"
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not _has_read(home):
+    while time.monotonic() < deadline and not _has_read(app_folder):
         assert running.poll() is None
         time.sleep(0.1)
-    assert len(active_runs(home)) == 1
+    assert len(active_runs(app_folder)) == 1
     stopped = subprocess.run(
         [*command, "stop", "stopped"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -109,12 +109,12 @@ def test_a_running_app_is_stopped_from_outside(tmp_path):
     out, _ = running.communicate(timeout=60)
     assert running.returncode == 0
     assert "stopped: stopped after 1 batch" in out
-    shutil.rmtree(home)
+    shutil.rmtree(app_folder)
 
 
-def _has_read(home):
+def _has_read(app_folder):
     try:
-        with StateStore(home / "views.db", readonly=True) as store:
+        with StateStore(app_folder / "views.db", readonly=True) as store:
             return store.last_batch_id("stopped") == 0
     except ms.ConfigError:  # there is no store yet
         return False

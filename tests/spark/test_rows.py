@@ -87,7 +87,7 @@ def test_a_dataframe_and_a_topic_are_one_pipeline(spark, tmp_path):
         assert dead["topic"].unique().to_list() == [""]
         assert sorted(json.loads(v)["id"] for v in dead["value"]) == list(range(30))
         lines = ledger(app)
-        assert (lines["files"]["read"], lines["files"]["made"]) == (30, 30)
+        assert (lines["files"]["read"], lines["files"]["rows_out"]) == (30, 30)
         assert (lines["parse"]["read"], lines["parse"]["dead"]) == (30, 30)
 
         write_rows(files, "2.json", [event(i, "a") for i in range(5, 40)] + [{"id": 99}])

@@ -17,7 +17,12 @@ from millstream.edge.http.counters import HttpCounters
 from millstream.edge.http.request_body import RequestLimits
 from millstream.edge.statsd.listener import StatsdListener
 from millstream.errors import ConfigError, MillstreamError
-from millstream.listen_address import bind, is_loopback, parse_listen_address, web_library_missing
+from millstream.listen_address import (
+    bind,
+    check_web_libraries,
+    is_loopback,
+    parse_listen_address,
+)
 
 HTTP_DEFAULT = "127.0.0.1:8080"
 STATSD_DEFAULT = "127.0.0.1:8125"
@@ -183,7 +188,7 @@ def _serve_http(
     statsd_counts: Callable[[], dict[str, Any] | None],
 ) -> str:
     """Serve HTTP until ``opened`` closes; return the address."""
-    _check_web_libraries()
+    check_web_libraries("The edge over HTTP needs")
     from millstream import http as web  # noqa: PLC0415 - needs an extra
     from millstream.edge.http.access import Access  # noqa: PLC0415 - the same
     from millstream.edge.http.appender import EventAppender  # noqa: PLC0415 - the same
@@ -251,11 +256,3 @@ def _check_topics(connection: EventLog, settings: EdgeSettings) -> None:
     for name in (settings.statsd_topic, settings.malformed_topic):
         if name is not None:
             connection.offsets(name)  # a misspelt name is an error now, not with the first datagram
-
-
-def _check_web_libraries() -> None:
-    try:
-        import starlette  # noqa: F401, PLC0415 - an extra
-        import uvicorn  # noqa: F401, PLC0415 - the same
-    except ModuleNotFoundError as error:
-        raise web_library_missing(error, "The edge over HTTP needs") from error

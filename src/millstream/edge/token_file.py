@@ -1,4 +1,4 @@
-"""The token that requests have to bear, from a file: a command line is seen by all of a machine."""
+"""Reads the token that requests must carry from a file, as every user of a machine sees a command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def read_token(path: Path) -> str:
     """Return the token that a file holds.
 
     Raises:
-        ConfigError: there is no such file, or what it holds is no token.
+        ConfigError: there is no such file, or its content is not a token.
     """
     try:
         token = path.read_text("ascii").strip()

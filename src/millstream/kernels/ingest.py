@@ -147,7 +147,7 @@ class Ingest:
                 self.source.name,
                 filtered=rows.height - events.height,
                 emitted=events.height,
-                made=events.height,
+                rows_out=events.height,
             )
             if events.height:
                 latest_us = int(events[TIME].max())  # type: ignore[arg-type]

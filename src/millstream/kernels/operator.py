@@ -85,14 +85,14 @@ class OperatorResult:
 
     ``rows`` go down its edges and ``late`` down the edges of its side output; ``counts`` say by
     which exit the events that came in left (see ``LEDGER_EXITS``), and must add up to them.
-    ``metrics`` are numbers to report beside the ledger, of which the largest over all buckets stands;
+    ``gauges`` are numbers to report beside the ledger, of which the largest over all buckets stands;
     ``late_by_us`` is the most by which a late event missed, where that is known.
     """
 
     rows: pl.DataFrame | None = None
     late: pl.DataFrame | None = None
     counts: Counter[str] = field(default_factory=Counter)
-    metrics: dict[str, float] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
     late_by_us: int = 0
 
 

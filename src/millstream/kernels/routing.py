@@ -1,7 +1,7 @@
 """From a node's rows to the frames of its outgoing edges: steps, partials, buckets, ledger.
 
 The paths from a node are a tree. A table goes through a shared step once, and is counted there
-once; what the step gives is counted as ``made``, and read by whatever comes next, so that an event
+once; what the step gives is counted as ``rows_out``, and read by whatever comes next, so that an event
 can be followed through the ledger from its source to its outcome. Rows on which the user's code fails
 are sent to the side output: see :mod:`kernels/errors/user_code.py`.
 """
@@ -37,7 +37,7 @@ from millstream.kernels.time.log_order import in_log_order
 
 _BUCKET = "__bucket"
 LEDGER_EXITS = ("emitted", "held", "late", "dead", "filtered", "duplicate")
-LEDGER_COUNTS = ("read", *LEDGER_EXITS, "made")
+LEDGER_COUNTS = ("read", *LEDGER_EXITS, "rows_out")
 # What a line tells besides, and what takes no part in its balance: ``windows_missed`` counts pairs of
 # an event and a window that had expired for it. An event that missed some of its windows is held.
 LEDGER_NOTES = ("windows_missed",)
@@ -53,11 +53,11 @@ OffsetRange = tuple[int, int, int]  # of offsets: start, end, and how many recor
 class TaskLedger:
     """What a task reports: counts per step, and where it stands.
 
-    At every step read = the sum of the exits; ``made`` counts the rows that it gave on, which are
+    At every step read = the sum of the exits; ``rows_out`` counts the rows that it gave on, which are
     not always those that it read. ``ranges`` is source → partition → the ranges of offsets that
     were read, each as start, end and the number of records; ``arrived_ms`` is topic → partition → the
     timestamp in the log of the last record, ``event_times`` likewise the largest event time in the
-    batch. ``watermarks`` is operator → microseconds; ``operator_metrics`` are
+    batch. ``watermarks`` is operator → microseconds; ``gauges`` are
     numbers by operator and name, none of them events; ``forgotten`` is source → producers let go,
     in all, because there were more than are followed. ``clocks`` is operator → input → where its
     time stands; ``late_by_us`` is step → the most that an event missed by. ``sent`` and ``arrived``
@@ -69,7 +69,7 @@ class TaskLedger:
     arrived_ms: dict[str, dict[str, int]] = field(default_factory=dict)
     watermarks: dict[str, int] = field(default_factory=dict)
     event_times: dict[str, dict[str, int]] = field(default_factory=dict)
-    operator_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    gauges: dict[str, dict[str, float]] = field(default_factory=dict)
     state_bytes: int = 0
     forgotten: dict[str, int] = field(default_factory=dict)
     clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class TaskLedger:
             "arrived_ms": self.arrived_ms,
             "watermarks": self.watermarks,
             "event_times": self.event_times,
-            "metrics": self.operator_metrics,
+            "gauges": self.gauges,
             "state_bytes": self.state_bytes,
             "forgotten": self.forgotten,
             "clocks": self.clocks,
@@ -147,7 +147,7 @@ class StepRouter:
             emitted=kept,
             dead=done.failing.height,
             filtered=done.passing.height - kept,
-            made=0 if table is None else table.height,
+            rows_out=0 if table is None else table.height,
         )
         if table is not None and table.height:
             for route in self.downstream:

@@ -146,12 +146,12 @@ class OperatorRun:
         result = kernel.process(state, frames_in, context)
         self.ledger.count(kernel.name, **result.counts)
         if result.rows is not None:
-            self.ledger.count(kernel.name, made=result.rows.height)
+            self.ledger.count(kernel.name, rows_out=result.rows.height)
         if result.late is not None:
             self.ledger.count(kernel.name, **{SIDE_OUTPUT: result.late.height})
         self.ledger.note_lateness(kernel.name, result.late_by_us)
-        if result.metrics:
-            self.ledger.operator_metrics[kernel.name] = result.metrics
+        if result.gauges:
+            self.ledger.gauges[kernel.name] = result.gauges
         self.ledger.watermarks[kernel.name] = context.watermark_us
         self.ledger.state_bytes += state.size_bytes
         frames = [

@@ -1,1 +1,1 @@
-"""Running pipelines in the long term: what they cost, what they did, and what they need."""
+"""Operating pipelines: open windows and late events explained, dead letters, resets, a check of the machine."""

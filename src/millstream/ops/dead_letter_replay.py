@@ -1,4 +1,4 @@
-"""Dead records after the fact: looking at them, and appending them to their topic again.
+"""Lists the dead letters of an app, and replays them: appends them to their topics again.
 
 A replay takes rows of the view ``dead_letters`` and appends the original bytes to the original
 partition, with key, headers and timestamp, as records like any others. It goes through three steps,
@@ -13,8 +13,8 @@ step                                  after a crash there, the next replay
 3. the rows are marked as replayed    has nothing to finish
 ====================================  ==========================================================
 
-Of what died behind a shuffle the row is kept, and no record: there is nothing to append again. Such rows
-are left out, and counted.
+A row that failed after a shuffle is kept without its record, so there is nothing to append again. A
+replay leaves such rows out, and counts them.
 """
 
 from __future__ import annotations
@@ -27,23 +27,20 @@ from typing import Any
 
 import polars as pl
 
-from millstream.choices import did_you_mean
 from millstream.client import EventLog, connect
-from millstream.errors import ConfigError, FencePassedError, UnknownViewError
+from millstream.errors import ConfigError
 from millstream.kernels.errors.dead_letters import headers_from_text
 from millstream.ops.replay_lateness import count_maybe_late
 from millstream.record import to_timestamp_ms
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
-from millstream.views.reader import apps_with_state, state_store_path
+from millstream.views.dead_letters import RECORD_ID, SLICE_ROWS, send_once
+from millstream.views.reader import find_state_store
 from millstream.views.state_store.store import StateStore
-
-_SLICE_ROWS = 10_000  # bounds a transaction
-_RECORD_ID = ("topic", "partition", "offset")
 
 
 @dataclass(frozen=True)
 class DeadLetterFilter:
-    """Which dead records are meant; by default all.
+    """Selects dead letters; by default all.
 
     ``reason`` is a part of the reason's text. ``record_ids`` are topic, partition and offset.
     """
@@ -53,7 +50,7 @@ class DeadLetterFilter:
     record_ids: Sequence[tuple[str, int, int]] = ()
 
     def apply(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Give the rows that are meant."""
+        """Return the selected rows."""
         if self.topic is not None:
             rows = rows.filter(pl.col("topic") == self.topic)
         if self.reason is not None:
@@ -61,33 +58,33 @@ class DeadLetterFilter:
         if self.record_ids:
             wanted = pl.DataFrame(
                 list(self.record_ids),
-                schema={name: rows.schema[name] for name in _RECORD_ID},
+                schema={name: rows.schema[name] for name in RECORD_ID},
                 orient="row",
             )
-            rows = rows.join(wanted, on=_RECORD_ID, how="semi")
+            rows = rows.join(wanted, on=RECORD_ID, how="semi")
         return rows
 
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What a replay did. ``finished``: records of an earlier replay that had been interrupted."""
+    """What a replay did. ``finished``: records of an earlier replay that was interrupted."""
 
     records: int
     finished: int
-    already_replayed: int  # of the selection, those that were replayed before
-    may_be_late: int = 0  # of the records, as of what the app had committed before
-    rows_without_record: int = 0  # of the selection, those of which no record is kept; left out
+    already_replayed: int  # selected records that were replayed before
+    may_be_late: int = 0  # replayed records that may be late, judged by the app's last commit
+    rows_without_record: int = 0  # selected rows without a record: left out
 
 
 def dead_letters(
     log: Path | str, app: str, selection: DeadLetterFilter | None = None
 ) -> pl.DataFrame:
-    """Give the dead records of an app, by topic, partition and offset.
+    """Return the dead letters of an app, by topic, partition and offset.
 
     Raises:
         UnknownViewError: the folder has no views of such an app.
     """
-    with StateStore(_store_of(log, app), readonly=True) as store:
+    with StateStore(find_state_store(log, app), readonly=True) as store:
         return (selection or DeadLetterFilter()).apply(store.scan(DEAD_LETTERS_VIEW))
 
 
@@ -99,24 +96,24 @@ def replay(
     again: bool = False,
     late_ok: bool = False,
 ) -> ReplayResult:
-    """Append dead records to their topics again, as they were.
+    """Append dead letters to their topics again, as they were.
 
     Args:
         selection: Which; by default all.
         again: Also those that were replayed before.
-        late_ok: Also where some may come too late for the app: see :mod:`.replay_lateness`. They
-            are then counted as late, and left out of what is closed.
+        late_ok: Also where some may come too late for the app: see :mod:`.replay_lateness`. The app then
+            counts them as late, and leaves them out of closed windows.
 
     Raises:
-        ConfigError: some may come too late, or of none a record is kept. Nothing of them was appended.
+        ConfigError: some may come too late, or none has a record. Nothing of them was appended.
         UnknownViewError: the folder has no views of such an app.
         UnknownTopicError: the topic of a record is gone; nothing of its transaction was appended.
-        FolderOwnedError: the owner of the log's folder cannot be joined. Nothing was appended.
-        ProducerFencedError: somebody else replays at the same time, and goes on with these records.
+        FolderOwnedError: the owner of the log's folder accepts no connections. Nothing was appended.
+        ProducerFencedError: another replay runs at the same time, and goes on with these records.
     """
-    path = _store_of(log, app)
-    # The producer's name is taken first: whoever replays at the same time is fenced off, or fences
-    # this one, and the fence of a transaction lets each record pass once.
+    path = find_state_store(log, app)
+    # The transactional id is taken first: of two replays at a time one is fenced, and the fence of a
+    # transaction lets each record pass once.
     with connect(log) as opened, StateStore(path) as store:
         run = _Replay(opened, store, app)
         finished = run.finish()
@@ -125,19 +122,18 @@ def replay(
         rows_alone = found.height - rows.height
         if rows_alone == found.height > 0:
             raise ConfigError(
-                f"Of the {rows_alone:,} dead rows of {app} that are meant, the row is kept and no record, as "
-                "they died behind a shuffle. Mend the code, and have the app take in all records anew: "
+                f"The {rows_alone:,} selected dead letters of {app} have a row and no record, as they failed "
+                "after a shuffle. Correct the code, and have the app read all records again: "
                 "`millstream reset`."
             )
         fresh = rows if again else rows.filter(pl.col("replayed_at").is_null())
         late = count_maybe_late(store, app, fresh)
         if late and not late_ok:
             raise ConfigError(
-                f"{late:,} of the {_records(fresh):,} dead records of {app} may come too late: what "
-                "the app has closed since stays closed, and they would be counted as late and left "
-                "out of it. To have them taken in, declare a longer lateness of the stream and "
-                "rebuild the app; to append them all the same, late records included, say so: "
-                "--late-ok (late_ok=True)."
+                f"{late:,} of the {_records(fresh):,} dead letters of {app} may come too late: windows "
+                "that have closed since stay closed, and the records would be counted as late and left "
+                "out. To include them, declare a longer lateness of the stream and rebuild the app; to "
+                "append them all the same, late records included, use --late-ok (late_ok=True)."
             )
         records = sum(run.replay(part) for part in _transactions(fresh))
         already = 0 if again else _records(rows) - _records(fresh)
@@ -154,7 +150,7 @@ class _Replay:
         self._producer = log.producer(transactional_id=self._writer)
 
     def finish(self) -> int:
-        """Take the rows of a replay that was interrupted through the steps that it lacks."""
+        """Do the missing steps of a replay that was interrupted."""
         begun = self._store.scan(DEAD_LETTERS_VIEW).filter(
             pl.col("replay").is_not_null() & pl.col("replayed_at").is_null()
         )
@@ -166,19 +162,13 @@ class _Replay:
     def replay(self, rows: pl.DataFrame) -> int:
         last = self._log.fence(self._writer)
         number = 0 if last is None else last + 1
-        # A rebuilt view knows no numbers, and the fence outlives it: the next one is the fence's.
+        # The fence outlives a view that is rebuilt and knows no numbers, so the number is the fence's next.
         self._mark(rows, number, None)
         return self._append(rows, number)
 
     def _append(self, rows: pl.DataFrame, number: int) -> int:
-        records = rows.unique(_RECORD_ID, keep="first", maintain_order=True)
-        try:
-            with self._producer.transaction() as transaction:
-                transaction.fence(self._writer, number)
-                for row in records.iter_rows(named=True):
-                    self._send(row)
-        except FencePassedError:
-            pass
+        records = rows.unique(RECORD_ID, keep="first", maintain_order=True)
+        send_once(self._producer, self._writer, number, records, self._send)
         self._mark(rows, number, datetime.now(UTC))
         return records.height
 
@@ -202,23 +192,12 @@ class _Replay:
 
 def _transactions(rows: pl.DataFrame) -> list[pl.DataFrame]:
     """Cut rows into transactions, the rows of one record always in one."""
-    numbered = rows.with_columns((pl.struct(_RECORD_ID).rle_id() // _SLICE_ROWS).alias("part"))
+    numbered = rows.with_columns((pl.struct(RECORD_ID).rle_id() // SLICE_ROWS).alias("part"))
     return numbered.partition_by("part", include_key=False, maintain_order=True)
 
 
 def _records(rows: pl.DataFrame) -> int:
-    return rows.select(_RECORD_ID).n_unique() if rows.height else 0
-
-
-def _store_of(log: Path | str, app: str) -> Path:
-    known = apps_with_state(log)
-    if app not in known:
-        raise UnknownViewError(
-            f"The log folder {str(log)!r} has no views of an app {app!r}; there are views of: "
-            f"{', '.join(known) or 'none'}. Correct the app or the folder, or run the app first."
-            f"{did_you_mean(app, known)}"
-        )
-    return state_store_path(log, app)
+    return rows.select(RECORD_ID).n_unique() if rows.height else 0
 
 
 def parse_record_id(text: str) -> tuple[str, int, int]:

@@ -1,8 +1,7 @@
-"""Does this machine have what Millstream needs? Each answer comes with what to do.
+"""Checks that this machine has what Millstream needs, and says what to do where it does not.
 
-Promises to look and not to change: no file stays behind, no session is started, and whatever is
-missing is reported and never raised, PySpark itself included. What is looked for is what
-``spark/runtime/session.py`` and the log will use.
+It changes nothing: no file stays behind, and no session is started. What is missing is reported and never
+raised, PySpark included. It checks what ``spark/runtime/session.py`` and the log will use.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ PACKAGES = {
     "cloudpickle": ("[spark]", "3", "4"),
 }
 
-# What a worker imports before it handles its first row, and the answer it gives here.
+# What a worker imports before it handles its first row, and what it prints here.
 _WORKER_PROGRAM = """
 import json, sys
 import google.protobuf, pandas, polars, pyarrow, pyspark.worker
@@ -59,10 +58,7 @@ print(json.dumps([sys.version.split()[0], pyspark.__version__]))
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One thing that was looked at.
-
-    ``seen`` is what is there; ``advice`` is what to do about it, empty when ``ok``.
-    """
+    """One check. ``seen`` is what was found; ``advice`` is what to do, empty when ``ok``."""
 
     name: str
     ok: bool
@@ -71,22 +67,22 @@ class DoctorCheck:
 
 
 def diagnose(folder: Path | str | None = None) -> list[DoctorCheck]:
-    """Return what this machine has of all that Millstream needs, in a fixed order.
+    """Check this machine; return the checks in a fixed order.
 
-    Takes a few seconds: Java and a Python worker are started once, and the disk is made to write.
+    Takes a few seconds: Java and a Python worker are started once, and one page is written to the disk.
 
     Args:
         folder: The folder of the log, which need not exist yet; by default the current folder.
 
     """
-    state_store = Path.cwd() if folder is None else Path(folder).absolute()
+    log_folder = Path.cwd() if folder is None else Path(folder).absolute()
     return [
         *(_package(name, *wanted) for name, wanted in PACKAGES.items()),
         _java(),
         _worker(),
-        _file_system(state_store),
-        _free_space(state_store),
-        _sync(state_store),
+        _file_system(log_folder),
+        _free_space(log_folder),
+        _sync(log_folder),
         _ports(),
         _memory(),
     ]
@@ -96,7 +92,7 @@ def diagnose(folder: Path | str | None = None) -> list[DoctorCheck]:
 
 
 def _package(name: str, extra: str, lowest: str, below: str) -> DoctorCheck:
-    """Look at a package's version, without importing it."""
+    """Check a package's version, without importing it."""
     allowed = f'pip install "millstream{extra}" "{name}>={lowest},<{below}"'
     try:
         version = metadata.version(name)
@@ -146,10 +142,10 @@ def _worker() -> DoctorCheck:
             timeout=_IMPORT_WAIT_S,
             check=False,
         )
-        said = ended.stderr if ended.returncode else ended.stdout
+        output = ended.stderr if ended.returncode else ended.stdout
     except (OSError, subprocess.SubprocessError) as problem:
         return DoctorCheck("workers", ok=False, seen=str(problem), advice="run from a whole Python")
-    last = said.strip().splitlines()[-1] if said.strip() else f"exit code {ended.returncode}"
+    last = output.strip().splitlines()[-1] if output.strip() else f"exit code {ended.returncode}"
     if ended.returncode:
         advice = f"make this work: {sys.executable} -c 'import pyspark.worker, pyarrow, pandas'"
         return DoctorCheck("workers", ok=False, seen=last, advice=advice)
@@ -212,7 +208,7 @@ def _free_space(folder: Path) -> DoctorCheck:
 
 
 def _sync(folder: Path) -> DoctorCheck:
-    """Have the disk write one page for good, and say how long that took."""
+    """Write one page durably, and measure how long that takes."""
     place = _existing(folder)
     sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
     try:
@@ -248,7 +244,7 @@ def _ports() -> DoctorCheck:
 
 
 def _memory() -> DoctorCheck:
-    """Compare the memory there is with what a session on all cores takes, workers included."""
+    """Compare the memory with what a session on all cores takes, workers included."""
     from millstream.spark.runtime import session  # noqa: PLC0415 - the engine is an extra
 
     cores, memory = session.cores_available(), session.memory_mib()

@@ -1,15 +1,14 @@
-"""Which dead records would come too late if they were appended again.
+"""Counts the dead letters that may be late if they are appended again.
 
-A record that is replayed is a new record with its old time: operators with windows have gone on since,
-and what they closed stays closed, as opening it again would replace a result with a part of it. So
-what may be late is counted beforehand, by what the app committed last.
+A replayed record is a new record with its old time. Windows that have closed since stay closed, as opening
+one again would replace a result with a part of it. So possibly late records are counted before a replay, by
+the app's last commit.
 
-A record may be late where its time and the operator's lateness together are not above what that
-operator has reached: its watermark, and that of the record's own partition, as the records that are
-appended before it will have moved that. Whether it is hangs on
-its windows, which end later than it: what is not counted here is not late as of now. The time is the
-field that the topic's stream is timed by, or the record's timestamp where it is timed by that; where
-the bytes do not show the field, or an expression makes the time, it is not known, and may be late.
+A record may be late if its time plus the operator's lateness is not above the operator's watermark or the
+watermark of the record's own partition, which the replayed records before it advance. Whether it is late
+depends on its windows, which end after it; a record that is not counted here is not late as of now. The time
+is the field that is the event time of the topic's stream, or the record's timestamp. If the bytes do not
+have the field, or an expression computes the time, the time is not known, and the record may be late.
 """
 
 from __future__ import annotations
@@ -23,18 +22,17 @@ import polars as pl
 from millstream.client.json_fields import timestamp_ms_of
 from millstream.kernels.time.watermarks import NO_WATERMARK
 from millstream.record import to_timestamp_ms
+from millstream.views.dead_letters import RECORD_ID
 from millstream.views.state_store.store import StateStore
-
-_RECORD_ID = ("topic", "partition", "offset")
 
 
 def count_maybe_late(store: StateStore, app: str, rows: pl.DataFrame) -> int:
-    """Count the dead records of ``rows`` that may be late when they are appended again now."""
+    """Count the dead letters of ``rows`` that may be late when they are appended again now."""
     status = store.status(app)
     fields = _time_fields(status)
     limits: dict[tuple[str, int], int] = {}
     count = 0
-    for row in rows.unique(_RECORD_ID, keep="first", maintain_order=True).iter_rows(named=True):
+    for row in rows.unique(RECORD_ID, keep="first", maintain_order=True).iter_rows(named=True):
         place = row["topic"], row["partition"]
         if place not in limits:
             limits[place] = _limit_us(status, *place)
@@ -47,7 +45,7 @@ def count_maybe_late(store: StateStore, app: str, rows: pl.DataFrame) -> int:
 
 
 def _behind_us(status: Mapping[str, Any], topic: str) -> int | None:
-    """Tell how far behind a record others may come and not be late for it; None: it makes none late."""
+    """Return by how much later records may be behind a record without being late; None: by any time."""
     sources = status.get("sources", {})
     names = {name for name, one in sources.items() if one["topic"] == topic}
     delays = [sources[name]["delay_us"] for name in names]
@@ -61,7 +59,7 @@ def _behind_us(status: Mapping[str, Any], topic: str) -> int | None:
 
 
 def _time_fields(status: Mapping[str, Any]) -> dict[str, set[str | None]]:
-    """Give the fields by which each topic's events are timed: see :mod:`~.views.time_status`."""
+    """Return the event time fields of each topic: see :mod:`millstream.views.commit.time_status`."""
     fields: dict[str, set[str | None]] = {}
     for source in status.get("sources", {}).values():
         fields.setdefault(source["topic"], set()).add(source.get("time", ""))
@@ -69,22 +67,22 @@ def _time_fields(status: Mapping[str, Any]) -> dict[str, set[str | None]]:
 
 
 def _limit_us(status: Mapping[str, Any], topic: str, partition: int) -> int:
-    """Give the time up to which events of a partition may be late at some operator."""
+    """Return the time up to which events of a partition may be late at some operator."""
     names = [name for name, one in status.get("sources", {}).items() if one["topic"] == topic]
     limits = [NO_WATERMARK]
     for operator in status.get("time", {}).values():
         for name in names:
             clock = operator["clocks"].get(name)
             if clock is not None:
-                reached = clock["partitions"].get(str(partition), NO_WATERMARK)
+                watermark_us = clock["partitions"].get(str(partition), NO_WATERMARK)
                 limits.append(
-                    max(operator["watermark_us"], reached) - operator.get("lateness_us", 0)
+                    max(operator["watermark_us"], watermark_us) - operator.get("lateness_us", 0)
                 )
     return max(limits)
 
 
 def _time_us(row: Mapping[str, Any], fields: Collection[str | None]) -> int | None:
-    """Give the earliest of a record's times; None where one of them is not known."""
+    """Return the earliest of a record's times; None if one of them is not known."""
     times = [to_timestamp_ms(row["time"]) if f is None else _field_ms(row, f) for f in fields]
     known = [at_ms for at_ms in times if at_ms is not None]
     return 1000 * min(known) if known and len(known) == len(times) else None

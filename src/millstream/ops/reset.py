@@ -1,27 +1,26 @@
-"""Resetting an app: all that it has made and can be made again is removed, in an order that a crash may cut.
+"""Resets an app: removes all that can be built again from the log, in an order that survives a crash.
 
-What an app has made lies in several places, and each remembers the others, so that an app whose folder
-is deleted by hand is refused by the topics, databases and datasets that it wrote to. A reset takes them
-all together:
+The state of an app is in several places, which have each other's fences: topics, databases and datasets
+refuse an app whose folder was deleted by hand. A reset removes all of it:
 
-=====================================  ==========================================================
-a crash, or a failure, after           leaves
-=====================================  ==========================================================
-1. the mark ``reset-begun``            the app whole; no run begins (``views/runs/control_files.py``), as after
-                                       every later step until the last: reset it again
-2. older runs are refused by the state store  the same; a run that slept through all of this can commit nothing
-3. the databases have forgotten it     its views are gone there; the state store still knows the database, which
-                                       says, when asked again, that there is nothing
-4. its datasets are emptied            some of them are; each keeps its identity until its files are gone
-5. its fences in the log are gone      batches could be committed to topics again, by a run that may not
-                                       begin. Whoever held the producer's name is fenced off before
-6. its folder is empty but for the     part of the folder, and no run that takes it for a whole one. The
-   mark                                state_store, which knows of the others, went first here, after them
-7. the mark, and the folder, are gone  all is done: the next run begins as the first one did
-=====================================  ==========================================================
+=======================================  ==========================================================
+a crash, or a failure, after             leaves
+=======================================  ==========================================================
+1. the file ``reset-begun`` is written   the whole app; no run begins (``views/runs/control_files.py``),
+                                         here and after every later step but the last: reset it again
+2. the state store refuses older runs    the same; a run that was suspended can commit nothing
+3. its views are gone from databases     the state store still names the databases; to remove the views
+                                         again does nothing
+4. its datasets are deleted              some of them; each keeps its identity until its files are gone
+5. its fences in the log are deleted     nothing that could commit to the topics again: no run begins, and
+                                         the transactional id was fenced before
+6. its folder is empty but for the file  a part of the folder, and no run starts on it. The state store,
+   ``reset-begun``                       which names the other places, is removed after all else
+7. the file and the folder are gone      nothing: the next run begins as the first one did
+=======================================  ==========================================================
 
-Two at a time: a run says that it is alive and then looks for the mark, a reset sets the mark and then
-looks for runs. So at least one of them sees the other.
+If a run and a reset begin at the same time, at least one of them sees the other: a run locks its file and
+then looks for ``reset-begun``; a reset writes ``reset-begun`` and then looks for runs.
 """
 
 from __future__ import annotations
@@ -49,6 +48,7 @@ from millstream.log.control import CONTROL_NAME
 from millstream.log.files import DISK
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
 from millstream.views.dead_letter_relay import dead_letter_topic, relay_fence_prefix
+from millstream.views.dead_letters import RECORD_ID
 from millstream.views.runs.control_files import active_runs, reset_marker, write_reset_marker
 from millstream.views.schema import JOB, check_app_name
 from millstream.views.sinks.dataset import (
@@ -73,12 +73,12 @@ class AppDataset:
 
 @dataclass(frozen=True)
 class AppFootprint:
-    """What an app has made: what a reset removes, and what it cannot take back.
+    """What an app has written: what a reset removes, and what stays.
 
-    ``views`` are rows by view of the app's own store; ``state_store_problem`` says why that cannot be read, where
-    it cannot: then nobody knows what else the app wrote to. ``topics`` says how many offsets, so at most
-    so many records, the topics hold to which it writes; None where that is not known. ``replayed`` are the
-    dead records, by topic, that were appended again: they stand in it twice.
+    ``views`` are the rows of each view of the app's own store. ``state_store_problem`` says why the store
+    cannot be read: then it is not known what else the app wrote to. ``topics`` are the numbers of offsets
+    in the topics that it writes to, at most so many records; None if not known. ``replayed`` are the
+    numbers of dead letters, by topic, that were appended again: the topic has them twice.
     """
 
     app: str
@@ -104,7 +104,7 @@ class AppFootprint:
 
 @dataclass
 class _StateStoreInfo:
-    """What the app's own store knows of it."""
+    """What the app's own store says about it."""
 
     views: dict[str, int] = field(default_factory=dict)
     sinks: list[tuple[str, str]] = field(default_factory=list)  # identity, name
@@ -117,10 +117,10 @@ class _StateStoreInfo:
 def find_footprint(
     app: str, state: Path, log: Path | str, databases: Sequence[str] = ()
 ) -> AppFootprint:
-    """Find what an app has made. Changes nothing.
+    """Find what an app has written. Changes nothing.
 
     Args:
-        state: The folder in which it lies, as ``apps/<app>``.
+        state: The folder that has its folder ``apps/<app>``.
         log: The log that it reads and writes.
         databases: The URLs of the databases that it keeps views in.
 
@@ -161,17 +161,18 @@ def find_footprint(
 
 
 def reset(found: AppFootprint) -> None:
-    """Remove it all. Cut off at any moment, it can be done again; see the module for what is left.
+    """Remove all of it. After a crash it can be repeated: see the module for what is left.
 
     Raises:
         ConfigError: the app runs.
-        RetriableError: a database or the log's owner is away, or a file could not be removed: do it again.
+        RetriableError: a database or the log's owner is not available, or a file could not be removed: repeat
+            the reset.
     """
     folder = found.folder
     if folder.exists():
-        cut_off = reset_marker(folder).exists()
+        repeated = reset_marker(folder).exists()
         write_reset_marker(folder)  # step 1
-        _check_stopped(found.app, folder, mark_back=not cut_off)
+        _check_stopped(found.app, folder, remove_marker=not repeated)
         _refuse_older_runs(found)  # step 2
     for url, kept in found.databases.items():
         if kept:
@@ -183,18 +184,20 @@ def reset(found: AppFootprint) -> None:
     if folder.exists():
         try:
             _empty(folder)  # step 6
-            # Else the mark might be gone after a loss of power, and not the rest.
+            # Otherwise, after a loss of power the marker might be gone and other files not.
             DISK.sync_folder(folder)
             reset_marker(folder).unlink()  # step 7
         except OSError as error:
             raise RetriableError(
-                f"{folder} could not be removed whole: {error}. Mend that, and reset the app again."
+                f"{folder} could not be removed whole: {error}. Correct that, and reset the app again."
             ) from error
-        with suppress(OSError):  # a link, or a file that came just now: neither is of a state
+        with suppress(
+            OSError
+        ):  # a link, or a file that was created just now: neither is of the app
             folder.rmdir()
 
 
-# -- looking ----------------------------------------------------------------------------------
+# -- finding ----------------------------------------------------------------------------------
 
 
 def _read_state_store(app: str, path: Path) -> _StateStoreInfo:
@@ -214,19 +217,19 @@ def _read_state_store(app: str, path: Path) -> _StateStoreInfo:
 
 
 def _replayed(store: StateStore) -> dict[str, int]:
-    """Count the dead records that were appended again, by topic."""
+    """Count the dead letters that were appended again, by topic."""
     if DEAD_LETTERS_VIEW not in {schema.name for schema in store.views()}:
         return {}
     rows = store.scan(DEAD_LETTERS_VIEW).filter(pl.col("replayed_at").is_not_null())
-    records = rows.unique(["topic", "partition", "offset"])
+    records = rows.unique(RECORD_ID)
     return dict(records.group_by("topic").len().sort("topic").iter_rows())
 
 
-def _check_stopped(app: str, folder: Path, *, mark_back: bool = False) -> None:
+def _check_stopped(app: str, folder: Path, *, remove_marker: bool = False) -> None:
     alive = active_runs(folder)
     if not alive:
         return
-    if mark_back:
+    if remove_marker:
         reset_marker(folder).unlink(missing_ok=True)
     raise ConfigError(
         f"{app} is running (process {alive[-1].pid}), and nothing was removed. Stop it first: millstream "
@@ -237,7 +240,7 @@ def _check_stopped(app: str, folder: Path, *, mark_back: bool = False) -> None:
 def _check_all_stores_named(
     app: str, state_store: _StateStoreInfo, databases: dict[str, AppInDatabase], log: Path | str
 ) -> None:
-    """Make sure that all can be reached that the app wrote to, and would refuse it afterwards."""
+    """Make sure that every database and log that the app wrote to was given."""
     given = {kept.identity for kept in databases.values()}
     for identity, name in state_store.sinks:
         if identity.startswith("postgresql:") and identity not in given:
@@ -264,7 +267,7 @@ def _log_identity(log: Path | str) -> str | None:
 
 
 def _log_exists(log: Path | str) -> bool:
-    """Say whether there is a log, so that none is made by looking."""
+    """Return whether there is a log: connecting would create one."""
     folder = log_folder(log)
     return folder is None or (folder / CONTROL_NAME).exists()
 
@@ -285,9 +288,10 @@ def _datasets(app: str, state_store: _StateStoreInfo) -> list[AppDataset]:
 
 
 def _dataset_folders(app: str, state_store: _StateStoreInfo) -> dict[str, Path]:
-    """Give the folders of the app's datasets by identity.
+    """Return the folders of the app's datasets by identity.
 
-    Of one whose first batch was cut off before the state store's commit, only the graph and the dataset know.
+    A dataset whose first batch was interrupted before the state store's commit is known only by the graph
+    and by its own manifest.
     """
     begun = {
         owned_dataset_identity(node["does"], app, JOB, state_store.checkpoint_id): Path(
@@ -311,12 +315,12 @@ def _fences(app: str, log: Path | str) -> int:
 
 
 def _fence_prefixes(app: str) -> tuple[str, str]:
-    """Give what the fences of an app's topics begin with, and those of its dead records."""
+    """Return the prefixes of the fences of an app's topics and of its dead-letter relay."""
     return f"{app}/{JOB}/", relay_fence_prefix(app)
 
 
 def _records(log: Path | str, topics: Sequence[str]) -> dict[str, int | None]:
-    """Count the offsets of those of these topics that there are."""
+    """Count the offsets of the topics that exist."""
     if not _log_exists(log):
         return {}
     reader = open_reader(log)
@@ -342,19 +346,18 @@ def _refuse_older_runs(found: AppFootprint) -> None:
 
 def _remove_fences(found: AppFootprint) -> None:
     with connect(found.log) as log:
-        # Whoever has this name is fenced off, with the transaction that it has open: none of its batches
-        # comes after.
+        # This fences a producer of that id and aborts its open transaction: it commits no batch after this.
         log.producer(transactional_id=f"{found.app}/{JOB}").close()
         for prefix in _fence_prefixes(found.app):
             log.delete_fences(prefix)
 
 
 def _empty(folder: Path) -> None:
-    """Remove all but the mark: the state store last but for its own helpers, as it knows of the others."""
-    mark = reset_marker(folder)
+    """Remove all but the marker; the state store after all else, then SQLite's files beside it."""
+    marker = reset_marker(folder)
     state_store = folder / "views.db"
     for path in folder.iterdir():
-        if path == mark or path.name.startswith(state_store.name):
+        if path == marker or path.name.startswith(state_store.name):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

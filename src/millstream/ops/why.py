@@ -1,8 +1,8 @@
-"""Why a window is open, and why events were late: what the status of an app tells, in sentences.
+"""Why a window is open, and why events were late: the status of an app, in sentences.
 
-A window closes when the watermark of its step reaches its end (and the lateness after it). The
-watermark is the least over the active inputs, an input's the least over its active partitions: so
-one partition holds it, and something would release it.
+A window closes when the watermark of its step reaches its end plus the lateness. The watermark is the
+minimum over the active inputs, an input's the minimum over its active partitions. So one partition holds it
+back, and an event there would advance it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class WatermarkReport:
-    """Where a step stands in time. ``held_by`` names what holds its watermark, the slowest first."""
+    """The watermark of a step. ``held_by`` names what holds it back, the slowest first."""
 
     step: str
     watermark: datetime | None
@@ -32,7 +32,7 @@ class WatermarkReport:
     sentences: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Give plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {
             "step": self.step,
             "watermark": None if self.watermark is None else self.watermark.isoformat(),
@@ -45,7 +45,7 @@ class WatermarkReport:
 
 @dataclass(frozen=True)
 class LateReport:
-    """What came too late for a step. ``missed_by_us`` is the most by which one missed, if known."""
+    """The late events of a step. ``missed_by_us`` is the most by which one missed, if known."""
 
     step: str
     events: int
@@ -54,24 +54,24 @@ class LateReport:
     sentences: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Give plain values, for JSON."""
+        """Return plain values, for JSON."""
         values = {name: getattr(self, name) for name in ("step", "events", "missed_by_us")}
         return {**values, "last_batch_id": self.last_batch_id, "sentences": list(self.sentences)}
 
 
 def why_open(store: StateStore, app: str, step: str | None = None) -> list[WatermarkReport]:
-    """Say of each step with windows what holds its watermark, since when, and what releases it.
+    """Return for each step with windows what holds its watermark back, since when, and what advances it.
 
     Raises:
         ConfigError: the app has no such step.
     """
     status = store.status(app)
     times = _of_step(status.get("time", {}), step, app)
-    return [_open(name, told, status) for name, told in times.items()]
+    return [_open(name, time, status) for name, time in times.items()]
 
 
 def why_late(store: StateStore, app: str, step: str | None = None) -> list[LateReport]:
-    """Say of each step how many events came too late for it, and by how much they missed.
+    """Return for each step how many events were late, and by how much they missed.
 
     Raises:
         ConfigError: the app has no such step.
@@ -81,36 +81,36 @@ def why_late(store: StateStore, app: str, step: str | None = None) -> list[LateR
     if step is not None:
         _of_step(known, step, app)
     late = status.get("late", {})
-    return [_late(name, told) for name, told in late.items() if step in (None, name)]
+    return [_late(name, counts) for name, counts in late.items() if step in (None, name)]
 
 
-def _of_step(told: Mapping[str, Any], step: str | None, app: str) -> Mapping[str, Any]:
+def _of_step(by_step: Mapping[str, Any], step: str | None, app: str) -> Mapping[str, Any]:
     if step is None:
-        return told
-    if step not in told:
+        return by_step
+    if step not in by_step:
         raise ConfigError(
             f"The app {app!r} has no step {step!r} that waits for time. "
-            f"It has {', '.join(repr(name) for name in told) or 'none yet'}."
+            f"It has {', '.join(repr(name) for name in by_step) or 'none yet'}."
         )
-    return {step: told[step]}
+    return {step: by_step[step]}
 
 
-def _open(step: str, told: Mapping[str, Any], status: Mapping[str, Any]) -> WatermarkReport:
-    watermark = _moment(told["watermark_us"])
-    since = datetime.fromisoformat(told["since"])
+def _open(step: str, time: Mapping[str, Any], status: Mapping[str, Any]) -> WatermarkReport:
+    watermark = _moment(time["watermark_us"])
+    since = datetime.fromisoformat(time["since"])
     held_by = [
         held
-        for name, clock in told["clocks"].items()
-        if clock["active"] and clock["watermark"] <= told["watermark_us"]
+        for name, clock in time["clocks"].items()
+        if clock["active"] and clock["watermark"] <= time["watermark_us"]
         for held in _holders(name, clock, status)
     ]
     stands = f"at {_format_time(watermark)}" if watermark else "not set yet"
     first = (
-        f"{step}: its watermark is {stands}, since batch {told['since_batch_id']} "
+        f"{step}: its watermark is {stands}, since batch {time['since_batch_id']} "
         f"({_format_time(since)}). A window is open while that is before its end and the lateness."
     )
     rest = [sentence for held in held_by for sentence in held.sentences()]
-    if not held_by and any(clock["advances"] for clock in told["clocks"].values()):
+    if not held_by and any(clock["advances"] for clock in time["clocks"].values()):
         rest = ["Every input is idle, so it goes on with running time (idle_advance)."]
     elif not held_by:
         rest = [
@@ -118,12 +118,12 @@ def _open(step: str, told: Mapping[str, Any], status: Mapping[str, Any]) -> Wate
             "watermark(idle_advance=True) would let it go on with running time.",
         ]
     names = tuple(held.name for held in held_by)
-    return WatermarkReport(step, watermark, since, told["since_batch_id"], names, (first, *rest))
+    return WatermarkReport(step, watermark, since, time["since_batch_id"], names, (first, *rest))
 
 
 @dataclass(frozen=True)
 class _WatermarkHolder:
-    """A partition, or a step above, that holds a watermark."""
+    """A partition, or an upstream step, that holds a watermark back."""
 
     name: str
     reached: datetime | None
@@ -167,7 +167,7 @@ class _WatermarkHolder:
 def _holders(
     name: str, clock: Mapping[str, Any], status: Mapping[str, Any]
 ) -> list[_WatermarkHolder]:
-    """Name the slowest active partitions of an input; of a step above, the step."""
+    """Return the slowest active partitions of an input; of an upstream step, the step."""
     source = status.get("sources", {}).get(name)
     if source is None:
         return [
@@ -202,17 +202,17 @@ def _producers(slowest: Mapping[str, Any] | None) -> tuple[tuple[str | None, ...
     return ((), 0) if slowest is None else (tuple(slowest["names"]), slowest["count"])
 
 
-def _late(step: str, told: Mapping[str, Any]) -> LateReport:
-    events, missed_us = told["events"], told["late_by_us_max"]
+def _late(step: str, counts: Mapping[str, Any]) -> LateReport:
+    events, missed_us = counts["events"], counts["late_by_us_max"]
     count = "1 event" if events == 1 else f"{events:,} events"
-    first = f"{step}: {count} came too late, the last in batch {told['batch_id']}."
+    first = f"{step}: {count} came too late, the last in batch {counts['batch_id']}."
     missed = (
         f"The latest missed by {format_us(missed_us)}: that much more lateness, or delay of the "
         "watermark, would have taken all of them in."
         if missed_us
         else "By how much they missed is not known for this step."
     )
-    return LateReport(step, events, missed_us, told["batch_id"], (first, missed))
+    return LateReport(step, events, missed_us, counts["batch_id"], (first, missed))
 
 
 def _moment(at_us: int) -> datetime | None:

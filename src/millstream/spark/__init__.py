@@ -1,6 +1,7 @@
 """The engine on Apache Spark, and the only package that imports pyspark.
 
-Spark moves frames and keeps checkpoints; it decides nothing. Start reading at ``spark/runtime/session.py``: how a
-session is started and ended. Every name that Spark calls private, or that lives in its JVM, is in
-``spark/runtime/internals.py`` and nowhere else.
+Spark moves frames and keeps checkpoints; it decides nothing. Start with ``job.py``: a run of an app from
+start to end. ``source/`` plans and reads batches, ``stages/`` runs stateful operators, ``sink.py`` commits.
+``runtime/`` starts and ends Spark: every name that is private to Spark, or lives in its JVM, is in
+``runtime/internals.py`` and ``runtime/local_file_system.py``, and nowhere else.
 """

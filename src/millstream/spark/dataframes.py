@@ -1,4 +1,4 @@
-"""Between frames and Spark's own rows: native steps, DataFrames taken in, streams given out."""
+"""Between frames and Spark's own rows: native steps, DataFrames as sources, streams as DataFrames."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def add_native_step(
     buckets: Buckets,
     frame_files: FrameFiles,
 ) -> DataFrame:
-    """Run a native step on the rows of its port; what is for other ports goes by beside it.
+    """Run a native step on the rows of its port; rows of other ports bypass it.
 
-    Spark plans the two ways apart, so what stands before a native step is read twice.
+    Spark plans the two branches separately, so what is upstream of a native step is read twice.
     """
     result = native.function(to_dataframe(frames, native.port, native.schema_in, frame_files))
-    way = _InputEdges(native.name, native.time, 0, native.edges, None, buckets, frame_files)
-    packed = result.select(*native.schema_out.names).mapInArrow(_frame_builder(way), FRAME_SCHEMA)
+    edges = _InputEdges(native.name, native.time, 0, native.edges, None, buckets, frame_files)
+    packed = result.select(*native.schema_out.names).mapInArrow(_frame_builder(edges), FRAME_SCHEMA)
     return frames.where(F.col("port") != native.port).unionByName(packed)
 
 
@@ -82,10 +82,10 @@ def add_native_step(
 
 
 def streaming_schema(frame: Any) -> pa.Schema:
-    """Give the Arrow schema of a streaming DataFrame.
+    """Return the Arrow schema of a streaming DataFrame.
 
     Raises:
-        ConfigError: it is no DataFrame, or no streaming one, or has a type that polars has not.
+        ConfigError: it is not a streaming DataFrame, or has a type that polars lacks.
     """
     if not hasattr(frame, "isStreaming"):
         raise ConfigError(
@@ -94,7 +94,7 @@ def streaming_schema(frame: Any) -> pa.Schema:
         )
     if not frame.isStreaming:
         raise ConfigError(
-            "from_spark is given a batch DataFrame: a stream reads what comes, not what is there. "
+            "from_spark is given a batch DataFrame, which has no new rows to read. "
             "Read it with readStream, or send its rows to a topic once."
         )
     try:
@@ -111,8 +111,8 @@ def streaming_schema(frame: Any) -> pa.Schema:
 def add_dataframe(
     frames: DataFrame, source: DataFramePlan, buckets: Buckets, frame_files: FrameFiles
 ) -> DataFrame:
-    """Put the rows of a DataFrame of the user's, and what they say of time, beside the frames."""
-    way = _InputEdges(
+    """Add the rows of a DataFrame of the user's, and their watermark, to the frames."""
+    edges = _InputEdges(
         source.name,
         source.time,
         source.delay_us,
@@ -122,7 +122,7 @@ def add_dataframe(
         frame_files,
     )
     rows = source.frame.select(*source.schema.names)
-    packed = rows.mapInArrow(_frame_builder(way), FRAME_SCHEMA)
+    packed = rows.mapInArrow(_frame_builder(edges), FRAME_SCHEMA)
     return frames.unionByName(packed)
 
 
@@ -131,9 +131,10 @@ def add_dataframe(
 
 @dataclass(frozen=True)
 class _InputEdges:
-    """Where Spark's rows go: what of a plan can travel to the workers.
+    """Where Spark's rows go: the part of a plan that is sent to the workers.
 
-    ``delay_us`` is how far their watermark stays behind them; ``time_ports`` is None where the rows come from a native step, which tells nothing of time.
+    ``delay_us`` is the delay of their watermark; ``time_ports`` is None for the rows of a native step, which
+    has no watermark of its own.
     """
 
     name: str
@@ -146,66 +147,66 @@ class _InputEdges:
 
 
 def _frame_builder(
-    way: _InputEdges,
+    edges: _InputEdges,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function that takes a task's rows down the edges."""
+    """Return the function that routes a task's rows along the edges."""
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from record_batches(map(way.frame_files.put, _FrameBuilder(way).run(batches)))
+        yield from record_batches(map(edges.frame_files.put, _FrameBuilder(edges).run(batches)))
 
     return pack
 
 
 @dataclass
 class _FrameBuilder:
-    """Takes the rows of one task of Spark's down the edges; those of a source tell of time, too."""
+    """Routes the rows of one task of Spark's along the edges, and reports the watermark of a source."""
 
     edges: _InputEdges
-    books: TaskLedger = field(default_factory=TaskLedger)
-    rejects: DeadLetterCollector = field(default_factory=DeadLetterCollector)
-    dead: list[pl.DataFrame] = field(default_factory=list)
+    ledger: TaskLedger = field(default_factory=TaskLedger)
+    dead_letters: DeadLetterCollector = field(default_factory=DeadLetterCollector)
+    dead_rows: list[pl.DataFrame] = field(default_factory=list)
     time_us_max: int = NO_WATERMARK
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[FrameRow]:
-        """Yield the task's frames, then what it saw of time, then its books."""
-        out = make_routers(self.edges.edges, self.edges.buckets, self.books, self.rejects)
+        """Yield the task's frames, then its messages about time, then its report for the ledger."""
+        routers = make_routers(self.edges.edges, self.edges.buckets, self.ledger, self.dead_letters)
         for batch in batches:
             rows = self._with_event_time(polars_table(pa.Table.from_batches([batch])))
-            for route in out if rows.height else ():
-                route.take(rows)
-            self.dead += self.rejects.drain_rows()
-        for route in out:
-            yield from route.frames(0)
-        if self.dead:
-            yield self.books.frame(PORT_DEAD_LETTERS, 0, pl.concat(self.dead))
+            for router in routers if rows.height else ():
+                router.take(rows)
+            self.dead_rows += self.dead_letters.drain_rows()
+        for router in routers:
+            yield from router.frames(0)
+        if self.dead_rows:
+            yield self.ledger.frame(PORT_DEAD_LETTERS, 0, pl.concat(self.dead_rows))
         if self.time_us_max > NO_WATERMARK:
             yield from self._time_rows()
-        yield self.books.report_row(0)
+        yield self.ledger.report_row(0)
 
     def _with_event_time(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Give rows their event time; put those aside that have none."""
+        """Add the event time to rows; rows without one become dead letters."""
         times = table.with_columns(self.edges.time.alias(TIME))[TIME]
         table = table.hstack([epoch_us(times)])
         rows = table.drop_nulls(TIME)
         timeless = table.filter(pl.col(TIME).is_null())
-        self.books.count(self.edges.name, made=rows.height)
+        self.ledger.count(self.edges.name, rows_out=rows.height)
         if self.edges.time_ports is not None:
-            self.books.count(self.edges.name, read=rows.height, emitted=rows.height)
+            self.ledger.count(self.edges.name, read=rows.height, emitted=rows.height)
         if timeless.height:
-            self.books.count(self.edges.name, read=timeless.height, dead=timeless.height)
+            self.ledger.count(self.edges.name, read=timeless.height, dead=timeless.height)
             reasons = [NO_TIME] * timeless.height
-            self.rejects.failed.append(FailedRows(self.edges.name, timeless, reasons))
+            self.dead_letters.failed.append(FailedRows(self.edges.name, timeless, reasons))
         if rows.height:
             self.time_us_max = max(self.time_us_max, int(rows[TIME].max()))  # type: ignore[arg-type]
         return rows
 
     def _time_rows(self) -> Iterator[FrameRow]:
-        """Tell every bucket the watermark: all tasks of a DataFrame are one partition."""
-        reached_us = delayed_watermark(self.time_us_max, self.edges.delay_us)
-        seen = SourceTime((SplitTime(0, 0, reached_us),), 1, frozenset())
+        """Yield the watermark for every bucket: all tasks of a DataFrame are one partition."""
+        watermark_us = delayed_watermark(self.time_us_max, self.edges.delay_us)
+        seen = SourceTime((SplitTime(0, 0, watermark_us),), 1, frozenset())
         for port in self.edges.time_ports or ():
             message = encode_message(
                 {"to": port, "input": self.edges.name, "source": seen.to_message()}
             )
             for bucket in self.edges.buckets.numbers:
-                yield self.books.time_message(port, bucket, message)
+                yield self.ledger.time_message(port, bucket, message)

@@ -1,4 +1,4 @@
-"""From Spark's failures to ours: the Python error that a worker raised, without the JVM around it."""
+"""Translates Spark's failures: the Python error that a worker raised, without the JVM's part."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from millstream import errors
 from millstream.errors import FencedError, JobFailedError, MillstreamError, UserCodeError
 from millstream.spark.runtime.internals import explain_failure
 
-# Spark's own log of batches tells that another run writes to it, too, where our fence had not to: the
-# batch was committed, and the newer run began before Spark noted so.
+# Spark's own log of batches found another writer before our fence did: the batch was committed, and the
+# newer run began before Spark recorded that.
 _ANOTHER_RUN = "[CONCURRENT_STREAM_LOG_UPDATE]"
 _STREAM_FAILED = re.compile(r"^\[STREAM_FAILED\] Query .*? terminated with exception: ")
 _OURS = re.compile(r"millstream\.errors\.(\w+): (.*)", re.DOTALL)
 
 
 def to_millstream_error(failure: BaseException, app: str, log: Path) -> MillstreamError:
-    """Give an error of our tree for a failed query: the worker's own where it was one of ours."""
+    """Return one of our errors for a failed query: the error of the worker if it is one of ours."""
     python = explain_failure(failure)
     text = python or str(failure)
     if python is None and _ANOTHER_RUN in text:
@@ -30,7 +30,7 @@ def to_millstream_error(failure: BaseException, app: str, log: Path) -> Millstre
     if match is None:
         return JobFailedError(
             f"The job of the app {app!r} stopped: {_reason(text, python=python is not None)} "
-            f"The whole of it is in {log}."
+            f"The whole report is in {log}."
         )
     name, message = match.group(1), match.group(2).strip()
     kind = getattr(errors, name)
@@ -47,7 +47,7 @@ def to_millstream_error(failure: BaseException, app: str, log: Path) -> Millstre
 
 
 def _reason(text: str, *, python: bool) -> str:
-    """Choose the line that says why: Python's traceback ends with it, the JVM's report begins so."""
+    """Return the line that says why: the last one of Python's traceback, the first of the JVM's report."""
     lines = text.strip().splitlines()
     reason = lines[-1] if python else _STREAM_FAILED.sub("", lines[0])
     return reason if reason.endswith(".") else f"{reason}."

@@ -1,4 +1,4 @@
-"""A job: an app's plan as one streaming query, from its start to its drained stop."""
+"""A job: an app's plan as one streaming query, from its start until its last batch is complete."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """An app as what runs it sees it. ``compile`` makes the plan for given buckets."""
+    """An app, as it is run. ``compile`` returns the plan for given buckets."""
 
     app: str
     log: Path | str = field(repr=False)  # an option of kafka:// may be a password
@@ -94,13 +94,14 @@ class RunOptions:
     same_expressions: bool = False
     dead_max: float = 1.0
     on_alarm: Callable[[str], None] | None = None
-    on_phase: Callable[[str], None] = _log.info  # what is being done, until there are batches
+    on_phase: Callable[[str], None] = _log.info  # called with what is being started
     on_notice: Callable[[str], None] = _log.warning
 
 
 def run_job(job: Job, options: RunOptions) -> Report:
-    """Run a job until it is to end; give its report. See :meth:`millstream.App.run`."""
-    with ExitStack() as running, record_failure(job.folder):  # noted before it runs no more
+    """Run a job until its end; return its report. See :meth:`millstream.App.run`."""
+    # The failure is recorded before the run's lock is released.
+    with ExitStack() as running, record_failure(job.folder):
         return _run(job, options, running)
 
 
@@ -109,31 +110,31 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     check_no_reset(job.folder)
     options.on_phase("opening the log")
     job.folder.mkdir(parents=True, exist_ok=True)
-    birth = _job_metadata(job, options.cores or cores_available())
-    plan = job.compile(Buckets(birth.bucket_count, birth.hash_seed))
+    metadata = _job_metadata(job, options.cores or cores_available())
+    plan = job.compile(Buckets(metadata.bucket_count, metadata.hash_seed))
     check_serializable(plan)
     log = open_reader(job.log)
-    # before a missing one is made
+    # before a missing topic is created
     check_same_topics(job.app, job.folder / STATE_STORE_FILE, plan, log)
     created = _create_topics(job)
     for name in created.names:
         options.on_notice(describe_created_topic(name, created.others))
-    with open_committer(plan, job.folder / STATE_STORE_FILE, job.log) as targets:
-        next_batch_id = targets.begin_run(
+    with open_committer(plan, job.folder / STATE_STORE_FILE, job.log) as committer:
+        next_batch_id = committer.begin_run(
             JOB,
             load_or_create_checkpoint_id(job.folder),
-            partitioning=birth.partitioning,
+            partitioning=metadata.partitioning,
             same_expressions=options.same_expressions,
         )
-        save_topic_ids(job.app, targets.state_store, plan, log)
-        targets.state_store.put_description(job.app, "dashboard", job.dashboard)
+        save_topic_ids(job.app, committer.state_store, plan, log)
+        committer.state_store.put_description(job.app, "dashboard", job.dashboard)
         check_checkpoint_current(job.folder, next_batch_id)
-        reached = watermark_before(targets.state_store, job.app)
-        frame_files = _frame_files(job, targets.run)
+        watermark = watermark_before(committer.state_store, job.app)
+        frame_files = _frame_files(job, committer.run)
         frame_files.remove_earlier_runs()
         sink = CommitSink(
             plan,
-            targets,
+            committer,
             log,
             options.on_progress,
             EventTimesFile(_event_times(job)),
@@ -141,16 +142,16 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
             DeadLetterShare(options.dead_max, options.on_alarm),
             partial(planned_at, job.folder / "checkpoint"),
         )
-        running.enter_context(hold_run_lock(job.folder, targets.run))
-        check_no_reset(job.folder)  # now that a reset would see this run
+        running.enter_context(hold_run_lock(job.folder, committer.run))
+        check_no_reset(job.folder)  # again, now that a reset would see this run
         try:
             with _session(job, options) as spark:
-                reason = _Query(job, options, plan, birth, sink, spark).run()
+                reason = _Query(job, options, plan, metadata, sink, spark).run()
         except TopicRecreatedError:
-            # says what had been read
+            # this error says what had been read
             check_same_topics(job.app, job.folder / STATE_STORE_FILE, plan, log)
             raise
-    report = _report(job.app, reason, sink, reached, time.monotonic() - began)
+    report = _report(job.app, reason, sink, watermark, time.monotonic() - began)
     read = {source.topic for source in plan.sources}
     empty = tuple(name for name in created.names if name in read)
     return replace(report, created_topics=empty, other_topics=created.others)
@@ -181,7 +182,7 @@ def to_spark(job: Job) -> DataFrame:
         )
     _create_topics(job)
     spark = start_session(job.app, folder=job.folder)
-    frame_files = FrameFiles(None)  # nobody tells when a batch of the user's query is over
+    frame_files = FrameFiles(None)  # the end of a batch of the user's query is not known
     frames = build_frames(
         spark, job, plan, rows_max=1_000_000, tasks=cores_available(), frame_files=frame_files
     )
@@ -211,7 +212,7 @@ def build_frames(
     tasks: int,
     frame_files: FrameFiles,
 ) -> DataFrame:
-    """Lay out what stands before the stages as a streaming DataFrame of frames: source, native steps."""
+    """Return what is before the stages as a streaming DataFrame of frames: sources and native steps."""
     spec = SourceSpec(
         log=absolute_address(job.log),
         sources=plan.sources,
@@ -228,7 +229,7 @@ def build_frames(
     frames = spark.readStream.format(SOURCE_NAME).option("spec", spec.to_option()).load()
     for source in plan.frames:
         frames = add_dataframe(frames, source, plan.buckets, frame_files)
-    for native in plan.natives:  # behind all sources: its rows may come from any
+    for native in plan.natives:  # after all sources: its rows may come from any
         frames = add_native_step(frames, native, plan.buckets, frame_files)
     return frames
 
@@ -245,20 +246,20 @@ class _Query:
     spark: SparkSession
 
     def run(self) -> str:
-        """Run the query to its end and say why it ended."""
+        """Run the query to its end; return why it ended."""
         self._clear_stop()
         self.options.on_phase("planning the first batch")
         query = self._start()
         try:
             reason = self._wait(query)
-            # To stop tears a batch that a DataFrame of the user's has begun meanwhile. That is no
-            # failure: the next run does it again.
+            # Read before the stop: a stop interrupts a batch that a DataFrame of the user's has begun
+            # meanwhile. That is no failure, as the next run repeats the batch.
             failure = self.sink.error or query.exception()
         finally:
             query.stop()
             self._clear_stop()
         if failure is not None and not isinstance(failure, FencedError):
-            # A newer run sweeps files of this one, which fails in many ways by that: it says only this.
+            # A newer run removes files of this one, which can fail in many ways: report only the cause.
             self.sink.committer.check_not_fenced()
         if isinstance(failure, (PySparkException, Py4JError)):
             raise to_millstream_error(
@@ -271,9 +272,9 @@ class _Query:
     def _start(self) -> StreamingQuery:
         # For native steps that have state of Spark's own: it freezes this number in the checkpoint.
         self.spark.conf.set("spark.sql.shuffle.partitions", self.metadata.shuffle_partitions)
-        # Frames are few rows: to compile code for them only delays the first batches.
-        ours_alone = not (self.plan.frames or self.plan.natives)
-        mode = "NO_CODEGEN" if ours_alone else "FALLBACK"
+        # Frames are few rows: compiling code for them only delays the first batches.
+        only_frames = not (self.plan.frames or self.plan.natives)
+        mode = "NO_CODEGEN" if only_frames else "FALLBACK"
         self.spark.conf.set("spark.sql.codegen.factoryMode", mode)
         frames = build_frames(
             self.spark,
@@ -299,15 +300,15 @@ class _Query:
         return writer.start()
 
     def _stages(self) -> StageExecutor:
-        targets = self.sink.committer
+        committer = self.sink.committer
         return StageExecutor(
             self.plan,
             _runs(self.job),
-            targets.run,
+            committer.run,
             self.sink.frame_files,
             self.metadata.partitions,
             self.spark.sparkContext,
-            targets.state_store.state_manifests(self.job.app, JOB),
+            committer.state_store.state_manifests(self.job.app, JOB),
         )
 
     def _wait(self, query: StreamingQuery) -> str:
@@ -331,7 +332,7 @@ class _Query:
         return "caught-up"
 
     def _ended_by_batch(self) -> str | None:
-        """Say why the batches so far end the run; None when they do not."""
+        """Return why the batches so far end the run; None if they do not."""
         totals = self.sink.totals
         assert totals.last is not None
         if self.options.count is not None and totals.read >= self.options.count:
@@ -341,11 +342,14 @@ class _Query:
         return None
 
     def _drain(self, query: StreamingQuery, interrupts: _Interrupts, reason: str) -> str:
-        """Let the batch at work finish: ask the source for no more, and wait until it says so."""
-        asked = interrupts.count
+        """Let the running batch finish: ask the source for no more, and wait for its acknowledgement.
+
+        A second interrupt ends the wait.
+        """
+        before = interrupts.count
         stop_request_file(self.job.folder).touch()
-        seen = stop_acknowledged_file(self.job.folder)
-        while query.isActive and not seen.exists() and interrupts.count == asked:
+        acknowledged = stop_acknowledged_file(self.job.folder)
+        while query.isActive and not acknowledged.exists() and interrupts.count == before:
             time.sleep(_POLL_S)
         return reason
 
@@ -361,10 +365,10 @@ class _Interrupts:
 
 @contextmanager
 def _interrupts() -> Iterator[_Interrupts]:
-    """Count Ctrl-C and SIGTERM instead of dying by them; outside the main thread, count nothing.
+    """Count Ctrl-C and SIGTERM instead of ending the process; outside the main thread, count nothing.
 
-    No event is set: the handler runs in the thread that would wait for it, perhaps while that holds the
-    event's lock.
+    A counter, not an event: the handler runs in the thread that would wait for the event, and may interrupt
+    it while it holds the event's lock.
     """
     seen = _Interrupts()
 
@@ -397,8 +401,8 @@ def _session(job: Job, options: RunOptions) -> Iterator[SparkSession]:
     finally:
         if stop_session(spark):
             options.on_notice(
-                "Spark's classes are kept for faster starts, once on this machine: Java goes on with "
-                "that for some ten seconds, also when this program has ended."
+                "Spark's classes are archived for faster starts, once on this machine: Java needs some "
+                "ten seconds for that, and goes on when this program has ended."
             )
 
 
@@ -430,9 +434,9 @@ def watermark_before(state_store: StateStore, app: str) -> datetime | None:
 
 
 def _report(
-    app: str, reason: str, sink: CommitSink, reached: datetime | None, seconds: float
+    app: str, reason: str, sink: CommitSink, watermark: datetime | None, seconds: float
 ) -> Report:
-    """Give the report of a run; ``reached`` is the watermark that it found."""
+    """Return the report of a run; ``watermark`` is the one before the run."""
     totals = sink.totals
     failed = sink.dead_letter_share.failed_steps()
     return Report(
@@ -445,7 +449,7 @@ def _report(
         filtered=totals.filtered,
         dead=totals.dead,
         duplicate=totals.duplicate,
-        watermark=totals.last.watermark if totals.last else reached,
+        watermark=totals.last.watermark if totals.last else watermark,
         lag=totals.last.lag if totals.last else {},
         false_positive_rates=totals.last.false_positive_rates if totals.last else {},
         alarms=tuple(failed.values()),

@@ -1,18 +1,18 @@
-"""What is fixed when an app's state is born, and the checkpoint that belongs to it.
+"""What is fixed when an app's state is created, and the checkpoint that belongs to it.
 
-Into how many buckets and Spark partitions the state is divided is kept by the app's state store, with
-the program that made the state (`views/state_store/program.py`): it commits last, so it has the last word. What lies
-in the folder beside it is Spark's checkpoint, which must be the one of the views, and as old as they are.
+The app's state store keeps the numbers of buckets and Spark partitions, with the program that created the
+state (`views/state_store/program.py`): it commits last, so it decides. Spark's checkpoint is a folder
+beside it; it must belong to the views, and be as old as they are.
 """
 
 from __future__ import annotations
 
-import os
 import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from millstream.errors import ConfigError
+from millstream.log.files import DISK, replace_file
 from millstream.views.runs.control_files import reset_command
 from millstream.views.schema import JOB
 from millstream.views.state_store.store import StateStore
@@ -23,11 +23,11 @@ _CHECKPOINT_ID = "millstream-checkpoint-id"
 
 @dataclass(frozen=True)
 class JobMetadata:
-    """The numbers fixed at the birth of an app's state, and how it is shared out now.
+    """How an app's state is divided. All but ``partitions`` is fixed when the state is created.
 
-    ``partitions`` is the number of tasks that work on a large batch. ``shuffle_partitions`` is the same
-    number until the app is rescaled, and never changes: native steps may hold state of Spark's own,
-    which is divided by it. ``hash_seed`` is that of all hashes of keys.
+    ``partitions`` is the number of tasks that work on a large batch; a rescale changes it.
+    ``shuffle_partitions`` is its first value: native steps may hold state of Spark's own, which is divided
+    by it. ``hash_seed`` is that of all hashes of keys.
     """
 
     bucket_count: int
@@ -42,32 +42,31 @@ class JobMetadata:
 
 
 def load_or_create_job_metadata(app: str, folder: Path, wanted: JobMetadata) -> JobMetadata:
-    """Give the app's birth numbers, taking ``wanted`` when its state does not exist yet.
+    """Return the app's metadata: ``wanted`` if its state does not exist yet.
 
     Raises:
         ConfigError: the state is divided into another number of buckets.
     """
     stored = load_job_metadata(app, folder)
     if stored is None:
-        # What the first batch gave may be in some outputs already, and is to be the same again.
+        # Some outputs may have the first batch already, which must be the same when it is repeated.
         seed = _stored_hash_seed(app, folder)
         return wanted if seed is None else replace(wanted, hash_seed=seed)
     if stored.bucket_count != wanted.bucket_count:
         raise ConfigError(
             f"The app's state in {folder} is divided into {stored.bucket_count} buckets and the app "
             f"asks for {wanted.bucket_count}. Use buckets={stored.bucket_count}, give the app another "
-            f"name to build its state anew beside the old, or begin anew: {reset_command(folder)}."
+            f"name to build its state again beside the old, or start over: {reset_command(folder)}."
         )
     return stored
 
 
 def load_job_metadata(app: str, folder: Path) -> JobMetadata | None:
-    """Give the birth numbers on record; None when the app has committed nothing yet."""
+    """Return the stored metadata; None if the app has committed nothing yet."""
     if not (folder / STATE_STORE_FILE).exists():
         return None
-    with StateStore(
-        folder / STATE_STORE_FILE
-    ) as state_store:  # its tables may be missing after a crash
+    # Not readonly: its tables may be missing after a crash.
+    with StateStore(folder / STATE_STORE_FILE) as state_store:
         held, program = state_store.last_batch_id(app, JOB), state_store.program(app, JOB)
     if held is None or program is None or not program.partitioning:
         return None
@@ -75,7 +74,7 @@ def load_job_metadata(app: str, folder: Path) -> JobMetadata | None:
 
 
 def _stored_hash_seed(app: str, folder: Path) -> int | None:
-    """Give the hash seed of an app that has begun a run; None where none has."""
+    """Return the hash seed of an app that has begun a run; None if it has not."""
     if not (folder / STATE_STORE_FILE).exists():
         return None
     with StateStore(folder / STATE_STORE_FILE) as state_store:
@@ -83,32 +82,32 @@ def _stored_hash_seed(app: str, folder: Path) -> int | None:
     return None if program is None else program.partitioning.get("hash_seed")
 
 
-def save_partitions(app: str, folder: Path, birth: JobMetadata) -> None:
-    """Record that the buckets are now shared by another number of tasks."""
+def save_partitions(app: str, folder: Path, metadata: JobMetadata) -> None:
+    """Store another number of tasks that share the buckets."""
     with StateStore(folder / STATE_STORE_FILE) as state_store:
-        state_store.set_partitioning(app, JOB, birth.partitioning)
+        state_store.set_partitioning(app, JOB, metadata.partitioning)
 
 
 def load_or_create_checkpoint_id(folder: Path) -> str:
-    """Give the id of the folder's checkpoint; make one where there is none."""
-    # A crash after step 1 or 2 leaves a checkpoint without an id, which is empty; after step 3 one
-    # with an id that no batch was made with: the next start takes it over. A checkpoint that Spark
-    # has used and that has no id is another's: the views refuse the new id if they hold batches.
+    """Return the id of the folder's checkpoint; create one if there is none."""
+    # A crash after step 1 or 2 leaves an empty checkpoint without an id; after step 3 one with an id
+    # that no batch has: the next start uses it. A checkpoint that Spark has used and that has no id
+    # belongs to something else: the views refuse the new id if they hold batches.
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir(parents=True, exist_ok=True)  # step 1
     identity = checkpoint / _CHECKPOINT_ID
     if not identity.exists():
-        write_atomically(identity, uuid.uuid4().hex)  # steps 2 and 3
+        replace_file(DISK, identity, uuid.uuid4().hex.encode())  # steps 2 and 3
     return identity.read_text().strip()
 
 
 def check_checkpoint_current(folder: Path, next_batch_id: int) -> None:
-    """Make sure that the checkpoint and the views are of one time.
+    """Make sure that the checkpoint is as old as the views.
 
-    The checkpoint knows every batch that the views hold: otherwise Spark would plan some of them anew,
-    with other ranges, and the views, which hold batches of those numbers, would leave them out. And it
-    knows one more at the most, which was begun and not committed: otherwise Spark would never
-    run again those that the views lack.
+    The checkpoint has every batch that the views hold: otherwise Spark would plan some of them again, with
+    other ranges, and the views would skip them, as they hold batches of those numbers. And it has at most
+    one more, which was begun and not committed: otherwise Spark would never repeat those that the views
+    lack.
 
     Raises:
         ConfigError: one of them is older than the other.
@@ -119,32 +118,17 @@ def check_checkpoint_current(folder: Path, next_batch_id: int) -> None:
         raise ConfigError(
             f"The checkpoint in {folder} ends with batch {begun}, but the views hold batches up to "
             f"{next_batch_id - 1}: it is older than they are. Restore the checkpoint that belongs "
-            f"to them, or begin anew from the log: {reset_command(folder)}."
+            f"to them, or start over from the log: {reset_command(folder)}."
         )
     if begun > next_batch_id or done >= next_batch_id:
         held = f"batches up to {next_batch_id - 1}" if next_batch_id else "no batch"
         raise ConfigError(
             f"The checkpoint in {folder} ends with batch {max(begun, done)}, but the views hold {held}: "
-            "they are older than it, or were made anew. Restore the views that belong to it, or begin "
-            f"anew from the log: {reset_command(folder)}."
+            "they are older than it, or were created again. Restore the views that belong to it, or "
+            f"start over from the log: {reset_command(folder)}."
         )
 
 
 def _last_batch_id(folder: Path) -> int:
     known = [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()]
     return max(known, default=-1)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that after a crash it is there whole, or not at all."""
-    half_made = path.with_name(f".{path.name}.{os.getpid()}")
-    with half_made.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    half_made.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

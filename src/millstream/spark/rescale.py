@@ -1,8 +1,8 @@
-"""Dividing the work on an app's state among another number of tasks, while the app is stopped.
+"""Rescaling: divides the work on an app's state among another number of tasks, while the app is stopped.
 
-Keys stay in their buckets, and what is known of a bucket stays where it is: it is the buckets that tasks
-share out anew. So nothing is moved, and a single row of the view store is written: a crash leaves it as
-it was, or as it is to be.
+Keys stay in their buckets, and the state of a bucket stays where it is; only the assignment of buckets to
+tasks changes. So nothing is moved, and one row of the state store is written: a crash leaves the old or
+the new one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RescaleResult:
 
 
 def rescale(app: str, folder: Path, partitions: int) -> RescaleResult:
-    """Have the buckets of the app in ``folder`` worked on by so many tasks at once.
+    """Set the number of tasks that share the buckets of the app in ``folder``.
 
     Raises:
         ConfigError: the app runs, has no state yet, or has fewer buckets.
@@ -36,23 +36,24 @@ def rescale(app: str, folder: Path, partitions: int) -> RescaleResult:
         raise ConfigError(
             f"{app} is running (process {alive[-1].pid}). Stop it first: millstream stop {app}."
         )
-    birth = _check(app, folder, partitions)
-    if birth.partitions != partitions:
-        save_partitions(app, folder, replace(birth, partitions=partitions))
-    return RescaleResult(app, birth.partitions, partitions)
+    metadata = _check(app, folder, partitions)
+    if metadata.partitions != partitions:
+        save_partitions(app, folder, replace(metadata, partitions=partitions))
+    return RescaleResult(app, metadata.partitions, partitions)
 
 
 def _check(app: str, folder: Path, partitions: int) -> JobMetadata:
-    birth = load_job_metadata(app, folder)
-    if birth is None:
+    metadata = load_job_metadata(app, folder)
+    if metadata is None:
         raise ConfigError(
             f"{app} has no state yet. Run it; its first run divides the work among as many tasks as "
             "it has cores, if it has as many buckets."
         )
-    if not 1 <= partitions <= birth.bucket_count:
+    if not 1 <= partitions <= metadata.bucket_count:
         raise ConfigError(
-            f"{partitions} partitions were asked for; the state of {app} is in "
-            f"{birth.bucket_count} buckets, which at most as many partitions can share. Give 1 to "
-            f"{birth.bucket_count}. How many buckets there are is fixed at birth, by App(buckets=…)."
+            f"{partitions} partitions were requested; the state of {app} is in "
+            f"{metadata.bucket_count} buckets, and there can be no more partitions than buckets. Give 1 to "
+            f"{metadata.bucket_count}. The number of buckets is fixed when the state is created, by "
+            "App(buckets=…)."
         )
-    return birth
+    return metadata

@@ -1,7 +1,7 @@
-"""Whether what the user declared can be sent to the processes that run it.
+"""Checks that a plan can be serialized for the worker processes.
 
-Workers are other processes, so functions and all that they refer to are packed by value. What cannot
-be packed (a lock, a connection, an open file) is found here, before Spark starts.
+Functions and all that they refer to are serialized by value. What cannot be (a lock, a connection, an open
+file) is found here, before Spark starts.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from millstream.kernels.plan import JobPlan
 
 
 def check_serializable(plan: JobPlan) -> None:
-    """Make sure that what a plan sends to workers can be packed.
+    """Make sure that the parts of a plan that go to workers can be serialized.
 
     Raises:
-        ConfigError: something cannot; the message names the step, and what it is.
+        ConfigError: something cannot; the message names the step and the cause.
     """
     for part in (*plan.sources, *plan.stages):
         error = _failure(part)
@@ -36,13 +36,13 @@ def check_serializable(plan: JobPlan) -> None:
 def _failure(part: Any) -> Exception | None:
     try:
         cloudpickle.dumps(part)  # type: ignore[no-untyped-call]
-    except Exception as error:  # noqa: BLE001 - what packing raises is up to what is packed
+    except Exception as error:  # noqa: BLE001 - any object may raise anything
         return error
     return None
 
 
 def _innermost(part: Any, name: str, error: Exception) -> tuple[str, Exception]:
-    """Follow what fails down to the last thing that has a name."""
+    """Follow the failure down to the innermost part; return the last name on the way."""
     own = getattr(part, "name", None)
     name = repr(own) if isinstance(own, str) else name
     for inner in _parts_of(part):

@@ -1,4 +1,4 @@
-"""The sink: takes a batch's last edge on the driver and commits it, once, with its fence."""
+"""The function that Spark calls with each batch: runs the stages, and commits the batch once."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from millstream.spark.source.event_times import EventTimesFile
 from millstream.spark.stages.executor import Manifests, StageExecutor
 from millstream.views.commit.committer import BatchCommitter, BatchResult, collect_results
 from millstream.views.commit.time_status import time_status
+from millstream.views.position import merge_positions
 from millstream.views.runs.dead_letter_share import DeadLetterShare
 from millstream.views.runs.progress import Progress
 from millstream.views.schema import JOB
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RunTotals:
-    """What the batches of a run add up to."""
+    """The counts of a run's batches, added up."""
 
     batches: int = 0
     read: int = 0
@@ -51,8 +52,8 @@ class RunTotals:
 class CommitSink:
     """Spark calls it with every batch; an error here ends the query and is kept for the caller.
 
-    Spark may call it again with a batch that was committed before a crash: the fence is found, and
-    nothing is done. ``stages`` are there, before the first batch, if the plan has any.
+    Spark may call it again with a batch that was committed before a crash: the fence is found, and nothing
+    is done. ``stages`` is set before the first batch if the plan has any.
     """
 
     plan: JobPlan
@@ -68,8 +69,7 @@ class CommitSink:
     error: BaseException | None = None
     _ended: float = field(default_factory=time.monotonic)
     _arrived_ms: dict[str, int] = field(default_factory=dict)  # topic/partition → last record read
-    _time: dict[str, Any] | None = None  # what the status told of time last
-    _position: dict[str, dict[str, int]] | None = None  # topic → partition → read up to there
+    _time: dict[str, Any] | None = None  # the part of the last status about time
 
     def __call__(self, frames: DataFrame, batch_id: int) -> None:
         try:
@@ -86,90 +86,85 @@ class CommitSink:
         if self.stages is not None:
             rows, state = self.stages.run(rows)
         rows = [self.frame_files.get(row) for row in rows]
-        outcome = collect_results(self.plan, rows)
-        progress = self._progress(outcome, batch_id)
+        result = collect_results(self.plan, rows)
+        progress = self._progress(result, batch_id)
         if self._time is None:
             self._time = self.committer.state_store.status(self.plan.app, JOB)
-        told = time_status(self._time, self.plan, outcome, batch_id, progress.at)
+        time_part = time_status(self._time, self.plan, result, batch_id, progress.at)
         status = {
             **progress.to_dict(),
-            "forgotten_producers": outcome.forgotten_producers,
-            "gauges": outcome.gauges,
-            **told,
+            "forgotten_producers": result.forgotten_producers,
+            "gauges": result.gauges,
+            **time_part,
         }
-        self.committer.commit(batch_id, outcome, status, state)
+        self.committer.commit(batch_id, result, status, state)
         if self.stages is not None:
             self.stages.on_commit()
         self.event_times.add(rows)
         self.frame_files.remove_batch()
-        self._time = told
+        self._time = time_part
         self.totals.add(progress)
-        self.dead_letter_share.observe(outcome.step_counts)
+        self.dead_letter_share.observe(result.step_counts)
         if self.on_progress is not None:
             self.on_progress(progress)
 
-    def _progress(self, outcome: BatchResult, batch_id: int) -> Progress:
+    def _progress(self, result: BatchResult, batch_id: int) -> Progress:
         began, self._ended = self._batch_start(batch_id), time.monotonic()
-        lag = self._lag(outcome)
+        lag = self._lag(result)
         return Progress(
             app=self.plan.app,
             batch_id=batch_id,
             at=datetime.now(UTC),
             duration_ms=(self._ended - began) * 1000,
-            read=outcome.read(self.plan),
-            emitted=sum(rows.height for rows in outcome.rows.values()),
-            held=outcome.total("held"),
-            late=outcome.late(self.plan),
-            filtered=outcome.total("filtered"),
-            dead=outcome.total("dead"),
-            duplicate=outcome.total("duplicate"),
-            watermark=outcome.watermark,
+            read=result.read(self.plan),
+            emitted=sum(rows.height for rows in result.rows.values()),
+            held=result.total("held"),
+            late=result.late(self.plan),
+            filtered=result.total("filtered"),
+            dead=result.total("dead"),
+            duplicate=result.total("duplicate"),
+            watermark=result.watermark,
             lag=lag,
-            behind_s=self._behind_s(outcome, lag, self._ended - began),
-            state_bytes=outcome.state_bytes,
-            false_positive_rates=outcome.gauge(FALSE_POSITIVE_RATE),
+            behind_s=self._behind_s(result, lag, self._ended - began),
+            state_bytes=result.state_bytes,
+            false_positive_rates=result.gauge(FALSE_POSITIVE_RATE),
         )
 
     def start(self) -> None:
-        """Say that the query begins now: what was before is no part of any batch."""
+        """Begin to measure: the time before the query belongs to no batch."""
         self._ended = time.monotonic()
 
     def _batch_start(self, batch_id: int) -> float:
-        """Tell when the planner began the batch, or else when the one before it ended.
+        """Return when the planner began the batch, or else when the one before it ended.
 
-        A batch that is run again was planned in another run; so it is no earlier than the query.
+        Never before the query's start: a repeated batch was planned in an earlier run.
         """
         planned_s = self.planned_at(batch_id)
         if planned_s is None:
             return self._ended
         return max(self._ended, time.monotonic() - max(0.0, time.time() - planned_s))
 
-    def _behind_s(
-        self, outcome: BatchResult, lag: Mapping[str, int], took_s: float
-    ) -> float | None:
-        """Tell the age of the oldest unread record, near enough: of the last one read before it."""
-        for topic, arrived in outcome.arrived_ms.items():
+    def _behind_s(self, result: BatchResult, lag: Mapping[str, int], took_s: float) -> float | None:
+        """Return about the age of the oldest unread record: that of the last record read before it."""
+        for topic, arrived in result.arrived_ms.items():
             self._arrived_ms |= {f"{topic}/{number}": ms for number, ms in arrived.items()}
         if not self._arrived_ms:
             return None
         unread = [ms for name, ms in self._arrived_ms.items() if lag.get(name)]
         return max(0.0, time.time() - min(unread) / 1000) if unread else took_s
 
-    def _lag(self, outcome: BatchResult) -> dict[str, int]:
-        """Count what is unread, also of partitions that this batch did not touch: they may have grown."""
-        if self._position is None:
-            self._position = self.committer.state_store.position(self.plan.app)
-        for topic, moved in outcome.position.items():
-            self._position[topic] = {**self._position.get(topic, {}), **moved}
+    def _lag(self, result: BatchResult) -> dict[str, int]:
+        """Count the unread records, also in partitions that this batch did not read: they may have grown."""
+        position = merge_positions(self.committer.position, result.position)
         lag: dict[str, int] = {}
         for topic in sorted({source.topic for source in self.plan.sources}):
-            read = self._position.get(topic, {})
+            read = position.get(topic, {})
             for partition, (start, end) in enumerate(self.log.offsets(topic)):
                 lag[f"{topic}/{partition}"] = end - max(start, read.get(str(partition), start))
         return lag
 
 
 def collect(frames: DataFrame) -> Sequence[FrameRow]:
-    """Bring the rows of a batch's last edge to the driver."""
+    """Collect the rows of a batch on the driver."""
     rows: list[Any] = frames.collect()
     return [FrameRow(row[0], row[1], bytes(row[2])) for row in rows]

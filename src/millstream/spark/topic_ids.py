@@ -1,15 +1,15 @@
-"""Which topics an app's state was made of, by their ids, and the refusal to go on with others.
+"""Checks that an app's topics are the ones that its state was made of, by their ids.
 
-A topic that is deleted and created again has the old one's name and offsets that begin anew: read on from
-the old offsets, it would give wrong answers in books that balance. So the state store keeps the ids of the topics
-that the app reads and writes, and a run that finds another id, or no topic, does not begin.
+A topic that is deleted and created again has the old name, and offsets that start over. Read from the old
+offsets on, it would give wrong results in a ledger that balances. So the state store keeps the ids of the
+topics that the app reads and writes, and a run that finds another id, or no topic, does not begin.
 
-The ids are noted when a run has begun, before its first batch:
+The ids are stored when a run has begun, before its first batch:
 
-1. A crash before that leaves those of the run before, or none and no batch: nothing has been read.
-2. A crash after it leaves ids without a batch. They bind nobody as long as no batch is committed.
+1. A crash before that leaves the ids of the run before, or none and no batch: nothing has been read.
+2. A crash after it leaves ids without a batch. They are ignored as long as no batch is committed.
 
-While a run is at work, its reader (:meth:`Reader.pinned`) and its target refuse what was made anew.
+During a run, its reader (:meth:`Reader.pinned`) and its sink refuse a topic that was created again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_same_topics(app: str, state_store: Path, plan: JobPlan, log: Reader) -
 
 
 def save_topic_ids(app: str, state_store: StateStore, plan: JobPlan, log: Reader) -> None:
-    """Keep the ids of the topics of a plan, for the runs that come; those of other topics stay."""
+    """Store the ids of the topics of a plan, for later runs; those of other topics stay."""
     known = state_store.description(app, TOPIC_IDS) or {}
     found = {name: topic_id for name in _topics(plan) if (topic_id := _id_of(log, name))}
     state_store.put_description(app, TOPIC_IDS, {**known, **found})
@@ -82,6 +82,6 @@ def _refusal(
         at = ", ".join(f"{number}: {offset}" for number, offset in sorted(position.items()))
         what = f"The app had read the old one up to offset, by partition, {at}, which means nothing now"
     return (
-        f"topic {topic!r} was deleted{again}: its id was {known}, {now}. {what}. To begin anew, with "
-        f"the records that the log holds today: {reset_command(folder)}, which says first what it removes."
+        f"topic {topic!r} was deleted{again}: its id was {known}, {now}. {what}. To start over, with "
+        f"the records that the log holds today: {reset_command(folder)}, which first lists what it removes."
     )

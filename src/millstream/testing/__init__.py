@@ -1,9 +1,10 @@
-"""What users test their pipelines with: no services, no clock, and for the most part no JVM.
+"""The test kit for pipelines: without services, without waiting, and mostly without a JVM.
 
-``run(app, inputs)`` puts rows through a pipeline and gives what came out; between rows, ``Tick`` lets
-time pass and ``Watermark`` says what is complete. ``replay(app, inputs)`` runs it many times, cut into
-batches and crashed at random, and makes sure of one answer; with pytest it is a fixture, too
-(:mod:`plugin`). :mod:`disk` is a disk that crashes on command.
+``run(app, inputs)`` runs a pipeline on rows and returns its outputs; between rows, ``Tick`` advances time
+and ``Watermark`` says that earlier events are complete. ``replay(app, inputs)`` runs it many times, with
+random batches and crashes, and checks that the outputs are the same; it is also a pytest fixture
+(:mod:`plugin`). :mod:`disk` is a simulated disk that crashes on command; :mod:`kafka` and :mod:`postgres`
+start real servers.
 """
 
 from millstream.testing.inputs import Row, Tick, Watermark

@@ -296,7 +296,7 @@ class SimulatedDisk:
         return self.open(path, write=True, create=True)
 
     def unlock(self, handle: int) -> None:
-        """Have nothing to do: one process is all that there is."""
+        """Do nothing: there is only one process."""
 
     def boot_id(self) -> bytes:
         return self._boot.to_bytes(16, "big")

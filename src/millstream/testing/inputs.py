@@ -1,7 +1,7 @@
-"""What a test puts into a topic: rows, and between them the passing of time.
+"""The inputs of a test: the rows of topics, with ticks and watermarks between them.
 
-Rows are encoded as their topic says, given a partition and a time of arrival, and lie then as
-records, marks and ticks in the order of the list: see :class:`InputRecord`, :class:`WatermarkAdvance`, :class:`Tick`.
+Rows are encoded as their topic declares, and get a partition and a time of arrival. The result is a list in
+the given order: see :class:`InputRecord`, :class:`WatermarkAdvance` and :class:`Tick`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """Between rows: time passes, with nothing to read.
+    """Between rows: time passes without records.
 
-    ``after``: so much. ``at``: until then. It moves the job's running time, by which partitions and
-    producers become idle, and the clock that processing time follows. The n-th Ticks of all topics
-    are one and the same.
+    ``after``: for how long. ``at``: until when. It advances the job's running time, by which partitions and
+    producers become idle, and the clock of processing time. The n-th Ticks of all topics are one and the
+    same.
     """
 
     after: Duration | None = None
@@ -56,11 +56,11 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row, with what the log would know of it beside its value.
+    """A row with its time of arrival, partition, key and headers.
 
-    ``values`` is a mapping, a dataclass instance or bytes. ``at``: when it arrives; by default when
-    the one before it did. ``partition``: where it goes; by default by its ``key``, by the field
-    that is the topic's key, or at random. ``headers`` are names with bytes.
+    ``values`` is a mapping, a dataclass instance or bytes. ``at``: when it arrives; by default with the row
+    before it. ``partition``: by default by its ``key``, by the field that is the topic's key, or at random.
+    ``headers`` are names with bytes.
     """
 
     values: Any
@@ -114,7 +114,7 @@ def items_of(topic: Topic, rows: Iterable[Any], partition_count: int, seed: int)
     """Encode a topic's rows and choose their partitions.
 
     Raises:
-        ConfigError: something is no row, or cannot be encoded, or goes where there is nothing.
+        ConfigError: a row is invalid or cannot be encoded, or its partition does not exist.
     """
     dice = random.Random(f"{seed}/{topic.name}")  # noqa: S311 - a test's choice, to be repeated
     items: list[Item] = []

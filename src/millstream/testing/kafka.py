@@ -1,8 +1,8 @@
 """An Apache Kafka node for tests: a real one, in a temporary folder, on free ports of this machine.
 
-Its jars are fetched once, by Maven and from wherever Maven is told to fetch, and kept in the user's
-cache; the node needs nothing else but Java. It is broker and controller in one, with one copy of
-everything, small internal topics, and housekeeping every second instead of every five minutes.
+Maven fetches its jars once, from the repository that Maven is configured for, and they are kept in the user's
+cache; otherwise the node needs only Java. It is broker and controller in one, with a replication factor of 1,
+small internal topics, and maintenance every second instead of every five minutes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from millstream.errors import EnvironmentProblem
@@ -89,8 +88,7 @@ def jars(env: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of Kafka's jars, fetching them the first time (54 MB).
 
     Raises:
-        EnvironmentProblem: Maven is not installed, or could not fetch them; the message has what it
-            said.
+        EnvironmentProblem: Maven is not installed, or could not fetch them; the message has its output.
     """
     folder = _jars_folder(env)
     if _whole(folder):
@@ -113,17 +111,17 @@ def jars(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def _fetch(folder: Path) -> None:
-    words = ["mvn", "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies"]
-    words += ["-DincludeScope=runtime", f"-DoutputDirectory={folder / 'libs'}"]
+    command = ["mvn", "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies"]
+    command += ["-DincludeScope=runtime", f"-DoutputDirectory={folder / 'libs'}"]
     try:
-        done = subprocess.run(  # noqa: S603 - Maven, with words of our own
-            words, capture_output=True, check=False, timeout=_FETCH_S
+        done = subprocess.run(  # noqa: S603 - Maven, with our arguments
+            command, capture_output=True, check=False, timeout=_FETCH_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentProblem(f"Maven could not fetch Apache Kafka: {error}") from error
     if done.returncode:
-        said = (done.stdout + done.stderr).decode(errors="replace")[-1000:]
-        raise EnvironmentProblem(f"Maven could not fetch Apache Kafka {VERSION}: {said}")
+        output = (done.stdout + done.stderr).decode(errors="replace")[-1000:]
+        raise EnvironmentProblem(f"Maven could not fetch Apache Kafka {VERSION}: {output}")
 
 
 def _jars_folder(env: Mapping[str, str]) -> Path:
@@ -143,7 +141,7 @@ class ApacheKafka:
 
     Raises:
         EnvironmentProblem: Java, Maven or Kafka's jars are missing, or the node does not start; the
-            message has what it said.
+            message has its output.
     """
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
@@ -162,8 +160,8 @@ class ApacheKafka:
         for _ in range(3):  # another program may take a port between the look and the start
             if self._start(settings):
                 return
-        said = (self.folder / "node.log").read_text(errors="replace")[-2000:]
-        raise EnvironmentProblem(f"Apache Kafka did not start: {said}")
+        output = (self.folder / "node.log").read_text(errors="replace")[-2000:]
+        raise EnvironmentProblem(f"Apache Kafka did not start: {output}")
 
     def _start(self, settings: Mapping[str, str]) -> bool:
         port, control = _free_ports(2)
@@ -182,24 +180,24 @@ class ApacheKafka:
         with (self.folder / "node.log").open("wb") as log:
             formatting = ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(file)]
             done = subprocess.run(  # noqa: S603 - the Java that runs Spark, and Kafka's jars
-                self._words(formatting), stdout=log, stderr=log, check=False
+                self._command(formatting), stdout=log, stderr=log, check=False
             )
             if done.returncode:
                 return False
             self._process = subprocess.Popen(  # noqa: S603 - as above
-                self._words(["kafka.Kafka", str(file)]),
+                self._command(["kafka.Kafka", str(file)]),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for the tests
             )
-        return self._answers(self._process, port)
+        return self._is_listening(self._process, port)
 
-    def _words(self, program: list[str]) -> list[str]:
+    def _command(self, program: list[str]) -> list[str]:
         options = [_HEAP, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         return [str(self._java), *options, "-cp", f"{self._jars}/*", *program]
 
-    def _answers(self, process: subprocess.Popen[bytes], port: int) -> bool:
-        """Wait until the node takes connections; False if it ended before."""
+    def _is_listening(self, process: subprocess.Popen[bytes], port: int) -> bool:
+        """Wait until the node accepts connections; False if it ended before."""
         end = time.monotonic() + _START_S
         while process.poll() is None and time.monotonic() < end:
             with socket.socket() as probe:
@@ -222,7 +220,7 @@ class ApacheKafka:
             self._process.wait()
 
     def close(self) -> None:
-        """Stop the node and remove all that it kept."""
+        """Stop the node and remove its files."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.terminate()
@@ -236,12 +234,7 @@ class ApacheKafka:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

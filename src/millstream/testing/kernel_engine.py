@@ -49,7 +49,7 @@ class MemoryBucketState:
         return self.stores.setdefault(key, MemoryRunStore())
 
     def copy(self) -> MemoryBucketState:
-        """Return a state that goes its own way from here on. Runs never change, so they are shared."""
+        """Return an independent copy. Runs never change, so they are shared."""
         stores = {
             key: MemoryRunStore(dict(store.tables), store.saved)
             for key, store in self.stores.items()
@@ -59,7 +59,7 @@ class MemoryBucketState:
 
 @dataclass
 class MemoryPartition:
-    """One partition in memory: records, and promises between them.
+    """One partition in memory: records, and punctuations between them.
 
     ``taken`` counts the items that batches have read, ``active_ms`` says when (in running time) a
     record was last among them.
@@ -115,7 +115,7 @@ class MemoryPartition:
 
 @dataclass
 class KernelEngine:
-    """Runs a plan over arrivals: partitions in lists, state in memory, targets that are real.
+    """Runs a plan on inputs: partitions in lists, state in memory, real sinks.
 
     ``clock_ms`` is running time, which only Ticks move; ``now_ms`` is the time of day, which
     arrivals move, too.
@@ -147,28 +147,28 @@ class KernelEngine:
     def run(self, inputs: Mapping[str, Sequence[Item]], batches: int, crashes: int = 0) -> None:
         """Run all inputs, cut into about ``batches`` batches; Ticks make batches of their own.
 
-        ``crashes`` times a batch is lost at a point of its way, and run again by a new run.
+        ``crashes`` times a batch is interrupted, and run again by a new run.
         """
         self.now_ms = _beginning_ms(inputs)
         to_come = self._crashes(inputs, batches, crashes)
         with ExitStack() as opened:
-            targets = self._begin(opened)
+            committer = self._begin(opened)
             for batch_id, ends in enumerate(self._ends(inputs, batches)):
                 for point in to_come.get(batch_id, ()):
-                    self._crash(targets, batch_id, ends, point)
+                    self._crash(committer, batch_id, ends, point)
                     opened.close()
-                    targets = self._begin(opened)
-                self._commit(targets, batch_id, self._batch(ends))
+                    committer = self._begin(opened)
+                self._commit(committer, batch_id, self._batch(ends))
 
     def _begin(self, opened: ExitStack) -> BatchCommitter:
-        targets = opened.enter_context(open_committer(self.plan, self.views, self.views.parent))
-        targets.begin_run(_JOB, "in-memory")
-        return targets
+        committer = opened.enter_context(open_committer(self.plan, self.views, self.views.parent))
+        committer.begin_run(_JOB, "in-memory")
+        return committer
 
     def _crashes(
         self, inputs: Mapping[str, Sequence[Item]], batches: int, crashes: int
     ) -> dict[int, list[CrashPoint]]:
-        """Choose the batches that are lost, and where on their way."""
+        """Choose the batches to interrupt, and the points of the crashes."""
         ticks = sum(section.tick is not None for section in _sections(inputs))
         count = len(_sections(inputs)) * batches + ticks
         chosen: dict[int, list[CrashPoint]] = {}
@@ -179,38 +179,38 @@ class KernelEngine:
 
     def _crash(
         self,
-        targets: BatchCommitter,
+        committer: BatchCommitter,
         batch_id: int,
         ends: Mapping[str, Sequence[int]],
         point: CrashPoint,
     ) -> None:
-        """Run a batch up to a point; what was not committed by then is as if it had not been."""
+        """Run a batch up to a point; undo what was not committed by then."""
         states = {place: state.copy() for place, state in self.states.items()}
         read = [(p, p.taken, p.active_ms) for logs in self.logs.values() for p in logs]
         rows = self._batch(ends)
         if point == "after the commit":
-            self._commit(targets, batch_id, rows)
+            self._commit(committer, batch_id, rows)
         self.states = states
         for partition, taken, active_ms in read:
             partition.taken, partition.active_ms = taken, active_ms
 
-    def _commit(self, targets: BatchCommitter, batch_id: int, rows: list[FrameRow]) -> None:
-        outcome = collect_results(self.plan, rows)
-        reached = outcome.watermark
+    def _commit(self, committer: BatchCommitter, batch_id: int, rows: list[FrameRow]) -> None:
+        result = collect_results(self.plan, rows)
+        watermark = result.watermark
         at = datetime.fromtimestamp(self.now_ms / 1000, UTC)
-        known = targets.state_store.status(self.plan.app, _JOB)
+        known = committer.state_store.status(self.plan.app, _JOB)
         status = {
-            "watermark": None if reached is None else reached.isoformat(),
-            "forgotten_producers": outcome.forgotten_producers,
-            "gauges": outcome.gauges,
+            "watermark": None if watermark is None else watermark.isoformat(),
+            "forgotten_producers": result.forgotten_producers,
+            "gauges": result.gauges,
             "lag": {
                 f"{topic}/{number}": len(partition.items) - partition.taken
                 for topic, logs in self.logs.items()
                 for number, partition in enumerate(logs)
             },
-            **time_status(known, self.plan, outcome, batch_id, at),
+            **time_status(known, self.plan, result, batch_id, at),
         }
-        targets.commit(batch_id, outcome, status)
+        committer.commit(batch_id, result, status)
 
     def _batches(
         self, inputs: Mapping[str, Sequence[Item]], batches: int
@@ -221,7 +221,7 @@ class KernelEngine:
     def _ends(
         self, inputs: Mapping[str, Sequence[Item]], batches: int
     ) -> Iterator[Mapping[str, Sequence[int]]]:
-        """Say where each batch ends, once the one before is done."""
+        """Yield where each batch ends, once the one before is done."""
         for section in _sections(inputs):
             self._append(section)
             for cuts in range(batches - 1, 0, -1):
@@ -234,7 +234,7 @@ class KernelEngine:
                 yield self._all()
 
     def _append(self, section: _Section) -> None:
-        """Put a section's rows into the partitions; a row that does not say arrives with the last."""
+        """Append a section's rows to the partitions; a row without a time arrives with the one before."""
         began_ms = self.now_ms
         for topic, items in section.items.items():
             stamp_ms = began_ms
@@ -280,7 +280,7 @@ class KernelEngine:
         return rows
 
     def _read(self, ends: Mapping[str, Sequence[int]]) -> list[FrameRow]:
-        """Read what is before the ends; give what the sources make of it."""
+        """Read up to the ends; return the rows of the sources."""
         before = {topic: [p.taken for p in logs] for topic, logs in self.logs.items()}
         for topic, goals in ends.items():
             for partition, goal in zip(self.logs[topic], goals, strict=True):
@@ -294,15 +294,15 @@ class KernelEngine:
 
     def _ingest(self, source: SourcePlan, before: Sequence[int]) -> list[FrameRow]:
         partitions = self.logs[source.topic]
-        lanes = [
-            lane
+        splits = [
+            split
             for number, (partition, start) in enumerate(zip(partitions, before, strict=True))
-            for lane in self._splits(partition, number, start)
+            for split in self._splits(partition, number, start)
         ]
         planned = self._planned(source)
-        middle = self.dice.randint(0, len(lanes))  # as if two tasks had read them
+        middle = self.dice.randint(0, len(splits))  # as if two tasks had read them
         rows: list[FrameRow] = []
-        for part in (lanes[:middle], lanes[middle:]):
+        for part in (splits[:middle], splits[middle:]):
             rows += Ingest(source, self.plan.buckets).run(part, planned)
         return rows
 
@@ -323,7 +323,7 @@ class KernelEngine:
         )
 
     def _splits(self, partition: MemoryPartition, number: int, start: int) -> list[SplitInput]:
-        """Read a range as one or two lanes, and each lane as one or more record batches."""
+        """Read a range as one or two splits, and each split as one or more record batches."""
         end = partition.taken
         middle = self.dice.randint(start, end)
         ranges = [(start, middle), (middle, end)]
@@ -348,7 +348,7 @@ class KernelEngine:
 
 @dataclass
 class _Section:
-    """What stands between two Ticks, and the Tick that ends it."""
+    """The items between two Ticks, and the Tick that ends them."""
 
     items: dict[str, list[InputRecord | WatermarkAdvance]]
     tick: Tick | None
@@ -371,7 +371,7 @@ def _sections(inputs: Mapping[str, Sequence[Item]]) -> list[_Section]:
 
 
 def _beginning_ms(inputs: Mapping[str, Sequence[Item]]) -> int:
-    """Return what time it is when the test begins: the earliest that it speaks of, or the real one."""
+    """Return the time at which the test begins: the earliest one in its inputs, or the present."""
     given = [
         item.at_ms if isinstance(item, InputRecord) else item.milliseconds(0)
         for items in inputs.values()

@@ -1,7 +1,7 @@
-"""The outputs of a pipeline under test: everything lands in one temporary folder, and is read there.
+"""The outputs of a pipeline under test: written to one temporary folder, and read from there.
 
-Views that the app keeps in a database go to the app's own store, topics to a log in the folder,
-datasets to folders in it. Functions of ``foreach`` are the user's own, and are called.
+Views that the app keeps in a database go to the app's own store, topics to a log in the folder, datasets to
+folders in it. Functions of ``foreach`` are called as they are.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _end(sink: SinkPlan, folder: Path) -> SinkSpec:
 
 
 def dataset_folder(folder: Path, name: str) -> Path:
-    """Return where a dataset lies in a test's folder."""
+    """Return the path of a dataset in a test's folder."""
     return folder / "datasets" / name.replace("/", "_")
 
 

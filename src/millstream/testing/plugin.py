@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def replay(pytestconfig: pytest.Config) -> Callable[..., Result]:
-    """Run an app many times, cut into batches and crashed at random; one answer, or it fails."""
+    """Run an app many times, with random batches and crashes; fail if the outputs differ."""
     from millstream.testing.replay import replay as work  # noqa: PLC0415 - loads when it is used
 
     options: dict[str, Any] = {

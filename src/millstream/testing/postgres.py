@@ -16,7 +16,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from millstream.errors import EnvironmentProblem
@@ -42,8 +41,7 @@ class PostgresServer:
     that are for durability are off, but the server is otherwise as it comes.
 
     Raises:
-        EnvironmentProblem: PostgreSQL is not installed, or does not start; the message has what it
-            said.
+        EnvironmentProblem: PostgreSQL is not installed, or does not start; the message has its output.
     """
 
     user = "tester"
@@ -129,13 +127,13 @@ class PostgresServer:
                     stderr=log,
                     **self._as_account(),
                 )
-            if self._answers(self._process):
+            if self._is_listening(self._process):
                 return
-        said = (self.folder / "server.log").read_text(errors="replace")
-        raise EnvironmentProblem(f"The PostgreSQL server did not start: {said[-2000:]}")
+        output = (self.folder / "server.log").read_text(errors="replace")
+        raise EnvironmentProblem(f"The PostgreSQL server did not start: {output[-2000:]}")
 
-    def _answers(self, process: subprocess.Popen[bytes]) -> bool:
-        """Wait until the server takes connections; False if it ended before."""
+    def _is_listening(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait until the server accepts connections; False if it ended before."""
         end = time.monotonic() + _START_S
         ready: list[str | Path] = [
             self._programs / "pg_isready",
@@ -161,7 +159,7 @@ class PostgresServer:
         }
 
     def close(self) -> None:
-        """Stop the server at once and remove all that it kept."""
+        """Stop the server at once and remove its files."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGQUIT)  # immediately: nothing is to be kept
@@ -171,12 +169,7 @@ class PostgresServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -1,7 +1,7 @@
-"""One answer, however the events fall into batches and partitions, and whatever crashes meanwhile.
+"""Checks that outputs do not depend on batches, partitions and crashes.
 
-:func:`replay` runs a pipeline over the same input many times and compares. What may differ from run
-to run, such as which of the early rows of a window came out, is not compared: views are.
+:func:`replay` runs a pipeline over the same input many times and compares the views. Outputs that may differ
+from run to run, such as the early rows of a window, are not compared.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def replay(
     crash: int = 1,
     seed: int = 0,
 ) -> Result:
-    """Run the app again and again, cut and crashed at random, and make sure of one answer.
+    """Run the app many times, with random batches and crashes, and check that the views are the same.
 
     Args:
         inputs: As for :func:`millstream.testing.run`.
         batchings: How many times, each cut into batches in another way.
-        partitions: Numbers of partitions, which take turns. Whether an event is late is judged in
-            its partition, so inputs with late events may have other answers in other numbers.
+        partitions: Numbers of partitions, used in turn. Whether an event is late depends on its
+            partition, so inputs with late events may have other results with other numbers.
         crash: How many times each run crashes.
         seed: The first of the seeds; a failure names its own.
 
@@ -49,8 +49,8 @@ def replay(
         count = partitions[number % len(partitions)]
         own = seed + number
         other = run(app, inputs, batches=batches, partitions=count, seed=own, crash=crash)
-        told = f"batches={batches}, partitions={count}, seed={own}, crash={crash}"
-        _compare(first, other, f"testing.run(app, inputs, {told})")
+        options = f"batches={batches}, partitions={count}, seed={own}, crash={crash}"
+        _compare(first, other, f"testing.run(app, inputs, {options})")
     return first
 
 

@@ -1,8 +1,8 @@
-"""Run a pipeline on given rows and look at what comes out.
+"""Runs a pipeline on given rows, and returns its outputs.
 
 ``engine="kernel"`` runs the same plan and kernels in this process, without a JVM: a batch takes some
 tens of milliseconds. ``engine="spark"`` writes the rows to a log in a temporary folder and runs the real
-job. Both commit into a real view store, and both give the same answers.
+job. Both commit into a real view store, and both have the same results.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Engine = Literal["kernel", "spark"]
 
 
 class Result:
-    """What came out of a run: views and their changes, topics, datasets, dead letters, the ledger.
+    """The outputs of a run: views and their changes, topics, datasets, dead letters, the ledger.
 
-    It lies in a temporary folder that goes with this object.
+    They are in a temporary folder, which is deleted with this object.
     """
 
     def __init__(self, plan: JobPlan, folder: Path, views: Path) -> None:
@@ -83,14 +83,14 @@ class Result:
 
     @property
     def dead(self) -> pl.DataFrame:
-        """What could not be processed: place, step, reason, and the original bytes."""
+        """The dead letters: topic, partition, offset, step, reason, and the original bytes."""
         return self[DEAD_LETTERS_VIEW]
 
     @property
     def ledger(self) -> pl.DataFrame:
         """The ledger, one row per batch and step, in the order of the graph.
 
-        ``read`` is the sum of the exits emitted, held, late, dead, filtered and duplicate. ``made``
+        ``read`` is the sum of the exits emitted, held, late, dead, filtered and duplicate. ``rows_out``
         counts the rows that the step gave on; what comes next reads them.
         """
         lines = self._store.ledger(self._app)
@@ -105,13 +105,13 @@ class Result:
 
     @property
     def watermark(self) -> datetime | None:
-        """How far event time had come in the end; None if some partition never said."""
-        reached = self._store.status(self._app).get("watermark")
-        return None if reached is None else datetime.fromisoformat(reached)
+        """The watermark at the end; None if some partition had no event."""
+        watermark = self._store.status(self._app).get("watermark")
+        return None if watermark is None else datetime.fromisoformat(watermark)
 
     @property
     def forgotten_producers(self) -> dict[str, int]:
-        """How many producers, by source, were let go because there were more than are followed."""
+        """How many producers of each source were forgotten because there were too many to follow."""
         forgotten: dict[str, int] = self._store.status(self._app).get("forgotten_producers", {})
         return forgotten
 
@@ -131,7 +131,7 @@ def run(
     crash: int = 0,
     engine: Engine = "kernel",
 ) -> Result:
-    """Run the app on rows and give what came out.
+    """Run the app on rows; return its outputs.
 
     Nothing outside of a temporary folder is touched: views that the app keeps in a database, topics
     and datasets are written there. Functions of ``foreach`` are called as they are.
@@ -147,7 +147,7 @@ def run(
         partitions: How many partitions each topic has, instead of what the app declares.
         seed: Chooses the cuts, the crashes, and the partitions of rows without a key.
         crash: How many times the run crashes, before the commit of a batch or after it, and goes on
-            with a new run, as after ``kill -9``: nothing that comes out may depend on it.
+            with a new run, as after ``kill -9``: no output may depend on it.
         engine: ``"kernel"``: in process. ``"spark"``: the real job; takes neither Ticks nor
             Watermarks nor crashes.
 
@@ -176,7 +176,7 @@ def run(
         for topic, rows in inputs.items()
     }
     folder = Path(tempfile.mkdtemp(prefix="millstream-test-"))
-    # Keys are divided by a seed that the test's seed gives: no answer may depend on it.
+    # The hash seed of keys comes from the test's seed: no output may depend on it.
     buckets = Buckets(app.buckets, random.Random(seed).getrandbits(63))  # noqa: S311
     plan = redirected(app.plan(buckets), folder)
     dice = random.Random(seed)  # noqa: S311 - a test's choice, to be repeated

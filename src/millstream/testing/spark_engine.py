@@ -1,7 +1,7 @@
 """The Spark engine of the test kit: the real job on a log in a temporary folder.
 
-The input is cut into batches as the in-process engine cuts it: somewhere in every partition. What a
-batch reads is sent once the one before it is committed, while the job runs.
+The input is cut into batches as the in-process engine does it: somewhere in every partition. The records of
+a batch are sent once the batch before is committed, while the job runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run_on_spark(
     batches: int,
     dice: random.Random,
 ) -> Path:
-    """Write the records to a log, batch by batch as the job goes; give the view store's path."""
+    """Write the records to a log, batch by batch as the job runs; return the view store's path."""
     records = _records(inputs)
     with connect(folder) as log:
         for topic, count in partition_counts.items():
@@ -67,7 +67,7 @@ def _records(inputs: Mapping[str, Sequence[Item]]) -> list[tuple[str, InputRecor
 
 
 def _parts(records: Sequence[tuple[str, InputRecord]], batches: int, dice: random.Random) -> Parts:
-    """Cut every partition at random places; give what each batch reads, leaving out empty ones."""
+    """Cut every partition at random places; return the records of each batch that has some."""
     counts = Counter((topic, record.partition) for topic, record in records)
     ends = {
         place: sorted(dice.randint(0, count) for _ in range(batches - 1))
@@ -83,7 +83,7 @@ def _parts(records: Sequence[tuple[str, InputRecord]], batches: int, dice: rando
 
 
 def _feed(job: Job, folder: Path, parts: Parts) -> None:
-    """Send the first part; if there are more, run the job and send each when the one before is in."""
+    """Send the first part; if there are more, run the job and send each after the batch before."""
     to_come = iter(parts)
     _send(folder, next(to_come, []))
     unread = len(parts)

@@ -1,6 +1,9 @@
-"""View stores: maintained tables, their change logs, and the one commit that moves them.
+"""Views: tables that a job maintains, their change logs, and the commit of a batch to all sinks.
 
-`views/state_store/store.py` is the writer's and reader's contract, `reader.py` what :func:`millstream.view` returns.
+Start with `sink.py`, the contract of a sink and the order of a commit; `commit/` does it. `query.py` is the
+contract of a reader, `reader.py` has :func:`millstream.view`. `state_store/` is the app's SQLite store,
+`postgres/` reads views in PostgreSQL, `sinks/` are the other sinks, `runs/` is about a run of an app, and
+`server/` serves views and the page over HTTP.
 """
 
 from millstream.views import panels

@@ -1,6 +1,6 @@
 """Addresses of view stores: ``sqlite`` for the app's own, a URL for PostgreSQL.
 
-A URL may hold a user and a password. What is shown of it, in errors and elsewhere, is the rest.
+A URL may hold a user and a password, which errors and other texts leave out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHAPE = "postgresql://user:password@host:5432/database"
 
 @dataclass(frozen=True)
 class PostgresAddress:
-    """Where a PostgreSQL view store lies. ``shown`` has no credentials; ``url`` may have."""
+    """The address of a PostgreSQL view store. ``shown`` has no credentials; ``url`` may have."""
 
     shown: str
     url: str = field(repr=False)
@@ -32,10 +32,10 @@ class PostgresAddress:
 
 
 def postgres_address(url: str) -> PostgresAddress:
-    """Take a URL apart.
+    """Parse a URL.
 
     Raises:
-        ConfigError: it is none of PostgreSQL's, or cannot be read.
+        ConfigError: it is not a URL of PostgreSQL, or cannot be parsed.
     """
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in _SCHEMES:
@@ -69,7 +69,7 @@ def parse_store(store: str | None, *, what: str) -> str | None:
     """Return the address of a store as plans have it: None for the app's own.
 
     Raises:
-        ConfigError: ``what`` was given an address that is none.
+        ConfigError: ``what`` was given something that is not an address.
     """
     if store is None or store == STATE_STORE:
         return None

@@ -1,13 +1,13 @@
-"""Since when each output is fed, and where it has gaps.
+"""Coverage: the spans of the log that each output reflects, and the gaps between them.
 
-An output gets what comes out of the pipeline while it is declared. One that is declared later, is left
-out of a run, or is declared differently, therefore lacks rows or has rows of two programs. The state store
-keeps of each output the spans in which it was fed, and moves them on once a run has begun in
-all targets; who reads a view is told.
+An output is written while the app declares it. An output that is declared later, is left out of a run, or
+is declared differently, lacks rows or has rows of two programs. The state store keeps the spans in which
+each output was written, and updates them once a run has begun in all sinks. Readers of an incomplete
+output get a warning.
 
-What comes out after a moment is whole, even where it was counted from earlier events: a state goes on
-whether or not an output shows it. So a span says from where in the log on what came out is there. What
-came out before that moment and has not changed since is missing.
+Rows written after a span begins are complete, even if they count earlier events: operators keep their
+state whether or not an output shows it. Rows that were due before the span and have not changed since
+are missing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ FUNCTION = "function"
 
 
 class PartialOutputWarning(UserWarning):
-    """What is read was not fed all the time, or by more than one declaration: the text says when."""
+    """An output was not written all the time, or by more than one declaration: the text says when."""
 
 
 @dataclass(frozen=True)
 class BatchBoundary:
-    """A place between two batches: before ``batch_id``, at a position of the log and a time (RFC 3339)."""
+    """A point between two batches: before ``batch_id``, at a position of the log and a time (RFC 3339)."""
 
     batch_id: int
     position: Mapping[str, Any]
@@ -41,9 +41,9 @@ class BatchBoundary:
 
 @dataclass(frozen=True)
 class CoverageSpan:
-    """A time in which an output was fed, by one declaration: half-open, ``[since, until)``.
+    """A span in which an output was written, by one declaration: half-open, ``[since, until)``.
 
-    ``since`` is None from the beginning of the log on; ``until`` is None while it goes on.
+    ``since`` is None for the beginning of the log; ``until`` is None while the span goes on.
     """
 
     since: BatchBoundary | None = None
@@ -51,35 +51,35 @@ class CoverageSpan:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> CoverageSpan:
-        """Read back what ``asdict`` gave."""
+        """Return the object of values made by ``asdict``."""
         ends = [
             None if values[n] is None else BatchBoundary(**values[n]) for n in ("since", "until")
         ]
         return cls(*ends)
 
 
-OutputSink = tuple[str, str]  # an output's name, and where it ends
+OutputSink = tuple[str, str]  # an output's name, and the label of its sink: see sink_label
 
 
 @dataclass(frozen=True)
 class OutputCoverage:
-    """An output as the state store knows it: what its rows mean, and when it was fed."""
+    """An output as the state store keeps it: what its rows mean, and its spans."""
 
     definition: str
     spans: tuple[CoverageSpan, ...] = (CoverageSpan(),)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> OutputCoverage:
-        """Read back what ``asdict`` gave."""
+        """Return the object of values made by ``asdict``."""
         spans = tuple(CoverageSpan.from_json(span) for span in values["spans"])
         return cls(values["definition"], spans)
 
     def paused(self, now: BatchBoundary) -> OutputCoverage:
-        """Give it as of a run without it.
+        """Return the coverage as of a run without the output.
 
-        A last span in which no batch was committed stays where it follows the one before at once: that is
-        of another declaration, and must not go on when this one comes back. Behind a gap it goes, as the
-        output reflects nothing of it.
+        If no batch was committed in the last span, the span stays if it directly follows the one before:
+        that one has another declaration, and must not go on when this one comes back. After a gap the
+        span is removed, as the output reflects nothing of it.
         """
         *before, last = self.spans
         if last.until is not None:
@@ -90,7 +90,7 @@ class OutputCoverage:
         return replace(self, spans=spans)
 
     def resumed(self, now: BatchBoundary) -> OutputCoverage:
-        """Give it as of a run with it: where nothing was missed, its last span goes on."""
+        """Return the coverage as of a run with the output: if no batch was missed, its last span goes on."""
         *before, last = self.spans
         if last.until is None:
             return self
@@ -105,7 +105,7 @@ def _is_adjacent(before: CoverageSpan, after: CoverageSpan) -> bool:
 
 
 def _without_empty(spans: Sequence[CoverageSpan]) -> tuple[CoverageSpan, ...]:
-    """Leave out spans in which no batch was committed, but for the only one."""
+    """Leave out spans in which no batch was committed, unless there is no other."""
     kept = [
         span
         for span in spans
@@ -116,30 +116,30 @@ def _without_empty(spans: Sequence[CoverageSpan]) -> tuple[CoverageSpan, ...]:
 
 
 def initial_coverage(plan: JobPlan) -> dict[OutputSink, OutputCoverage]:
-    """Give the outputs of a plan as if they had been there from the beginning."""
-    meanings = plan.program.outputs
+    """Return the coverage of a plan's outputs that are written from the beginning."""
+    definitions = plan.program.outputs
     return {
-        (sink.name, sink_label(sink)): OutputCoverage(canonical_text(meanings.get(sink.name)))
+        (sink.name, sink_label(sink)): OutputCoverage(canonical_text(definitions.get(sink.name)))
         for sink in plan.sinks
     }
 
 
 def sink_label(sink: SinkPlan) -> str:
-    """Say where an output ends, without credentials."""
-    end = sink.spec
-    if isinstance(end, ViewSinkSpec):
+    """Return a text for the sink of an output, without credentials."""
+    spec = sink.spec
+    if isinstance(spec, ViewSinkSpec):
         return (
             STATE_STORE_VIEW
-            if end.store is None
-            else database_view_label(postgres_address(end.store).shown)
+            if spec.store is None
+            else database_view_label(postgres_address(spec.store).shown)
         )
-    if isinstance(end, TopicSinkSpec):
-        return f"topic {end.topic}"
-    return f"dataset {end.path}" if isinstance(end, DatasetSinkSpec) else FUNCTION
+    if isinstance(spec, TopicSinkSpec):
+        return f"topic {spec.topic}"
+    return f"dataset {spec.path}" if isinstance(spec, DatasetSinkSpec) else FUNCTION
 
 
 def database_view_label(store: str) -> str:
-    """Say where a view ends that a database keeps, given what is shown of its address."""
+    """Return the label of a view in a database, whose address is shown as ``store``."""
     return f"view in {store}"
 
 
@@ -149,37 +149,37 @@ def next_coverage(
     now: BatchBoundary,
     same: Callable[[str, str], bool],
 ) -> dict[OutputSink, OutputCoverage]:
-    """Give all outputs as of a run that begins ``now`` with the declared ones.
+    """Return the coverage of all outputs as of a run that begins ``now`` with the declared ones.
 
-    ``same`` says whether what was meant and what is now is the same.
+    ``same`` compares a stored definition with the declared one.
     """
     if now.batch_id == 0:  # nothing was committed, so nothing is missing anywhere
         return dict(declared)
-    after = {where: one.paused(now) for where, one in known.items() if where not in declared}
-    for where, one in declared.items():
-        before = known.get(where)
+    after = {output: one.paused(now) for output, one in known.items() if output not in declared}
+    for output, one in declared.items():
+        before = known.get(output)
         if before is None:
-            after[where] = replace(one, spans=(CoverageSpan(now),))
+            after[output] = replace(one, spans=(CoverageSpan(now),))
         elif same(before.definition, one.definition):
-            after[where] = replace(before.resumed(now), definition=one.definition)
+            after[output] = replace(before.resumed(now), definition=one.definition)
         else:
             spans = (*before.paused(now).spans, CoverageSpan(now))
-            after[where] = replace(one, spans=_without_empty(spans))
+            after[output] = replace(one, spans=_without_empty(spans))
     return after
 
 
 def spans_to_json(spans: Sequence[CoverageSpan]) -> list[dict[str, Any]]:
-    """Give spans in JSON kinds."""
+    """Return spans as JSON values."""
     return [asdict(span) for span in spans]
 
 
 def is_complete(spans: Sequence[CoverageSpan]) -> bool:
-    """Whether an output has been fed by one declaration from the beginning on, without a gap."""
+    """Return whether an output has been written from the beginning, without a gap, by one declaration."""
     return list(spans) == [CoverageSpan()]
 
 
 def last_covered(spans: Sequence[CoverageSpan]) -> tuple[int | None, dict[str, Any]] | None:
-    """Give the last batch and the position that an output reflects which is no longer fed."""
+    """Return the last batch and the position that an output reflects; None while it is written."""
     if not spans or spans[-1].until is None:
         return None
     until = spans[-1].until
@@ -187,42 +187,42 @@ def last_covered(spans: Sequence[CoverageSpan]) -> tuple[int | None, dict[str, A
 
 
 def warn_if_partial(what: str, spans: Sequence[CoverageSpan]) -> None:
-    """Tell who opens an output that it is not whole."""
+    """Warn the caller that opens an output if it is incomplete."""
     note = partial_note(spans)
     if note is not None:
         warnings.warn(f"{what} {note}.", PartialOutputWarning, stacklevel=3)
 
 
 def partial_note(spans: Sequence[CoverageSpan]) -> str | None:
-    """Say in words what an output lacks; None when nothing."""
+    """Return a text that says what an output lacks; None if nothing."""
     if not spans or is_complete(spans):
         return None
-    told = []
+    notes = []
     if spans[0].since is not None:
-        told.append(
-            f"is fed since {_format_boundary(spans[0].since)}; what came out before is missing"
+        notes.append(
+            f"is written since {_format_boundary(spans[0].since)}; what came out before is missing"
         )
     for before, after in pairwise(spans):
         assert before.until is not None
         assert after.since is not None
         if _is_adjacent(before, after):
-            told.append(f"was declared differently before {_format_boundary(after.since)}")
+            notes.append(f"was declared differently before {_format_boundary(after.since)}")
         else:
-            told.append(
-                f"was not fed from {_format_boundary(before.until)} to {_format_boundary(after.since)}; what came out or "
-                "was taken back then is missing"
+            notes.append(
+                f"was not written from {_format_boundary(before.until)} to "
+                f"{_format_boundary(after.since)}; what came out or was taken back then is missing"
             )
     if spans[-1].until is not None:
-        told.append(
-            f"is no longer fed since {_format_boundary(spans[-1].until)}, when the app left it out"
+        notes.append(
+            f"is no longer written since {_format_boundary(spans[-1].until)}, when the app left it out"
         )
-    return "; it ".join(told)
+    return "; it ".join(notes)
 
 
-def _format_boundary(moment: BatchBoundary) -> str:
+def _format_boundary(boundary: BatchBoundary) -> str:
     read = [
         f"{topic}/{partition} {offset}"
-        for topic, offsets in moment.position.items()
+        for topic, offsets in boundary.position.items()
         for partition, offset in offsets.items()
     ]
-    return f"{moment.at} (batch {moment.batch_id}; read up to {', '.join(read) or 'nothing'})"
+    return f"{boundary.at} (batch {boundary.batch_id}; read up to {', '.join(read) or 'nothing'})"

@@ -1,15 +1,16 @@
-"""From the view of dead records to their topic in the log: each comes there exactly once.
+"""Forwards dead letters from an app's view to its topic in the log, each exactly once.
 
-The view ``dead_letter_relay`` is the outbox: its rows are committed with the batch that met them. The
-relay forwards what is not yet in the topic ``<app>.dead``, in transactions of the log. Each carries
-a fence named after step, topic (by its id) and partition, which stands at the offset forwarded last; as
-records of a partition die in the order of their offsets, what lies above it is new. (So a pipeline whose
-folder was deleted, and which is built again from the log, does not forward its dead a second time; and of a
-topic that was deleted and created again it forwards those at the same offsets, too. A reset removes the
-fences: the program that comes then may fail on other records, below those on which the last one did.)
+The view ``dead_letters`` is the outbox: its rows are committed with the batch that found them. The relay
+forwards those that are not yet in the topic ``<app>.dead``, in transactions of the log. Each transaction
+has a fence named after step, topic (by its id) and partition; the fence is at the last offset forwarded.
+Dead letters of a partition come in the order of their offsets, so those above the fence are new.
 
-A crash before a transaction's end leaves nothing in the topic; after it, the fence says what is
-there. The file ``relay-position`` beside the views only spares reading them from the beginning.
+- An app whose folder was deleted, and which is built again from the log, forwards nothing twice.
+- Of a topic that was deleted and created again, dead letters at the same offsets are forwarded, too.
+- A reset removes the fences: the next program may fail on other records, at lower offsets.
+
+What a crash leaves: `dead_letters.py`. The file ``relay-position`` beside the views only saves reading
+them from the beginning.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import polars as pl
 
 from millstream.client import EventLog, connect
 from millstream.client.producer import Producer
-from millstream.errors import FencePassedError, OffsetOutOfRangeError, RecordTooLargeError
+from millstream.errors import OffsetOutOfRangeError, RecordTooLargeError
 from millstream.kernels.errors.dead_letters import headers_from_text
 from millstream.record import omitted_value_header
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
+from millstream.views.dead_letters import SLICE_ROWS, send_once
 from millstream.views.position import TOPIC_IDS
 from millstream.views.reader import state_store_path
 from millstream.views.state_store.store import StateStore
@@ -34,28 +36,27 @@ DEAD_LETTER_HEADERS = ("topic", "partition", "offset", "step", "reason")
 """The headers of a record in the dead-letter topic, before those that it had."""
 
 RelayHeaders: TypeAlias = list[tuple[str, bytes | str | None]]
-_SLICE_ROWS = 10_000  # bounds a transaction
 
 
 def dead_letter_topic(app: str) -> str:
-    """Name the topic that takes an app's dead records."""
+    """Return the name of an app's dead-letter topic."""
     return f"{app}.dead"
 
 
 def relay_fence_prefix(app: str) -> str:
-    """Return what the names of an app's fences of this kind begin with."""
+    """Return the prefix of the fences of an app's relay."""
     return f"dead-relay/{app}/"
 
 
 def relay(log: Path | str, app: str, folder: Path | str | None = None) -> int:
-    """Forward the dead records that are not in the app's topic yet; give their number.
+    """Forward the dead letters that are not in the app's topic yet; return their number.
 
     Args:
         folder: Where apps keep their views; the log, if not given.
 
     Raises:
-        FolderOwnedError: the owner of the log's folder cannot be joined. They stay in the view; call
-            again.
+        FolderOwnedError: the owner of the log's folder accepts no connections. The dead letters stay in the
+            view; call again.
         ConfigError: the app has no views.
     """
     path = state_store_path(log if folder is None else folder, app)
@@ -72,7 +73,7 @@ def relay(log: Path | str, app: str, folder: Path | str | None = None) -> int:
 
 
 def _not_forwarded(store: StateStore, since: int) -> tuple[pl.DataFrame, int]:
-    """Read the rows that came after a change, and the number of the last change read."""
+    """Return the rows added after a change, and the number of the last change read."""
     try:
         changes = store.changes(DEAD_LETTERS_VIEW, since=since)
     except OffsetOutOfRangeError as gone:
@@ -94,40 +95,37 @@ def _read_relayed_change(path: Path) -> int:
 def _forward(
     log: EventLog, app: str, rows: pl.DataFrame, topic_ids: Mapping[str, str]
 ) -> Iterable[int]:
-    """Forward rows, a transaction at a time; yield how many each took."""
+    """Forward rows, a transaction at a time; yield the number of rows of each."""
     topic = dead_letter_topic(app)
     if topic not in log.topics():
         log.create_topic(topic)
-    # What belongs to no record of the log (the result of a window, say) stays in the view alone.
+    # Rows that belong to no record of the log (the result of a window, say) stay in the view.
     of_records = rows.filter(pl.col("offset") >= 0).sort("offset")
-    lines = of_records.partition_by("step", "topic", "partition", as_dict=True)
+    groups = of_records.partition_by("step", "topic", "partition", as_dict=True)
     with log.producer(transactional_id=f"dead-relay/{app}") as producer:
-        for (step, source, partition), line in lines.items():
+        for (step, source, partition), group in groups.items():
             writer = f"{relay_fence_prefix(app)}{step}/{topic_ids.get(source, source)}/{partition}"
             forwarded = log.fence(writer)
-            fresh = line if forwarded is None else line.filter(pl.col("offset") > forwarded)
-            for part in fresh.iter_slices(_SLICE_ROWS):
+            fresh = group if forwarded is None else group.filter(pl.col("offset") > forwarded)
+            for part in fresh.iter_slices(SLICE_ROWS):
                 yield _forward_transaction(producer, topic, writer, part)
 
 
 def _forward_transaction(
     producer: Producer, topic: str, writer: str, part: pl.DataFrame, *, whole: bool = True
 ) -> int:
-    """Forward rows in a transaction, and return how many they were.
+    """Forward rows in a transaction; return their number, 0 if another thread has forwarded them.
 
-    One that the topic has no room for with its headers goes without what it had itself, so that it does not
-    hold up the others for ever: its value stays in the view.
+    A dead letter that is too large for the topic goes without the record's key, value and headers, so that
+    it does not block the others forever. Its value stays in the view.
     """
+
+    def send(row: dict[str, Any]) -> None:
+        key, value, headers = _dead_letter(row) if whole else _dead_letter_without_record(row)
+        producer.send(topic, value, key=key, headers=headers)
+
     try:
-        with producer.transaction() as transaction:
-            transaction.fence(writer, part["offset"][-1])
-            for row in part.iter_rows(named=True):
-                key, value, headers = (
-                    _dead_letter(row) if whole else _dead_letter_without_record(row)
-                )
-                producer.send(topic, value, key=key, headers=headers)
-    except FencePassedError:  # a thread of this process was quicker
-        return 0
+        sent = send_once(producer, writer, part["offset"][-1], part, send)
     except RecordTooLargeError:
         if part.height > 1:
             ones = part.iter_slices(1)
@@ -135,7 +133,7 @@ def _forward_transaction(
         if not whole:
             raise
         return _forward_transaction(producer, topic, writer, part, whole=False)
-    return part.height
+    return part.height if sent else 0
 
 
 def _dead_letter(row: dict[str, Any]) -> tuple[bytes | None, bytes | None, RelayHeaders]:

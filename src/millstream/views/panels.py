@@ -1,8 +1,8 @@
-"""What an app's dashboard shows: panels, as plain values that are stored with the app.
+"""The panels of an app's dashboard, as plain values that are stored with the app.
 
 An app declares them (:meth:`millstream.App.dashboard`); the page of `millstream ui` draws them from
-the app's views, live. The numbers are worked out from the rows of the views in
-:mod:`millstream.views.server.panel_data`.
+the app's views, live. :mod:`millstream.views.server.panel_data` computes the numbers from the rows of
+the views.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Measure:
     """A number over some rows: how many there are, or the sum of a column, or one sum per another.
 
     Args:
-        label: What it is called.
+        label: Its name on the panel.
         column: The column that is added up; None counts rows.
         per: The column whose sum it is divided by, as clicks are by impressions.
-        unit: ``"percent"`` for a share of one, otherwise what stands behind the number, such as
-            ``"€"``; by default nothing.
+        unit: ``"percent"`` for a share of one, otherwise a text after the number, such as ``"€"``; by
+            default nothing.
         places: To how many decimal places it is rounded; by default not at all.
 
     """
@@ -47,7 +47,7 @@ class Measure:
 class Lines:
     """A chart of measures over time: one point for each value of the column ``time``.
 
-    ``last`` says how much of it is shown, back from the newest point.
+    ``last`` is the shown interval, which ends at the newest point.
     """
 
     title: str
@@ -65,7 +65,7 @@ class Lines:
 class Top:
     """A table of the ``rows`` values of the column ``by`` that have the most of the first measure.
 
-    Where ``time`` names a column, only rows of the newest stretch ``last`` of it count.
+    Where ``time`` names a column, only rows of the newest interval ``last`` of it count.
     """
 
     title: str
@@ -85,8 +85,8 @@ class Top:
 class Limits:
     """Bars of a value against its limit, one for each row, those nearest to their limit first.
 
-    Where ``newest`` names a column, such as a day, only the row that is largest by it counts of each
-    label. Value and limit are rounded to ``places`` decimal places, by default not at all.
+    Where ``newest`` names a column, such as a day, only the row of each label with the largest value in
+    it counts. Value and limit are rounded to ``places`` decimal places, by default not at all.
     """
 
     title: str
@@ -119,7 +119,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Newest:
-    """The rows that are largest by the column ``by``, mostly a time: what happened last."""
+    """The rows with the largest values in the column ``by``, usually a time: what happened last."""
 
     title: str
     view: str
@@ -153,7 +153,7 @@ def to_plain(panel: Panel) -> dict[str, Any]:
 
 
 def from_plain(values: Mapping[str, Any]) -> Panel:
-    """Return the panel that :func:`to_plain` gave the values of."""
+    """Return the panel of values made by :func:`to_plain`."""
     made = _KINDS[values["kind"]]
     known = {field.name for field in fields(made)}
     given = {name: value for name, value in values.items() if name in known}

@@ -1,7 +1,7 @@
 """Positions: what of the log a view reflects, as nested mappings and lists of numbers.
 
-The engine names only what a batch moved on, so a position is laid over the one before; a reader
-names only what it waits for, so a position covers another when each of its numbers is reached.
+The engine names only what a batch has read, so a position is merged into the one before. A reader names
+only what it waits for, so a position is reached when each of its numbers is.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 TOPIC_IDS = "topic_ids"
-"""The description under which a state_store keeps whose positions these are: the ids of topics, by name."""
+"""The description under which a state store keeps the ids of the topics of its positions, by name."""
 
 
 def merge_positions(before: Any, after: Any) -> Any:
-    """Return ``after``, with what only ``before`` has, mapping by mapping."""
+    """Return ``after``, with the entries that only ``before`` has, mapping by mapping."""
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return after
     return {
@@ -25,19 +25,19 @@ def merge_positions(before: Any, after: Any) -> Any:
     }
 
 
-def is_reached(reached: Any, asked: Any) -> bool:
-    """Whether each number in ``asked`` is at most the one in its place in ``reached``."""
-    if isinstance(asked, Mapping):
-        return isinstance(reached, Mapping) and all(
-            key in reached and is_reached(reached[key], value) for key, value in asked.items()
+def is_reached(position: Any, wanted: Any) -> bool:
+    """Return whether each number in ``wanted`` is at most the corresponding one in ``position``."""
+    if isinstance(wanted, Mapping):
+        return isinstance(position, Mapping) and all(
+            key in position and is_reached(position[key], value) for key, value in wanted.items()
         )
-    if isinstance(asked, list | tuple):
+    if isinstance(wanted, list | tuple):
         return (
-            isinstance(reached, list)
-            and len(reached) >= len(asked)
-            and all(map(is_reached, reached, asked))
+            isinstance(position, list)
+            and len(position) >= len(wanted)
+            and all(map(is_reached, position, wanted))
         )
-    return bool(reached is not None and reached >= asked)
+    return bool(position is not None and position >= wanted)
 
 
 def wait_until(
@@ -48,9 +48,9 @@ def wait_until(
     pause_s: float,
     timeout_s: float,
 ) -> bool:
-    """Look until the last batch and the position that are seen reach those asked for.
+    """Wait until the last batch and the position that ``look`` returns reach those given.
 
-    False after the timeout. ``pause_s`` lies between two looks.
+    False after the timeout. ``look`` is called every ``pause_s``.
     """
     end = time.monotonic() + timeout_s
     pause = threading.Event()

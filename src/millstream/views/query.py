@@ -1,4 +1,4 @@
-"""What every view store can be asked, and what is the same in each: queries, and the row of a key."""
+"""Reading any view store: queries, their results, and the reader that both kinds of store implement."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import polars as pl
 
 from millstream.errors import ConfigError, OffsetOutOfRangeError
 from millstream.views.coverage import CoverageSpan
+from millstream.views.position import wait_until
 from millstream.views.schema import ViewSchema
 
 
@@ -80,8 +81,8 @@ class QueryResult:
     """Rows of a view and what they reflect, all of one commit.
 
     ``newest_change`` is the number of the view's newest change, ``batch_id`` the batch committed last (None
-    before the first), ``position`` what of the log the rows reflect, where ``coverage`` leaves nothing out. ``view_id``
-    is what tells the view from one that is made anew under its name.
+    before the first), ``position`` what of the log the rows reflect, where ``coverage`` leaves nothing out.
+    ``view_id``: see :func:`view_id_of`.
     """
 
     schema: ViewSchema
@@ -94,54 +95,123 @@ class QueryResult:
 
 
 def view_id_of(checkpoint_id: str | None) -> str:
-    """Return what tells a view from one that is made anew: changes of each are numbered from 1.
+    """Return the id of the views of a checkpoint; empty before an app's first run.
 
-    An app that begins anew has another checkpoint. Empty before its first run.
+    A view that is created again under its name numbers its changes from 1 again. It has another id, as
+    an app that starts over has another checkpoint.
     """
     return "" if checkpoint_id is None else sha256(checkpoint_id.encode()).hexdigest()[:12]
 
 
-def check_view_id(store: ViewReader, view: str, since: int, made: str | None) -> str:
-    """Make sure that a change number is one of the view as it is now, where that can be told.
+def check_view_id(store: ViewReader, view: str, since: int, view_id: str | None) -> str:
+    """Make sure that a change number belongs to the view as it is now, if its id is known.
 
-    Returns what the view is. Call it after its changes were read: it never becomes again what it was.
+    Returns the view's id. Call it after the changes were read: an id never comes back.
 
     Raises:
-        OffsetOutOfRangeError: the view was made anew since; its changes are numbered from 1 again.
+        OffsetOutOfRangeError: the view was created again since; its changes are numbered from 1 again.
     """
     found = store.view_id(view)
-    if made and made != found:
+    if view_id and view_id != found:
         newest = store.newest_changes().get(view, 0)
         raise OffsetOutOfRangeError(
-            f"The changes of the view {view!r} since {since} cannot be read: it was made anew, and they are "
-            f"numbered from 1 again. Read the whole view with scan() and go on from there; its newest "
-            f"change is {newest}.",
+            f"The changes of the view {view!r} since {since} cannot be read: the view was created again, and "
+            f"its changes are numbered from 1 again. Read the whole view with scan() and go on from there; "
+            f"its newest change is {newest}.",
             start=1,
             end=newest + 1,
         )
     return found
 
 
-class ViewReader(Protocol):
-    """A view store as readers see it: each call answers from one commit, the newest.
+class ViewReader(ABC):
+    """A view store as readers see it: SQLite or PostgreSQL.
 
-    What each method gives, and raises, is told at :class:`millstream.views.state_store.store.StateStore`.
+    Guarantees: thread-safe; each call sees the state of one commit, the newest.
     """
 
-    def views(self) -> list[ViewSchema]: ...
-    def schema(self, view: str) -> ViewSchema: ...
-    def count(self, view: str) -> int: ...
-    def version(self) -> tuple[int, ...]: ...
-    def newest_changes(self) -> dict[str, int]: ...
-    def view_id(self, view: str) -> str: ...
-    def select(self, view: str, query: Query) -> QueryResult: ...
-    def scan(
-        self, view: str, *, where: Mapping[str, Any] | None = None, limit: int | None = None
-    ) -> pl.DataFrame: ...
-    def get(self, view: str, /, **key: Any) -> dict[str, Any] | None: ...
-    def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame: ...
-    def position(self, view_or_app: str) -> dict[str, Any]: ...
-    def coverage(self, view: str) -> tuple[CoverageSpan, ...]: ...
+    _poll_s: float
+    """How long :meth:`wait_for` pauses between two looks."""
+
+    @abstractmethod
+    def views(self) -> list[ViewSchema]:
+        """Return the schemas of all views of this store, by name."""
+
+    @abstractmethod
+    def schema(self, view: str) -> ViewSchema:
+        """Return the schema of one view.
+
+        Raises:
+            UnknownViewError: There is no such view; the message lists those there are.
+        """
+
+    @abstractmethod
+    def count(self, view: str) -> int:
+        """Return how many rows a view has.
+
+        Raises:
+            UnknownViewError: There is no such view.
+        """
+
+    @abstractmethod
+    def version(self) -> tuple[int, ...]:
+        """Return numbers that differ after every commit, run and amendment. Cheap to call."""
+
+    @abstractmethod
+    def newest_changes(self) -> dict[str, int]:
+        """Return the number of each view's newest change; 0 before its first."""
+
+    @abstractmethod
+    def view_id(self, view: str) -> str:
+        """Return the id of a view: see :func:`view_id_of`; "" before a first run."""
+
+    @abstractmethod
+    def select(self, view: str, query: Query) -> QueryResult:
+        """Return the rows that a query selects, typed, and what they reflect.
+
+        Raises:
+            UnknownViewError: There is no such view.
+            ConfigError: The query names no column, or a value that the column cannot hold.
+        """
+
+    @abstractmethod
+    def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame:
+        """Return every change after the change number ``since``, oldest first; at most ``limit``.
+
+        Columns: ``_seq`` (rising by one), ``_batch_id``, ``_op`` ("upsert" or "delete"), then the
+        view's own; a delete has its key columns only, the others are null.
+
+        Raises:
+            UnknownViewError: There is no such view.
+            OffsetOutOfRangeError: Changes after ``since`` are gone, or ``since`` was never reached:
+                read the whole view with scan() and go on from the newest change.
+        """
+
+    @abstractmethod
+    def coverage(self, view: str) -> tuple[CoverageSpan, ...]:
+        """Return the spans that a view covers, in order; () of a view that is no output of an app."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close every connection. Closing twice is allowed."""
+
+    @abstractmethod
+    def _last_committed(self, view_or_app: str) -> tuple[int | None, dict[str, Any]]:
+        """Return the last batch that a view, or the newest job of an app, reflects, and its position."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def position(self, view_or_app: str) -> dict[str, Any]:
+        """Return what of the log a view (or the newest job of an app) reflects; {} before that.
+
+        The position of a view that its app has left out stays where it was then.
+        """
+        return self._last_committed(view_or_app)[1]
+
     def wait_for(
         self,
         view_or_app: str,
@@ -149,27 +219,18 @@ class ViewReader(Protocol):
         batch_id: int | None = None,
         position: Mapping[str, Any] | None = None,
         timeout_s: float = 10.0,
-    ) -> bool: ...
-    def close(self) -> None: ...
+    ) -> bool:
+        """Wait until a view reflects a batch, or a position of the log; False after the timeout.
 
-
-class QueryReader(ABC):
-    """What a store gives by its queries alone, and closes at the end of a ``with`` statement."""
-
-    @abstractmethod
-    def schema(self, view: str) -> ViewSchema: ...
-
-    @abstractmethod
-    def select(self, view: str, query: Query) -> QueryResult: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        A position is reached when each of its numbers is; numbers it does not name do not matter.
+        """
+        return wait_until(
+            lambda: self._last_committed(view_or_app),
+            batch_id,
+            position,
+            pause_s=self._poll_s,
+            timeout_s=timeout_s,
+        )
 
     def scan(
         self, view: str, *, where: Mapping[str, Any] | None = None, limit: int | None = None

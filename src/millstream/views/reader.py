@@ -29,7 +29,7 @@ from millstream.views.state_store.store import StateStore
 
 
 def state_store_path(log: Path | str, app: str) -> Path:
-    """Return where the view store of an app lies within a log folder."""
+    """Return the path of an app's view store in a log folder."""
     return Path(log) / "apps" / app / "views.db"
 
 
@@ -38,16 +38,32 @@ def apps_with_state(log: Path | str) -> list[str]:
     return sorted(path.parent.name for path in (Path(log) / "apps").glob("*/views.db"))
 
 
+def find_state_store(log: Path | str, app: str) -> Path:
+    """Return where the view store of an app is.
+
+    Raises:
+        UnknownViewError: The log folder has no views of such an app.
+    """
+    known = apps_with_state(log)
+    if app not in known:
+        raise UnknownViewError(
+            f"The log folder {str(log)!r} has no views of an app {app!r}; there are views of: "
+            f"{', '.join(known) or 'none'}. Correct the app or the folder, or run the app first."
+            f"{did_you_mean(app, known)}"
+        )
+    return state_store_path(log, app)
+
+
 class View:
     """A view opened for reading.
 
     Guarantees: thread-safe; each call sees the state of one commit, the newest at that moment.
-    Close it, or use it in a ``with`` statement, to give back its file handles.
+    Close it, or use it in a ``with`` statement, to release its file handles.
     """
 
     def __init__(self, store: ViewReader, name: str, app: str) -> None:
         self._store = store
-        self._view_id: str | None = None  # what the view was when its changes were read last
+        self._view_id: str | None = None  # as of the last call of changes()
         self.name = name
         self.app = app
 
@@ -61,17 +77,17 @@ class View:
 
     @property
     def position(self) -> dict[str, Any]:
-        """What of the log the view reflects, while it was fed; {} before its first batch."""
+        """What of the log the view reflects, where it was written; {} before its first batch."""
         return self._store.position(self.name)
 
     @property
     def coverage(self) -> tuple[CoverageSpan, ...]:
-        """When the view was fed: one span without ends, if it always was, by one declaration."""
+        """The spans that the view covers: one without ends, if it was always written, by one declaration."""
         return self._store.coverage(self.name)
 
     @property
     def partial_note(self) -> str | None:
-        """What the view lacks, in words, because it was not always fed; None when nothing."""
+        """A text that says what the view lacks because it was not always written; None if nothing."""
         return partial_note(self.coverage)
 
     def get(self, **key: Any) -> dict[str, Any] | None:
@@ -117,12 +133,12 @@ class View:
         At most ``limit`` of them, the oldest.
 
         Raises:
-            OffsetOutOfRangeError: Those changes are gone, or the view was made anew after the last call;
-                scan() and go on from the newest.
+            OffsetOutOfRangeError: Those changes are gone, or the view was created again after the last
+                call; scan() and go on from the newest.
         """
         found = self._store.changes(self.name, since=since, limit=limit)
-        made = check_view_id(self._store, self.name, since, self._view_id if since else None)
-        self._view_id = made or self._view_id
+        view_id = check_view_id(self._store, self.name, since, self._view_id if since else None)
+        self._view_id = view_id or self._view_id
         return found
 
     def wait_for(
@@ -138,7 +154,7 @@ class View:
         )
 
     def close(self) -> None:
-        """Give back the file handles. Closing twice is allowed."""
+        """Release the file handles. Closing twice is allowed."""
         self._store.close()
 
     def __enter__(self) -> Self:
@@ -160,8 +176,8 @@ def view(
             own store, or the URL of a PostgreSQL database.
 
     Warns:
-        PartialOutputWarning: The view was not always fed, so rows are missing; the text says since
-            when it holds. So does its ``note``.
+        PartialOutputWarning: The view was not always written, so rows are missing; the text says since
+            when it is complete. So does ``View.partial_note``.
 
     Raises:
         UnknownViewError: There is no such view; the message lists what there is.
@@ -180,21 +196,16 @@ def view(
 def open_view(
     name: str, log: Path | str | None, app: str | None = None, *, store: str | None = None
 ) -> View:
-    """Open a view as :func:`view` does, for who tells by other means that it is not whole."""
+    """Open a view as :func:`view` does, without the warning: the caller reports what it lacks."""
     if store is not None and store != STATE_STORE:
         return _open_database_view(name, store, app)
     log = default_log() if log is None else log
-    known = apps_with_state(log)
-    if app is not None and app not in known:
-        raise UnknownViewError(
-            f"The log folder {str(log)!r} has no views of an app {app!r}; there are views of: "
-            f"{', '.join(known) or 'none'}. Correct the app or the folder, or run the app first."
-            f"{did_you_mean(app, known)}"
-        )
+    if app is not None:
+        find_state_store(log, app)
     found: list[View] = []
     others: list[str] = []
     databases: set[str] = set()
-    for candidate in known if app is None else [app]:
+    for candidate in apps_with_state(log) if app is None else [app]:
         state_store = StateStore(state_store_path(log, candidate), readonly=True)
         names = [schema.name for schema in state_store.views()]
         databases.update(state_store.databases())

@@ -1,7 +1,7 @@
-"""What a view is: named columns of known kinds, and a key; plain values without any I/O.
+"""The schema of a view: named columns of known kinds, and a key; plain values without any I/O.
 
-The kinds are few and stand for what a view store keeps and gives back exactly. `views/state_store/sqlite_values.py` turns
-polars frames into these kinds and into SQLite's values; `views/state_store/store.py` keeps them.
+The kinds are few: those that a view store keeps and returns exactly. `views/state_store/sqlite_values.py`
+turns polars frames into these kinds and into SQLite's values; `views/state_store/store.py` stores them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COLUMNS_MAX = 1000
 _APP = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 JOB = "main"
-"""The name of an app's job, of which it has one; what a job writes bears the names of app and job."""
+"""The name of an app's job, of which it has one. Fences carry the names of app and job."""
 
 RESERVED_COLUMNS = frozenset({"_seq", "_batch_id", "_op", "_one"})
 """Names that a view's own columns may not take: the change log and the store use them."""
@@ -42,10 +42,10 @@ _DTYPES: dict[str, pl.DataType] = {
 
 
 def check_app_name(name: str) -> None:
-    """Refuse what cannot be the name of an app, which is that of its folder, too.
+    """Make sure that a text can be the name of an app, and of its folder.
 
     Raises:
-        ConfigError: give another name.
+        ConfigError: it cannot; give another name.
     """
     if not _APP.fullmatch(name):
         raise ConfigError(
@@ -55,7 +55,7 @@ def check_app_name(name: str) -> None:
 
 
 def dtype_of(kind: str) -> pl.DataType:
-    """Return the polars type in which a column of this kind is kept and given back.
+    """Return the polars type in which a column of this kind is kept and returned.
 
     ``decimal`` alone has nine decimal places; ``decimal(38,2)`` says how many. ``json`` (lists and
     structs) is JSON text.
@@ -144,23 +144,23 @@ class ViewSchema:
 
     @classmethod
     def from_json(cls, text: str) -> ViewSchema:
-        """Read back what :meth:`to_json` wrote."""
+        """Return the schema that :meth:`to_json` wrote."""
         data: dict[str, Any] = json.loads(text)
         columns = tuple((str(name), str(kind)) for name, kind in data["columns"])
         return cls(data["name"], columns, tuple(data["key"]))
 
     def difference(self, wanted: ViewSchema) -> str:
-        """Say in words how the schema that is wanted for this view differs from it."""
-        said = []
+        """Return a text that says how the schema that is wanted for this view differs from it."""
+        parts = []
         if self.name != wanted.name:
-            said.append(f"its name is {self.name!r}")
+            parts.append(f"its name is {self.name!r}")
         if self.key != wanted.key:
-            said.append(f"its key is ({', '.join(self.key)}), not ({', '.join(wanted.key)})")
+            parts.append(f"its key is ({', '.join(self.key)}), not ({', '.join(wanted.key)})")
         for name in dict.fromkeys(self.names + wanted.names):
             was, now = self.kinds.get(name), wanted.kinds.get(name)
             if was != now:
-                said.append(f"column {name!r} is {was or 'not there'}, not {now or 'left out'}")
-        return "; ".join(said) or "its columns are in another order"
+                parts.append(f"column {name!r} is {was or 'not there'}, not {now or 'left out'}")
+        return "; ".join(parts) or "its columns are in another order"
 
     @classmethod
     def of(cls, name: str, frame: pl.DataFrame, key: tuple[str, ...]) -> ViewSchema:
@@ -171,7 +171,7 @@ class ViewSchema:
 
 @dataclass(frozen=True)
 class Fence:
-    """Which batch of which run of which job a commit belongs to; it goes into the commit itself."""
+    """The batch, run and job that a commit belongs to; it is part of the commit itself."""
 
     app: str
     job: str

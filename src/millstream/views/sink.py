@@ -1,35 +1,34 @@
-"""What every target of a batch must do, and what a crash between two of them leaves.
+"""The contract of a sink, and what a crash between the commits of two sinks leaves.
 
-A batch may go to several targets: the app's state store, other view stores, the
-topics of a log, datasets, functions of the user's. No transaction spans them. Instead each target
-commits its part in a transaction of its own, with the fence ``(app, job, run, batch_id)`` in it,
-and the state store commits last, with position and ledger. The state store's fence is therefore the last word on
-whether a batch is done; a batch that is not is run again, the same, and every target that has its
-part already finds its own fence and does nothing.
+A batch may go to several sinks: the app's state store, other view stores, the topics of a log, datasets,
+functions of the user's. No transaction spans them. Instead, each sink commits its part in a transaction
+of its own, with the fence ``(app, job, run, batch_id)`` in it, and the state store commits last, with
+position and ledger. So the state store's fence decides whether a batch is done. A batch that is not done
+is run again with the same rows, and a sink that has its part already finds its fence and does nothing.
 
-A run begins in these steps, and a batch is committed in those after them:
+A run begins with steps 1 to 5; each batch is committed with steps 6 to 8:
 
-=====================================  ==========================================================
-a crash, or a failure, after           leaves
-=====================================  ==========================================================
-1. the targets are opened              nothing; only now may a run number be taken, so that a run
-                                       that cannot write to a target fences off no other
-2. the state store gave the run its number    the older run is refused by the state store, and may still commit
-                                       a batch to other targets; the batch is in Spark's offset
-                                       log by then, so whoever runs it next runs the same
-3. some targets know the run           the same, of those that do not
-4. all targets know the run            no older run can commit anywhere
-5. the state store has the run's program      the same; Spark starts after this
-6. some targets committed the batch    these are ahead of the state store by one batch; the next run
-                                       repeats it, they return False, the others commit
-7. all targets but the state store did        the same
-8. the state store committed                  the batch is done; a repetition is answered by the state store
-=====================================  ==========================================================
+========================================  ============================================================
+a crash, or a failure, after              leaves
+========================================  ============================================================
+1. the sinks are opened                   nothing; a run number is taken only now, so that a run that
+                                          cannot write to a sink fences no other run
+2. the state store assigned a run number  the state store refuses the older run, which may still commit
+                                          a batch to other sinks; that batch is in Spark's offset log,
+                                          so the next run runs it again with the same rows
+3. some sinks have begun the run          the same, for the other sinks
+4. all sinks have begun the run           no older run can commit anywhere
+5. the state store has the run's program  the same; Spark starts after this
+6. some sinks committed the batch         these are ahead of the state store by one batch; the next run
+                                          repeats it, they return False, the others commit
+7. all sinks but the state store did      the same
+8. the state store committed              the batch is done; it refuses a repetition
+========================================  ============================================================
 
-The state store notes with each batch which targets had a part in it. When a run begins, each target must
-hold what the state store has noted, or the one batch more of row 6. Anything else (a target deleted,
-or restored from another time than the state store) is refused before a row is written; so is a program that
-would make something else of that batch (`views/state_store/program_tables.py`).
+The state store records with each batch which sinks had a part in it. When a run begins, each sink must
+hold the recorded batches, or the one more of row 6. Anything else (a sink was deleted, or restored from
+another time than the state store) is refused before a row is written. So is a program that would produce
+other rows for that batch (`views/state_store/program_tables.py`).
 
 A function of the user's has no transaction: row 6 repeats its call, under the same key.
 """
@@ -49,10 +48,10 @@ from millstream.views.schema import Fence
 
 @dataclass(frozen=True)
 class SinkBatch:
-    """What a batch gives to its targets: rows by output, and what of the log they reflect.
+    """The part of a batch that goes to its sinks: rows by output, and what of the log they reflect.
 
     ``rows`` have the output's columns and ours, whose names begin with ``__``. An output without
-    rows is not in it. A mapping in ``position`` is laid over that of the batches before.
+    rows is not in it. ``position`` is merged into that of the batches before.
     """
 
     rows: Mapping[str, pl.DataFrame] = field(default_factory=dict)
@@ -61,9 +60,9 @@ class SinkBatch:
 
 @dataclass(frozen=True)
 class RunStart:
-    """A run that begins: what it takes over, and with which checkpoint it works.
+    """A run that begins, and its checkpoint.
 
-    ``coverage`` says of every output that the app has had since when it is fed, for targets to keep.
+    ``coverage`` has the spans of every output that the app has had, for sinks to store.
     """
 
     app: str
@@ -74,20 +73,20 @@ class RunStart:
 
     @property
     def job_label(self) -> str:
-        """Name the job in errors."""
+        """The name of the job in errors."""
         return f"the job {self.job!r} of the app {self.app!r}"
 
     @property
     def reset_advice(self) -> str:
-        """Say what to do where the app is to begin anew, here and everywhere."""
-        return f"Begin anew with the app and all that it writes: `millstream reset {self.app}`"
+        """A sentence that says how to start the app over, here and in all other sinks."""
+        return f"To start the app over with all that it writes: `millstream reset {self.app}`"
 
 
 def check_written(where: str, given: int, written: int) -> None:
-    """Make sure that a target wrote the rows that it was given.
+    """Make sure that a sink wrote the rows that it was given.
 
     Raises:
-        CorruptionError: it did not; what it wrote must not be committed.
+        CorruptionError: it did not; its transaction must not be committed.
     """
     if given != written:
         raise CorruptionError(
@@ -98,25 +97,25 @@ def check_written(where: str, given: int, written: int) -> None:
 
 
 class Sink(Protocol):
-    """Something that takes part of each batch, beside the state store.
+    """Writes a part of each batch, beside the state store.
 
-    Called from one thread. After an error the target is closed, and another run opens it anew.
+    Called from one thread. After an error the sink is closed, and another run opens it again.
     """
 
     @property
     def name(self) -> str:
-        """What the target is called in errors: an address without credentials, a folder, a step."""
+        """The name of the sink in errors: an address without credentials, a folder, a step."""
 
     @property
     def identity(self) -> str:
-        """What tells this target from one that was put in its place; kept by the state store."""
+        """Tells this sink from another one under the same name; the state store records it."""
 
     @property
     def has_fence(self) -> bool:
-        """Whether the target keeps a fence of its own; False for a function of the user's."""
+        """Whether the sink keeps a fence of its own; False for a function of the user's."""
 
     def begin_run(self, start: RunStart) -> int | None:
-        """Refuse all older runs from now on; return the last batch held, None if there is none.
+        """Refuse all older runs from now on; return the last committed batch, None if there is none.
 
         Called once, before the first batch, after every crash. Must be durable on return.
 
@@ -127,10 +126,10 @@ class Sink(Protocol):
         """
 
     def participates(self, part: SinkBatch) -> bool:
-        """Say whether this batch has a part for the target. Depends on nothing but the batch."""
+        """Return whether this batch has a part for the sink. Depends on nothing but the batch."""
 
     def commit(self, fence: Fence, part: SinkBatch) -> bool:
-        """Commit the target's part with its fence, all or nothing; durable on return.
+        """Commit the sink's part with its fence, all or nothing; durable on return.
 
         Called with rising batch ids; after a crash again with the last one, and the same part.
 
@@ -139,9 +138,9 @@ class Sink(Protocol):
 
         Raises:
             FencedError: a newer run has begun; nothing was committed.
-            ConfigError: rows do not fit the target.
+            ConfigError: rows do not fit the sink.
             UserCodeError: a function of the user's failed.
         """
 
     def close(self) -> None:
-        """Give back what was opened. Closing twice is allowed."""
+        """Release what was opened. Closing twice is allowed."""

@@ -28,7 +28,7 @@ def test_the_examples_give_what_the_document_shows(tmp_path, edge_on):
 
 
 def with_one_id(text):
-    """Return the text with one topic's id for all: it is drawn anew for each topic."""
+    """Return the text with one topic's id for all: it is drawn again for each topic."""
     return re.sub(r"@[0-9a-f]{32}\b", "@" + "0" * 32, text)
 
 

@@ -42,11 +42,11 @@ def test_whoever_follows_a_topic_is_told_that_nobody_looks_any_more(where: str) 
 
 def test_datagrams_that_nobody_takes_any_more_are_a_failure() -> None:
     failures: list[MillstreamError] = []
-    told = threading.Event()
+    called = threading.Event()
 
     def on_failure(error: MillstreamError) -> None:
         failures.append(error)
-        told.set()
+        called.set()
 
     class Producer:
         def send(self, *_: object, **__: object) -> None:
@@ -58,6 +58,6 @@ def test_datagrams_that_nobody_takes_any_more_are_a_failure() -> None:
     listener.start()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.sendto(b"requests:1|c", bound.getsockname())
-    assert told.wait(30)
+    assert called.wait(30)
     listener.close()
     assert "what nobody expected" in str(failures[0])

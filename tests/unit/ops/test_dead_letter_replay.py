@@ -81,10 +81,10 @@ def take_in(log, schema=Click, *, rows=1000):
     reader = LogReader(log)
     path = state_store_path(log, "ads")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open_committer(plan, path, log) as targets:
-        batch_id = targets.begin_run("main", "checkpoint")
-        save_topic_ids("ads", targets.state_store, plan, reader)
-        position = targets.state_store.position("ads").get("clicks", {})
+    with open_committer(plan, path, log) as committer:
+        batch_id = committer.begin_run("main", "checkpoint")
+        save_topic_ids("ads", committer.state_store, plan, reader)
+        position = committer.state_store.position("ads").get("clicks", {})
         ends = [end for _, end in reader.offsets("clicks")]
         at = [int(position.get(str(p), 0)) for p in range(len(ends))]
         while at != ends:
@@ -97,7 +97,7 @@ def take_in(log, schema=Click, *, rows=1000):
             frames = Ingest(plan.sources[0], plan.buckets).run(
                 lanes, SourceTime((), 2, frozenset())
             )
-            targets.commit(batch_id, collect_results(plan, frames), {})
+            committer.commit(batch_id, collect_results(plan, frames), {})
             at, batch_id = goal, batch_id + 1
 
 
@@ -244,7 +244,7 @@ def test_the_dead_of_a_topic_that_was_made_anew_are_forwarded_at_the_same_offset
 
 def test_a_relay_that_is_killed_forwards_the_rest_the_next_time(log, monkeypatch):
     take_in(log)
-    monkeypatch.setattr("millstream.views.dead_letter_relay._SLICE_ROWS", 1)
+    monkeypatch.setattr("millstream.views.dead_letter_relay.SLICE_ROWS", 1)
     began = FolderLog.fence
     calls = []
 
@@ -450,7 +450,7 @@ def test_a_replay_of_what_is_older_than_the_watermark_is_refused_before_anything
 ):
     rows = [bid(0), bid(10, "x"), bid(300), bid(299, "x"), bid(301, "x"), bid(300)]
     folder = ran(tmp_path / "data", rows)
-    with pytest.raises(ConfigError, match="2 of the 3 dead records of bids may come too late"):
+    with pytest.raises(ConfigError, match="2 of the 3 dead letters of bids may come too late"):
         replay(folder, "bids")
     assert records(folder, "bids") == []
     assert dead_letters(folder, "bids")["replay"].null_count() == 3
@@ -467,14 +467,14 @@ def test_what_the_lateness_still_takes_in_is_replayed_without_a_word(tmp_path):
 
 def test_of_a_record_whose_time_cannot_be_told_it_is_assumed_that_it_is_late(tmp_path):
     folder = ran(tmp_path / "data", [bid(0), b"no JSON", bid(300)])
-    with pytest.raises(ConfigError, match="1 of the 1 dead records"):
+    with pytest.raises(ConfigError, match="1 of the 1 dead letters"):
         replay(folder, "bids")
 
 
 def test_of_a_time_that_an_expression_makes_nothing_is_assumed_either(tmp_path):
     time = pl.col("at").dt.offset_by("1h")
     folder = ran(tmp_path / "data", [bid(0), bid(9999, "x"), bid(300)], time=time)
-    with pytest.raises(ConfigError, match="1 of the 1 dead records"):
+    with pytest.raises(ConfigError, match="1 of the 1 dead letters"):
         replay(folder, "bids")
 
 
@@ -524,7 +524,9 @@ def test_what_died_behind_a_shuffle_is_listed_and_shown_and_left_out_of_a_replay
         assert run(["dead", *command, "--log", str(log)]) == 0
         assert "with_columns(cost)" in capsys.readouterr().out
     ends = len(records(log, "clicks"))
-    with pytest.raises(ConfigError, match=r"1 dead rows .* no record.*millstream reset"):
+    with pytest.raises(
+        ConfigError, match=r"1 selected dead letters .* no record.*millstream reset"
+    ):
         replay(log, "ads", DeadLetterFilter(record_ids=[("clicks", 0, 0)]))
     assert len(records(log, "clicks")) == ends
     assert run(["dead", "replay", "ads", "--yes", "--log", str(log)]) == 0

@@ -1,4 +1,4 @@
-"""A reset removes all that an app has made, wherever it is cut off, and the app begins anew."""
+"""A reset removes all that an app has made, wherever it is cut off, and the app starts over."""
 
 from __future__ import annotations
 
@@ -62,21 +62,21 @@ class World:
     @contextmanager
     def run(self, checkpoint_id):
         self.app.mkdir(parents=True, exist_ok=True)
-        with open_committer(self.plan, self.app / "views.db", self.log) as targets:
-            yield targets, targets.begin_run("main", checkpoint_id)
+        with open_committer(self.plan, self.app / "views.db", self.log) as committer:
+            yield committer, committer.begin_run("main", checkpoint_id)
 
     def batches(self, checkpoint_id, count=2):
         """Commit batches after those that there are; give the number of the first."""
-        with self.run(checkpoint_id) as (targets, first):
+        with self.run(checkpoint_id) as (committer, first):
             for number in range(first, first + count):
-                targets.commit(number, self.outcome(number), {})
+                committer.commit(number, self.result(number), {})
         (self.app / "job.json").write_text("{}")
         (self.app / "checkpoint" / "offsets").mkdir(parents=True, exist_ok=True)
         (self.app / "checkpoint" / "offsets" / "0").write_text("x" * 100)
         (self.app / "runs").mkdir(exist_ok=True)
         return first
 
-    def outcome(self, number):
+    def result(self, number):
         rows = pl.DataFrame({"k": ["a", f"k{number}"], "n": [number, 1]})
         names = [sink.name for sink in self.plan.sinks]
         books = {"step": Counter(read=2, emitted=2)}
@@ -121,7 +121,7 @@ def test_what_is_found_is_counted_and_named_and_nothing_is_changed(world):
     assert [kept.views for kept in found.databases.values()] == [("base",)] * len(world.stores)
 
 
-def test_after_a_reset_every_target_begins_anew_with_another_checkpoint(world):
+def test_after_a_reset_every_target_starts_over_with_another_checkpoint(world):
     world.batches("one")
     reset(world.look())
     assert not world.app.exists()
@@ -144,10 +144,10 @@ def test_a_folder_deleted_by_hand_is_refused_by_the_others_and_a_reset_is_what_h
 def test_an_app_whose_first_batch_was_cut_off_before_the_home_had_it_is_reset_everywhere(
     world, monkeypatch
 ):
-    with monkeypatch.context() as patch, world.run("one") as (targets, _):
-        patch.setattr(targets.state_store, "commit", lambda *_, **__: raised(SimulatedCrash()))
+    with monkeypatch.context() as patch, world.run("one") as (committer, _):
+        patch.setattr(committer.state_store, "commit", lambda *_, **__: raised(SimulatedCrash()))
         with pytest.raises(SimulatedCrash):
-            targets.commit(0, world.outcome(0), {})
+            committer.commit(0, world.result(0), {})
     assert world.records() == 2
     found = world.look()
     assert [one.files for one in found.datasets] == [2]
@@ -161,9 +161,9 @@ def test_a_dataset_of_another_app_of_the_same_name_is_left_alone(world):
     shutil.rmtree(world.app)
     plan = JobPlan("app", (), (), (), world.plan.sinks[:1], Buckets(1))
     world.app.mkdir()
-    with open_committer(plan, world.app / "views.db", world.log) as targets:
-        targets.begin_run("main", "two")
-        targets.state_store.put_description("app", "graph", pipeline_graph(world.plan))
+    with open_committer(plan, world.app / "views.db", world.log) as committer:
+        committer.begin_run("main", "two")
+        committer.state_store.put_description("app", "graph", pipeline_graph(world.plan))
     reset(world.look())
     assert ms.dataset(world.root / "rows").scan().collect().height == 4
 
@@ -235,34 +235,34 @@ def test_a_running_app_is_refused_and_stays_as_it_is(world):
 
 
 def test_a_run_that_slept_through_a_reset_can_commit_nothing(world, monkeypatch):
-    with world.run("one") as (targets, _):
-        targets.commit(0, world.outcome(0), {})
+    with world.run("one") as (committer, _):
+        committer.commit(0, world.result(0), {})
         records = world.records()
         # It wakes when all but the folder is gone.
         monkeypatch.setattr(module, "_empty", lambda _: None)
         with suppress(OSError):
             reset(world.look())
         with pytest.raises(FencedError):
-            targets.commit(1, world.outcome(1), {})
-        topics = targets.sinks[0]
+            committer.commit(1, world.result(1), {})
+        topics = committer.sinks[0]
         with pytest.raises(FencedError):
-            topics.commit(targets._fence(1), world.outcome(1))
+            topics.commit(committer._fence(1), world.result(1))
     assert world.records() == records
 
 
-def test_a_run_that_slept_until_the_app_was_begun_anew_commits_nothing_beside_the_new_one(world):
+def test_a_run_that_slept_until_the_app_was_started_over_commits_nothing_beside_the_new_one(world):
     with world.run("one") as (sleeping, _):
         for number in range(3):
-            sleeping.commit(number, world.outcome(number), {})
+            sleeping.commit(number, world.result(number), {})
         reset(world.look())
         with world.run("two") as (new, first):
             assert (first, new.run) == (0, sleeping.run)  # runs are counted from 1 again
             for target in sleeping.sinks:
                 if target.has_fence:
                     with pytest.raises(FencedError):
-                        target.commit(sleeping._fence(3), world.outcome(3))
+                        target.commit(sleeping._fence(3), world.result(3))
             for number in range(2):
-                assert new.commit(number, world.outcome(number), {})
+                assert new.commit(number, world.result(number), {})
     rows = ms.dataset(world.root / "rows").scan().collect()
     assert sorted(rows.rows()) == [("a", 0), ("a", 1), ("k0", 1), ("k1", 1)]
 
@@ -346,6 +346,6 @@ def test_cut_off_anywhere_no_run_begins_and_the_next_reset_ends_it(tmp_path):
     assert at > 8
 
 
-def test_a_target_says_what_to_do_where_an_app_is_to_begin_anew():
+def test_a_target_says_what_to_do_where_an_app_is_to_start_over():
     start = RunStart("app", "main", 1, "one")
     assert "`millstream reset app`" in start.reset_advice

@@ -535,6 +535,6 @@ def test_a_topic_that_stops_names_the_record_and_the_way_out():
     assert (error.topic, error.partition, error.offset) == ("t", 0, 1)
     assert str(error) == (
         "Record t/0/1 cannot be decoded: the value is not JSON: Expecting value at character 0. "
-        "Its value begins with b'oops'. Nothing of this batch was committed. Mend the schema of "
+        "Its value begins with b'oops'. Nothing of this batch was committed. Correct the schema of "
         'the topic, or declare it with bad="dead-letter" or "skip", and run again.'
     )

@@ -233,7 +233,7 @@ def books_add_up(app: App, out: testing.Result) -> None:
         for step, line in by_step.items():
             assert line["read"] == sum(line[exit_] for exit_ in EXITS), (batch, line)
             if step in above:
-                made = sum(by_step[p]["made"] for p in above[step] if p in by_step)
+                made = sum(by_step[p]["rows_out"] for p in above[step] if p in by_step)
                 assert line["read"] == made, (batch, step)
 
 

@@ -1,4 +1,4 @@
-"""What is fixed at the birth of an app's state, and the refusal of what does not fit it."""
+"""What is fixed when an app's state is created, and the refusal of what does not fit it."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,21 +29,21 @@ class Event:
 
 
 def plan(buckets=4):
-    app = ms.App("born", log="unused", buckets=buckets)
+    app = ms.App("app", log="unused", buckets=buckets)
     stream = app.topic("events", Event).stream(time="at")
     stream.window(ms.tumbling("1 hour"), by="ad").agg(n=ms.count()).view("v")
     return app.plan()
 
 
-def run(folder, *, buckets=4, birth=WANTED, batches=1):
+def run(folder, *, buckets=4, metadata=WANTED, batches=1):
     """Begin a run as a job does, and commit empty batches."""
-    with StateStore(folder / STATE_STORE_FILE) as home:
-        targets = BatchCommitter(plan(buckets), home, [])
-        first = targets.begin_run(
-            JOB, load_or_create_checkpoint_id(folder), partitioning=birth.partitioning
+    with StateStore(folder / STATE_STORE_FILE) as state_store:
+        committer = BatchCommitter(plan(buckets), state_store, [])
+        first = committer.begin_run(
+            JOB, load_or_create_checkpoint_id(folder), partitioning=metadata.partitioning
         )
         for batch_id in range(first, first + batches):
-            targets.commit(batch_id, BatchResult(), {})
+            committer.commit(batch_id, BatchResult(), {})
         return first
 
 
@@ -55,35 +55,35 @@ def enter_batches(folder, name, *batch_ids):
         (known / f".{batch_id}.crc").touch()
 
 
-def test_an_app_without_state_is_born_as_wanted(tmp_path):
-    assert load_or_create_job_metadata("born", tmp_path, WANTED) == WANTED
+def test_an_app_without_state_gets_the_wanted_metadata(tmp_path):
+    assert load_or_create_job_metadata("app", tmp_path, WANTED) == WANTED
 
 
 def test_a_run_that_committed_nothing_fixes_no_number(tmp_path):
     run(tmp_path, batches=0)
-    assert load_or_create_job_metadata("born", tmp_path, JobMetadata(8, 3, 3)) == JobMetadata(
+    assert load_or_create_job_metadata("app", tmp_path, JobMetadata(8, 3, 3)) == JobMetadata(
         8, 3, 3
     )
 
 
 def test_a_run_that_committed_nothing_fixes_the_hashes(tmp_path):
-    run(tmp_path, birth=JobMetadata(4, 2, 2, 7), batches=0)
-    assert load_or_create_job_metadata("born", tmp_path, JobMetadata(8, 3, 3, 9)) == JobMetadata(
+    run(tmp_path, metadata=JobMetadata(4, 2, 2, 7), batches=0)
+    assert load_or_create_job_metadata("app", tmp_path, JobMetadata(8, 3, 3, 9)) == JobMetadata(
         8, 3, 3, 7
     )
 
 
 def test_a_later_run_keeps_the_numbers_of_the_first(tmp_path):
     run(tmp_path)
-    assert load_or_create_job_metadata("born", tmp_path, JobMetadata(4, 16, 16)) == WANTED
-    run(tmp_path, birth=JobMetadata(4, 16, 16))
-    assert load_job_metadata("born", tmp_path) == WANTED
+    assert load_or_create_job_metadata("app", tmp_path, JobMetadata(4, 16, 16)) == WANTED
+    run(tmp_path, metadata=JobMetadata(4, 16, 16))
+    assert load_job_metadata("app", tmp_path) == WANTED
 
 
 def test_another_number_of_buckets_is_refused(tmp_path):
     run(tmp_path)
     with pytest.raises(ConfigError, match="divided into 4 buckets and the app asks for 8"):
-        load_or_create_job_metadata("born", tmp_path, JobMetadata(8, 2, 2))
+        load_or_create_job_metadata("app", tmp_path, JobMetadata(8, 2, 2))
 
 
 def test_the_views_refuse_other_buckets_whatever_lies_beside_them(tmp_path):

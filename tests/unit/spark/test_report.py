@@ -20,9 +20,9 @@ from millstream.views.state_store.store import StateStore
 
 
 @pytest.fixture
-def home(tmp_path):
-    with StateStore(tmp_path / "views.db") as home:
-        yield home
+def state_store(tmp_path):
+    with StateStore(tmp_path / "views.db") as state_store:
+        yield state_store
 
 
 def read_nothing():
@@ -30,15 +30,15 @@ def read_nothing():
     return SimpleNamespace(totals=RunTotals(), dead_letter_share=DeadLetterShare(0.5, None))
 
 
-def committed(home, watermark):
-    run, batch_id = home.begin_run("app", "main", "c")
+def committed(state_store, watermark):
+    run, batch_id = state_store.begin_run("app", "main", "c")
     fence = Fence("app", "main", run, batch_id)
-    home.commit(fence, [], position={}, status={"watermark": watermark})
+    state_store.commit(fence, [], position={}, status={"watermark": watermark})
 
 
-def test_a_run_that_found_nothing_new_tells_the_watermark_that_its_state_holds(home):
-    committed(home, "2026-01-31T12:00:00+00:00")
-    reached = watermark_before(home, "app")
+def test_a_run_that_found_nothing_new_tells_the_watermark_that_its_state_holds(state_store):
+    committed(state_store, "2026-01-31T12:00:00+00:00")
+    reached = watermark_before(state_store, "app")
     report = _report("app", "caught-up", read_nothing(), reached, 1.0)
     assert report.watermark == datetime(2026, 1, 31, 12, tzinfo=UTC)
     assert "watermark 2026-01-31T12:00:00+00:00" in str(report)
@@ -53,9 +53,9 @@ def test_no_run_begins_while_its_app_is_being_reset(tmp_path):
 
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_run_that_was_replaced_says_so_and_not_what_else_failed_by_it(
-    tmp_path, home, monkeypatch, replaced
+    tmp_path, state_store, monkeypatch, replaced
 ):
-    targets = BatchCommitter(JobPlan("app", (), (), (), (), Buckets(1)), home, [])
+    targets = BatchCommitter(JobPlan("app", (), (), (), (), Buckets(1)), state_store, [])
     targets.begin_run("main", "c")
     swept = FileNotFoundError(2, "No such file or directory", "frames/1/abc")
     query = SimpleNamespace(exception=lambda: swept, stop=lambda: None)
@@ -65,15 +65,15 @@ def test_a_run_that_was_replaced_says_so_and_not_what_else_failed_by_it(
     options = SimpleNamespace(on_phase=lambda _: None)
     run = _Query(SimpleNamespace(app="app", folder=tmp_path), options, None, None, sink, None)
     if replaced:
-        home.begin_run("app", "main", "c")
+        state_store.begin_run("app", "main", "c")
     with pytest.raises(FencedError if replaced else FileNotFoundError) as raised:
         run.run()
     assert ("was replaced by run 2" in str(raised.value)) is replaced
     assert raised.value.__context__ is None  # nothing stands above it
 
 
-def test_a_watermark_that_no_batch_has_set_is_not_yet_set(home):
-    assert watermark_before(home, "app") is None
-    committed(home, None)
-    report = _report("app", "caught-up", read_nothing(), watermark_before(home, "app"), 1.0)
+def test_a_watermark_that_no_batch_has_set_is_not_yet_set(state_store):
+    assert watermark_before(state_store, "app") is None
+    committed(state_store, None)
+    report = _report("app", "caught-up", read_nothing(), watermark_before(state_store, "app"), 1.0)
     assert "watermark not yet set" in str(report)

@@ -12,10 +12,10 @@ from millstream.views.state_store.store import StateStore
 
 @pytest.fixture
 def folder(tmp_path):
-    with StateStore(tmp_path / STATE_STORE_FILE) as home:
-        targets = BatchCommitter(JobPlan("ads", (), (), (), (), Buckets(4)), home, [])
-        targets.begin_run(JOB, "one", partitioning=JobMetadata(4, 2, 2).partitioning)
-        targets.commit(0, BatchResult(), {})
+    with StateStore(tmp_path / STATE_STORE_FILE) as state_store:
+        committer = BatchCommitter(JobPlan("ads", (), (), (), (), Buckets(4)), state_store, [])
+        committer.begin_run(JOB, "one", partitioning=JobMetadata(4, 2, 2).partitioning)
+        committer.commit(0, BatchResult(), {})
     return tmp_path
 
 

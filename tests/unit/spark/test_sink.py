@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import millstream as ms
+from millstream.kernels.plan import JobPlan
+from millstream.kernels.state.keyhash import Buckets
 from millstream.log.reader import LogReader
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.sink import CommitSink
 from millstream.spark.source.event_times import EventTimesFile
-from millstream.views.commit.committer import BatchResult
-from millstream.views.schema import Fence
+from millstream.views.commit.committer import BatchCommitter, BatchResult
 from millstream.views.state_store.store import StateStore
 
 
@@ -23,17 +24,24 @@ def test_lag_counts_what_came_into_partitions_that_a_batch_did_not_touch(tmp_pat
     with (
         ms.connect(tmp_path) as log,
         log.producer() as producer,
-        StateStore(tmp_path / "views.db") as home,
+        StateStore(tmp_path / "views.db") as state_store,
     ):
         log.create_topic("t", partitions=2)
         send(0, 5)
         send(1, 3)
-        run, batch_id = home.begin_run("app", "main", "c")
-        before = {"t": {"0": 4}}  # by an earlier run
-        home.commit(Fence("app", "main", run, batch_id), [], position=before, status={})
+        plan = JobPlan("app", (), (), (), (), Buckets(1))
+        earlier, committer = (
+            BatchCommitter(plan, state_store, []),
+            BatchCommitter(plan, state_store, []),
+        )
+        earlier.begin_run("main", "c")
+        before = BatchResult(())
+        before.position["t"] = {"0": 4}
+        assert earlier.commit(0, before, {})
+        committer.begin_run("main", "c")
         sink = CommitSink(
             plan=SimpleNamespace(app="app", sources=[SimpleNamespace(topic="t")]),
-            committer=SimpleNamespace(state_store=home),
+            committer=committer,
             log=LogReader(tmp_path),
             on_progress=None,
             event_times=EventTimesFile(tmp_path / "times"),
@@ -44,6 +52,7 @@ def test_lag_counts_what_came_into_partitions_that_a_batch_did_not_touch(tmp_pat
         moved = BatchResult(())
         moved.position["t"] = {"1": 3}
         assert sink._lag(moved) == {"t/0": 1, "t/1": 0}
+        assert committer.commit(1, moved, {})
         send(1, 2)
         assert sink._lag(nothing) == {"t/0": 1, "t/1": 2}
 

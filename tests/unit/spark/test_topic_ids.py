@@ -1,4 +1,4 @@
-"""Which topics a state was made of: kept in the home, and asked before a run begins."""
+"""Which topics a state was made of: kept in the state store, and checked before a run begins."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def run(tmp_path, log):
     def one(plan, *, batches):
         reader = open_reader(tmp_path / "log")
         check_same_topics("app", home_path, plan, reader)
-        with StateStore(home_path) as home:
-            number, first = home.begin_run("app", "main", "checkpoint")
-            save_topic_ids("app", home, plan, reader)
+        with StateStore(home_path) as state_store:
+            number, first = state_store.begin_run("app", "main", "checkpoint")
+            save_topic_ids("app", state_store, plan, reader)
             for batch_id in range(first, first + batches):
                 fence = Fence("app", "main", number, batch_id)
-                home.commit(fence, [], position={"clicks": {"0": 7 + batch_id}}, status={})
+                state_store.commit(fence, [], position={"clicks": {"0": 7 + batch_id}}, status={})
 
     return one
 

@@ -68,12 +68,12 @@ def run_edited(folder, programs):
             engine.now_ms = 0
         engine.plan = plan
         with ExitStack() as opened:
-            targets = engine._begin(opened)
+            committer = engine._begin(opened)
             for ends in engine._ends({"t": items_of(app.topics["t"], events, 1, 0)}, 1):
-                engine._commit(targets, batch_id, engine._batch(ends))
+                engine._commit(committer, batch_id, engine._batch(ends))
                 batch_id += 1
-    with StateStore(folder / "views.db", readonly=True) as home:
-        return {view: home.scan(view)["n"].to_list() for view in RIGHT}
+    with StateStore(folder / "views.db", readonly=True) as state_store:
+        return {view: state_store.scan(view)["n"].to_list() for view in RIGHT}
 
 
 @pytest.mark.parametrize("order", list(permutations(RIGHT))[1:])

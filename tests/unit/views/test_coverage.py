@@ -1,4 +1,4 @@
-"""Outputs that come and go: each says when it was fed, and who reads it is told."""
+"""Outputs that come and go: each says what it covers, and readers of an incomplete one are warned."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Job:
         return self.folder / "data"
 
     @property
-    def home(self) -> Path:
+    def state_store(self) -> Path:
         return self.log / "apps" / "app" / "views.db"
 
     def sink(self, name: str, port: int) -> SinkPlan:
@@ -71,20 +71,20 @@ class Job:
         sinks = tuple(self.sink(name, 8 + n) for n, name in enumerate(names))
         program = Program(outputs={name: meanings.get(name, "as ever") for name in names})
         plan = JobPlan("app", (), (), (), sinks, Buckets(1), program=program)
-        with open_committer(plan, self.home, self.log) as targets:
-            targets._now = lambda: AT
-            first = targets.begin_run("main", "one")
+        with open_committer(plan, self.state_store, self.log) as committer:
+            committer._now = lambda: AT
+            first = committer.begin_run("main", "one")
             for batch_id in range(first, first + batches):
                 rows = pl.DataFrame({"k": [str(batch_id)], "n": [batch_id]})
-                outcome = BatchResult(
+                result = BatchResult(
                     rows=dict.fromkeys(names, rows), position={"t": {"0": 10 * batch_id + 10}}
                 )
-                targets.commit(batch_id, outcome, {})
+                committer.commit(batch_id, result, {})
 
     def spans(self, name: str) -> list[tuple[int | None, int | None]]:
-        """Give the batches between which an output was fed, as the home knows them."""
-        with StateStore(self.home, readonly=True) as home:
-            found = [one for (n, _), one in home.outputs("app").items() if n == name]
+        """Return the batches between which an output was written, as the state store has them."""
+        with StateStore(self.state_store, readonly=True) as state_store:
+            found = [one for (n, _), one in state_store.outputs("app").items() if n == name]
         return [between(span) for span in found[0].spans]
 
 
@@ -112,7 +112,7 @@ def test_a_view_that_is_added_later_says_since_when_it_holds(job):
     job.run("a", "b")
     assert job.spans("b") == [(2, None)]
     with pytest.warns(
-        ms.PartialOutputWarning, match=r"'b' of the app 'app' is fed since 2026-01-01T12"
+        ms.PartialOutputWarning, match=r"'b' of the app 'app' is written since 2026-01-01T12"
     ):
         ms.view("b", log=job.log).close()
     with warnings.catch_warnings(action="ignore"), ms.view("b", log=job.log) as view:
@@ -132,14 +132,14 @@ def test_a_view_that_was_left_out_for_one_run_has_a_gap(job):
     assert job.spans("b") == [(None, 2)]
     job.run("a", "b")
     assert job.spans("b") == [(None, 2), (5, None)]
-    with pytest.warns(ms.PartialOutputWarning, match=r"not fed from .*batch 2.* to .*batch 5"):
+    with pytest.warns(ms.PartialOutputWarning, match=r"not written from .*batch 2.* to .*batch 5"):
         ms.view("b", log=job.log).close()
 
 
 def test_a_view_that_is_left_out_says_so_from_the_beginning_of_that_run(job):
     job.run("a", "b")
     job.run("a", batches=0)
-    with pytest.warns(ms.PartialOutputWarning, match=r"no longer fed since .*batch 1"):
+    with pytest.warns(ms.PartialOutputWarning, match=r"no longer written since .*batch 1"):
         ms.view("b", log=job.log).close()
 
 
@@ -186,13 +186,13 @@ def test_before_the_first_batch_outputs_come_and_go_freely(job):
 def test_a_dataset_says_since_when_it_holds(job):
     job.run("a")
     job.run("a", "rows")
-    with pytest.warns(ms.PartialOutputWarning, match=r"The dataset .*rows is fed since"):
+    with pytest.warns(ms.PartialOutputWarning, match=r"The dataset .*rows is written since"):
         opened = ms.dataset(job.folder / "rows")
     assert [between(span) for span in opened.coverage] == [(1, None)]
     assert "what came out before is missing" in opened.partial_note
 
 
-def test_the_home_knows_of_topics_since_when_they_are_fed(job):
+def test_the_state_store_has_the_coverage_of_topics(job):
     job.run("a")
     job.run("a", "to(out)")
     assert job.spans("to(out)") == [(1, None)]
@@ -202,7 +202,7 @@ def test_a_view_in_a_database_says_its_gap_even_while_it_is_left_out(tmp_path, d
     job = Job(tmp_path, database)
     job.run("base1", "base2")
     job.run("base1", batches=2)
-    with pytest.warns(ms.PartialOutputWarning, match=r"no longer fed since .*batch 1"):
+    with pytest.warns(ms.PartialOutputWarning, match=r"no longer written since .*batch 1"):
         left_out = ms.view("base2", store=database)
     with left_out:
         assert left_out.position == {"t": {"0": 10}}
@@ -219,7 +219,7 @@ def test_the_command_tells_beside_the_rows(job, capsys):
     job.run("a", "b")
     assert command(["view", "show", "b", "--log", str(job.log), "--json"]) == 0
     said = capsys.readouterr()
-    assert "This view is not whole: it is fed since" in said.err
+    assert "This view is not whole: it is written since" in said.err
     assert said.out == '{"k": "1", "n": 1}\n'
 
 
@@ -281,9 +281,9 @@ def test_a_crash_before_a_target_is_told_leaves_it_to_the_next_run(job, monkeypa
         patched.setattr(DatasetSink, "begin_run", crash)
         with pytest.raises(SimulatedCrash):
             job.run("a", "rows")
-    assert is_complete(ms.dataset(job.folder / "rows").coverage)  # it was not told yet
+    assert is_complete(ms.dataset(job.folder / "rows").coverage)  # not stored yet
     job.run("a", "rows", batches=0)
-    with pytest.warns(ms.PartialOutputWarning, match="was not fed from"):
+    with pytest.warns(ms.PartialOutputWarning, match="was not written from"):
         opened = ms.dataset(job.folder / "rows")
     assert (
         [between(span) for span in opened.coverage] == job.spans("rows") == [(None, 1), (2, None)]

@@ -73,7 +73,7 @@ def test_changes_of_a_view_that_was_made_anew_are_not_gone_on_with(tmp_path):
         filled("two", 5)
         assert opened.scan().height == 5
         with pytest.raises(
-            OffsetOutOfRangeError, match=r"since 3 .* made anew.*newest change is 5"
+            OffsetOutOfRangeError, match=r"since 3 .* created again.*newest change is 5"
         ):
             opened.changes(since=3)
         assert opened.changes(since=0).height == 5

@@ -3,12 +3,12 @@
 ===========================================  ======  =================================================
 a request                                    status  why
 ===========================================  ======  =================================================
-names a host that is not this server's       421     DNS rebinding: a page's name was made to lead here
+names a host that is not this server's       421     DNS rebinding: the name of a page resolves to this host
 has an Origin that is not allowed            403     a page of another site, in a browser on this machine
-has no token, or another one                 401     anybody
+has no token, or another one                 401     the client is not authenticated
 ===========================================  ======  =================================================
 
-The first is checked only where there is no token: such a page has none.
+The first is checked only if the server has no token: such a page could not send it.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Access:
             return
         await self._app(scope, receive, _with_cors_headers(send, origin) if origin else send)
 
-    def _has_token(self, said: bytes) -> bool:
+    def _has_token(self, authorization: bytes) -> bool:
         if self._token is None:
             return True
-        scheme, _, token = said.partition(b" ")
+        scheme, _, token = authorization.partition(b" ")
         # In constant time, so that a guess does not learn how far it was right.
         return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
 
@@ -96,4 +96,7 @@ def _with_cors_headers(send: Any, origin: str) -> Any:
 def _refusal(origin: str) -> str:
     if origin == "null":  # to allow it would allow every page that hides its origin
         return "Pages without an origin may not send requests here. Serve them from a host."
-    return f"Pages of {origin} may not send requests here. To allow them, start the server with --allow-origin {origin}."
+    return (
+        f"Pages of {origin} may not send requests here. To allow them, start the server with "
+        f"--allow-origin {origin}."
+    )

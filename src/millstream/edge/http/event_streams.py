@@ -8,7 +8,6 @@ costs the memory of one read, whatever its lag.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -27,14 +26,13 @@ from millstream.errors import (
     TopicRecreatedError,
     UnknownTopicError,
 )
+from millstream.http import EVENT_STREAM_START, HEARTBEAT, json_event, server_sent_event
 from millstream.log.decoding import ALL_COLUMNS
 from millstream.record import Record, TopicInfo
 
 READ_BYTES = 256 << 10
 RECORDS_AT_ONCE = 500
 _THREADS = 8
-_BEGIN = b"retry: 1000\n\n"
-_HEARTBEAT = b": still here\n\n"
 
 T = TypeVar("T")
 
@@ -68,7 +66,7 @@ class RecordStreams:
             grows: Whether partitions that are added are read as well.
         """
         at = dict(positions)
-        yield _BEGIN
+        yield EVENT_STREAM_START
         with self._watcher.watch(topic, [0] * len(at)) as watched:
             while not self._watcher.closing:
                 try:
@@ -77,7 +75,7 @@ class RecordStreams:
                     number = _next_partition(watched, at, grows=grows)
                     if number is None:
                         if not await watched.wait_for_change(self._heartbeat_s):
-                            yield _HEARTBEAT
+                            yield HEARTBEAT
                         continue
                     end = watched.ends[number]
                     batch = await self.run(
@@ -114,7 +112,7 @@ def _read(reader: Reader, topic: str, number: int, start: int, end: int) -> pa.R
 
 def _events(topic: TopicInfo, number: int, batch: pa.RecordBatch, at: dict[int, int]) -> bytes:
     """Return records as events, and advance ``at`` after them."""
-    lines = []
+    events = []
     columns = (
         batch["offset"].to_pylist(),
         batch["timestamp"].cast(pa.int64()).to_pylist(),
@@ -126,9 +124,9 @@ def _events(topic: TopicInfo, number: int, batch: pa.RecordBatch, at: dict[int, 
         at[number] = offset + 1
         pairs = tuple((header["key"], header["value"]) for header in headers or ())
         record = Record(topic.name, number, offset, timestamp_ms, key, value, pairs)
-        name = event_id(at, topic.topic_id).encode()
-        lines.append(b"id: %s\ndata: %s\n\n" % (name, record_as_json(record)))
-    return b"".join(lines)
+        name = event_id(at, topic.topic_id)
+        events.append(server_sent_event(record_as_json(record), event_id=name))
+    return b"".join(events)
 
 
 def _error_event(error: MillstreamError) -> bytes:
@@ -137,5 +135,4 @@ def _error_event(error: MillstreamError) -> bytes:
     if isinstance(error, OffsetOutOfRangeError | CorruptBatchError):
         content |= {"start": error.start, "end": error.end}
     gone = isinstance(error, OffsetOutOfRangeError | TopicRecreatedError | UnknownTopicError)
-    kind = "gone" if gone else "failed"
-    return f"event: {kind}\ndata: {json.dumps(content, ensure_ascii=False)}\n\n".encode()
+    return json_event(content, kind="gone" if gone else "failed")

@@ -60,43 +60,43 @@ def parse_append_params(
     Raises:
         ConfigError: a parameter is unknown or invalid, or two exclude each other.
     """
-    said = _single_values(parameters, _APPEND_PARAMS)
+    values = _single_values(parameters, _APPEND_PARAMS)
     by_name = dict(headers)
     key_header = by_name.get("millstream-key")
     key = None if key_header is None else key_header.encode("latin-1")
-    if "key" in said:
-        key = said["key"].encode("utf-8", "surrogateescape")
+    if "key" in values:
+        key = values["key"].encode("utf-8", "surrogateescape")
     given = [
         name
         for name, is_there in (
             ("the header Millstream-Key", key_header is not None),
-            ("key=", "key" in said),
-            ("key_field=", "key_field" in said),
+            ("key=", "key" in values),
+            ("key_field=", "key_field" in values),
         )
         if is_there
     ]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} were given; give one of them")
     time_header = by_name.get("millstream-timestamp")
-    if time_header is not None and "timestamp_field" in said:
+    if time_header is not None and "timestamp_field" in values:
         raise ConfigError(
             "the header Millstream-Timestamp and timestamp_field= were given; give one of them"
         )
     for name in ("key_field", "timestamp_field"):
-        if name in said and form == "raw":
+        if name in values and form == "raw":
             raise ConfigError(
                 f"{name}= needs events in JSON; send them as application/json or "
                 "application/x-ndjson, or leave it out"
             )
-    bad = choose("bad=", said.get("bad", "refuse"), ("refuse", "skip"))
+    bad = choose("bad=", values.get("bad", "refuse"), ("refuse", "skip"))
     return AppendParams(
         format=form,
         key=key,
-        key_field=said.get("key_field"),
+        key_field=values.get("key_field"),
         timestamp_ms=None if time_header is None else _time(time_header),
-        timestamp_field=said.get("timestamp_field"),
+        timestamp_field=values.get("timestamp_field"),
         headers=tuple(_header(value) for name, value in headers if name == "millstream-header"),
-        partition=None if "partition" not in said else _partition(said["partition"]),
+        partition=None if "partition" not in values else _partition(values["partition"]),
         skip_bad=bad == "skip",
     )
 
@@ -119,13 +119,13 @@ def parse_idempotency_key(headers: Mapping[str, str]) -> str | None:
 
 
 def _single_values(parameters: ParamPairs, known: Sequence[str]) -> dict[str, str]:
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, value in parameters:
         _check_known(name, known)
-        if name in said:
+        if name in values:
             raise ConfigError(f"{name}= was given twice; give it once")
-        said[name] = value
-    return said
+        values[name] = value
+    return values
 
 
 def _check_known(name: str, known: Sequence[str]) -> None:
@@ -227,8 +227,8 @@ def resolve_positions(
     if given := _ID.fullmatch(start):
         check_topic_id(topic, given[2], reader.topic_id(topic))
         pairs = (pair.partition(":") for pair in given[1].split(","))
-        said = {int(name): int(at) for name, _, at in pairs}
-        found = {number: said.get(number, bounds[number][0]) for number in chosen}
+        values = {int(name): int(at) for name, _, at in pairs}
+        found = {number: values.get(number, bounds[number][0]) for number in chosen}
     elif start.isascii() and start.isdigit() and len(start) < 20:
         if len(chosen) > 1:
             raise ConfigError(

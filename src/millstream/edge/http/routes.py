@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -61,7 +60,14 @@ from millstream.errors import (
     TopicRecreatedError,
     UnknownTopicError,
 )
-from millstream.http import error_response, event_stream_response, json_response
+from millstream.http import (
+    StatusTable,
+    error_response,
+    event_stream_response,
+    exception_handlers,
+    json_response,
+    status_of,
+)
 from millstream.record import TopicInfo
 
 T = TypeVar("T")
@@ -70,7 +76,8 @@ _BODY_S = 30.0  # how long a body may take to arrive
 _IN_LOOP_BYTES = 4096  # a body up to this is parsed in the event loop; a larger one in a thread
 _THREADS = 16
 _LINES_REPORTED_MAX = 100
-_STATUS: Sequence[tuple[type[MillstreamError], int]] = (
+_ADDRESSES = "There are POST /topics/NAME, GET /topics/NAME/events, GET /topics and GET /status."
+_STATUS: StatusTable = (
     (UnknownTopicError, 404),
     (OffsetOutOfRangeError, 410),
     (TopicRecreatedError, 410),
@@ -141,9 +148,7 @@ class EdgeRoutes:
             ],
             exception_handlers={
                 _RequestError: _request_error_response,
-                MillstreamError: _error_response,
-                HTTPException: _not_found_response,
-                Exception: _internal_error_response,
+                **exception_handlers(_STATUS, _ADDRESSES, _log),
             },
         )
 
@@ -203,8 +208,8 @@ class EdgeRoutes:
     async def _body(self, request: Request, ticket: Ticket) -> bytes:
         """Return the complete body, within the memory limits."""
         most = self._limits.body_bytes_max
-        said = request.headers.get("content-length", "")
-        size = int(said) if said.isdigit() else 0
+        length = request.headers.get("content-length", "")
+        size = int(length) if length.isdigit() else 0
         if size > most:
             raise _too_large(size, most)
         ticket.hold(size)
@@ -313,7 +318,9 @@ class EdgeRoutes:
         self._counts.not_appended += len(result.failed_lines)
         content["not_appended"] = len(result.failed_lines)
         content["lines_not_appended"] = result.failed_lines[:_LINES_REPORTED_MAX]
-        return error_response(type(error).__name__, str(error), _status(error), **content)
+        return error_response(
+            type(error).__name__, str(error), status_of(error, _STATUS), **content
+        )
 
     def _stop_if_fatal(self, error: MillstreamError) -> None:
         """Stop the server after an error that prevents all further appends."""
@@ -420,37 +427,6 @@ def _bad_lines_json(found: RequestBody) -> dict[str, Any]:
     }
 
 
-def _status(error: MillstreamError) -> int:
-    return next(code for kind, code in _STATUS if isinstance(error, kind))
-
-
 async def _request_error_response(_: Request, error: Exception) -> Response:
     assert isinstance(error, _RequestError)
     return error.response
-
-
-async def _error_response(_: Request, error: Exception) -> Response:
-    """Respond with an error's class and message, and a status that says what to do."""
-    assert isinstance(error, MillstreamError)
-    more = {}
-    if isinstance(error, OffsetOutOfRangeError):
-        more = {"start": error.start, "end": error.end}
-    return error_response(type(error).__name__, str(error), _status(error), **more)
-
-
-async def _not_found_response(request: Request, error: Exception) -> Response:
-    """Respond to an unknown address."""
-    assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path}"
-    message = (
-        f"There is nothing to {what} here. There are POST /topics/NAME, GET /topics/NAME/events, "
-        "GET /topics and GET /status."
-    )
-    return error_response("UnknownAddress", message, error.status_code)
-
-
-async def _internal_error_response(request: Request, error: Exception) -> Response:
-    _log.error("%s failed", request.url.path, exc_info=error)
-    return error_response(
-        "Defect", f"The server failed ({type(error).__name__}); its log says where.", 500
-    )

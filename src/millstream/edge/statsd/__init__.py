@@ -1,1 +1,1 @@
-"""StatsD over UDP: datagrams, the metrics in them, and what was lost."""
+"""StatsD over UDP: receiving datagrams, parsing metrics, and counting losses."""

@@ -1,4 +1,4 @@
-"""Datagrams that the kernel dropped for want of room in a socket's buffer, as /proc tells."""
+"""Counts datagrams that the kernel dropped because a socket's buffer was full, from /proc."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _TABLES = ("udp", "udp6")
 
 
 def kernel_drops(inode: int, net: Path = Path("/proc/net")) -> int | None:
-    """Return how many datagrams were dropped at a socket; None where the kernel does not tell.
+    """Return how many datagrams were dropped at a socket; None where the kernel does not report it.
 
     Args:
         inode: Of the socket: ``os.fstat(socket.fileno()).st_ino``.
-        net: Where the tables lie; only tests give another place.
+        net: The folder of the tables; only tests give another one.
     """
     for table in _TABLES:
         try:

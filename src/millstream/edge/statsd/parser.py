@@ -1,7 +1,7 @@
-"""StatsD's lines as metrics: ``name:value|type|@rate|#tag:value,…``, one or more in a datagram.
+"""Parses StatsD's lines: ``name:value|type|@rate|#tag:value,…``, one or more in a datagram.
 
-Pure. Of the dialects, tags, several values (``name:1:2:3|ms``), a time (``|T1656581400``) and a container
-(``|c:…``) are DogStatsD's. A line that is none of this is malformed: it is told why, never guessed at.
+Pure. Tags, several values (``name:1:2:3|ms``), a time (``|T1656581400``) and a container (``|c:…``) are
+DogStatsD's. Any other line is malformed, and gets a reason; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Metric(NamedTuple):
 
 
 class Malformed(NamedTuple):
-    """One line that is no metric, and why."""
+    """One line that is not a metric, and why."""
 
     line: bytes
     reason: str
 
 
 def parse_datagram(datagram: bytes) -> tuple[list[Metric], list[Malformed]]:
-    """Return the metrics of a datagram, and its lines that are none."""
+    """Return the metrics of a datagram, and its malformed lines."""
     metrics: list[Metric] = []
     malformed: list[Malformed] = []
     for line in datagram.split(b"\n"):
@@ -73,11 +73,11 @@ def parse_datagram(datagram: bytes) -> tuple[list[Metric], list[Malformed]]:
 
 
 class _MalformedError(Exception):
-    """A line is no metric; the message says why."""
+    """A line is not a metric; the message says why."""
 
 
 class _Sections(NamedTuple):
-    """What stands behind the type."""
+    """The parts of a line after the type."""
 
     rate: float = 1.0
     tags: Mapping[str, str] = MappingProxyType({})
@@ -88,7 +88,7 @@ def _parse_line(line: bytes) -> list[Metric]:
     """Return the metrics of a line.
 
     Raises:
-        _Bad: it has none.
+        _MalformedError: it has none.
     """
     try:
         text = line.decode()
@@ -105,7 +105,7 @@ def _parse_line(line: bytes) -> list[Metric]:
     kind = TYPES.get(sections[0])
     if kind is None:
         raise _MalformedError(f"the type {sections[0][:20]!r} is not one of {', '.join(TYPES)}")
-    said = _sections(sections[1:])
+    parts = _sections(sections[1:])
     metrics = []
     for one in [values] if kind == "set" else values.split(":"):
         value = one if kind == "set" else _number(one)
@@ -113,32 +113,32 @@ def _parse_line(line: bytes) -> list[Metric]:
             raise _MalformedError(f"the value {one[:20]!r} is no number")
         relative = kind == "gauge" and one[0] in "+-"
         metrics.append(
-            Metric(name, value, kind, said.rate, dict(said.tags), relative, said.timestamp_ms)
+            Metric(name, value, kind, parts.rate, dict(parts.tags), relative, parts.timestamp_ms)
         )
     return metrics
 
 
 def _sections(sections: Sequence[str]) -> _Sections:
-    said = _Sections()
+    parts = _Sections()
     for section in sections:
         rest = section[1:]
         if section.startswith("@"):
             rate = _number(rest)
             if rate is None or not 0 < rate <= 1:
                 raise _MalformedError(f"the rate {rest[:20]!r} is not above 0 and at most 1")
-            said = said._replace(rate=rate)
+            parts = parts._replace(rate=rate)
         elif section.startswith("#"):
-            said = said._replace(tags=_tags(rest))
+            parts = parts._replace(tags=_tags(rest))
         elif section.startswith("T") and rest.isascii() and rest.isdigit() and len(rest) < 11:
-            said = said._replace(timestamp_ms=int(rest) * 1000)
+            parts = parts._replace(timestamp_ms=int(rest) * 1000)
         elif not section.startswith("c:"):  # the container is of no use here
             raise _MalformedError(f"the part {section[:20]!r} is not known")
-    return said
+    return parts
 
 
 def _number(text: str) -> float | None:
-    """Return a finite number; a whole one as such."""
-    if "_" in text or text != text.strip() or not text.isascii():  # which only Python takes
+    """Return a finite number, whole numbers as int; None if the text is none."""
+    if "_" in text or text != text.strip() or not text.isascii():  # only Python accepts these
         return None
     try:
         whole = int(text)
@@ -154,7 +154,7 @@ def _number(text: str) -> float | None:
 
 
 def _tags(text: str) -> dict[str, str]:
-    """Return tags by name; one without a value has "", of one that comes again the values are joined."""
+    """Return tags by name; a tag without a value has "", the values of a repeated tag are joined."""
     tags: dict[str, str] = {}
     for tag in text.split(","):
         if tag:

@@ -1,4 +1,4 @@
-"""Headers of requests, from a file: a command line is seen by all of a machine."""
+"""Reads headers of requests from a file, as every user of a machine can see a command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_headers(path: Path) -> dict[str, str]:
     """Return the headers that a file holds, one ``NAME: VALUE`` a line.
 
     Raises:
-        ConfigError: there is no such file, or a line is no header, or one that is set here.
+        ConfigError: there is no such file, a line is not a header, or the webhook sets that header itself.
     """
     try:
         lines = path.read_text("latin-1").splitlines()

@@ -1,7 +1,7 @@
-"""Which offsets may be committed, where records are finished in another order than they were read.
+"""Tracks which offsets may be committed when records are finished in another order than they were read.
 
-Committed is what lies before the first record that is not finished: so whatever crashes, none is left out,
-and those behind it that were finished are delivered again.
+Only offsets before the first unfinished record may be committed. So after any crash no record is skipped,
+and the finished records after that one are delivered again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 
 class OffsetTracker:
-    """Keeps the books of the partitions that are read. Not thread-safe.
+    """Tracks the unfinished records of the partitions that are read. Not thread-safe.
 
     Args:
         starts: The next offset of each partition.
@@ -23,11 +23,11 @@ class OffsetTracker:
         self._finished: dict[int, set[int]] = {}
 
     def begin(self, partition: int, offset: int) -> None:
-        """Note that a record was read; those of a partition come in the order of their offsets."""
+        """Record that a record was read; those of a partition come in the order of their offsets."""
         self._begun.setdefault(partition, deque()).append(offset)
 
     def finish(self, partition: int, offset: int) -> None:
-        """Note that a record was delivered or given up."""
+        """Record that a record was delivered or dead-lettered."""
         begun, finished = self._begun[partition], self._finished.setdefault(partition, set())
         finished.add(offset)
         while begun and begun[0] in finished:

@@ -1,4 +1,4 @@
-"""What a response means, and when to retry. Pure: random numbers and time are passed in.
+"""Decides by a response whether and when to retry. Pure: random numbers and time are passed in.
 
 ==================================  ============================================================
 response                            meaning
@@ -6,7 +6,7 @@ response                            meaning
 2xx                                 delivered
 408, 425, 429, 5xx                  retry, not before ``Retry-After``
 none: no connection, too slow       retry
-any other, redirects among them     it will never be accepted: undeliverable at once
+any other, also redirects           undeliverable at once: it will never be accepted
 ==================================  ============================================================
 """
 

@@ -1,8 +1,8 @@
-"""Signatures by which a receiver knows that a request is ours, and new: those of Standard Webhooks.
+"""Signatures of Standard Webhooks, by which a receiver checks that a request is ours, and new.
 
-Signed is ``ID.TIMESTAMP.BODY`` by HMAC-SHA-256; the header has ``v1,`` and the signature in Base64, one for
-each secret, with spaces between. So a receiver in any language has a library that checks it. The time
-is that of the attempt, so that a receiver can refuse what somebody has kept and sends again.
+The signed text is ``ID.TIMESTAMP.BODY``, with HMAC-SHA-256; the header has ``v1,`` and the signature in
+Base64, one for each secret, separated by spaces. Libraries in all languages can check it. The time is that
+of the attempt, so that a receiver can refuse a replayed request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def read_secret(path: Path) -> bytes:
     """Return the secret that a file holds: ``whsec_`` and Base64, or any text.
 
     Raises:
-        ConfigError: there is no such file, or what it holds is no secret.
+        ConfigError: there is no such file, or its content is not a secret.
     """
     try:
         text = path.read_text("utf-8").strip()
@@ -45,12 +45,12 @@ def read_secret(path: Path) -> bytes:
 
 
 def signature(secrets: Sequence[bytes], name: str, timestamp_s: int, body: bytes) -> str:
-    """Return what stands in the header ``webhook-signature``.
+    """Return the value of the header ``webhook-signature``.
 
     Args:
-        secrets: The one in use, and while it is changed the one before it, or the one after.
-        name: What stands in ``webhook-id``.
-        timestamp_s: What stands in ``webhook-timestamp``.
+        secrets: The secret in use; during a rotation also the one before or after it.
+        name: The value of ``webhook-id``.
+        timestamp_s: The value of ``webhook-timestamp``.
     """
     signed = b"%s.%d.%s" % (name.encode(), timestamp_s, body)
     sums = (hmac.new(secret, signed, hashlib.sha256).digest() for secret in secrets)

@@ -129,7 +129,7 @@ class Dedup(PassThroughOperator):
             ledger.events_in, ledger.events_out = self._with_id(result.rows), left
             ledger.check()
         if isinstance(memory, BloomGenerations):
-            result.metrics[FALSE_POSITIVE_RATE] = memory.false_positive_rate()
+            result.gauges[FALSE_POSITIVE_RATE] = memory.false_positive_rate()
         return result
 
     def _seen_ids(self, state: OperatorState) -> SeenIds:

@@ -1,1 +1,1 @@
-"""The Spark session of this process: a Java, the JVM, its settings, and what the JVM is given beside them."""
+"""The Spark session of this process: the Java, the JVM, its settings, and the workers' parent process."""

@@ -1,7 +1,7 @@
-"""Takes over what Spark's JVM has written of its classes, once it has ended.
+"""Installs the class archive that Spark's JVM writes as it ends.
 
-A program of its own, as the one that used Spark need not be there any more: it takes the standard
-library alone, and ends with the JVM.
+A program of its own, as the one that used Spark may have ended. It uses the standard library only, and ends
+after the JVM.
 
     python -I archive_installer.py PID NEW PATH
 """
@@ -30,15 +30,15 @@ def await_end(pid: int, wait_s: float = _WAIT_S) -> None:
 
 
 def install_archive(new: Path, path: Path) -> bool:
-    """Put a whole archive in its place and remove one that is not; return whether it was whole.
+    """Install a complete archive, or remove an incomplete one; return whether it was complete.
 
-    A JVM writes the header last: while it writes, and where it was killed, the file begins with zeros.
+    A JVM writes the header last: while it writes, or if it was killed, the file begins with zeros.
 
     A crash leaves:
 
     1. before the sync: the new file, which a later session removes
-    2. before the rename: the same; what a power cut might take of a file is never in use
-    3. after it: the archive; as it was before, where the folder's sync is missing
+    2. before the rename: the same; a file that a power cut may damage is never in use
+    3. after it: the new archive, or the one before if the folder was not synced
     """
     with contextlib.suppress(FileNotFoundError):
         with new.open("rb") as file:
@@ -63,8 +63,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 def main() -> None:
-    """Wait for the JVM and take over its file, as the program's arguments say."""
-    # What ends the program that used Spark, a service's manager say, sends these to all that is left.
+    """Wait for the JVM and install its file; see the module for the arguments."""
+    # A service manager that ends the program that used Spark sends these to all its processes.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     pid, new, path = sys.argv[1:]

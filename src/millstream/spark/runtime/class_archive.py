@@ -1,12 +1,11 @@
 """An archive of the classes that Spark's JVM loads: with it, a start takes half the CPU.
 
-Java can write what it made of the classes that it loaded into a file, as it ends, and map that file
-into memory in later starts (application class data sharing, JEP 350). It is made for one Java and one
-PySpark by the first session on a machine that ends in the usual way. The JVM goes on for some ten
-seconds behind the program's end, once; `archive_installer.py` then puts the file in its place. It has
-some 150 MB, and may be deleted at any time. Java itself checks that an archive fits, and goes on
-without one that does not. Spark's home stands beside it, as classes are taken from an archive only
-where their files have the same paths again.
+As it ends, Java can write its loaded classes into a file, and map that file into memory in later starts
+(application class data sharing, JEP 350). An archive is for one Java and one PySpark. The first session on
+a machine that ends in the usual way makes it: once, the JVM goes on for some ten seconds after the program's
+end, and `archive_installer.py` then installs the file. It has some 150 MB, and may be deleted at any time.
+Java checks that an archive fits, and ignores one that does not. A Spark home is kept beside it, as Java uses
+archived classes only if their files have the same paths.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import pyspark
 from millstream.spark.runtime import archive_installer, internals
 from millstream.spark.runtime.java import Java
 
-_ABANDONED_S = 3600.0  # a file that no JVM has finished by then, none will
+_ABANDONED_S = 3600.0  # the age at which no JVM writes a file any more
 
 
 @dataclass(frozen=True)
@@ -43,21 +42,22 @@ class ClassArchive:
 
     @property
     def option(self) -> str:
-        """What Java is to be told."""
+        """The options for Java."""
         if self.new is None:
             return f"-XX:SharedArchiveFile={self.path} -Xshare:auto -Xlog:cds=off"
         return f"-XX:ArchiveClassesAtExit={self.new} -Xlog:cds=off"
 
     def discard(self) -> None:
-        """Remove what a JVM may have written that was killed, or whose session did not start."""
+        """Remove the file of a JVM that was killed, or whose session did not start."""
         if self.new is not None:
             with contextlib.suppress(OSError):
                 self.new.unlink(missing_ok=True)
 
     def start_installer(self, pid: int) -> subprocess.Popen[bytes]:
-        """Start what takes over the new archive when the JVM ``pid`` has ended; it outlives this process.
+        """Start the process that installs the archive when the JVM ``pid`` has ended.
 
-        Each JVM writes a file of its own: Java does not notice when two have written into one.
+        It outlives this process. Each JVM writes a file of its own: Java does not notice when two have
+        written into one.
         """
         assert self.new is not None
         command = [sys.executable, "-I", archive_installer.__file__, pid, self.new, self.path]
@@ -72,9 +72,10 @@ class ClassArchive:
 
 
 def class_archive(env: Mapping[str, str], java: Java, *, pid: int) -> ClassArchive | None:
-    """Give the archive for this Java and this PySpark; None if there is no place to keep it.
+    """Return the archive for this Java and this PySpark; None if there is no place to keep it.
 
-    Nor is one made where this process is the first of a container: with it, all others end.
+    None, too, if there is no archive yet and this process is the first of a container: its end ends all
+    others.
     """
     made_for = (
         f"{java.executable.resolve()} {java.version} {pyspark.__version__} {pyspark.__file__}"
@@ -95,7 +96,7 @@ def class_archive(env: Mapping[str, str], java: Java, *, pid: int) -> ClassArchi
 
 
 def _spark_home(folder: Path) -> Path:
-    """Give the Spark home, made where there is none."""
+    """Return the Spark home; create it if it is missing."""
     home = folder / "spark-home"
     if not home.exists():
         ours = internals.make_spark_home(folder / f"{uuid.uuid4().hex}.home")

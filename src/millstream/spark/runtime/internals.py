@@ -1,8 +1,8 @@
 """Every name that Spark keeps private, or that lives in its JVM.
 
-Promises that the rest of this package uses PySpark as it is documented: what may change with the
-next release of Spark is here, and a test with a real JVM covers each of it. Two parts: the life of
-the JVM, and what a failure says. What is compiled in the JVM stands in ``local_file_system.py``.
+The rest of this package uses PySpark as it is documented: what may change with the next release of Spark is
+here, and tests with a real JVM cover it. Two parts: the life of the JVM, and the text of a failure. The class
+that is compiled in the JVM is in ``local_file_system.py``.
 """
 
 from __future__ import annotations
@@ -54,10 +54,9 @@ def launch_jvm(
 ) -> Any:
     """Start Spark's JVM as a child and return the gateway to it.
 
-    All that the JVM and its own children say goes to the end of ``log``. The child stands in a
-    session of its own, so that a Ctrl-C at the terminal reaches only this process, which decides
-    when to stop; and it ends by itself when this process ends, however that happens, because its
-    standard input closes.
+    The output of the JVM and its children is appended to ``log``. The child has a session of its own, so
+    that a Ctrl-C at the terminal reaches only this process, which decides when to stop. The child ends by
+    itself when this process ends, however that happens, because its standard input closes.
 
     Args:
         settings: Spark's settings; those about the JVM itself only have an effect here.
@@ -66,27 +65,27 @@ def launch_jvm(
         held: File descriptors that stay open for as long as the JVM lives.
 
     Raises:
-        EnvironmentProblem: the JVM did not start; the message ends with what it said.
+        EnvironmentProblem: the JVM did not start; the message ends with its output.
 
     """
     command = [str(_spark_home(env) / "bin" / "spark-submit")]
     for name, value in settings.items():
         command += ["--conf", f"{name}={value}"]
     command += shlex.split(env.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
-    with tempfile.TemporaryDirectory() as folder, log.open("ab") as said:
+    with tempfile.TemporaryDirectory() as folder, log.open("ab") as output:
         answer = Path(folder) / "gateway"
-        said_before = said.tell()
+        output_start = output.tell()
         process = subprocess.Popen(  # noqa: S603 - the spark-submit of the installed PySpark
             command,
             stdin=subprocess.PIPE,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             env={**env, "SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer)},
             start_new_session=True,
             pass_fds=held,
         )
         try:
-            port, secret = _await_gateway(process, answer, log, said_before)
+            port, secret = _await_gateway(process, answer, log, output_start)
             # This is how spark-submit itself tells PySpark of a JVM that runs already.
             with environment(PYSPARK_GATEWAY_PORT=str(port), PYSPARK_GATEWAY_SECRET=secret):
                 gateway = launch_gateway()  # type: ignore[no-untyped-call]
@@ -100,7 +99,7 @@ def launch_jvm(
 def make_spark_home(folder: Path) -> Path:
     """Make ``folder`` a Spark home of links to this PySpark, without its zipped Python modules.
 
-    With those, every Python process that Spark starts compiles PySpark from the zip anew (0.3 s of
+    With those, every Python process that Spark starts compiles PySpark from the zip again (0.3 s of
     CPU each, and a query starts half a dozen). Without them they import the PySpark that is installed.
     """
     folder.mkdir()
@@ -118,20 +117,20 @@ def _spark_home(env: Mapping[str, str]) -> Path:
 
 
 def _await_gateway(
-    process: subprocess.Popen[bytes], answer: Path, log: Path, said_before: int
+    process: subprocess.Popen[bytes], answer: Path, log: Path, output_start: int
 ) -> tuple[int, str]:
-    """Wait until the JVM has written where it listens: a port and a secret."""
+    """Wait until the JVM has written its port and its secret."""
     deadline = time.monotonic() + _START_WAIT_S
     while not answer.is_file():  # the JVM writes it under another name and renames it
         ended = process.poll()
         if ended is not None or time.monotonic() > deadline:
             with log.open("rb") as file:
-                file.seek(said_before)
-                said = file.read().decode(errors="replace").strip()
+                file.seek(output_start)
+                output = file.read().decode(errors="replace").strip()
             what = "took too long to start" if ended is None else f"ended with code {ended}"
             raise EnvironmentProblem(
                 f"Spark's JVM {what} (`millstream doctor` checks what it needs; "
-                f"all it said is in {log}): {said[-600:]}"
+                f"its whole output is in {log}): {output[-600:]}"
             )
         time.sleep(0.02)
     raw = answer.read_bytes()
@@ -146,7 +145,7 @@ def end_jvm(gateway: Any) -> None:
 
 
 def request_jvm_exit(gateway: Any) -> None:
-    """Tell the JVM behind a gateway to end, and do not wait: :func:`end_jvm` does.
+    """Ask the JVM behind a gateway to end, without waiting: :func:`end_jvm` waits.
 
     PySpark forgets it, so that this process can start another.
     """
@@ -163,7 +162,7 @@ def request_jvm_exit(gateway: Any) -> None:
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """Ask the JVM to end by closing its standard input, then ask harder, until it is gone."""
+    """End the JVM: close its standard input, then send SIGTERM, then SIGKILL."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
@@ -183,8 +182,8 @@ def running_context() -> SparkContext | None:
 def open_session(settings: Mapping[str, str], gateway: Any) -> SparkSession:
     """Return a session on the JVM behind ``gateway``. Ctrl-C keeps its meaning.
 
-    PySpark answers a Ctrl-C by cancelling every running job, which would tear a batch that is
-    about to commit; whoever runs the pipeline stops it between batches instead.
+    PySpark handles a Ctrl-C by cancelling every running job, which would interrupt a batch that is about to
+    commit; the job stops between batches instead.
 
     Raises:
         ConfigError: Spark refuses a setting, or does not reach the cluster.
@@ -225,14 +224,14 @@ def _scala_object(package: Any, name: str) -> Any:
 
 
 def start_workers(spark: SparkSession) -> None:
-    """Have the parent of the Python workers started, beside whatever else is done; return at once.
+    """Start the parent of the Python workers in a thread; return at once.
 
-    It loads for a second what they need. The first task would wait for it, while a core has nothing
-    to do as a query is planned.
+    It imports for a second what they need. Without this, the first task would wait for it, although a core
+    is idle while a query is planned.
     """
 
     def one_task() -> None:
-        # Whatever happens, most likely that the session has ended, the first task will tell of it.
+        # The first task reports any failure; most likely the session has ended.
         with contextlib.suppress(Exception):
             spark.sparkContext.parallelize([0], 1).foreach(lambda _: None)
 
@@ -240,7 +239,7 @@ def start_workers(spark: SparkSession) -> None:
 
 
 def delete_with_jvm(spark: SparkSession, folder: Path) -> None:
-    """Have a folder deleted when the JVM ends, also when that is because this process died."""
+    """Register a folder that the JVM deletes as it ends, also if it ends because this process died."""
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001
     folder_there = jvm.java.io.File(str(folder))
     jvm.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(folder_there)
@@ -248,7 +247,7 @@ def delete_with_jvm(spark: SparkSession, folder: Path) -> None:
 
 @contextlib.contextmanager
 def environment(**names: str) -> Iterator[None]:
-    """Set variables of this process for a moment: PySpark takes some settings from nowhere else."""
+    """Set environment variables within a block: PySpark takes some settings only from there."""
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(names)
     try:
@@ -275,11 +274,10 @@ _SPARK_FRAME = re.compile(r'  File "[^"]*[/\\](?:pyspark|pyspark\.zip|py4j|py4j-
 
 
 def explain_failure(exception: BaseException) -> str | None:
-    """Return the Python traceback that made Spark fail; None if no Python of ours failed.
+    """Return the Python traceback that made Spark fail; None if no Python code failed.
 
-    Spark nests it in its own report, several times over. This is the innermost one, with what it
-    was raised from, and without the frames of Spark. Call it before the session ends: the report is
-    fetched from the JVM.
+    Spark nests it in its own report, several times. This is the innermost one, with its cause, and without
+    the frames of Spark. Call it before the session ends: the report is fetched from the JVM.
     """
     report = str(exception)
     starts = [found.start() for found in re.finditer(re.escape(_TRACEBACK), report)]

@@ -1,8 +1,8 @@
 """Which Java the engine runs on: one that is installed, or the one that pip can install.
 
-Promises a Java that is there and new enough, or one sentence that says how to get one. Knows
-nothing of Spark beyond the one option that a trimmed runtime cannot take; ``session.py`` uses what
-is found here, and ``millstream doctor`` shows it.
+Returns a Java that exists and is new enough, or an error that says how to get one. Knows nothing of Spark
+except the one option that a trimmed runtime cannot take. ``session.py`` uses the Java that is found here,
+and ``millstream doctor`` shows it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def find_java(env: Mapping[str, str]) -> Java:
 
 
 def _installed(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """Name the Javas of this machine, best first. Links are followed: a home is a real folder."""
+    """Yield the Javas of this machine, best first. Links are followed: a home is a real folder."""
     if home := env.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
     if found := shutil.which("java", path=env.get("PATH", "")):
@@ -97,9 +97,9 @@ def _installed(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _version_of(executable: Path) -> str | None:
-    """Ask a Java for its version; None when it does not answer as a Java would."""
+    """Return the version of a Java; None if it does not print one."""
     try:
-        answer = subprocess.run(  # noqa: S603 - the user's own Java
+        output = subprocess.run(  # noqa: S603 - the user's own Java
             [executable, "-version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -109,7 +109,7 @@ def _version_of(executable: Path) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.search(r'version "([^"]+)"', answer.stderr + answer.stdout)
+    found = re.search(r'version "([^"]+)"', output.stderr + output.stdout)
     return found.group(1) if found else None
 
 

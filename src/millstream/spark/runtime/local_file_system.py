@@ -1,8 +1,8 @@
-"""A small class that is compiled in Spark's JVM, where no setting of Spark's does what it does.
+"""A faster local file system: a small class that is compiled in Spark's JVM, as no setting can replace it.
 
-Janino, which Spark brings along, compiles it. Promises that only speed is lost where it
-does not fit this Spark: the session goes on without, and its log says why. Like ``internals.py``,
-this depends on names that Spark keeps private, and tests with a real JVM cover it.
+Janino, which is part of Spark, compiles it. If it does not fit this Spark, only speed is lost: the session
+goes on without it, and its log says why. Like ``internals.py``, this depends on private names of Spark, and
+tests with a real JVM cover it.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ public class LocalFilesWithoutFork extends LocalFileSystem {
 
 
 def install_local_files(spark: SparkSession) -> None:
-    """Give the JVM of a local session a file system for ``file:`` that starts no processes.
+    """Install a file system for ``file:`` that starts no processes in the JVM of a local session.
 
-    It is put where Hadoop keeps the file systems in use.
+    It replaces the one in Hadoop's cache of file systems.
     """
     context: Any = spark.sparkContext
     conf = context._jsc.hadoopConfiguration()  # noqa: SLF001
@@ -82,6 +82,6 @@ def _install(context: Any, name: str, source: str, arguments: dict[str, Any]) ->
             kinds[number] = jvm.java.lang.Class.forName(kind)
             values[number] = value
         made.getMethod("install", kinds).invoke(None, values)
-    except Exception as problem:  # noqa: BLE001 - any failure has the same answer: go on without
+    except Exception as problem:  # noqa: BLE001 - after any failure the session goes on without
         spark_log = jvm.org.slf4j.LoggerFactory.getLogger(f"millstream.{name}")
         spark_log.warn("going on without: " + str(problem))

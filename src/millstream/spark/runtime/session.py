@@ -1,10 +1,9 @@
 """One Spark session per process, set up for small triggers, durable state and a quiet terminal.
 
-Promises that whoever asks gets a session that runs a pipeline as it stands, on this machine or on a
-cluster, and that nothing is left running when the last user is done. Each setting says why it
-stands; where that is a figure, it was measured on triggers of 1,000 rows through one Python source
-stage and one stateful Python stage. Private names are in ``internals.py``, the choice of a Java in
-``java.py``.
+The session runs a pipeline without further settings, on this machine or on a cluster, and nothing is left
+running when its last user is done. A comment gives the reason for each setting; figures were measured on
+triggers of 1,000 rows through one Python source stage and one stateful Python stage. Private names are in
+``internals.py``, the choice of a Java in ``java.py``.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ _WORKER_THREADS = {
     "OMP_NUM_THREADS": "1",  # numpy's BLAS, and Arrow's computing threads
     "ARROW_IO_THREADS": "2",
 }
-# A worker takes and gives back blocks of megabytes, again and again. By default glibc asks the kernel
-# for each, who fills it with zeros, page by page: a fifth of the time of reading and decoding. The
-# numbers are the largest that it takes for a block, and what it keeps before it gives memory back. Polars
-# has an allocator of its own, jemalloc, and has it give back what was not used for half a second: between
-# two batches, that is all.
+# A worker allocates and frees blocks of megabytes all the time. By default glibc maps each of them, and the
+# kernel fills it with zeros, page by page: a fifth of the time of reading and decoding. The numbers are the
+# largest block that glibc takes from its heap, and the free memory that it keeps. Polars has an allocator of
+# its own, jemalloc, which would return memory that was unused for half a second: all of it, between two
+# batches.
 _WORKER_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * _MIB),
     "MALLOC_TRIM_THRESHOLD_": str(256 * _MIB),
@@ -63,7 +62,7 @@ _WORKER_MEMORY = {
 
 @dataclass(frozen=True)
 class _SessionRequest:
-    """What the session of this process was asked for; it cannot be changed while it runs."""
+    """The settings that the session of this process was started with; they cannot change while it runs."""
 
     cores: int | None
     master: str | None
@@ -72,7 +71,7 @@ class _SessionRequest:
 
 @dataclass
 class _RunningSession:
-    """The session of this process, and what must be put away with it."""
+    """The session of this process, and what ends with it."""
 
     spark: SparkSession
     gateway: Any
@@ -81,7 +80,7 @@ class _RunningSession:
     users: int = 1
 
     def is_alive(self) -> bool:
-        """Tell whether it can still be used: its JVM may have died, a user may have stopped it."""
+        """Return whether it can still be used: its JVM may have died, a user may have stopped it."""
         from millstream.spark.runtime import internals  # noqa: PLC0415 - imports pyspark
 
         return self.gateway.proc.poll() is None and internals.running_context() is not None
@@ -89,8 +88,11 @@ class _RunningSession:
     def end(self) -> bool:
         """Stop Spark, end the JVM, and leave no file behind but the log.
 
-        Where the JVM is to write an archive of its classes, nobody waits for that: it goes on by
-        itself, and deletes its files. Return whether so.
+        If the JVM writes an archive of its classes, this does not wait for it: the JVM goes on by itself,
+        and deletes its files.
+
+        Returns:
+            Whether the JVM goes on.
         """
         from millstream.spark.runtime import internals  # noqa: PLC0415 - imports pyspark
 
@@ -145,7 +147,7 @@ def start_session(
     settings: Mapping[str, str] | None = None,
     on_phase: Callable[[str], None] = _log.info,
 ) -> SparkSession:
-    """Return the Spark session of this process, starting it for the first that asks.
+    """Return the Spark session of this process; the first call starts it.
 
     Every call needs a `stop_session` of its own; the last one ends Spark. Spark itself, its workers
     and Java write to ``<folder>/spark.log``, nothing to the terminal. The environment of this
@@ -169,24 +171,27 @@ def start_session(
 
     """
     global _running  # noqa: PLW0603 - Spark allows one session per process, so does this module
-    asked = _SessionRequest(cores, master, dict(settings or {}))
+    request = _SessionRequest(cores, master, dict(settings or {}))
     with _lock:
         if _running is not None and not _running.is_alive():
             _running.end()
             _running = None
         if _running is None:
-            _running = _start(name, folder, asked, on_phase)
+            _running = _start(name, folder, request, on_phase)
         else:
-            _check_same(_running.request, asked)
+            _check_same(_running.request, request)
             _running.users += 1
         return _running.spark
 
 
 def stop_session(spark: SparkSession) -> bool:
-    """Say that one user of the session is done with it; after the last, Spark has ended.
+    """Release the session for one user; after the last, Spark has ended.
 
-    Nothing happens for a session that has ended already. Return whether the JVM still writes the
-    archive of its classes, once on a machine: it goes on by itself, also behind this process's end.
+    Nothing happens for a session that has ended already.
+
+    Returns:
+        Whether the JVM still writes the archive of its classes, once on a machine: it goes on by itself,
+        also after this process's end.
     """
     global _running
     with _lock:
@@ -199,12 +204,12 @@ def stop_session(spark: SparkSession) -> bool:
         return ending.end()
 
 
-def _check_same(running: _SessionRequest, asked: _SessionRequest) -> None:
-    """Refuse settings that the running session does not have; what was left open fits any."""
+def _check_same(running: _SessionRequest, request: _SessionRequest) -> None:
+    """Refuse settings that the running session does not have; settings that are not given fit any."""
     for what, has, wants in (
-        ("cores", running.cores, asked.cores),
-        ("master", running.master, asked.master),
-        ("settings", running.settings, asked.settings),
+        ("cores", running.cores, request.cores),
+        ("master", running.master, request.master),
+        ("settings", running.settings, request.settings),
     ):
         if wants and wants != has:
             raise ConfigError(
@@ -214,7 +219,7 @@ def _check_same(running: _SessionRequest, asked: _SessionRequest) -> None:
 
 
 def _start(
-    name: str, folder: Path, asked: _SessionRequest, on_phase: Callable[[str], None]
+    name: str, folder: Path, request: _SessionRequest, on_phase: Callable[[str], None]
 ) -> _RunningSession:
     """Start the JVM and a session in it; on any failure leave nothing behind."""
     internals = _pyspark_internals()
@@ -227,13 +232,13 @@ def _start(
             "first: the settings that a pipeline needs can only be made at the start"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    scratch = _Scratch(folder / "spark-scratch") if asked.master is None else None
+    scratch = _Scratch(folder / "spark-scratch") if request.master is None else None
     gateway = None
     try:
         java = find_java(os.environ)
         if scratch is not None:
             scratch.archive = class_archive(os.environ, java, pid=os.getpid())
-        settings = _settings(name, asked, scratch)
+        settings = _settings(name, request, scratch)
         on_phase(f"starting Java {java.version}")
         gateway = internals.launch_jvm(
             settings,
@@ -242,7 +247,7 @@ def _start(
             held=() if scratch is None else (scratch.lock,),
         )
         on_phase("starting Spark")
-        with internals.environment(PYSPARK_PYTHON=_worker_python(local=asked.master is None)):
+        with internals.environment(PYSPARK_PYTHON=_worker_python(local=request.master is None)):
             spark = internals.open_session(settings, gateway)
         if scratch is not None:
             internals.start_workers(spark)
@@ -258,7 +263,7 @@ def _start(
             if scratch.archive is not None:
                 scratch.archive.discard()
         raise
-    return _RunningSession(spark, gateway, asked, scratch)
+    return _RunningSession(spark, gateway, request, scratch)
 
 
 def _pyspark_internals() -> Any:
@@ -275,19 +280,19 @@ def _pyspark_internals() -> Any:
 # ── settings ────────────────────────────────────────────────────────────────────
 
 
-def _settings(name: str, asked: _SessionRequest, scratch: _Scratch | None) -> dict[str, str]:
-    """Return every setting of a session, strings as Spark wants them."""
+def _settings(name: str, request: _SessionRequest, scratch: _Scratch | None) -> dict[str, str]:
+    """Return every setting of a session, as strings."""
     if scratch is None:
-        assert asked.master is not None
-        made = _common_settings(asked.cores or _CLUSTER_PARTITIONS)
-        made["spark.master"] = asked.master
+        assert request.master is not None
+        made = _common_settings(request.cores or _CLUSTER_PARTITIONS)
+        made["spark.master"] = request.master
     else:
-        cores = asked.cores or cores_available()
+        cores = request.cores or cores_available()
         made = _common_settings(cores) | _local_settings(cores, scratch)
     options = " ".join(
-        each[_JVM_OPTIONS] for each in (made, asked.settings) if _JVM_OPTIONS in each
+        each[_JVM_OPTIONS] for each in (made, request.settings) if _JVM_OPTIONS in each
     )
-    return {**made, **asked.settings, _JVM_OPTIONS: options, "spark.app.name": name}
+    return {**made, **request.settings, _JVM_OPTIONS: options, "spark.app.name": name}
 
 
 def _common_settings(partitions: int) -> dict[str, str]:
@@ -431,7 +436,7 @@ def _control_group(name: str) -> str:
 
 
 def _open_log(folder: Path) -> Path:
-    """Return the file for all that Spark says; a long one is put aside, one generation is kept."""
+    """Return the file for all that Spark says; a large one is rotated, and one generation is kept."""
     log = folder / "spark.log"
     if log.exists() and log.stat().st_size > _LOG_BYTES_MAX:
         log.replace(folder / "spark.log.1")
@@ -441,10 +446,10 @@ def _open_log(folder: Path) -> Path:
 class _Scratch:
     """The folders of one session on this machine: its files, and its sockets.
 
-    Working copies of state lie here, which may be many gigabytes, so they belong on the disk of the
-    log and not in a temporary folder that may be memory. A session that dies with its JVM leaves
-    them behind; the next one deletes them. Whether a session lives is told by a lock on the folder,
-    which the JVM holds too, so that it outlives a driver that was killed.
+    Working copies of state are here, which may be many gigabytes, so they belong on the disk of the log and
+    not in a temporary folder that may be memory. A session that dies with its JVM leaves them behind; the
+    next one deletes them. A lock on the folder shows that a session is alive. The JVM holds it too, so the
+    lock outlives a driver that was killed.
     """
 
     def __init__(self, folder: Path) -> None:

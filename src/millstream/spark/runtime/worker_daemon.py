@@ -1,8 +1,8 @@
-"""The parent of Spark's Python workers: loads once what each of them would load for itself.
+"""The parent of Spark's Python workers: imports once what each of them would import for itself.
 
-Spark forks its workers from a daemon, which loads little; a worker then spends some two seconds of
-CPU on imports. Loaded before the fork, they cost that once per daemon, and the workers share the
-memory. No thread is started by these imports, so that forking stays safe.
+Spark forks its workers from a daemon, which imports little; a worker then spends some two seconds of CPU on
+imports. Imported before the fork, the modules cost that once per daemon, and the workers share the memory.
+These imports start no thread, so forking stays safe.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def load_for_workers() -> None:
     import millstream.spark.stages.executor  # noqa: F401, PLC0415
 
     pa.array([0])  # makes pyarrow load pandas now, as its first conversion in each worker would
-    # PySpark collects garbage after every task. What was loaded here never is any, and to look
-    # through it took an eighth of a worker's time.
+    # PySpark collects garbage after every task. The imported modules are never garbage, and traversing
+    # them took an eighth of a worker's time.
     gc.freeze()
 
 

@@ -1,9 +1,9 @@
-"""How partitions of a backlog are read in step: all to one event time, as far as can be foreseen.
+"""Watermark alignment: the partitions of a backlog are read up to about the same event time.
 
-A partition's *pace* is how many records it had per microsecond of event time when it was last read.
-By it the planner foresees how far so many records lead, and chooses a time up to which all partitions
-together have what a batch may hold. Paces are kept in memory: a job that has just started knows none,
-and reads its first two batches in proportion to what each partition holds.
+A partition's *pace* is the number of its records per microsecond of event time when it was last read. With
+it the planner estimates the event time after a number of records, and chooses a time up to which all
+partitions together have the records of one batch. Paces are kept in memory: a job that has just started
+knows none, and reads its first two batches in proportion to the unread records of each partition.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ EventTimes = Mapping[str, Mapping[int, int]]  # topic → partition → the larg
 
 @dataclass
 class Paces:
-    """The paces known so far, and where each partition stood when it was last looked at."""
+    """The paces known so far, and the last offset and event time of each partition."""
 
     known: dict[PartitionKey, float] = field(default_factory=dict)
-    _stood: dict[PartitionKey, tuple[int, int]] = field(default_factory=dict)  # offset, event time
+    _last: dict[PartitionKey, tuple[int, int]] = field(default_factory=dict)
 
     def update(self, offsets: Mapping[str, Sequence[int]], event_times: EventTimes) -> None:
-        """Take in how far each partition is read: in records, and in event time."""
+        """Update the paces with the offsets and event times that have been read."""
         for topic, times in event_times.items():
             for number, at_us in times.items():
                 if number < len(offsets.get(topic, ())):
                     self._update((topic, number), offsets[topic][number], at_us)
 
-    def _update(self, place: PartitionKey, offset: int, at_us: int) -> None:
-        stood = self._stood.get(place)
-        if stood is not None and offset > stood[0]:
-            # Records that moved no time are dense: as many as there were within a microsecond.
-            self.known[place] = (offset - stood[0]) / max(1, at_us - stood[1])
-        if stood is None or offset > stood[0]:
-            self._stood[place] = (offset, at_us)
+    def _update(self, partition: PartitionKey, offset: int, at_us: int) -> None:
+        last = self._last.get(partition)
+        if last is not None and offset > last[0]:
+            # Records that did not advance time count as if they were within one microsecond.
+            self.known[partition] = (offset - last[0]) / max(1, at_us - last[1])
+        if last is None or offset > last[0]:
+            self._last[partition] = (offset, at_us)
 
 
 def divide_proportionally(
     waiting: Mapping[PartitionKey, int], rows_max: int
 ) -> dict[PartitionKey, int]:
-    """Divide a batch in proportion to what waits; everything, if it holds that."""
+    """Divide a batch in proportion to the unread records; all of them, if the batch can hold them."""
     total = sum(waiting.values())
     if total <= rows_max:
         return dict(waiting)
@@ -55,10 +55,10 @@ def align_event_times(
     paces: Mapping[PartitionKey, float],
     rows_max: int,
 ) -> dict[PartitionKey, int]:
-    """Divide a batch so that the partitions come to one event time, if they keep their pace.
+    """Divide a batch so that the partitions reach the same event time, if they keep their pace.
 
-    ``waiting``, more than ``rows_max`` in all, names the partitions; of each the time that it has
-    reached and its pace are known. Those that are past that time already get nothing.
+    ``waiting``, more than ``rows_max`` in all, are the unread records of the partitions, whose event times
+    and paces are known. A partition that is past the common time already gets nothing.
     """
 
     def up_to(until_us: int) -> dict[PartitionKey, int]:

@@ -1,7 +1,7 @@
-"""The data source by the name under which Spark knows it.
+"""The data source, in the form of Spark's data source API.
 
 Spark starts several Python processes for a query, most of which only ask the source for its name or
-schema. This module is all that those load: what plans and reads is imported where it is called.
+schema. They load only this module: the planner and the reader are imported where they are used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FRAME_SCHEMA = "port int, bucket int, frame binary"
 
 
 class LogSource(DataSource):
-    """Reads a log as a stream of frames. Its option ``spec`` is a packed ``SourceSpec``."""
+    """Reads a log as a stream of frames. Its option ``spec`` is a serialized ``SourceSpec``."""
 
     @classmethod
     def name(cls) -> str:
@@ -42,11 +42,10 @@ class LogSource(DataSource):
 
 
 class LogSourceReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
-    """What Spark asks: hands all questions to a :class:`~millstream.spark.source.planner.LogPlanner`.
+    """Passes Spark's calls to a :class:`~millstream.spark.source.planner.LogPlanner`.
 
-    That is made, and what it needs is imported, at the first question: one of the processes only
-    takes the reader and sends it on. Spark asks for the frames of small batches (``getCache``)
-    what is a simple reader to it, by a private name.
+    The planner is created and imported at the first call, as one of the processes only forwards the reader.
+    Spark takes the frames of small batches (``getCache``) only from its simple reader, a private class.
     """
 
     def __init__(self, spec: str) -> None:

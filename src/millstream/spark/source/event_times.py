@@ -1,10 +1,10 @@
-"""How far the partitions have been read in event time, told by the sink to the planner.
+"""The event times that partitions have been read to: a file from the sink to the planner.
 
-The two are different processes, and only the batches know event times. So the sink writes, after
-each commit, the largest event time read of every partition into a small file, and the planner reads
-it before it shares out the next batch. The file is a hint: what is decided by it goes into the
-source's offset, so a batch that is run again is the same batch; and without it, or with an old one,
-partitions are read in other proportions, and nothing else changes.
+The two are different processes, and only the batches know event times. So after each commit the sink writes
+the largest event time read of every partition into a small file, and the planner reads it before it divides
+the next batch. The file is a hint: the decision goes into the source's offset, so a repeated batch is the
+same batch. Without the file, or with an old one, partitions are read in other proportions, and nothing else
+changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EventTimesFile:
         self.known = self.read()
 
     def read(self) -> dict[str, dict[int, int]]:
-        """Read what the sink wrote last; nothing if there is no such file, or no whole one."""
+        """Read what the sink wrote last; nothing if the file is missing or incomplete."""
         try:
             written = json.loads(self.path.read_bytes())
         except (OSError, ValueError):
@@ -39,7 +39,7 @@ class EventTimesFile:
         }
 
     def add(self, rows: Iterable[FrameRow]) -> None:
-        """Add what a batch's reports tell, and write it all."""
+        """Add the event times of a batch's reports, and write the file."""
         before = {topic: dict(times) for topic, times in self.known.items()}
         for row in rows:
             if row.port == PORT_LEDGER:

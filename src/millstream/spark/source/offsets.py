@@ -1,7 +1,7 @@
-"""The source's offsets: how far each partition is read, the running clock, who is idle or behind.
+"""The source's offsets: the offset of each partition, the running clock, idle and lagging partitions.
 
-An offset of the source is all that a batch depends on besides the log, so a batch that is run again
-is the same batch: what it reads, what time it is, and which partitions count as idle.
+A source offset is all that a batch depends on besides the log, so a repeated batch is the same batch: what
+it reads, what time it is, and which partitions are idle.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _TRICKLE = 100  # partitions that wait for others share one such part of a batch
 
 @dataclass(frozen=True)
 class SourceOffset:
-    """Where the source stands.
+    """A source offset.
 
-    ``clock_ms`` is the time for which the job has run, in all; ``wall_ms`` the wall clock just
-    before the planner looked at the log. ``idle`` names the partitions that count as idle, by
-    source; ``behind`` those that had unread records after the batch, by topic. ``topic_ids`` says
-    whose offsets these are: a topic that is deleted and created again has another id.
+    ``clock_ms`` is the time for which the job has run, in all; ``wall_ms`` the wall clock just before the
+    planner read the log's end offsets. ``idle`` are the idle partitions, by source; ``behind`` those that
+    had unread records after the batch, by topic. ``topic_ids`` are the ids of the topics: a topic that is
+    deleted and created again has another one.
     """
 
     clock_ms: int
@@ -46,7 +46,7 @@ class SourceOffset:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Give plain values, for Spark's offset log."""
+        """Return plain values, for Spark's offset log."""
         return {
             "clock_ms": self.clock_ms,
             "topics": {
@@ -74,7 +74,7 @@ class SourceOffset:
         )
 
     def check_topics(self, topic_ids: Mapping[str, str]) -> None:
-        """Make sure that these are offsets of the topics that there are.
+        """Make sure that these are offsets of the existing topics.
 
         Raises:
             TopicRecreatedError: one of them was deleted and created again.
@@ -94,11 +94,11 @@ class SourceOffset:
             )
 
     def offsets(self, topic: str) -> list[int]:
-        """Give the next offset to read, per partition."""
+        """Return the next offset to read, per partition."""
         return [at.offset for at in self.topics[topic]]
 
     def with_arrival_times(self, topic: str, arrived_ms: Sequence[int]) -> SourceOffset:
-        """Enter the largest timestamp before each partition's offset."""
+        """Return the offset with the largest timestamp before each partition's offset."""
         progress = tuple(
             replace(at, arrived_ms=max(at.arrived_ms, ms))
             for at, ms in zip(self.topics[topic], arrived_ms, strict=True)
@@ -106,7 +106,7 @@ class SourceOffset:
         return replace(self, topics={**self.topics, topic: progress})
 
     def time_of(self, source: SourcePlan) -> SourceTime:
-        """Give what a batch that ends here tells of a source's time, as far as it is planned."""
+        """Return the planned part of a source's time, for a batch that ends at this offset."""
         return SourceTime(
             (),
             len(self.topics[source.topic]),
@@ -118,7 +118,7 @@ class SourceOffset:
         )
 
     def quiet_ms(self, source: SourcePlan) -> int:
-        """Give for how much running time no partition of an idle source has had records; else 0."""
+        """Return for how much running time an idle source has had no records; 0 if it is not idle."""
         progress = self.topics[source.topic]
         if len(self.idle.get(source.name, ())) < len(progress):
             return 0
@@ -131,8 +131,9 @@ def _as_lists(numbers: Mapping[str, frozenset[int]]) -> dict[str, list[int]]:
 
 @dataclass(frozen=True)
 class LogSnapshot:
-    """What the planner sees when it looks: clocks first, then the log, so that all that was in the
-    log by ``wall_ms`` is below the ``ends``.
+    """What the planner reads before a batch: clocks first, then end offsets.
+
+    So all that was in the log by ``wall_ms`` is below the ``ends``.
     """
 
     clock_ms: int
@@ -151,12 +152,11 @@ def next_offset(
     heartbeat_ms: int | None = None,
     beats: bool = True,
 ) -> SourceOffset:
-    """Say where the next batch ends; ``start`` itself when there is nothing to do.
+    """Return where the next batch ends; ``start`` itself if no batch is due.
 
-    A batch is due when there are records; when a partition has become idle, as that may move a
-    watermark; and, if there are to be ``beats``, when something may be waiting for time alone and
-    as much has passed since the last batch as the operators (``heartbeat_ms``) or a source's rule
-    ask for.
+    A batch is due when there are records; when a partition has become idle, as that may advance a
+    watermark; and, with ``beats``, when the interval that the operators (``heartbeat_ms``) or a source's
+    rule ask for has passed since the last batch.
     """
     goals = _allocate(start, look, sources, rows_max)
     topics = {
@@ -187,8 +187,9 @@ def next_offset(
 def _heartbeat_ms(
     start: SourceOffset, sources: Sequence[SourcePlan], operators_ms: int | None
 ) -> float:
-    """Give how often time is to be told: what the operators ask for, and what sources do that are
-    not idle altogether, or go on by themselves then.
+    """Return the interval of batches without records: the smallest that operators or sources ask for.
+
+    A source counts unless all its partitions are idle; with ``idle_advance`` it always counts.
     """
     wanted = [operators_ms] + [
         source.rule.heartbeat_ms
@@ -211,7 +212,7 @@ def _idle(
 
 
 def _padded(start: SourceOffset, topic: str, count: int) -> list[PartitionProgress]:
-    """Give the progress of every partition, those added since ``start`` included."""
+    """Return the progress of every partition, with those added since ``start``."""
     known = list(start.topics[topic])
     return known + [PartitionProgress(0, start.clock_ms)] * (count - len(known))
 
@@ -219,10 +220,9 @@ def _padded(start: SourceOffset, topic: str, count: int) -> list[PartitionProgre
 def _allocate(
     start: SourceOffset, look: LogSnapshot, sources: Sequence[SourcePlan], rows_max: int
 ) -> dict[str, list[int]]:
-    """Divide at most ``rows_max`` records among the partitions, in proportion to what waits.
+    """Divide at most ``rows_max`` records among the partitions, in proportion to their unread records.
 
-    While there is more than that, partitions that are too far apart in event time are brought
-    together.
+    If there are more, partitions that are too far apart in event time are aligned.
     """
     progress = {t: _padded(start, t, len(ends)) for t, ends in look.ends.items()}
     waiting = {
@@ -251,9 +251,9 @@ def _align(
     paces: Mapping[PartitionKey, float],
     proportional: Mapping[PartitionKey, int],
 ) -> dict[PartitionKey, int]:
-    """Divide what these partitions would get in proportion so that they come to one event time.
+    """Divide the proportional share of these partitions so that they reach the same event time.
 
-    Each gets a trickle at least: it is slowed, never stopped, whatever is wrong with the times.
+    Each gets a trickle at least: it is slowed and never stopped, however wrong the times are.
     """
     rows_max = sum(proportional[at] for at in waiting)
     trickle = divide_proportionally(waiting, -(-rows_max // _TRICKLE))
@@ -264,9 +264,9 @@ def _align(
 def _times(
     behind: Collection[PartitionKey], event_times: EventTimes, sources: Sequence[SourcePlan]
 ) -> dict[PartitionKey, int]:
-    """Give the event times of the partitions with unread records that are to be read in step.
+    """Return the event times of the partitions to align: with unread records and a known time.
 
-    Those that are read to their end hold nobody up, and neither do those whose time is unknown.
+    Partitions that are read to their end delay no other.
     """
     aligned = {s.topic for s in sources if s.rule.align_us is not None}
     return {
@@ -277,7 +277,7 @@ def _times(
 
 
 def _is_misaligned(times_us: Mapping[PartitionKey, int], sources: Sequence[SourcePlan]) -> bool:
-    """Say whether a partition is further ahead of the slowest than its source allows."""
+    """Return whether a partition is further ahead of the slowest than its source allows."""
     allowed = {s.topic: us for s in sources if (us := s.rule.align_us) is not None}
     slowest_us = min(times_us.values(), default=0)
     return any(at_us > slowest_us + allowed[topic] for (topic, _), at_us in times_us.items())
@@ -308,9 +308,9 @@ def divide(
 ) -> list[list[Split]]:
     """Divide a batch's records into at most ``tasks`` tasks of about the same size.
 
-    A batch of up to ``rows_min`` records is one task: a second would cost more than it saves.
-    There is always one task, as the time must be told even when there is nothing to read. Over
-    processing time a partition is not cut: what arrived before the cut is not known.
+    A batch of up to ``rows_min`` records is one task: a second would cost more than it saves. There is
+    always one task, as it reports the time even if there is nothing to read. With processing time a
+    partition is not cut: the latest arrival before the cut is not known.
     """
     ranges = [
         (index, partition, before, after.offset)
@@ -344,9 +344,9 @@ def divide(
 
 
 def planned_at(checkpoint: Path, batch_id: int) -> float | None:
-    """Tell when a batch was planned, in seconds since 1970, from Spark's offset log.
+    """Return when a batch was planned, in seconds since 1970, from Spark's offset log.
 
-    None where that does not say: the batch is of DataFrames of the user's alone.
+    None if the log does not say: the batch has only DataFrames of the user's.
     """
     try:
         lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()

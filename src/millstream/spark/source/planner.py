@@ -1,8 +1,8 @@
 """The streaming source: plans batches over the log, reads it in the workers, yields frames.
 
-The planner (one process on the driver) says where batches begin and end; the workers read segment
-files straight from the log's folder, or ranges of offsets from brokers, decode, filter, reduce and divide into buckets before anything
-reaches Spark. What is done with the records is :mod:`millstream.kernels.ingest`.
+The planner (one process on the driver) decides where batches begin and end. The workers read segment files
+from the log's folder, or ranges of offsets from brokers; they decode, filter, aggregate partially and divide
+into buckets before anything reaches Spark: see :mod:`millstream.kernels.ingest`.
 """
 
 from __future__ import annotations
@@ -45,17 +45,19 @@ _ARROW_SCHEMA = pa.schema([("port", pa.int32()), ("bucket", pa.int32()), ("frame
 _DETAILS = ("offset", "key", "headers", "value")
 _TASK_ROWS_MIN = 20_000
 _YIELD_BYTES = 64 << 20
-# What the planner reads itself. A task in a Python worker costs tens of milliseconds besides its work;
-# the planner takes about 10 for a batch of 1,000 small records.
+# A batch up to these limits is read by the planner. A task in a Python worker costs tens of milliseconds
+# besides its work; the planner takes about 10 for a batch of 1,000 small records.
 _DRIVER_ROWS_MAX = 5_000
 _DRIVER_BYTES_MAX = 8 << 20
 
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """What the source is told. ``stop_request``, ``stop_acknowledged`` and ``event_times`` are files: see
-    the planner. ``heartbeat_ms``: how often operators want a batch in which only time moves.
-    ``frame_files`` takes large frames.
+    """The settings of the source.
+
+    ``stop_request``, ``stop_acknowledged`` and ``event_times`` are files: see :class:`LogPlanner`.
+    ``heartbeat_ms``: how often operators need a batch that only advances time. ``frame_files`` takes
+    large frames.
     """
 
     log: Path | str = field(repr=False)  # an option of kafka:// may be a password
@@ -70,7 +72,7 @@ class SourceSpec:
     frame_files: FrameFiles
 
     def to_option(self) -> str:
-        """Pack the spec into the text that a source's option can be."""
+        """Serialize the spec as a text, for a source's option."""
         # By value what no worker can import: a pydantic model of the program that runs.
         packed: bytes = cloudpickle.dumps(self)  # type: ignore[no-untyped-call]
         return base64.b64encode(packed).decode()
@@ -84,9 +86,9 @@ class SourceSpec:
 
 @dataclass(frozen=True)
 class Task(InputPartition):
-    """What one task reads, and what was planned of the time: one entry per source of the plan.
+    """What one task reads, and the planned time: one entry per source of the plan.
 
-    ``topic_ids`` are those of the topics that the splits belong to.
+    ``topic_ids`` are the ids of the topics of the splits.
     """
 
     splits: tuple[Split, ...]
@@ -95,20 +97,19 @@ class Task(InputPartition):
 
 
 class LogPlanner:
-    """Says where batches begin and end. Lives as long as the query, in one process.
+    """Decides where batches begin and end. Lives as long as the query, in one process.
 
-    A small batch it reads as well, and gives its frames to Spark together with the plan, so that no
-    worker has to be called for it; a batch that is not given then is read by workers. They run the
-    same code over the same offsets, so it does not matter who reads.
+    It also reads small batches, and gives their frames to Spark together with the plan, which saves a task
+    in a worker. Workers read all other batches. Both run the same code over the same offsets.
 
-    A request to stop is a file, seen here between batches: from then on there is nothing new, and
-    the file ``stop_acknowledged`` says so. As batches follow one another, the one before is complete then,
-    and the query can be stopped with nothing half done.
+    A request to stop is a file, which the planner checks between batches: from then on it plans no further
+    batch, and writes the file ``stop_acknowledged``. As batches run one after the other, the last one is
+    complete then, and the query can be stopped.
 
-    How far partitions are in event time it learns from the sink, by the file ``event_times``.
+    It reads the event times of partitions from the file ``event_times``, which the sink writes.
 
-    It reads the topics that there are when it begins. Offsets of others of the same names are refused,
-    and so is what is made under these names later.
+    It reads the topics that exist when it begins. It refuses offsets of other topics with the same names,
+    and topics that are created again later.
     """
 
     def __init__(self, spec: SourceSpec) -> None:
@@ -120,12 +121,12 @@ class LogPlanner:
         self._log = log.pinned(self._topic_ids)
         self._event_times = EventTimesFile(spec.event_times)
         self._paces = Paces()
-        # the wall clock, then how far the log went
+        # the wall clock, and the end offsets after it
         self._pinned: tuple[int, EndOffsets] | None = None
         self._clock: tuple[int, float] | None = None  # clock_ms at our start, and when that was
 
     def initial_offset(self) -> dict[str, Any]:
-        """Give the offset before all that is in the log."""
+        """Return the offset before all records of the log."""
         topics = {
             source.topic: tuple(
                 PartitionProgress(start, 0) for start, _ in self._log.offsets(source.topic)
@@ -135,11 +136,11 @@ class LogPlanner:
         return SourceOffset(0, topics, {}, topic_ids=self._topic_ids).to_json()
 
     def pin_end_offsets(self) -> None:
-        """Read no further than the log goes now, and have no batch for time alone."""
+        """Read up to the present end offsets only, and plan no batch that only advances time."""
         self._pinned = self._end_offsets()
 
     def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
-        """Say where the batch ends that begins at ``start``; there, if none is due."""
+        """Return where the batch that begins at ``start`` ends; ``start`` if none is due."""
         if self._spec.stop_request.exists():
             self._spec.stop_acknowledged.touch()
             return start
@@ -173,13 +174,13 @@ class LogPlanner:
     def read_on_driver(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Iterator[pa.RecordBatch] | None:
-        """Give a small batch's frames, read here; None lets workers read it.
+        """Return a small batch's frames, read here; None lets workers read it.
 
-        They read it as well where it cannot be read here: what is wrong shows there, where it is
-        tried again, and told as it is for all batches.
+        After an error here, too, workers read it: there the error is retried, and reported as for all
+        batches.
         """
         tasks = self.partitions(start, end)
-        if start == end or len(tasks) > 1:  # Spark asks once for nothing, as it begins
+        if start == end or len(tasks) > 1:  # Spark calls once with an empty range, at the start
             return None
         (task,) = tasks
         assert isinstance(task, Task)
@@ -196,7 +197,7 @@ class LogPlanner:
         yield from record_batches(_run_task(self._spec, partition))
 
     def _end_offsets(self) -> tuple[int, dict[str, list[int]]]:
-        """Give the wall clock, and then how far the log goes."""
+        """Return the wall clock, and the end offsets read after it."""
         wall_ms = time.time_ns() // 1_000_000
         return wall_ms, {
             source.topic: [end for _, end in self._log.offsets(source.topic)]
@@ -204,7 +205,7 @@ class LogPlanner:
         }
 
     def _with_arrival_times(self, before: SourceOffset, after: SourceOffset) -> SourceOffset:
-        """Enter the latest arrivals, where the event time is the time of arrival."""
+        """Add the latest arrival times, for sources whose event time is the time of arrival."""
         for topic in {s.topic for s in self._spec.sources if s.rule.settle_us is not None}:
             known = [at.offset for at in before.topics[topic]]
             starts = known + [0] * (len(after.topics[topic]) - len(known))
@@ -224,9 +225,9 @@ class LogPlanner:
         )
 
     def _clock_ms(self, at: SourceOffset) -> int:
-        """Tell the running time: what is on record, and what has passed since we began.
+        """Return the running time: that of the offset, and what has passed since this process began.
 
-        Time in which the job did not run does not count: partitions do not become idle by it.
+        Time in which the job did not run does not count: it makes no partition idle.
         """
         now = time.monotonic()
         if self._clock is None:
@@ -244,11 +245,11 @@ def _run_task(spec: SourceSpec, task: Task, bytes_max: int | None = None) -> Ite
     within = _ByteLimit(bytes_max)
     for index, source in enumerate(spec.sources):
         records = SplitReader(reader, source)
-        lanes = (
+        inputs = (
             _split_input(records, split, within) for split in task.splits if split.source == index
         )
         ingest = Ingest(source, spec.buckets)
-        yield from map(spec.frame_files.put, ingest.run(lanes, task.planned[index]))
+        yield from map(spec.frame_files.put, ingest.run(inputs, task.planned[index]))
 
 
 def _split_input(records: SplitReader, split: Split, within: _ByteLimit) -> SplitInput:
@@ -267,7 +268,7 @@ def _split_input(records: SplitReader, split: Split, within: _ByteLimit) -> Spli
 
 @dataclass
 class _ByteLimit:
-    """Passes record batches through until they are more bytes than are allowed, in all."""
+    """Passes record batches through; raises when they have more bytes in all than are allowed."""
 
     bytes_max: int | None
     bytes_read: int = 0

@@ -1,8 +1,7 @@
-"""Reading a lane: from archives where there are some that say what the plan wants, else from segments.
+"""Reads a split: from archives that have the plan's columns, else from segments.
 
-Either way the same records come out, with the same columns. What an archive does not know, the values
-that did not fit the schema, is read from the segment; so is everything else, once the archive turns
-out to be damaged.
+Either way the result is the same records, with the same columns. Values that an archive lacks, as they did
+not fit the schema, are read from the segment; so is everything else if the archive is damaged.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ CountRecords = Callable[[int], None]
 
 @dataclass(frozen=True)
 class SplitReader:
-    """Reads what one source wants of the records of its topic."""
+    """Reads the columns that one source needs of its topic's records."""
 
     reader: Reader
     source: SourcePlan
@@ -46,7 +45,7 @@ class SplitReader:
     ) -> Iterator[pa.RecordBatch | ArchivedRecords]:
         """Yield the committed records with offsets in [start, end), in offset order.
 
-        ``tally`` is told how many there are: by the log, or as many as an archive gives.
+        ``tally`` is called with their number: by the log's batch headers, or the rows of an archive.
 
         Raises:
             OffsetOutOfRangeError, CorruptBatchError, UnknownTopicError: see ``LogReader.read``.
@@ -90,7 +89,7 @@ class SplitReader:
     # -- archives -----------------------------------------------------------------------------
 
     def _archives(self, partition: int, start: int, end: int) -> Iterator[ArchiveFile]:
-        """Yield those whose columns are what the plan would decode."""
+        """Yield the archives whose columns are what the plan would decode."""
         if may_be_read(self.source.values):
             for archive in self.reader.archives(self.source.topic, partition, start, end):
                 known = archive.note.made_of
@@ -99,7 +98,7 @@ class SplitReader:
 
     @cached_property
     def _wanted(self) -> Mapping[str, str]:
-        """What stands for all that each column wanted of the value is decoded by."""
+        """A text for each needed column of the value that says how it is decoded."""
         return made_of(self._fields, self.source.values, RECORD_SCHEMA.names)
 
     @cached_property
@@ -128,7 +127,7 @@ class SplitReader:
                 yield records
 
     def _fill_from_segments(self, partition: int, batch: pa.RecordBatch) -> ArchivedRecords:
-        """Read what an archive has no values of from the segment."""
+        """Read the values that an archive lacks from the segment."""
         tombstone, undecodable = (_mask(batch.column(name)) for name in _FLAG_COLUMNS)
         left = np.flatnonzero(tombstone | undecodable)
         found: dict[int, bytes | None] = {}
@@ -136,7 +135,7 @@ class SplitReader:
         if undecodable.any():
             found = self._values(partition, offsets[undecodable])
             if len(found) < undecodable.sum():
-                # Compaction has taken some of them out, and the segment is another one by now.
+                # Compaction has removed some of them since: the segment is another one.
                 gone = undecodable & ~np.isin(offsets, list(found))
                 return self._fill_from_segments(partition, batch.filter(pa.array(~gone)))
         values = pa.array([found.get(at) for at in offsets[left].tolist()], pa.binary())

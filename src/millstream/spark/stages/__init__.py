@@ -1,1 +1,1 @@
-"""Stateful stages of a batch: which run on the driver and which in workers, and the files of their state."""
+"""The stateful stages of a batch: their execution, on the driver or in workers, and their state files."""

@@ -1,15 +1,15 @@
-"""Takes a batch through the stages of a job: here where there is little to do, in workers where there is much.
+"""Runs the stages of a batch: on the driver if they have little input, in workers if they have much.
 
-The driver has the frames of a batch by name (see `frame_files.py`), which is little, and leads them from
-stage to stage. What a stage is to take in, in bytes, decides where it runs. A task in a worker costs tens of
-milliseconds besides its work, and there are as many in a batch as stages and partitions; the kernels
-of a small batch take less. So a small batch costs one task of Spark's at most, that of its source, and a
-large one uses all cores where it is large: what a window has reduced is small again.
+The driver has the frames of a batch by name (see `frame_files.py`), and passes them from stage to stage.
+The size of a stage's input decides where it runs. A task in a worker costs tens of milliseconds besides
+its work, for each stage and partition; the kernels of a small batch take less. So a small batch costs at
+most one Spark task, that of its source, and a large one uses all cores where it is large: the output of a
+window is small again.
 
-Either way the same kernels run over the same rows and state. The state of a stage in a bucket is a manifest,
-and runs in files that it names. The manifests are here, between batches: a task is given those of its
-buckets and gives them back, moved on, and the state store commits them together with the batch's rows. So
-there is no commit of state beside that of the views, and no order between the two to be kept.
+Either way the same kernels run over the same rows and state. The state of a stage in a bucket is a
+manifest, which names sorted runs in files. Between batches the manifests are here: a task gets those of its
+buckets and returns the new ones, and the state store commits them together with the batch's rows. So there
+is no separate commit of state, and no order of two commits to keep.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from millstream.spark.stages.run_files import FilesInUse, RunFiles
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-# What the driver works on by itself. The kernels take about 5 ns for a byte; see above for a task.
+# The largest input of a stage that runs on the driver. Kernels take about 5 ns a byte; a task: see above.
 DRIVER_BYTES_MAX = 8 << 20
 
 Manifests = dict[tuple[int, int], bytes]  # by stage and bucket
 
 
 class BucketInput(NamedTuple):
-    """What one bucket of a stage takes in of a batch, and its manifest before it."""
+    """The input of one bucket of a stage in a batch, and its manifest before the batch."""
 
     bucket: int
     rows: list[FrameRow]
@@ -49,7 +49,7 @@ class BucketInput(NamedTuple):
 
 
 class BucketOutput(NamedTuple):
-    """What came of it. Frames of some size lie in files."""
+    """The output of one bucket of a stage in a batch, and its manifest. Large frames are in files."""
 
     bucket: int
     rows: list[FrameRow]
@@ -58,27 +58,27 @@ class BucketOutput(NamedTuple):
 
 @dataclass
 class FileBucketState:
-    """The state of one stage in one bucket while a batch is worked on; its runs lie in files."""
+    """The state of one stage in one bucket during a batch; its runs are files."""
 
     stored: bytes | None
     files: RunFiles
 
     def manifest(self) -> bytes | None:
-        """Give the manifest as it is now."""
+        """Return the manifest as it is now."""
         return self.stored
 
     def put_manifest(self, manifest: bytes) -> None:
-        """Take the manifest of after the batch."""
+        """Set the manifest after the batch."""
         self.stored = manifest
 
     def runs(self, _key: str) -> RunFiles:
-        """Give the store of an operator's runs: all have one, as names are unique."""
+        """Return the store of an operator's runs: one for all operators, as names are unique."""
         return self.files
 
 
 @dataclass(frozen=True)
 class StageRunner:
-    """A stage's plan, where its runs lie, and where large frames do. ``number`` is that of the app's run."""
+    """Runs one stage. ``folder`` has its sorted runs; ``number`` is that of the app's run."""
 
     stage: StagePlan
     buckets: Buckets
@@ -87,16 +87,16 @@ class StageRunner:
     frame_files: FrameFiles
 
     def run(self, work: Iterable[BucketInput], files: RunFiles) -> Iterator[BucketOutput]:
-        """Run one batch in some buckets. What is given is durable once ``files`` are settled."""
+        """Run one batch in some buckets. The state of the output is durable after ``files.sync()``."""
         for bucket, rows, manifest in work:
             state = FileBucketState(manifest, files)
             frames = map(self.frame_files.get, rows)
-            made = list(run_stage(self.stage, bucket, self.buckets, frames, state))
+            out = list(run_stage(self.stage, bucket, self.buckets, frames, state))
             assert state.stored is not None
-            yield BucketOutput(bucket, made, state.stored)
+            yield BucketOutput(bucket, out, state.stored)
 
     def run_task(self, work: Iterable[BucketInput]) -> list[BucketOutput]:
-        """Run some buckets as a task of Spark's, which gives its frames away by name."""
+        """Run some buckets as a Spark task, which returns large frames by name."""
         files = RunFiles(self.folder, self.number)
         done = [
             each._replace(rows=[self.frame_files.put(row) for row in each.rows])
@@ -108,12 +108,12 @@ class StageRunner:
 
 @dataclass(frozen=True)
 class _Task:
-    """What travels to the workers: a runner, packed, so that it is opened where rows come in."""
+    """The function that is sent to the workers: a serialized runner, opened when rows come."""
 
     packed: bytes
 
     def __call__(self, work: Iterable[list[BucketInput]]) -> Iterator[BucketOutput]:
-        runner: StageRunner = pickle.loads(self.packed)  # noqa: S301 - made by Stages, in this job
+        runner: StageRunner = pickle.loads(self.packed)  # noqa: S301 - made by StageExecutor, in this job
         for part in work:
             yield from runner.run_task(part)
 
@@ -122,8 +122,8 @@ class _Task:
 class StageExecutor:
     """The stages of a job between the batches of one run.
 
-    ``partitions`` is the number of tasks that a large batch is divided into. Not thread-safe: one batch is
-    worked on at a time.
+    ``partitions`` is the number of tasks that a large batch is divided into. Not thread-safe: batches run one
+    at a time.
     """
 
     plan: JobPlan
@@ -149,17 +149,17 @@ class StageExecutor:
         ]
 
     def run(self, rows: Iterable[FrameRow]) -> tuple[list[FrameRow], Manifests]:
-        """Take the source's rows of a batch through all stages.
+        """Run the source's rows of a batch through all stages.
 
-        Give the rows for the sinks, and the manifests to be committed with them. Nothing is moved on
+        Return the rows for the sinks, and the manifests to commit with them. The state does not change
         before :meth:`on_commit` is called.
         """
         self._new_manifests = {}
         files = RunFiles(self.folder, self.number)
-        sorting = _FrameRouter.of(self.plan)
-        sorting.add(rows)
+        router = _FrameRouter.of(self.plan)
+        router.add(rows)
         for depth in range(len(self._runners)):
-            waiting = sorting.waiting.pop(depth, {})
+            waiting = router.waiting.pop(depth, {})
             work = [
                 BucketInput(bucket, waiting[bucket], self.manifests.get((depth, bucket)))
                 for bucket in self.plan.buckets.numbers  # one order, however the work is divided
@@ -167,15 +167,15 @@ class StageExecutor:
             ]
             for done in self._run(depth, work, files):
                 self._new_manifests[depth, done.bucket] = done.manifest
-                sorting.add(done.rows)
+                router.add(done.rows)
         files.sync()
-        return sorting.out, self._new_manifests
+        return router.out, self._new_manifests
 
     def on_commit(self) -> None:
-        """Take it that the batch that was run last is committed: the state has moved on."""
-        for place, manifest in self._new_manifests.items():
+        """Adopt the new manifests: the batch that was run last is committed."""
+        for bucket, manifest in self._new_manifests.items():
             self._files_in_use.replace_manifest(
-                _run_names(self.manifests.get(place)), _run_names(manifest)
+                _run_names(self.manifests.get(bucket)), _run_names(manifest)
             )
         self.manifests |= self._new_manifests
         self._new_manifests = {}
@@ -204,7 +204,7 @@ class StageExecutor:
 
 @dataclass
 class _FrameRouter:
-    """Sorts rows by the stage that takes them, and by bucket; the others are for the sinks."""
+    """Sorts rows by the stage that reads them, and by bucket; the others are for the sinks."""
 
     stages: Mapping[int, int]  # port → stage
     waiting: dict[int, dict[int, list[FrameRow]]] = field(default_factory=dict)
@@ -227,7 +227,7 @@ class _FrameRouter:
 
 
 def _run_names(manifest: bytes | None) -> set[str]:
-    """Name the runs that a manifest holds on to."""
+    """Return the names of the runs in a manifest."""
     if manifest is None:
         return set()
     operators: dict[str, Any] = json.loads(manifest)

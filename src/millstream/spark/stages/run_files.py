@@ -1,20 +1,20 @@
-"""Sorted runs as files of the app's folder: state is committed with the views, and names them.
+"""Sorted runs as files of the app's folder, named by the manifests that are committed with the views.
 
-A run never changes, so a file serves as well as rows of a state store would, and costs a tenth: it is
-written once, where a state store writes it into a log of changes, a table in memory and files that
-are rewritten, uploaded, and after a start read again in whole before the first batch. A large run is
-a file of its own. The small runs that a task makes of a batch share one, a *bundle*, and are named by
-their place in it, so a batch costs each task one sync at most, and state that is small few files.
+A run never changes, so a file serves as well as rows of Spark's state store would, and costs a tenth: it
+is written once, where that store writes a changelog, a memtable and files that are rewritten, uploaded, and
+read as a whole after a start. A large run is a file of its own. The small runs that a task makes in a batch
+share one file, a *bundle*, and are named by their position in it. So a batch costs each task at most one
+sync, and small state has few files.
 
-1. A file is written whole and synced, and its folder synced, before the manifest that names it goes to
-   the driver. A crash before leaves a file that no manifest names: the next run of the app sweeps it.
+1. A file is written and synced, and its folder synced, before the manifest that names it goes to the
+   driver. A crash before leaves a file that no manifest names: the next run of the app removes it.
 2. The state store commits the manifests with the batch's rows. A crash before leaves the manifests of the
-   batch before, whose files are all there: the batch is run again, and makes its files anew.
-3. After that commit the files go that no manifest names any longer. A crash before leaves files that
-   nobody names: the next run sweeps them.
-4. A file's name begins with the number of the run of the app that made it. A sweep removes files of
-   earlier runs only, and a run removes what the manifests cease to name only after a commit of its own.
-   So a run that sleeps and wakes while a newer one works harms nothing: its commit is refused.
+   batch before, whose files are all there: the batch is run again, and writes its files again.
+3. After that commit, files that no manifest names any more are removed. A crash before leaves such files:
+   the next run removes them.
+4. A file's name begins with the number of the app's run that made it. A sweep removes only files of earlier
+   runs, and a run removes replaced files only after a commit of its own. So an old run that wakes up while
+   a newer one works does no harm: its commit is refused.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ import pyarrow as pa
 
 from millstream.errors import CorruptionError
 from millstream.kernels.state.sorted_runs import Run, decode_run, encode_run, write_run
+from millstream.log.files import DISK
 
 OWN_FILE_BYTES_MIN = 256 << 10  # smaller runs share a bundle
-_ALIGNMENT_BYTES = 64  # where Arrow wants a table to begin that it is to use in place
-_AT = "@"  # between a bundle's name and a run's place in it
+_ALIGNMENT_BYTES = 64  # of a table that Arrow uses in place
+_AT = "@"  # between a bundle's name and a run's position in it
 
 
 @dataclass
@@ -71,7 +72,7 @@ _copied = _RunCache(count_max=8192, bytes_max=64 << 20)
 
 @dataclass
 class RunFiles:
-    """The runs that one task reads and makes of one batch. ``run`` numbers the run of the app.
+    """The runs that one task reads and writes in one batch. ``run`` is the number of the app's run.
 
     Nothing is durable before :meth:`sync`.
     """
@@ -84,10 +85,10 @@ class RunFiles:
     _written: bool = False
 
     def load(self, run: Run) -> pa.Table:
-        """Give a run's rows: of a large one mapped into memory.
+        """Return a run's rows; a large run is mapped into memory.
 
         Raises:
-            CorruptionError: its file is not there, or not whole.
+            CorruptionError: its file is missing or incomplete.
         """
         opened, path = _run_cache(run.name), self.folder / run.name
         table = opened.get(path)
@@ -112,17 +113,13 @@ class RunFiles:
         _run_cache(run.name).forget(self.folder / run.name)
 
     def sync(self) -> None:
-        """End the batch, before its manifests are given away: all that they name is on disk."""
+        """Write the bundle and sync the folder: all runs of the batch's manifests are on disk."""
         if self._waiting:
-            pieces = map(_padded, self._waiting.values())
-            self._write(self._bundle, lambda file: file.writelines(pieces))
+            runs = map(_padded, self._waiting.values())
+            self._write(self._bundle, lambda file: file.writelines(runs))
             self._waiting, self._waiting_bytes, self._bundle = {}, 0, ""
         if self._written:
-            folder = os.open(self.folder, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            DISK.sync_folder(self.folder)
             self._written = False
 
     def _append_to_bundle(self, encoded: bytes) -> str:
@@ -136,7 +133,7 @@ class RunFiles:
         return f"{self.run}-{uuid.uuid4().hex[:20]}"
 
     def _write(self, name: str, put: Callable[[BinaryIO], None]) -> int:
-        """Write a file and sync it; give its size in bytes."""
+        """Write a file and sync it; return its size in bytes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / name).open("xb") as file:
             put(file)
@@ -147,22 +144,23 @@ class RunFiles:
         return size_bytes
 
     def _fetch(self, run: Run) -> pa.Buffer:
-        if run.name in self._waiting:  # made by this task, and not kept open since
+        if run.name in self._waiting:  # written by this task, and no longer in the cache
             return pa.py_buffer(self._waiting[run.name])
-        file, _, place = run.name.partition(_AT)
-        path, start = self.folder / file, int(place or 0)
+        file, _, position = run.name.partition(_AT)
+        path, start = self.folder / file, int(position or 0)
         try:
             size_bytes = path.stat().st_size
         except FileNotFoundError:
             size_bytes = 0
-        whole = size_bytes >= start + run.size_bytes if place else size_bytes == run.size_bytes
+        end = start + run.size_bytes
+        whole = size_bytes >= end if position else size_bytes == end
         if not whole:
             raise CorruptionError(
                 f"{path} has {size_bytes} bytes; the state needs {run.size_bytes} of it from byte "
                 f"{start} on. Restore the app's whole folder from where you keep copies of it, or "
-                "begin anew from the log: `millstream reset` with the app's name."
+                "start over from the log: `millstream reset` with the app's name."
             )
-        if not place:
+        if not position:
             return pa.memory_map(str(path)).read_buffer()
         with path.open("rb") as opened:
             opened.seek(start)
@@ -182,7 +180,7 @@ def _run_cache(run_name: str) -> _RunCache:
 
 
 def file_name(run_name: str) -> str:
-    """Give the name of the file that a run lies in."""
+    """Return the name of a run's file."""
     return run_name.partition(_AT)[0]
 
 
@@ -194,9 +192,9 @@ class FilesInUse:
     named: Counter[str] = field(default_factory=Counter)
 
     def replace_manifest(self, before: Iterable[str], after: Iterable[str]) -> None:
-        """Take it that a manifest that named the runs of ``before`` is replaced, and remove files.
+        """Replace the runs of a manifest, and remove the files that no manifest names any more.
 
-        To be called once the replacement is committed.
+        Call it once the new manifest is committed.
         """
         lost = Counter(map(file_name, before))
         self.named.update(map(file_name, after))
@@ -207,7 +205,7 @@ class FilesInUse:
                 (self.folder / name).unlink(missing_ok=True)
 
     def sweep(self, run: int) -> None:
-        """Remove what earlier runs of the app wrote and did not commit, or did not come to remove."""
+        """Remove files of earlier runs of the app that no manifest names."""
         if not self.folder.exists():
             return
         for path in self.folder.iterdir():

@@ -1,1 +1,1 @@
-"""The one commit of a batch: what it adds up to, the ledger that must balance, and the order of the sinks."""
+"""The commit of a batch: its result, its ledger, and the order in which its sinks commit."""

@@ -1,18 +1,20 @@
-"""The ledger of a batch: one line for each step, and the equations that must hold before it is committed.
+"""The ledger of a batch: an entry for each step, and the equations that must hold before the commit.
 
-Each equation closes a way in which rows could be lost while the others still held:
+Each equation finds a loss of rows that the others do not find:
 
-| Equation | What it finds |
-|---|---|
-| at a step: read = the sum of the exits | rows that a step took in and forgot |
-| along an edge: what a step gave on = what the next ones read | rows lost, or taken twice, between two steps |
-| on a port: rows and messages sent = arrived | a frame lost or doubled between two processes |
-| of a partition: the batch begins where the last one ended, and its ranges meet | records skipped, or read again |
-| of an output: rows given = rows written (:func:`millstream.views.sink.check_written`) | rows that a database, a topic or a file did not take |
-| of a source: records read = the sum over its ranges, none with more than it has offsets | records lost between reading and counting |
-| of a range: records read = those that the headers of the log's batches tell of (:meth:`millstream.kernels.ingest.SplitInput.check`) | records lost in decoding, or on the way to the source |
+- at a step, read = the sum of the exits: rows that a step read and did not account for;
+- along an edge, rows_out of a step = read of the next steps: rows lost, or read twice, between two steps;
+- on a port, rows and messages sent = arrived: a frame lost or duplicated between two processes;
+- of a partition, the batch begins where the last one ended, and its ranges meet: records skipped, or read
+  again;
+- of an output, rows given = rows written (:func:`millstream.views.sink.check_written`): rows that a database,
+  a topic or a file did not keep;
+- of a source, records read = the sum over its ranges, none with more than it has offsets: records lost
+  between reading and counting;
+- of a range, records read = records by the headers of the log's batches
+  (:meth:`millstream.kernels.ingest.SplitInput.check`): records lost in decoding, or on the way to the source.
 
-Operators hold a further one over their state, held before + came in = went out + held after: see
+Operators check a further equation over their state, held before + came in = went out + held after: see
 :mod:`millstream.kernels.state.ledger` for what it counts, kind by kind.
 """
 
@@ -37,7 +39,7 @@ _REFUSED = (
 
 
 def check_exits(lines: StepCounts) -> None:
-    """Make sure that at every step what was read is what left, by all exits together.
+    """Make sure that at every step the rows read are the sum of the exits.
 
     Raises:
         CorruptionError: it is not; the batch must not be committed.
@@ -52,9 +54,9 @@ def check_exits(lines: StepCounts) -> None:
 
 
 def check_edges(plan: JobPlan, ranges: SourceRanges, lines: StepCounts) -> None:
-    """Make sure that each step read what those above it gave on, and a source what its ranges have.
+    """Make sure that each step read what its upstream steps gave on, and a source what its ranges have.
 
-    An output may have the name of a source or a step, and shares its line then.
+    An output may have the name of a source or a step, and shares its entry then.
 
     Raises:
         CorruptionError: it did not; the batch must not be committed.
@@ -62,9 +64,10 @@ def check_edges(plan: JobPlan, ranges: SourceRanges, lines: StepCounts) -> None:
     none: Mapping[str, int] = {}
     given = {
         step: sum(
-            lines.get(giver, none).get(count, 0) * times for (giver, count), times in givers.items()
+            lines.get(upstream, none).get(count, 0) * times
+            for (upstream, count), times in upstreams.items()
         )
-        for step, givers in _upstreams(plan).items()
+        for step, upstreams in _upstreams(plan).items()
     }
     for source in plan.sources:
         read = sum(n for parts in ranges.get(source.name, {}).values() for _, _, n in parts)
@@ -80,7 +83,7 @@ def check_edges(plan: JobPlan, ranges: SourceRanges, lines: StepCounts) -> None:
 
 
 def check_ports(sent: Mapping[str, int], arrived: Mapping[str, int]) -> None:
-    """Make sure that all that was sent from process to process arrived, once.
+    """Make sure that all rows and messages between processes arrived, once.
 
     Raises:
         CorruptionError: it did not; the batch must not be committed.
@@ -94,10 +97,10 @@ def check_ports(sent: Mapping[str, int], arrived: Mapping[str, int]) -> None:
 
 
 def check_ranges(plan: JobPlan, ranges: SourceRanges, before: Position) -> None:
-    """Make sure that each source read on where the last batch ended, and all up to where this ends.
+    """Make sure that each source began where the last batch ended, and read all up to its own end.
 
-    Offsets without a record, such as markers of transactions, are the reader's to account for: it
-    refuses a range in which it misses some, and a lane is held against the headers of the batches.
+    Offsets without a record, such as markers of transactions, are checked elsewhere: the reader refuses a
+    range in which it misses some, and a split is compared with the headers of the batches.
 
     Raises:
         CorruptionError: records were skipped or read again; the batch must not be committed.
@@ -115,48 +118,51 @@ def check_ranges(plan: JobPlan, ranges: SourceRanges, before: Position) -> None:
                 at = end
 
 
-Upstream = tuple[
-    str, str
-]  # a step, and which of its counts is meant: what it made, or gave out as late
+Upstream = tuple[str, str]
+"""A step, and one of its counts: ``rows_out``, or the rows of its side output."""
 
 
 def _upstreams(plan: JobPlan) -> dict[str, Counter[Upstream]]:
-    """Say for each step whose rows it reads, and how many times."""
+    """Return for each step whose rows it reads, and how many times."""
     found: dict[str, Counter[Upstream]] = {}
-    for giver, ways in _roots(plan):
-        _follow(giver, ways, found)
+    for upstream, edges in _roots(plan):
+        _follow(upstream, edges, found)
     return found
 
 
 def _roots(plan: JobPlan) -> Iterator[tuple[Upstream, tuple[PlanEdge, ...]]]:
     for source in plan.sources:
-        yield (source.name, "made"), source.edges
+        yield (source.name, "rows_out"), source.edges
     for frame in plan.frames:
-        yield (frame.name, "made"), frame.edges
+        yield (frame.name, "rows_out"), frame.edges
     for native in plan.natives:
-        yield (native.name, "made"), native.edges
+        yield (native.name, "rows_out"), native.edges
     for stage in plan.stages:
         for operator in stage.operators:
-            yield (operator.kernel.name, "made"), operator.edges
+            yield (operator.kernel.name, "rows_out"), operator.edges
             yield (operator.kernel.name, SIDE_OUTPUT), operator.late_edges
 
 
-def _follow(giver: Upstream, ways: Iterable[PlanEdge], found: dict[str, Counter[Upstream]]) -> None:
-    # A step below a union stands below each of its inputs; it is one step, with one line.
-    here = Counter(way.step if isinstance(way, ConsumerEdge) else way.step.name for way in ways)
+def _follow(
+    upstream: Upstream, edges: Iterable[PlanEdge], found: dict[str, Counter[Upstream]]
+) -> None:
+    # A step below a union is below each of its inputs; it is one step, with one entry.
+    here = Counter(
+        edge.step if isinstance(edge, ConsumerEdge) else edge.step.name for edge in edges
+    )
     for step, times in here.items():
-        givers = found.setdefault(step, Counter())
-        givers[giver] = max(givers[giver], times)
-    for way in ways:
-        if not isinstance(way, ConsumerEdge):
-            _follow((way.step.name, "made"), way.downstream, found)
+        upstreams = found.setdefault(step, Counter())
+        upstreams[upstream] = max(upstreams[upstream], times)
+    for edge in edges:
+        if not isinstance(edge, ConsumerEdge):
+            _follow((edge.step.name, "rows_out"), edge.downstream, found)
 
 
 def count_late_once(graph: Mapping[str, Any], late: Mapping[str, int]) -> int:
-    """Count the late events of a graph once each, as far as the steps' own counts can tell.
+    """Count the late events of a graph once each, as far as the steps' own counts allow.
 
-    Steps that stand side by side judge the same events: of them, the one that found most counts.
-    Steps one behind the other judge different ones, as late events go no further: they add up.
+    Parallel steps judge the same events: the largest of their counts is taken. Steps that follow one
+    another judge different events, as late events go no further: their counts add up.
     """
     below: dict[str, list[str]] = {}
     for edge in graph["edges"]:
@@ -164,14 +170,14 @@ def count_late_once(graph: Mapping[str, Any], late: Mapping[str, int]) -> int:
             below.setdefault(edge["from"], []).append(edge["to"])
     steps = {node["id"]: node["step"] for node in graph["nodes"]}
     counted: set[str] = set()
-    left = dict(late)  # an output may have the name of its step, and shares its line then
+    left = dict(late)  # an output may have the name of its step, and shares its entry then
 
     def most(node: str) -> int:
         if node in counted:  # below a union: its events were counted with another input's
             return 0
         counted.add(node)
         own = left.pop(steps[node], 0)
-        return own + max([most(taker) for taker in below.get(node, ())], default=0)
+        return own + max([most(next_node) for next_node in below.get(node, ())], default=0)
 
-    above = {taker for takers in below.values() for taker in takers}
-    return sum(most(node["id"]) for node in graph["nodes"] if node["id"] not in above)
+    with_input = {node for nodes in below.values() for node in nodes}
+    return sum(most(node["id"]) for node in graph["nodes"] if node["id"] not in with_input)

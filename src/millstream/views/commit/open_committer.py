@@ -1,7 +1,7 @@
-"""From the outputs of a plan to open targets: one per database, one for the log, one per dataset.
+"""Opens the sinks of a plan: one per database, one for the log, one per dataset, one per function.
 
-Targets that keep a fence come before functions of the user's, which are then called again as seldom
-as can be.
+Sinks that keep a fence come before functions of the user's, so that a failure of one of them does not
+call the functions again.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from millstream.views.state_store.store import StateStore
 
 @contextmanager
 def open_committer(plan: JobPlan, state_store: Path, log: Path | str) -> Iterator[BatchCommitter]:
-    """Open all that a plan writes to; close it at the end. No run has begun yet.
+    """Open all that a plan writes to, and close it when the block ends. No run has begun yet.
 
     Args:
         state_store: The file of the app's state store.
         log: The address of the log that the plan's topics are in.
 
     Raises:
-        ConfigError: a target cannot be written to, or two addresses lead to the same one.
+        ConfigError: a sink cannot be written to, or two addresses lead to the same one.
         RetriableError: a database is away.
     """
     with ExitStack() as opened:
         others: list[Sink] = []
-        for target in _make_sinks(plan, log):
-            others.append(opened.enter_context(closing(target)))
+        for sink in _make_sinks(plan, log):
+            others.append(opened.enter_context(closing(sink)))
             _check_distinct(others)
         yield BatchCommitter(plan, opened.enter_context(StateStore(state_store)), others)
 
@@ -66,10 +66,10 @@ def _make_sinks(plan: JobPlan, log: Path | str) -> Iterator[Sink]:
             yield ForeachSink(sink)
 
 
-def _check_distinct(targets: list[Sink]) -> None:
-    """Refuse the same target under two addresses: the second would take its batches for repeated."""
-    newest = targets[-1]
-    for other in targets[:-1]:
+def _check_distinct(sinks: list[Sink]) -> None:
+    """Refuse one sink under two addresses: each batch would look like a repeated one to the second."""
+    newest = sinks[-1]
+    for other in sinks[:-1]:
         if other.identity == newest.identity:
             raise ConfigError(
                 f"{other.name} and {newest.name} are the same. Give both outputs the same address."

@@ -1,7 +1,7 @@
-"""What a job's status tells of time: where each operator stands, since when, and what was late.
+"""The part of a job's status about time: each operator's watermark, since when, and late events.
 
-It goes into the store with every batch, so that one can ask a job, running or not, what holds a window
-open and why events are late (:mod:`millstream.ops.why`).
+It is stored with every batch, so that :mod:`millstream.ops.why` can say what holds a window open and why
+events are late, whether the job runs or not.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from millstream.views.commit.committer import BatchResult
 
 
 def time_status(
-    before: Mapping[str, Any], plan: JobPlan, outcome: BatchResult, batch_id: int, at: datetime
+    before: Mapping[str, Any], plan: JobPlan, result: BatchResult, batch_id: int, at: datetime
 ) -> dict[str, Any]:
-    """Give the part of the status that tells of time, from that of the batch before.
+    """Return the part of the status about time, from that of the batch before.
 
-    ``time`` is operator → where it stands, ``late`` is step → what came too late in all,
-    ``sources`` is source → its topic, its rule (``delay_us`` None: its events do not move time), and the
-    field that is its time (None: the record's own; empty: an expression). Times in microseconds since 1970.
+    ``time`` is operator → its watermark and clocks, ``late`` is step → its late events in all, ``sources``
+    is source → its topic, its watermark rule (``delay_us`` None: its events do not advance time), and the
+    field of its event time (None: the record's timestamp; empty: an expression). Times are in
+    microseconds since 1970.
     """
     return {
-        "time": _time(before.get("time", {}), plan, outcome, batch_id, at),
-        "late": _late(before.get("late", {}), outcome, batch_id),
+        "time": _time(before.get("time", {}), plan, result, batch_id, at),
+        "late": _late(before.get("late", {}), result, batch_id),
         "sources": {
             source.name: {
                 "topic": source.topic,
@@ -47,34 +48,34 @@ def _field(time: pl.Expr | None) -> str | None:
 
 
 def _time(
-    before: Mapping[str, Any], plan: JobPlan, outcome: BatchResult, batch_id: int, at: datetime
+    before: Mapping[str, Any], plan: JobPlan, result: BatchResult, batch_id: int, at: datetime
 ) -> dict[str, Any]:
-    told = dict(before)
+    times = dict(before)
     kernels = {one.kernel.name: one.kernel for stage in plan.stages for one in stage.operators}
-    for operator, clocks in outcome.clocks.items():
-        watermark_us = outcome.watermarks[operator]
+    for operator, clocks in result.clocks.items():
+        watermark_us = result.watermarks[operator]
         since = {"since": at.isoformat(), "since_batch_id": batch_id}
         known = before.get(operator)
         if known is not None and known["watermark_us"] == watermark_us:
             since = {name: known[name] for name in since}
-        told[operator] = {
+        times[operator] = {
             "watermark_us": watermark_us,
             "lateness_us": getattr(kernels.get(operator), "lateness_us", 0),
             **since,
             "clocks": clocks,
         }
-    return told
+    return times
 
 
-def _late(before: Mapping[str, Any], outcome: BatchResult, batch_id: int) -> dict[str, Any]:
-    told = dict(before)
-    for step, line in outcome.step_counts.items():
+def _late(before: Mapping[str, Any], result: BatchResult, batch_id: int) -> dict[str, Any]:
+    late = dict(before)
+    for step, line in result.step_counts.items():
         if line["late"]:
             known = before.get(step, {"events": 0, "late_by_us_max": 0})
-            missed_us = outcome.late_by_us.get(step, 0)
-            told[step] = {
+            missed_us = result.late_by_us.get(step, 0)
+            late[step] = {
                 "events": known["events"] + line["late"],
                 "late_by_us_max": max(known["late_by_us_max"], missed_us),
                 "batch_id": batch_id,
             }
-    return told
+    return late

@@ -1,1 +1,1 @@
-"""Views in PostgreSQL, for readers: the connection, tables, values, and the reader."""
+"""Views in PostgreSQL: connection, tables, values, and the reader. The sink: `views/sinks/postgres.py`."""

@@ -1,6 +1,6 @@
 """A connection to a PostgreSQL view store: sessions in UTC, one transaction at a time, our errors.
 
-Everything that the driver raises leaves through :func:`translate_errors`, without user and password.
+Every error of the driver passes :func:`translate_errors`, which leaves out user and password.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def translate_errors(address: PostgresAddress) -> Iterator[None]:
     """Turn what psycopg raises into the errors of this package.
 
     Raises:
-        RetriableError: the server is away, full or busy; nothing of the transaction was kept, but
-            where the connection broke at its very end.
+        RetriableError: the server is away, full or busy. Nothing of the transaction was committed, except
+            perhaps if the connection broke during the commit.
         ConfigError: a value does not fit, or a right or a database is missing.
         CorruptionError: the server says that its data are damaged.
     """
@@ -66,20 +66,20 @@ def translate_errors(address: PostgresAddress) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         state = error.sqlstate or ("08" if isinstance(error, psycopg.OperationalError) else "")
-        said = f"PostgreSQL says: {_first_line(address, error)}."
-        # From None: what the driver raised can hold what must not be shown.
+        detail = f"PostgreSQL says: {_first_line(address, error)}."
+        # From None: the driver's error can contain the password.
         if state.startswith("XX"):
-            raise CorruptionError(f"{address.shown} is damaged. {said}") from None
+            raise CorruptionError(f"{address.shown} is damaged. {detail}") from None
         if state.startswith(_RETRIABLE_CODES):
             raise RetriableError(
-                f"{address.shown} did not take or give what was asked. Try again later. {said}"
+                f"{address.shown} could not do what was asked. Try again later. {detail}"
             ) from None
         if state.startswith(_CALLER_ERROR_CODES):
             raise ConfigError(
-                f"{address.shown} refused what was asked. Correct the value or the rights. {said}"
+                f"{address.shown} refused what was asked. Correct the value or the rights. {detail}"
             ) from None
         raise MillstreamError(
-            f"{address.shown} could not be used as a view store. {said}"
+            f"{address.shown} could not be used as a view store. {detail}"
         ) from None
 
 
@@ -89,7 +89,7 @@ def _first_line(address: PostgresAddress, error: Exception) -> str:
 
 
 class PostgresConnection:
-    """One session with the server, opened when it is first used, for one transaction at a time.
+    """One session with the server, opened at its first use, for one transaction at a time.
 
     Thread-safe: calls wait for one another.
     """
@@ -126,16 +126,16 @@ class PostgresConnection:
             session: Session = psycopg.connect(
                 self.address.url,
                 autocommit=True,
-                prepare_threshold=None,  # what stands between us and the server may not keep them
+                prepare_threshold=None,  # a connection pooler may not keep prepared statements
                 application_name="millstream",
                 connect_timeout=_CONNECT_TIMEOUT_S,
             )
         except psycopg.Error as error:
-            said = _first_line(self.address, error)
-            kind = ConfigError if _REFUSED.search(said) else RetriableError
+            detail = _first_line(self.address, error)
+            kind = ConfigError if _REFUSED.search(detail) else RetriableError
             raise kind(
                 f"{self.address.shown} cannot be reached. Check the address and that the server "
-                f"runs. PostgreSQL says: {said}."
+                f"runs. PostgreSQL says: {detail}."
             ) from None
         try:
             self._set_up(session)
@@ -166,7 +166,7 @@ class PostgresConnection:
 
     @contextmanager
     def closed_on_error(self) -> Iterator[None]:
-        """End the session if what is done in this block fails: nobody would get to close it."""
+        """Close the session if the block fails, where nobody could close it afterwards."""
         try:
             yield
         except BaseException:

@@ -1,7 +1,7 @@
 """Views in PostgreSQL: tables of their own names, their change logs and fences, in one database.
 
-Readers use :class:`PostgresViewReader`, a job `views/sinks/postgres.py`. Tables are made in the schema that
-the connection's ``search_path`` names first; what is ours besides the views begins with
+Readers use :class:`PostgresViewReader`; a job writes with `views/sinks/postgres.py`. Tables are created in
+the schema that the connection's ``search_path`` names first; the names of our other tables begin with
 ``_millstream``. A view belongs to one app. Rows, changes, position and fence of a batch are one
 transaction of the server, which is as durable as its ``synchronous_commit`` says.
 
@@ -11,7 +11,6 @@ The statements on a view's table: `view_table.py`; values: `values.py`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -20,11 +19,10 @@ from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, UnknownViewError
 from millstream.views.address import PostgresAddress, postgres_address
 from millstream.views.coverage import CoverageSpan, last_covered
-from millstream.views.position import wait_until
 from millstream.views.postgres.connection import PostgresConnection
 from millstream.views.postgres.values import decode_rows, encode_parameter
 from millstream.views.postgres.view_table import PostgresViewTable
-from millstream.views.query import Query, QueryReader, QueryResult, view_id_of
+from millstream.views.query import Query, QueryResult, ViewReader, view_id_of
 from millstream.views.schema import ViewSchema
 from millstream.views.state_store import changelog
 from millstream.views.state_store.reader import encode_values
@@ -33,14 +31,12 @@ if TYPE_CHECKING:
     from millstream.views.postgres.connection import Session
 
 FORMAT = 3
-_WAIT_S = 0.05
 
 
-class PostgresViewReader(QueryReader):
-    """The views of a database, for reading; see ``StateStore`` for what each method gives.
+class PostgresViewReader(ViewReader):
+    """Reads the views of a database; see :class:`ViewReader` for the methods."""
 
-    Guarantees: thread-safe; each call sees the state of one commit, the newest.
-    """
+    _poll_s = 0.05
 
     def __init__(self, url: str) -> None:
         """Connect to the database.
@@ -109,9 +105,9 @@ class PostgresViewReader(QueryReader):
             assert newest is not None, "its schema was there"
             last, position = _last_committed(session, view)
             coverage = _coverage(session, view)
-            made = _view_id(session, view)
+            view_id = _view_id(session, view)
         found = decode_rows(rows, schema, schema.names)
-        return QueryResult(schema, found, newest[0], last, position, coverage, made)
+        return QueryResult(schema, found, newest[0], last, position, coverage, view_id)
 
     def coverage(self, view: str) -> tuple[CoverageSpan, ...]:
         with self._connection.transaction() as session:
@@ -136,32 +132,13 @@ class PostgresViewReader(QueryReader):
                 ).fetchall()
         return changelog.decode_changes(schema, frames, since, limit)
 
-    def position(self, view_or_app: str) -> dict[str, Any]:
-        return self._last_committed(view_or_app)[1]
-
-    def wait_for(
-        self,
-        view_or_app: str,
-        *,
-        batch_id: int | None = None,
-        position: Mapping[str, Any] | None = None,
-        timeout_s: float = 10.0,
-    ) -> bool:
-        return wait_until(
-            lambda: self._last_committed(view_or_app),
-            batch_id,
-            position,
-            pause_s=_WAIT_S,
-            timeout_s=timeout_s,
-        )
-
     def _last_committed(self, view_or_app: str) -> tuple[int | None, dict[str, Any]]:
         with self._connection.transaction() as session:
             return _last_committed(session, view_or_app)
 
 
 def _statement(schema: ViewSchema, query: Query) -> tuple[str, dict[str, Any]]:
-    """Return the statement that answers a query, and its parameters."""
+    """Return the statement for a query, and its parameters."""
     # Encoded as if nothing were a key, so that null stays null.
     plain = ViewSchema(schema.name, schema.columns, ())
     values = encode_values(plain, query.where)

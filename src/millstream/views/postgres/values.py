@@ -1,9 +1,9 @@
-"""Between polars columns and PostgreSQL: the text of a COPY on the way in, rows on the way out.
+"""Between polars columns and PostgreSQL: the text of a COPY for writing, rows for reading.
 
-The values are those that `views/state_store/sqlite_values.py` makes for SQLite (times as numbers, decimals as text), with
-two differences: PostgreSQL has NaN and nulls in keys, so nothing stands for them; and its text has
-no zero character, which is kept as U+FFFF (a character that is none) and ``0``, and U+FFFF itself
-as U+FFFF and ``1``.
+The values are those that `views/state_store/sqlite_values.py` makes for SQLite (times as numbers, decimals
+as text), with two differences. PostgreSQL has NaN and nulls in keys, so they need no replacement. Its text
+has no zero character, which is kept as U+FFFF (a noncharacter) and ``0``; U+FFFF itself is kept as U+FFFF
+and ``1``.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ def decode_rows(
 
 
 def encode_parameter(value: Any, kind: str) -> Any:
-    """Return a single value, as `views/state_store/sqlite_values.py` encodes it, as a parameter of a statement."""
+    """Return a parameter of a statement for a value that `sqlite_values.py` has encoded."""
     if kind in _TEXTS:
         return _escape(value)
     return bool(value) if kind == "bool" else value
 
 
 def _escape(value: str) -> str:
-    for given, kept in reversed(_ESCAPES.items()):  # the mark first: the other is kept with one
+    for given, kept in reversed(_ESCAPES.items()):  # U+FFFF first: the other escape contains one
         value = value.replace(given, kept)
     return value

@@ -1,10 +1,10 @@
 """The SQL of one view's table in PostgreSQL: types, names made safe, and every statement on it.
 
 A view is one table of its own name, with the view's column names wherever PostgreSQL can tell them
-apart, and types that people expect: ``timestamptz``, ``date``, ``numeric``. The key is a unique index
-under which nulls are equal. As an entry of an index has little room, text and bytes stand in it by
-their beginning, and by a hash of all where they are longer. A batch is first copied to a temporary table beside it, in
-which times are numbers (microseconds and days since 1970), so that nothing is rounded on the way.
+apart, and usual types: ``timestamptz``, ``date``, ``numeric``. The key is a unique index under which nulls
+are equal. As an entry of an index has a size limit, it holds the prefix of text and bytes, and for longer
+values a hash of the whole. A batch is first copied to a temporary table, in which times are numbers
+(microseconds and days since 1970), so that nothing is rounded.
 
 =============  =====================================  ==========================
 kind           column                                 in the temporary table
@@ -87,8 +87,8 @@ def check_key_columns(view: str, kinds: Sequence[str]) -> None:
 def column_names(names: Sequence[str]) -> tuple[str, ...]:
     """Return the column names to use in PostgreSQL for the columns of a view.
 
-    Names that it cannot keep (empty, too long, with a zero byte, or those of system columns) get
-    their number behind them.
+    Names that it cannot keep (empty, too long, with a zero byte, or those of system columns) are changed,
+    with the number of the column at the end where that is needed to tell them apart.
     """
     taken: set[str] = set()
     out = []
@@ -120,13 +120,13 @@ def column_type(kind: str) -> str:
 
 
 def staged_type(kind: str) -> str:
-    """Return the type in which a value of this kind is handed over."""
+    """Return the type of a value of this kind in the temporary table."""
     given = {"datetime": "bigint", "date": "integer"}
     return given.get(kind) or column_type(kind).partition(" COLLATE")[0]
 
 
 def from_staged(kind: str, value: str) -> str:
-    """Return the expression that makes of a value handed over that of the column."""
+    """Return the expression that turns a staged value into that of the column."""
     if kind == "datetime":
         # Two exact steps: an interval is multiplied in floating point. The session is in UTC.
         return (
@@ -139,9 +139,9 @@ def from_staged(kind: str, value: str) -> str:
 
 
 def to_staged(kind: str, column: str) -> str:
-    """Return the expression that gives a column's value in the form that is handed over."""
+    """Return the expression that turns a column's value into its staged form."""
     if kind == "datetime":
-        # The difference of two times is in days and what is left of one; `extract` is exact.
+        # The difference of two times is in days and a rest of less than a day; `extract` is exact.
         since = f"({column} - {_ZERO})"
         parts = [f"extract({unit} FROM {since}) * {us}" for unit, us in _UNITS_US.items()]
         return f"({' + '.join(parts)})::bigint"
@@ -181,12 +181,12 @@ class PostgresViewTable:
 
     @cached_property
     def create_index(self) -> str:
-        """Create the index by which rows are told apart, and found."""
+        """Create the unique index of the key."""
         return f"CREATE UNIQUE INDEX ON {self.name} ({self._index_entries}) NULLS NOT DISTINCT"
 
     @property
     def _index_entries(self) -> str:
-        """List what the index holds of each key column, as the index and `ON CONFLICT` take it."""
+        """The entries of the index for each key column, as the index and `ON CONFLICT` take them."""
         entries: list[str] = []
         for name in self.schema.key:
             column = self._by_name[name]
@@ -197,20 +197,20 @@ class PostgresViewTable:
         return ", ".join(entries or self._keys)
 
     def _prefix(self, name: str, value: str) -> str:
-        """Return what stands in the index of a value of a key column, in the order of the values."""
+        """Return the index entry for a value of a key column; entries are ordered as the values."""
         if name not in self._long:
             return value
         return f"substr({value}, 1, {self._prefix_length})"
 
     def _suffix_hash(self, name: str, column: str) -> str:
-        """Return what tells a long value from others that begin like it; null for one that is short."""
+        """Return the hash that tells a long value from others with its prefix; null for a short one."""
         content = column
-        if self.schema.kinds[name] != "bytes":  # its bytes: other ways to them are not immutable
+        if self.schema.kinds[name] != "bytes":  # its bytes: other conversions are not immutable
             content = f"decode(replace({column}, '\\', '\\\\'), 'escape')"
         return f"CASE WHEN length({column}) > {self._prefix_length} THEN sha256({content}) END"
 
     def _compare(self, name: str, column: str, comparison: str, value: str) -> str:
-        """Return the condition that a column compares to a value, in a form that the index serves."""
+        """Return the condition that a column compares to a value, in a form that can use the index."""
         whole = f"{column} {comparison} {value}"
         if name not in self._long:
             return whole
@@ -238,7 +238,7 @@ class PostgresViewTable:
 
     @cached_property
     def upsert(self) -> str:
-        """Move the staged rows into the table; give the keys of those that are new or differ."""
+        """Move the staged rows into the table; return the keys of those that are new or differ."""
         staged = [from_staged(kind, f"c{n}") for n, (_, kind) in enumerate(self.schema.columns)]
         values = [column for column in self._columns if column not in self._keys]
         action = "NOTHING"
@@ -257,10 +257,10 @@ class PostgresViewTable:
         )
 
     def delete(self, nulls: Sequence[bool]) -> str:
-        """Delete the rows of staged keys; give their numbers.
+        """Delete the rows of the staged keys with this pattern of nulls; return their numbers.
 
-        ``nulls`` says which key columns are null in the keys that are meant: an index does not help
-        to find what may be null or equal, but it helps to find either.
+        ``nulls`` says which key columns are null. A statement for each pattern can use the index; one
+        statement for values that are null or equal cannot.
         """
         kinds = self.schema.kinds
         same = []
@@ -305,10 +305,10 @@ class PostgresViewTable:
         text = f"SELECT {', '.join(given)} FROM {self.name} AS t"  # noqa: S608
         if conditions:
             text += f" WHERE {' AND '.join(conditions)}"
-        # As PostgreSQL has it by default: null is larger than any value. With the table's name, as a
-        # name alone is that of a column given: the text of a decimal, which has another order.
+        # PostgreSQL's default order: null is larger than any value. Columns are named with the table, as a
+        # plain name would be the selected column: the text of a decimal, which has another order.
         terms = [f"t.{columns[n]} {'DESC' if descending else 'ASC'}" for n, descending in order]
-        for name in self.schema.key:  # the beginning, which the index has in order, and then all
+        for name in self.schema.key:  # the prefix, which the index has in order, and then the whole
             column = f"t.{columns[name]}"
             terms += dict.fromkeys([self._prefix(name, column), column])
         return (

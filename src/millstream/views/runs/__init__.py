@@ -1,1 +1,1 @@
-"""A run of an app, for whoever watches it: progress, alarms, how it ended, and asking it to stop."""
+"""A run of an app: its progress and report, alarms, failures, and the files that control it."""

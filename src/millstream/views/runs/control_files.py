@@ -1,10 +1,9 @@
-"""Who runs an app, and asking it to stop: small files in the app's folder.
+"""Small files in an app's folder that say who runs it, and ask it to stop.
 
-A run holds a lock on a file of its own, ``running-<number>.json``, for as long as its process
-lives, so a run that was killed does not seem to run. A request to stop is the file
-``stop-request``; the run that sees it lets the batch at work finish, ends, and removes it. The file
-``reset-begun`` says that the app is being reset (``ops/reset.py``), so that no run takes what is left of
-it for the whole.
+A run holds a lock on a file of its own, ``running-<number>.json``, as long as its process lives, so a run
+that was killed does not look alive. The file ``stop-request`` asks a run to stop: it finishes the running
+batch, ends, and removes the file. The file ``reset-begun`` says that the app is being reset
+(``ops/reset.py``), so that no run starts on what is left.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class ActiveRun:
 
 @contextmanager
 def hold_run_lock(folder: Path, run: int) -> Iterator[None]:
-    """Say that this process runs the app, until the block ends; sweep what killed runs have left."""
+    """Mark this process as the app's run until the block ends; remove the files of killed runs."""
     for older in folder.glob(f"{_PREFIX}*.json"):
         if _number(older) < run and not _is_held(older):
             older.unlink(missing_ok=True)
@@ -52,9 +51,9 @@ def hold_run_lock(folder: Path, run: int) -> Iterator[None]:
 
 
 def active_runs(folder: Path) -> list[ActiveRun]:
-    """List the runs of an app that are alive, oldest first; more than one while one takes over.
+    """Return the runs of an app that are alive, oldest first; more than one while one takes over.
 
-    Changes nothing: whoever watches may look as often as they like.
+    Changes nothing.
     """
     found = []
     for path in folder.glob(f"{_PREFIX}*.json"):
@@ -65,7 +64,7 @@ def active_runs(folder: Path) -> list[ActiveRun]:
 
 
 def newest_killed_run(folder: Path) -> ActiveRun | None:
-    """Give the newest run that said that it runs, and is gone without having taken that back."""
+    """Return the newest run whose process is gone and whose file is still there."""
     found = []
     for path in folder.glob(f"{_PREFIX}*.json"):
         with suppress(FileNotFoundError, ValueError, TypeError):
@@ -80,7 +79,7 @@ def _number(path: Path) -> int:
 
 
 def _is_held(path: Path) -> bool:
-    """Say whether a living process holds the lock on a file."""
+    """Return whether a living process holds the lock on a file."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -92,22 +91,22 @@ def _is_held(path: Path) -> bool:
 
 
 def stop_request_file(folder: Path) -> Path:
-    """Name the file that asks the app's run to stop."""
+    """Return the file that asks the app's run to stop."""
     return folder / "stop-request"
 
 
 def stop_acknowledged_file(folder: Path) -> Path:
-    """Name the file by which the planner says that it begins no further batch."""
+    """Return the file by which the planner says that it begins no further batch."""
     return folder / "stop-acknowledged"
 
 
 def reset_marker(folder: Path) -> Path:
-    """Name the file that says that the app is being reset."""
+    """Return the file that says that the app is being reset."""
     return folder / "reset-begun"
 
 
 def write_reset_marker(folder: Path) -> None:
-    """Say durably that a reset has begun. Whoever does so looks for runs afterwards."""
+    """Mark durably that a reset has begun. The caller looks for runs afterwards."""
     reset_marker(folder).touch()
     DISK.sync_folder(folder)
 
@@ -116,15 +115,15 @@ def check_no_reset(folder: Path) -> None:
     """Make sure that the app is not being reset.
 
     Raises:
-        ConfigError: it is, or a reset was cut off.
+        ConfigError: it is, or a reset was interrupted.
     """
     if reset_marker(folder).exists():
         raise ConfigError(
-            f"A reset of the app in {folder} was begun and has not ended, so part of what it held is gone. "
+            f"A reset of the app in {folder} was begun and has not ended, so part of its state is gone. "
             f"End it: {reset_command(folder)}."
         )
 
 
 def reset_command(folder: Path) -> str:
-    """Return the command by which what an app holds is given up, to be built anew from the log."""
+    """Return the command that removes an app's state, so that the app is built again from the log."""
     return f"`millstream reset {folder.name} --log {shlex.quote(str(folder.parent.parent))}`"

@@ -1,18 +1,18 @@
-"""How the last run of an app failed: what is shown of an app that does not run, and ought to.
+"""The failure of an app's last run.
 
-A run that ends by an error leaves the file ``failed.json`` in the app's folder. One that was killed
-could leave none; what it does leave is the file that said that it runs (``control_files.py``), without the
-lock on it. So a crash after each step of a failing end is told apart:
+A run that ends with an error leaves the file ``failed.json`` in the app's folder. A run that was killed
+leaves its ``running-<number>.json`` (``control_files.py``), without a lock on it. So a crash after each
+step of a failing run is recognised:
 
 ====================================  ==========================================================
-step                                  what a crash there leaves
+step                                  what a crash after it leaves
 ====================================  ==========================================================
 1. the error is raised                the running file, without a lock: it was killed
-2. ``failed.json`` is in its place    both files; the failure is the newer, and is told
+2. ``failed.json`` is in its place    both files; the failure is newer, and is reported
 3. the running file is removed        the failure
 ====================================  ==========================================================
 
-The next run that ends without an error removes the failure; while a run is alive none is told.
+The next run that ends without an error removes the failure. While a run is alive, none is reported.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _RESUME_ADVICE = "Then run the app again: it goes on where it was."
 
 @dataclass(frozen=True)
 class Failure:
-    """How a run ended that ought not to have. ``at`` is in seconds since 1970, UTC.
+    """The failure of a run. ``at`` is in seconds since 1970, UTC.
 
-    ``kind`` is the name of the error, or "Killed": then ``at`` is when the run began, as nothing
-    says when it ended. ``advice`` says what to do.
+    ``kind`` is the name of the error, or "Killed": then ``at`` is when the run began, as the time of its end
+    is not known. ``advice`` says what to do.
     """
 
     at: float
@@ -55,7 +55,7 @@ class Failure:
 
 @contextmanager
 def record_failure(folder: Path, clock: Callable[[], float] = time.time) -> Iterator[None]:
-    """Keep the error by which the block ends, for who looks at the app; forget it when none does.
+    """Record the error that ends the block; remove the record if the block ends without one.
 
     A run that was replaced by a newer one has not failed: the newer one goes on.
     """
@@ -76,7 +76,7 @@ def record_failure(folder: Path, clock: Callable[[], float] = time.time) -> Iter
 
 
 def last_failure(folder: Path) -> Failure | None:
-    """Tell how the last run of an app failed; None if it has not, or a run is alive."""
+    """Return the failure of an app's last run; None if it has not failed, or a run is alive."""
     if active_runs(folder):
         return None
     failed, killed = _read(folder), newest_killed_run(folder)
@@ -86,7 +86,7 @@ def last_failure(folder: Path) -> Failure | None:
             "Killed",
             f"the process {killed.pid} is gone and could not say why: it was killed, or the machine "
             "stopped",
-            f"Look whether memory ran out, and into {folder / 'spark.log'}. {_RESUME_ADVICE}",
+            f"Check whether memory ran out, and read {folder / 'spark.log'}. {_RESUME_ADVICE}",
         )
     return failed
 
@@ -109,9 +109,9 @@ def _read(folder: Path) -> Failure | None:
 
 def _advice(error: Exception, folder: Path) -> str:
     if isinstance(error, RetriableError):
-        return "It passes: run the app again, it goes on where it was."
+        return "The cause is temporary: run the app again, it goes on where it was."
     if isinstance(error, CorruptionError):
         return "Keep the bytes, and look at them: `millstream log verify`."
     if isinstance(error, ConfigError):
         return f"Correct the declaration or the setting. {_RESUME_ADVICE}"
-    return f"Correct what the error names; {folder / 'spark.log'} has the whole of it. {_RESUME_ADVICE}"
+    return f"Correct what the error names; {folder / 'spark.log'} has the whole report. {_RESUME_ADVICE}"

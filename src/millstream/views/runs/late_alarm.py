@@ -1,7 +1,7 @@
-"""An alarm over late events: said once when their share is too large, and again only after it fell.
+"""The alarm for late events: raised once when their share is too large, and again only after it fell.
 
-A few late events are as expected; a share that stays large says that the watermark's delay or the
-lateness is too short, or that a producer's clock is wrong.
+A few late events are expected. A share that stays large means that the watermark's delay or the lateness
+is too short, or that a producer's clock is wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_late_share(share: float | None) -> None:
-    """Make sure that a share is one.
+    """Make sure that a number is a share, or None.
 
     Raises:
         ConfigError: it is not above 0 and at most 1.
@@ -33,10 +33,10 @@ def check_late_share(share: float | None) -> None:
 
 @dataclass
 class LateAlarm:
-    """Watches the batches of a run; ``on_alarm`` is called with what to say.
+    """Watches the batches of a run; ``on_alarm`` is called with the message.
 
-    The share is that of late events, over all steps, in what the last ``BATCHES_WATCHED`` batches
-    read.
+    The share is that of late events, over all steps, among the events that the last ``BATCHES_WATCHED``
+    batches read.
     """
 
     share: float
@@ -46,7 +46,7 @@ class LateAlarm:
     _active: bool = False
 
     def observe(self, progress: Progress) -> None:
-        """Take a batch's counts; sound the alarm if they bring the share above the limit."""
+        """Add a batch's counts; raise the alarm if they bring the share above the limit."""
         self._counts.append((progress.late, progress.read))
         late, read = (sum(column) for column in zip(*self._counts, strict=True))
         too_many = late > self.share * read
@@ -54,18 +54,18 @@ class LateAlarm:
             self._raise_alarm(
                 f"{late:,} of the {read:,} events of the last {len(self._counts)} batches came too "
                 f"late, more than {self.share:.2%}, at {progress.at:%Y-%m-%d %H:%M:%S} (batch "
-                f"{progress.batch_id}). A longer watermark delay or lateness would take them in."
+                f"{progress.batch_id}). A longer watermark delay or lateness would include them."
             )
         self._active = too_many
 
-    def _raise_alarm(self, words: str) -> None:
-        self.messages.append(words)
-        _log.warning("%s", words)
+    def _raise_alarm(self, message: str) -> None:
+        self.messages.append(message)
+        _log.warning("%s", message)
         if self.on_alarm is not None:
-            self.on_alarm(words)
+            self.on_alarm(message)
 
     def wrap(self, on_progress: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
-        """Give what to call with each Progress: the alarm, then what was called before."""
+        """Return a callback that observes each Progress and then calls ``on_progress``."""
 
         def both(progress: Progress) -> None:
             self.observe(progress)

@@ -1,4 +1,4 @@
-"""What a running job tells: a Progress after every batch, a Report at the end."""
+"""What a running job reports: a Progress after every batch, a Report at the end."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from millstream.choices import did_you_mean
 
 @dataclass(frozen=True)
 class Progress:
-    """One committed batch. Counts are events; ``late`` counts an event once that several steps side by
-    side found late (the ledger has the number of each); ``lag`` is unread records by ``topic/partition``.
+    """One committed batch. Counts are events; ``lag`` is unread records by ``topic/partition``.
 
-    ``behind_s`` is how far what the views show is behind what is in the log: the age of the oldest
-    record that is not in them yet, or the time that the batch took when all are; None before
-    anything was read. ``state_bytes`` is what the operators hold. ``false_positive_rates`` is by
-    each dedup in Bloom filters the probability, as it stands, that it takes a new event for a repeat.
+    ``late`` counts an event once, also if several parallel steps found it late (the ledger has the count of
+    each). ``behind_s`` is how far the views are behind the log: the age of the oldest record that they do
+    not reflect, or the duration of the batch if they reflect all; None before anything was read.
+    ``state_bytes`` is the size of the operators' state. ``false_positive_rates`` is, for each dedup with
+    Bloom filters, the current probability that it takes a new event for a repeat.
     """
 
     app: str
@@ -39,7 +39,7 @@ class Progress:
     false_positive_rates: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give plain values, for JSON."""
+        """Return plain values, for JSON."""
         values = asdict(self)
         values["at"] = self.at.isoformat()
         values["watermark"] = self.watermark.isoformat() if self.watermark else None
@@ -55,12 +55,12 @@ _EXIT_COUNTS = ("late", "dead", "duplicate", "filtered")
 
 
 def format_share(share: float) -> str:
-    """Say a small probability so that it can be pictured: ``1 in 20,000``."""
+    """Return a small probability as a text: ``1 in 20,000``."""
     return f"1 in {1 / share:,.0f}" if share > 0 else "none of the"
 
 
 def describe_created_topic(topic: str, others: Sequence[str]) -> str:
-    """Say that a run created a topic that it reads, so that a name that is misspelt is noticed."""
+    """Return the notice that a run created a topic that it reads, by which a misspelt name shows."""
     there = ", ".join(others) or "none"
     near = did_you_mean(topic, others)
     return f"created topic {topic!r} (it did not exist; topics here: {there}){near and f'.{near}'}"
@@ -68,14 +68,12 @@ def describe_created_topic(topic: str, others: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run did. ``reason`` says why it ended: caught-up, timeout,
-    count, condition, stopped.
+    """What a run did. ``reason`` says why it ended: caught-up, timeout, count, condition, stopped.
 
-    Counts are events over the whole run; ``seconds`` is from the call of run to its return;
-    ``alarms`` is what the app's alarms said, ``false_positive_rates`` what the last batch told of
-    Bloom filters: see :class:`Progress`. ``failed_steps`` are those at which more rows were dead than
-    the app's ``dead_max`` allows. ``created_topics`` did not exist, and were created empty;
-    ``other_topics`` are those that the log had.
+    Counts are events over the whole run; ``seconds`` is from the call of run to its return; ``alarms`` are
+    the messages of the app's alarms; ``false_positive_rates`` are those of the last batch: see
+    :class:`Progress`. ``failed_steps`` had more dead letters than the app's ``dead_max`` allows.
+    ``created_topics`` did not exist, and were created empty; ``other_topics`` are those that the log had.
     """
 
     app: str
@@ -101,7 +99,7 @@ class Report:
         return not self.failed_steps
 
     def to_dict(self) -> dict[str, Any]:
-        """Give plain values, for JSON."""
+        """Return plain values, for JSON."""
         values = asdict(self)
         values["watermark"] = self.watermark.isoformat() if self.watermark else None
         return values
@@ -116,7 +114,7 @@ class Report:
             f"  read {self.read:,} events ({rate:,.0f} a second), {lag:,} unread",
             f"  {', '.join(counts)}",
             f"  watermark {self.watermark.isoformat() if self.watermark else 'not yet set'}",
-            *(f"  alarm: {words}" for words in self.alarms),
+            *(f"  alarm: {message}" for message in self.alarms),
             *(
                 f"  {describe_created_topic(name, self.other_topics)}"
                 for name in self.created_topics

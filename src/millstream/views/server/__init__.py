@@ -1,6 +1,6 @@
-"""Views over HTTP, and the page: queries, subscriptions, and what a pipeline is doing, live.
+"""Views over HTTP, and the page: queries, subscriptions, and the status of apps, live.
 
-It reads only, from the stores that jobs write, and holds up none of them. What can be asked is in
-`routes.py`; :func:`millstream.serve` starts it, in a thread of its own. It needs the extra
-`ui` (starlette and uvicorn), which is not loaded before.
+The server only reads the stores that jobs write, and blocks no job. `routes.py` lists the addresses;
+:func:`millstream.serve` starts the server in a thread. It needs the extra `ui` (starlette and uvicorn),
+which is loaded only then.
 """

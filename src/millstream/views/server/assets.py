@@ -1,4 +1,4 @@
-"""The files of the page, which lie in the package: no build, no network."""
+"""The files of the page, which are part of the package: no build, no network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TYPES = {
     "svg": "image/svg+xml",
 }
 _HEADERS = {
-    # Nothing but what lies here may run, and nowhere else may it show.
+    # Only scripts of this server may run, and no other page may embed this one.
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -35,7 +35,7 @@ class Assets:
         }
 
     def response(self, name: str, known: str | None) -> Response:
-        """Return a file; nothing but its tag if the browser has it already.
+        """Return a file; an empty response if its tag is ``known``, as the browser has it already.
 
         Raises:
             HTTPException: there is no such file.

@@ -1,6 +1,6 @@
-"""The apps of a log folder and their view stores, opened for reading when they are first asked for.
+"""The apps of a log folder and their view stores, each opened for reading at its first use.
 
-An app's folder may be deleted and made anew while a server runs: its store is then opened again.
+If an app's folder is deleted and created again while a server runs, its store is opened again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ViewRef:
-    """A view: whose it is, and the store that keeps it. ``store_name`` tells stores apart."""
+    """A view, its app, and the store that keeps it. ``store_name``: see :meth:`ViewCatalog.store`."""
 
     app: str
     schema: ViewSchema
@@ -40,7 +40,7 @@ class ViewCatalog:
 
         Raises:
             ConfigError: a database cannot be reached with its address, or holds no views.
-            RetriableError: its server is away.
+            RetriableError: its server is not available.
         """
         self.log = log
         self._lock = threading.Lock()
@@ -50,8 +50,8 @@ class ViewCatalog:
     def close(self) -> None:
         """Close every store."""
         with self._lock:
-            homes, self._state_stores = self._state_stores, {}
-        for _, store in homes.values():
+            stores, self._state_stores = self._state_stores, {}
+        for _, store in stores.values():
             store.close()
         for database in self._databases:
             database.close()
@@ -93,7 +93,7 @@ class ViewCatalog:
         return store
 
     def store(self, store_name: str) -> ViewReader:
-        """Return the store of this name, as :attr:`ViewRef.store_name` has it."""
+        """Return the store of a name: ``app:NAME``, or ``database:NUMBER`` in the order given."""
         kind, _, name = store_name.partition(":")
         return self.state_store(name) if kind == "app" else self._databases[int(name)]
 
@@ -109,29 +109,29 @@ class ViewCatalog:
                 ViewRef(owners[schema.name], schema, f"database:{number}", database)
                 for schema in database.views()
             ]
-        return sorted(found, key=lambda place: (place.app, place.schema.name))
+        return sorted(found, key=lambda view: (view.app, view.schema.name))
 
     def find(self, view: str, app: str | None = None) -> ViewRef:
         """Return the view of this name.
 
         Raises:
             UnknownViewError: there is none; the message lists those there are.
-            ConfigError: several apps have one: say which.
+            ConfigError: several apps have one: give ``app``.
         """
-        places = self.views()
-        found = [p for p in places if p.schema.name == view and app in (None, p.app)]
+        views = self.views()
+        found = [v for v in views if v.schema.name == view and app in (None, v.app)]
         if len(found) == 1:
             return found[0]
         if found:
             raise ConfigError(
-                f"Several apps have a view {view!r}: {', '.join(p.app for p in found)}. Say which "
+                f"Several apps have a view {view!r}: {', '.join(v.app for v in found)}. Say which "
                 "with app=NAME."
             )
-        names = ", ".join(f"{p.app}/{p.schema.name}" for p in places) or "none yet"
+        names = ", ".join(f"{v.app}/{v.schema.name}" for v in views) or "none yet"
         raise UnknownViewError(
             f"There is no view {view!r}{f' of an app {app!r}' if app else ''}; there are: {names}. "
             "Correct the name, or run the pipeline that fills the view."
-            f"{did_you_mean(view, (place.schema.name for place in places))}"
+            f"{did_you_mean(view, (v.schema.name for v in views))}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Rows as JSON and as CSV, without damage to what JSON, or a reader of it, cannot hold.
+"""Rows as JSON and as CSV, without loss of values that JSON, or a reader of it, cannot represent.
 
 ==========  ===================================================================================
 kind        as JSON
@@ -13,8 +13,8 @@ bytes       text: hexadecimal digits
 json        the list or struct itself
 ==========  ===================================================================================
 
-Each of these is taken again where a query asks for a value (but for json). In CSV the same texts
-stand without quotes, and null is empty.
+A parameter of a query takes each of these forms, except json. CSV has the same texts without quotes, and
+null is empty.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NUMBERED = ("_seq", "_batch_id")
 
 
 def objects(rows: pl.DataFrame, schema: ViewSchema) -> list[str]:
-    """Return each row as the text of a JSON object; columns of the change log may stand before."""
+    """Return each row as the text of a JSON object, with the columns of the change log if it has them."""
     columns = []
     for column in rows.iter_columns():
         kind = schema.kinds.get(column.name) or ("int" if column.name in _NUMBERED else "str")
@@ -56,7 +56,7 @@ def texts(column: pl.Series, kind: str) -> list[str]:
 
 
 def csv(rows: pl.DataFrame, schema: ViewSchema) -> str:
-    """Return rows as CSV with a line of names."""
+    """Return rows as CSV with a header line."""
     out = []
     for name, kind in schema.columns:
         values = [
@@ -89,7 +89,7 @@ def _seconds(microseconds: int) -> str:
 
 
 def _json(text: str) -> str:
-    """Return JSON text as it is, unless it has what only Python takes for JSON."""
+    """Return JSON text as it is; NaN and Infinity, which only Python accepts, become strings."""
     if "NaN" in text or "Infinity" in text:
         return json.dumps(json.loads(text, parse_constant=str), ensure_ascii=False)
     return text

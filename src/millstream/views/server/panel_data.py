@@ -1,8 +1,7 @@
-"""The numbers of a dashboard's panels, worked out from the rows of the views that they show.
+"""The numbers of a dashboard's panels, computed from the rows of the views that they show.
 
 A sum of decimals is exact, and text. A share, such as clicks per impression, is the sum of one
-column divided by that of another over the same rows, not a mean of shares; null where there is
-nothing to divide by.
+column divided by that of another over the same rows, not a mean of shares; null where the divisor is 0.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _MEASURE = "m{}"
 def panel_data(store: ViewReader, panel: Panel) -> dict[str, Any]:
     """Return what a panel shows now.
 
-    ``labels`` stand for the columns, with their ``units``; ``rows`` have a value for each. The first
-    column of lines is the time, that of other panels what the row is about.
+    ``labels`` name the columns, with their ``units``; ``rows`` have a value for each. The first column of
+    lines is the time, that of other panels the subject of the row.
 
     Raises:
         UnknownViewError: its view is not there.
@@ -59,7 +58,7 @@ def _top(store: ViewReader, panel: Top) -> dict[str, Any]:
     else:
         frame = _newest_interval(store, panel.view, panel.time, panel.last)
     grouped = frame.group_by(pl.col(panel.by).alias(_KEY)).agg(_measured(panel.measures))
-    # What is equal stands by its name, so that the order is the same each time.
+    # Equal values are ordered by name, so that the order is the same each time.
     most = grouped.sort([_MEASURE.format(0), _KEY], descending=[True, False], nulls_last=True)
     return _result(most.head(panel.rows), panel.measures, panel.by)
 
@@ -88,7 +87,7 @@ def _newest(store: ViewReader, panel: Newest) -> dict[str, Any]:
 
 
 def _newest_interval(store: ViewReader, view: str, time: str, last: str) -> pl.DataFrame:
-    """Return the rows of the newest stretch of a column of times."""
+    """Return the rows of the newest interval of a column of times."""
     newest = store.select(view, Query(order=(f"-{time}",), limit=1)).rows
     at = newest[time].drop_nulls()
     if at.is_empty():
@@ -100,7 +99,7 @@ def _newest_interval(store: ViewReader, view: str, time: str, last: str) -> pl.D
 
 
 def _measured(measures: Sequence[Measure]) -> list[pl.Expr]:
-    """Return the expressions of the measures, named by their place."""
+    """Return the expressions of the measures, named by their number."""
     out = []
     for number, measure in enumerate(measures):
         if measure.column is None:

@@ -1,4 +1,4 @@
-"""What a request's parameters mean: queries on views, and positions to wait for.
+"""The parameters of a request: queries on views, and positions to wait for.
 
 =======================  ==========================================================================
 parameter                meaning
@@ -9,12 +9,12 @@ parameter                meaning
 ``COLUMN.null=true``     rows where it is null
 ``order=A,-B``           the order: columns, ``-`` for the largest first; by default the key
 ``limit=N``              at most so many rows
-``app=NAME``             whose view, where several apps have one of the name
-``at_least=POSITION``    wait until the view reflects this of the log
+``app=NAME``             the app, where several have a view of that name
+``at_least=POSITION``    wait until the view reflects this position of the log
 ``timeout=DURATION``     ... for at most so long, such as ``5 seconds``
 =======================  ==========================================================================
 
-A column that is called like one of the last five is asked for with ``COLUMN.equals=VALUE``.
+For a column with the name of one of the last five parameters, use ``COLUMN.equals=VALUE``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _RELATIONS = ("equals", "from", "to", "null")
 
 
 def parse_query(parameters: Iterable[tuple[str, str]], schema: ViewSchema) -> Query:
-    """Return the query that a request's parameters ask for.
+    """Return the query of a request's parameters.
 
     Raises:
-        ConfigError: a parameter is no column and none of the words, or its value is none.
+        ConfigError: a parameter is unknown, or its value is invalid.
     """
     where: dict[str, Any] = {}
     between: dict[str, tuple[Any, Any]] = {}
@@ -89,10 +89,10 @@ def _rows(text: str) -> int:
 
 
 def parse_position(text: str) -> dict[str, Any]:
-    """Return the position that a text means.
+    """Return the position of a text.
 
-    ``ad-events/0/18`` says that of the partition 0 all before the offset 18 is to be there; several
-    stand with commas between them. Or the JSON object of a reply's ``position``.
+    ``ad-events/0/18`` is the position after all records of partition 0 before offset 18; commas separate
+    several. Or the JSON object ``position`` of a response.
 
     Raises:
         ConfigError: it is neither.
@@ -118,7 +118,7 @@ def _bad_position(text: str) -> ConfigError:
     return ConfigError(
         f"at_least is {text!r}. Give TOPIC/PARTITION/OFFSET, several with commas between them, "
         'such as "ad-events/0/18" (the offset after the last record that is to be there), or the '
-        "JSON object of a reply's position."
+        "JSON object of a response's position."
     )
 
 
@@ -126,7 +126,7 @@ def parse_timeout(text: str | None) -> float:
     """Return how long to wait, in seconds; by default 10.
 
     Raises:
-        ConfigError: it is no duration, or too long.
+        ConfigError: it is not a duration, or too long.
     """
     if text is None:
         return 10.0
@@ -139,15 +139,15 @@ def parse_timeout(text: str | None) -> float:
 
 
 def parse_change_id(text: str, what: str) -> tuple[int, str]:
-    """Return the number of a change, and what the view was that it is one of, if that is said.
+    """Return the number of a change, and the id of its view (empty: not given).
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not the id of a change.
     """
-    number, _, made = text.partition("-")
+    number, _, view_id = text.partition("-")
     if not number.isdecimal():
         raise ConfigError(
-            f"{what} is {text!r}. Give the number of a change, such as the change of a reply, or 0 "
+            f"{what} is {text!r}. Give the number of a change, such as the change of a response, or 0 "
             "for all that are kept."
         )
-    return int(number), made
+    return int(number), view_id

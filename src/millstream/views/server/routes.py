@@ -1,4 +1,4 @@
-"""The addresses of the server, and what each answers.
+"""The routes of the server, and what each responds.
 
 ======================================  ===========================================================
 ``/``                                   the page
@@ -13,21 +13,19 @@
 ``/apps/NAME/live``                     status and panels as server-sent events, for the page
 ======================================  ===========================================================
 
-All of it reads only. An error is ``{"error": {"kind": …, "message": …}}`` with a status that says what
-to do: 400 correct the request, 404 mend the name, 410 begin anew, 503 try again.
+The server only reads. Errors: `millstream/http.py`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -42,8 +40,9 @@ from millstream.errors import (
 from millstream.http import (
     NO_STORE,
     AllowedHosts,
-    error_response,
+    StatusTable,
     event_stream_response,
+    exception_handlers,
     json_response,
 )
 from millstream.views.coverage import partial_note, spans_to_json
@@ -62,7 +61,8 @@ from millstream.views.server.query_params import (
 from millstream.views.server.store_watcher import ReadExecutor, StoreWatcher
 
 _log = logging.getLogger(__name__)
-_STATUS: Sequence[tuple[type[MillstreamError], int]] = (
+_ADDRESSES = "Addresses are /views, /apps and the page at /."
+_STATUS: StatusTable = (
     (UnknownViewError, 404),
     (OffsetOutOfRangeError, 410),
     (ConfigError, 400),
@@ -72,23 +72,17 @@ _STATUS: Sequence[tuple[type[MillstreamError], int]] = (
 
 
 def application(
-    catalogue: ViewCatalog, *, hosts: frozenset[str] | None
+    catalog: ViewCatalog, *, hosts: frozenset[str] | None
 ) -> tuple[Starlette, StoreWatcher]:
-    """Return the server as an ASGI application, and its watch.
+    """Return the server as an ASGI application, and the watcher that wakes its streams.
 
     Args:
-        hosts: The names by which it may be called; None: any. A page from elsewhere could otherwise
-            have its own name point to this machine, and read what is served here.
-
+        hosts: The host names that requests may name; None: any. See :class:`AllowedHosts`.
     """
-    server = ViewRoutes(catalogue)
+    server = ViewRoutes(catalog)
     app = Starlette(
         routes=server.routes(),
-        exception_handlers={
-            MillstreamError: _error_response,
-            HTTPException: _not_found_response,
-            Exception: _internal_error_response,
-        },
+        exception_handlers=exception_handlers(_STATUS, _ADDRESSES, _log),
         lifespan=server.lifespan,
     )
     if hosts is not None:
@@ -97,17 +91,17 @@ def application(
 
 
 class ViewRoutes:
-    """Answers requests from the stores of a catalogue."""
+    """Handles requests, from the stores of a catalog."""
 
-    def __init__(self, catalogue: ViewCatalog) -> None:
-        self._catalogue = catalogue
+    def __init__(self, catalog: ViewCatalog) -> None:
+        self._catalog = catalog
         self._executor = ReadExecutor()
-        self.watcher = StoreWatcher(catalogue, self._executor)
-        self._streams = ViewStreams(catalogue, self._executor, self.watcher)
+        self.watcher = StoreWatcher(catalog, self._executor)
+        self._streams = ViewStreams(catalog, self._executor, self.watcher)
         self._assets = Assets()
 
     def routes(self) -> list[Route]:
-        answers: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "/": self.page,
             "/assets/{name}": self.asset,
             "/views": self.views,
@@ -120,7 +114,7 @@ class ViewRoutes:
             "/apps/{app}/dashboard": self.dashboard,
             "/apps/{app}/live": self.live,
         }
-        return [Route(path, answer, methods=["GET"]) for path, answer in answers.items()]
+        return [Route(path, handler, methods=["GET"]) for path, handler in handlers.items()]
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -143,24 +137,24 @@ class ViewRoutes:
 
     async def views(self, _: Request) -> Response:
         def read() -> list[dict[str, Any]]:
-            return [_view_json(place) for place in self._catalogue.views()]
+            return [_view_json(view) for view in self._catalog.views()]
 
         return json_response({"views": await self._executor.run(read)})
 
     async def rows(self, request: Request) -> Response:
-        place = await self._view(request)
-        query = parse_query(request.query_params.multi_items(), place.schema)
+        view = await self._view(request)
+        query = parse_query(request.query_params.multi_items(), view.schema)
         if "at_least" in request.query_params:
-            await self._wait(place, request)
+            await self._wait(view, request)
         assert query.limit is not None, "there is a default"
         one_more = Query(query.where, query.between, query.order, query.limit + 1)
-        found = await self._executor.run(lambda: place.store.select(place.schema.name, one_more))
+        found = await self._executor.run(lambda: view.store.select(view.schema.name, one_more))
         rows = found.rows.head(query.limit)
         if "text/csv" in request.headers.get("accept", ""):
             text = await self._executor.run(lambda: csv(rows, found.schema))
             return Response(text, media_type="text/csv; charset=utf-8", headers=NO_STORE)
         head = {
-            **_schema_json(place),
+            **_schema_json(view),
             "change": found.newest_change,
             "change_id": change_id(found.newest_change, found.view_id),
             "batch_id": found.batch_id,
@@ -175,66 +169,66 @@ class ViewRoutes:
 
     async def _view(self, request: Request) -> ViewRef:
         view, app = request.path_params["view"], request.query_params.get("app")
-        return await self._executor.run(lambda: self._catalogue.find(view, app))
+        return await self._executor.run(lambda: self._catalog.find(view, app))
 
-    async def _wait(self, place: ViewRef, request: Request) -> None:
-        """Wait until a view reflects the position that the request asks for.
+    async def _wait(self, view: ViewRef, request: Request) -> None:
+        """Wait until a view reflects the position ``at_least`` of the request.
 
         Raises:
             RetriableError: it did not in time.
         """
-        asked = parse_position(request.query_params["at_least"])
+        wanted = parse_position(request.query_params["at_least"])
         timeout_s = parse_timeout(request.query_params.get("timeout"))
         end = anyio.current_time() + timeout_s
         seen: tuple[int, ...] = ()
         while True:
-            reached = await self._executor.run(lambda: place.store.position(place.schema.name))
-            if is_reached(reached, asked):
+            position = await self._executor.run(lambda: view.store.position(view.schema.name))
+            if is_reached(position, wanted):
                 return
             left = end - anyio.current_time()
             if left <= 0 or self.watcher.closing.is_set():
                 break
-            seen = await self.watcher.wait_for_newer(place.store_name, seen, left)
+            seen = await self.watcher.wait_for_newer(view.store_name, seen, left)
         raise RetriableError(
-            f"The view {place.schema.name!r} has not reached {json.dumps(asked)} within "
-            f"{timeout_s:g} s; it is at {json.dumps(reached)}. Ask again, wait longer with timeout=, "
+            f"The view {view.schema.name!r} has not reached {json.dumps(wanted)} within "
+            f"{timeout_s:g} s; it is at {json.dumps(position)}. Ask again, wait longer with timeout=, "
             "or see whether the app runs."
         )
 
     async def changes(self, request: Request) -> Response:
-        place = await self._view(request)
+        view = await self._view(request)
         resumed = request.headers.get("last-event-id")
-        made = ""
+        view_id = ""
         if resumed is not None:
-            since, made = parse_change_id(resumed, "Last-Event-ID")
+            since, view_id = parse_change_id(resumed, "Last-Event-ID")
         elif "since" in request.query_params:
-            since, made = parse_change_id(request.query_params["since"], "since")
+            since, view_id = parse_change_id(request.query_params["since"], "since")
         else:
-            newest = await self._executor.run(place.store.newest_changes)
-            since = newest[place.schema.name]
-        return event_stream_response(self._streams.changes(place, since, made))
+            newest = await self._executor.run(view.store.newest_changes)
+            since = newest[view.schema.name]
+        return event_stream_response(self._streams.changes(view, since, view_id))
 
     # Apps.
 
     async def apps(self, _: Request) -> Response:
-        return json_response({"apps": await self._executor.run(self._catalogue.apps)})
+        return json_response({"apps": await self._executor.run(self._catalog.apps)})
 
     async def status(self, request: Request) -> Response:
         return json_response(await self._streams.status(request.path_params["app"]))
 
     async def status_changes(self, request: Request) -> Response:
         app = request.path_params["app"]
-        self._catalogue.state_store(app)
+        self._catalog.state_store(app)
         return event_stream_response(self._streams.live(app, panels=False))
 
     async def live(self, request: Request) -> Response:
         app = request.path_params["app"]
-        self._catalogue.state_store(app)
+        self._catalog.state_store(app)
         return event_stream_response(self._streams.live(app))
 
     async def graph(self, request: Request) -> Response:
         app = request.path_params["app"]
-        store = self._catalogue.state_store(app)
+        store = self._catalog.state_store(app)
         found = await self._executor.run(lambda: store.description(app, "graph"))
         return json_response({"app": app, **(found or {"nodes": [], "edges": []})})
 
@@ -243,46 +237,22 @@ class ViewRoutes:
         return json_response({"app": app, "panels": await self._streams.panels(app)})
 
 
-def _schema_json(place: ViewRef) -> dict[str, Any]:
-    columns = [{"name": name, "type": kind} for name, kind in place.schema.columns]
+def _schema_json(view: ViewRef) -> dict[str, Any]:
+    columns = [{"name": name, "type": kind} for name, kind in view.schema.columns]
     return {
-        "app": place.app,
-        "view": place.schema.name,
-        "key": place.schema.key,
+        "app": view.app,
+        "view": view.schema.name,
+        "key": view.schema.key,
         "columns": columns,
     }
 
 
-def _view_json(place: ViewRef) -> dict[str, Any]:
-    name = place.schema.name
+def _view_json(view: ViewRef) -> dict[str, Any]:
+    name = view.schema.name
     return {
-        **_schema_json(place),
-        "rows": place.store.count(name),
-        "change": place.store.newest_changes().get(name, 0),
-        "position": place.store.position(name),
-        "note": partial_note(place.store.coverage(name)),
+        **_schema_json(view),
+        "rows": view.store.count(name),
+        "change": view.store.newest_changes().get(name, 0),
+        "position": view.store.position(name),
+        "note": partial_note(view.store.coverage(name)),
     }
-
-
-async def _error_response(_: Request, error: Exception) -> Response:
-    """Answer with an error of ours: its class, its message, and a status that says what to do."""
-    status = next(code for kind, code in _STATUS if isinstance(error, kind))
-    more = {}
-    if isinstance(error, OffsetOutOfRangeError):
-        more = {"start": error.start, "end": error.end}
-    return error_response(type(error).__name__, str(error), status, **more)
-
-
-async def _not_found_response(request: Request, error: Exception) -> Response:
-    """Answer what has no address here."""
-    assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path}"
-    message = f"There is nothing to {what} here. Addresses are /views, /apps and the page at /."
-    return error_response("UnknownAddress", message, error.status_code)
-
-
-async def _internal_error_response(request: Request, error: Exception) -> Response:
-    _log.error("%s failed", request.url.path, exc_info=error)
-    return error_response(
-        "Defect", f"The server failed ({type(error).__name__}); its log says where.", 500
-    )

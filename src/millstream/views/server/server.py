@@ -1,4 +1,4 @@
-"""Serves views and the page in a thread of this process, until the block that asked for it ends."""
+"""Serves views and the page in a thread of this process, until the block ends."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from millstream.errors import ConfigError
-from millstream.listen_address import bind, is_loopback, parse_listen_address, web_library_missing
+from millstream.listen_address import (
+    bind,
+    check_web_libraries,
+    is_loopback,
+    parse_listen_address,
+)
 from millstream.views.server.catalog import ViewCatalog
 
 LISTEN_DEFAULT = "127.0.0.1:8400"
@@ -18,7 +22,7 @@ _BACKLOG = 128
 
 @dataclass(frozen=True)
 class ViewServer:
-    """A server that is up. ``url`` is where the page is."""
+    """A running server. ``url`` is the address of the page."""
 
     url: str
 
@@ -33,7 +37,7 @@ def serve(
 ) -> Iterator[ViewServer]:
     """Serve the views of a log folder and the page until the block ends.
 
-    Apps and views that come into being meanwhile are there at once; the folder may even be empty.
+    New apps and views are served at once; the folder may even be empty.
 
     Args:
         listen: ``HOST:PORT``; port 0 takes one that is free.
@@ -42,9 +46,9 @@ def serve(
 
     Raises:
         EnvironmentProblem: The extra ``ui`` is not installed.
-        ConfigError: The address is none, is taken, or could be reached by others.
-        RetriableError: A database is away.
-    Guarantees: reads only; holds up no job. In a thread of its own.
+        ConfigError: The address is invalid, is in use, or could be reached by other machines.
+        RetriableError: A database is not available.
+    Guarantees: only reads; blocks no job. In a thread of its own.
     """
     host, port = parse_listen_address(listen, LISTEN_DEFAULT)
     local = is_loopback(host)
@@ -52,25 +56,17 @@ def serve(
         raise ConfigError(
             f"{listen} can be reached from other machines, and there is no authentication: whoever "
             "reaches it reads every view. Listen on 127.0.0.1, put a proxy that authenticates in "
-            "front, or say --insecure (insecure=True)."
+            "front, or use --insecure (insecure=True)."
         )
-    answering, application = _libraries()
+    check_web_libraries("The page and the views over HTTP need")
+    from millstream import http  # noqa: PLC0415 - needs an extra
+    from millstream.views.server.routes import application  # noqa: PLC0415 - the same
+
     with ExitStack() as opened:
-        catalogue = opened.enter_context(closing(ViewCatalog(Path(log), databases)))
+        catalog = opened.enter_context(closing(ViewCatalog(Path(log), databases)))
         listener = opened.enter_context(closing(bind(host, port, "page")))
         listener.listen(_BACKLOG)
-        names = answering.LOCAL_NAMES | {host} if local else None
-        app, watch = application(catalogue, hosts=names)
-        with answering.serve_in_thread(app, listener, what="page", ending=watch.close):
-            yield ViewServer(answering.url_of(host, listener))
-
-
-def _libraries() -> tuple[Any, Any]:
-    try:
-        import uvicorn  # noqa: F401, PLC0415 - an extra
-
-        from millstream import http  # noqa: PLC0415 - needs an extra
-        from millstream.views.server.routes import application  # noqa: PLC0415 - the same
-    except ModuleNotFoundError as error:
-        raise web_library_missing(error, "The page and the views over HTTP need") from error
-    return http, application
+        names = http.LOCAL_NAMES | {host} if local else None
+        app, watcher = application(catalog, hosts=names)
+        with http.serve_in_thread(app, listener, what="page", ending=watcher.close):
+            yield ViewServer(http.url_of(host, listener))

@@ -1,7 +1,7 @@
-"""What an app is doing, as plain values: running or not, how far, what was late, where rows went.
+"""The status of an app as plain values: running or not, position, late events, ledger, throughput.
 
-Most of it is the status that the job commits with every batch. Besides, the books are added up, the
-ends of the partitions are looked up in the log, and the times of the batches seen give throughput.
+Most of it is the status that the job commits with every batch. Here the ledger is added up, the end
+offsets of the partitions are read from the log, and throughput comes from the times of the batches seen.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LedgerTotals:
     next_batch_id: int = 0
 
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Take in the lines of further batches, in their order."""
+        """Add the entries of further batches, in their order."""
         for line in lines:
             if line["batch_id"] >= self.next_batch_id:
                 self.next_batch_id, self.last = line["batch_id"] + 1, {}
@@ -48,17 +48,17 @@ class LedgerTotals:
             self.last.setdefault(line["step"], Counter()).update(counts)
 
     def by_step(self, count: str) -> dict[str, int]:
-        """Give one count of each step."""
+        """Return one count of each step."""
         return {step: line[count] for step, line in self.total.items()}
 
     def sum(self, count: str, steps: Sequence[str] | None = None) -> int:
         """Add up one count over all steps, or over some."""
-        named = self.total if steps is None else steps
-        return sum(self.total[step][count] for step in named if step in self.total)
+        chosen = self.total if steps is None else steps
+        return sum(self.total[step][count] for step in chosen if step in self.total)
 
 
 class AppStatus:
-    """Puts the status of one app together. Thread-safe."""
+    """Assembles the status of one app. Thread-safe."""
 
     def __init__(self, app: str, log: Path, folder: Path) -> None:
         self._app = app
@@ -68,27 +68,28 @@ class AppStatus:
         self._lock = threading.Lock()
         self._store: StateStoreReader | None = None
         self._ledger = LedgerTotals()
-        self._samples: deque[tuple[str, int]] = deque(maxlen=_SAMPLES)  # when, read in all
+        # of each batch seen: when it was committed, and the records read in all
+        self._samples: deque[tuple[str, int]] = deque(maxlen=_SAMPLES)
 
     def read(self, store: StateStoreReader) -> dict[str, Any]:
-        """Return the status as it is now; the store may be another one than the last time."""
+        """Return the status as it is now. The store may be another one than in the last call."""
         with self._lock:
             if store is not self._store:
                 self._store, self._ledger = store, LedgerTotals()
                 self._samples.clear()
                 self._log.close()  # the log may be another one, too
                 self._log = LogReader(self._log_folder)
-            told = store.status(self._app)
+            status = store.status(self._app)
             self._ledger.add(store.ledger(self._app, since=self._ledger.next_batch_id))
-            return self._assemble(told, store)
+            return self._assemble(status, store)
 
-    def _assemble(self, told: Mapping[str, Any], store: StateStoreReader) -> dict[str, Any]:
+    def _assemble(self, status: Mapping[str, Any], store: StateStoreReader) -> dict[str, Any]:
         graph = store.description(self._app, "graph") or {"nodes": [], "edges": []}
         sources = [node["step"] for node in graph["nodes"] if node["id"].startswith("source-")]
-        read = self._ledger.sum("read", sources or list(told.get("sources", {})))
-        if told and (not self._samples or self._samples[-1][0] != told["at"]):
-            self._samples.append((told["at"], read))
-        partitions = list(self._partitions(told, store.position(self._app)))
+        read = self._ledger.sum("read", sources or list(status.get("sources", {})))
+        if status and (not self._samples or self._samples[-1][0] != status["at"]):
+            self._samples.append((status["at"], read))
+        partitions = list(self._partitions(status, store.position(self._app)))
         runs = active_runs(self._folder)
         failure = last_failure(self._folder)
         names = ("dead", "filtered", "duplicate")
@@ -100,7 +101,7 @@ class AppStatus:
             "failure": None
             if failure is None
             else {**asdict(failure), "at": _text(_moment(failure.at))},
-            **{name: told.get(name) for name in plain},
+            **{name: status.get(name) for name in plain},
             "totals": {
                 "read": read,
                 "late": count_late_once(graph, self._ledger.by_step("late"))
@@ -110,11 +111,11 @@ class AppStatus:
             },
             "unread": sum(partition["unread"] or 0 for partition in partitions),
             "partitions": partitions,
-            "steps": list(_steps(told)),
-            "gauges": told.get("gauges", {}),
-            "forgotten_producers": told.get("forgotten_producers", {}),
+            "steps": list(_steps(status)),
+            "gauges": status.get("gauges", {}),
+            "forgotten_producers": status.get("forgotten_producers", {}),
             "ledger": {"last": _lines(self._ledger.last), "total": _lines(self._ledger.total)},
-            "throughput": list(self._throughput(told)),
+            "throughput": list(self._throughput(status)),
             "views": store.newest_changes(),
             "outputs": [
                 {
@@ -127,23 +128,23 @@ class AppStatus:
             ],
         }
 
-    def _throughput(self, told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Give events per second between the batches that were seen; of a first one, its own."""
+    def _throughput(self, status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield events per second between the batches seen; of a single batch, its own rate."""
         samples = list(self._samples)
-        if len(samples) == 1 and told.get("duration_ms"):
-            rate = told.get("read", 0) / told["duration_ms"] * 1000
+        if len(samples) == 1 and status.get("duration_ms"):
+            rate = status.get("read", 0) / status["duration_ms"] * 1000
             yield {"at": samples[0][0], "per_second": rate}
         for (before, read_before), (at, read) in pairwise(samples):
             seconds = (_time(at) - _time(before)).total_seconds()
             yield {"at": at, "per_second": (read - read_before) / max(seconds, 1e-3)}
 
     def _partitions(
-        self, told: Mapping[str, Any], position: Mapping[str, Any]
+        self, status: Mapping[str, Any], position: Mapping[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        topics = [source["topic"] for source in told.get("sources", {}).values()]
+        topics = [source["topic"] for source in status.get("sources", {}).values()]
         for topic in dict.fromkeys([*topics, *position]):
-            reached, idle = _event_time_of(told, topic)
-            ends = self._ends(topic, told)
+            watermarks, idle = _watermarks_of(status, topic)
+            ends = self._ends(topic, status)
             for number in sorted({*ends, *map(int, position.get(topic, {}))}):
                 read = int(position.get(topic, {}).get(str(number), 0))
                 end = ends.get(number)
@@ -153,22 +154,24 @@ class AppStatus:
                     "position": read,
                     "end": end,
                     "unread": None if end is None else max(0, end - read),
-                    "watermark": _watermark(reached.get(str(number), NO_WATERMARK)),
+                    "watermark": _watermark(watermarks.get(str(number), NO_WATERMARK)),
                     "idle": number in idle,
                 }
 
-    def _ends(self, topic: str, told: Mapping[str, Any]) -> dict[int, int | None]:
-        """Return where each partition ends in the log; None where the log does not say."""
+    def _ends(self, topic: str, status: Mapping[str, Any]) -> dict[int, int | None]:
+        """Return the end offset of each partition; None where the log cannot be read."""
         with suppress(MillstreamError, OSError):
             return dict(enumerate(end for _, end in self._log.offsets(topic)))
-        names = [name.rpartition("/") for name in told.get("lag", {})]
+        names = [name.rpartition("/") for name in status.get("lag", {})]
         return {int(number): None for of, _, number in names if of == topic}
 
 
-def _event_time_of(told: Mapping[str, Any], topic: str) -> tuple[Mapping[str, int], Sequence[int]]:
-    """Return how far each partition of a topic is in event time, and which are idle."""
-    names = [name for name, source in told.get("sources", {}).items() if source["topic"] == topic]
-    for operator in told.get("time", {}).values():
+def _watermarks_of(
+    status: Mapping[str, Any], topic: str
+) -> tuple[Mapping[str, int], Sequence[int]]:
+    """Return the watermark of each partition of a topic, and the idle partitions."""
+    names = [name for name, source in status.get("sources", {}).items() if source["topic"] == topic]
+    for operator in status.get("time", {}).values():
         for name in names:
             clock = operator["clocks"].get(name)
             if clock is not None:
@@ -176,9 +179,9 @@ def _event_time_of(told: Mapping[str, Any], topic: str) -> tuple[Mapping[str, in
     return {}, ()
 
 
-def _steps(told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Give where each operator stands in time, and what came too late for each step."""
-    late, times = told.get("late", {}), told.get("time", {})
+def _steps(status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the watermark of each operator, and the late events of each step."""
+    late, times = status.get("late", {}), status.get("time", {})
     for step in dict.fromkeys([*times, *late]):
         time, missed = times.get(step), late.get(step, {})
         yield {
@@ -190,10 +193,10 @@ def _steps(told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _lines(books: Mapping[str, Counter[str]]) -> list[dict[str, Any]]:
+def _lines(ledger: Mapping[str, Counter[str]]) -> list[dict[str, Any]]:
     return [
         {"step": step, **{name: counts[name] for name in LEDGER_COUNTS}}
-        for step, counts in books.items()
+        for step, counts in ledger.items()
     ]
 
 

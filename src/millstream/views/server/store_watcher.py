@@ -1,8 +1,8 @@
-"""One look at a store for all who wait for it, and one computation for all who ask for the same.
+"""Watches stores for commits, and shares reads between requests.
 
-However many subscribers there are, each store is asked once per turn whether anything was committed.
-Nothing is queued for a subscriber: each reads on from where it is, at its own pace, so a slow one
-holds up nobody and costs nothing.
+However many subscribers there are, each store is polled once per interval. Nothing is queued for a
+subscriber: each reads on from its own position at its own pace, so a slow one delays nobody and costs
+nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from millstream.errors import MillstreamError
 from millstream.views.server.catalog import ViewCatalog
 
 POLL_S = 0.2
-_THREADS = 8  # of readers; each may have a connection to each store
-_KEPT_S = 2.0  # those who follow the same view are at the same place for so long
+_THREADS = 8  # each may have a connection to each store
+_KEPT_S = 2.0  # subscribers of one view need the same changes within this time
 
 T = TypeVar("T")
 Version = tuple[int, ...]
 
 
 class ReadExecutor:
-    """Runs what reads in threads, few at a time, and what several ask for at once only once."""
+    """Runs reads in a few threads; a read that several requests need at a time is done once."""
 
     def __init__(self) -> None:
         self._limiter = CapacityLimiter(_THREADS)
@@ -38,19 +38,19 @@ class ReadExecutor:
         return await to_thread.run_sync(read, limiter=self._limiter)
 
     async def shared(self, key: Hashable, read: Callable[[], T], keep_s: float = _KEPT_S) -> T:
-        """Return what ``read`` gives; who asks with the same key soon after gets the same result."""
+        """Return the result of ``read``; calls with the same key share it for ``keep_s``."""
         self.evict()
         if key in self._results:
             reading = self._results[key][1]
         else:
-            # A task of its own: that who asked first goes away must not end it for the others.
+            # A task of its own: if the first request is cancelled, the others still get the result.
             reading = asyncio.ensure_future(self.run(read))
             self._results[key] = (time.monotonic() + keep_s, reading)
         result: T = await asyncio.shield(reading)
         return result
 
     def evict(self) -> None:
-        """Let go of what is old, and of what failed: the next who asks tries again."""
+        """Drop old results, and failures: the next call reads again."""
         now = time.monotonic()
         for key, (until, reading) in list(self._results.items()):
             failed = reading.done() and (reading.cancelled() or reading.exception() is not None)
@@ -66,28 +66,28 @@ class _Watched:
 
 
 class StoreWatcher:
-    """Wakes those who wait for a store when something was committed to it."""
+    """Wakes the subscribers of a store after each commit to it."""
 
     def __init__(
-        self, catalogue: ViewCatalog, reading: ReadExecutor, poll_s: float = POLL_S
+        self, catalog: ViewCatalog, executor: ReadExecutor, poll_s: float = POLL_S
     ) -> None:
-        self._catalogue = catalogue
-        self._reading = reading
+        self._catalog = catalog
+        self._executor = executor
         self._poll_s = poll_s
         self._stores: dict[str, _Watched] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self.closing = asyncio.Event()
 
     def close(self) -> None:
-        """Let all who wait go, from any thread."""
+        """Wake all subscribers, which then end. From any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.closing.set)
 
     async def run(self) -> None:
-        """Look at the stores that somebody waits for, until cancelled."""
+        """Poll the stores that have subscribers, until cancelled."""
         self._loop = asyncio.get_running_loop()
         while True:
-            self._reading.evict()
+            self._executor.evict()
             for name, watched in list(self._stores.items()):
                 if watched.waiting:
                     self._update(watched, await self.version(name))
@@ -97,10 +97,10 @@ class StoreWatcher:
         """Return the version of a store as it is now; () if it cannot be read."""
 
         def look() -> Version:
-            return self._catalogue.store(store_name).version()
+            return self._catalog.store(store_name).version()
 
         try:
-            return await self._reading.run(look)
+            return await self._executor.run(look)
         except MillstreamError:
             return ()
 
@@ -111,9 +111,9 @@ class StoreWatcher:
             watched.changed = asyncio.Event()
 
     async def wait_for_newer(self, store_name: str, than: Version, timeout_s: float) -> Version:
-        """Wait until a store's version is another than ``than``; return it as it is after that.
+        """Wait until a store's version differs from ``than``; return the version.
 
-        Returns sooner when time is up or the server closes.
+        Returns the same version after the timeout, and when the server closes.
         """
         watched = self._stores.setdefault(store_name, _Watched())
         end = time.monotonic() + timeout_s
@@ -129,7 +129,7 @@ class StoreWatcher:
         return watched.version
 
     async def pause(self, seconds: float) -> bool:
-        """Let time pass; return False, at once, when the server closes."""
+        """Sleep; return False, at once, when the server closes."""
         try:
             await asyncio.wait_for(self.closing.wait(), seconds)
         except TimeoutError:

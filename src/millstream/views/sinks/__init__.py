@@ -1,1 +1,1 @@
-"""Where a batch's rows go besides the state store: databases, topics, datasets and functions of the user's."""
+"""The sinks besides the state store: PostgreSQL, topics, datasets, and functions of the user's."""

@@ -1,6 +1,6 @@
-"""Parquet datasets as a target: files under names of their own, and one manifest that counts.
+"""The sink for Parquet datasets: files with unique names, and one manifest that lists those that count.
 
-A batch is committed in these steps, within the lock of the folder:
+A batch is committed in these steps, under the lock of the folder:
 
 =====================================  ==========================================================
 a crash after                          leaves
@@ -54,7 +54,7 @@ from millstream.views.sinks.dataset_merge import files_to_merge
 from millstream.views.sinks.retractions import DIFF_COLUMN, with_diff_column
 
 REPLACED_FILES_RETENTION_MS = 10 * 60_000
-"""How long a file that was merged into another stays, for readers that have begun before."""
+"""How long a file that was merged into another stays, for readers that began before."""
 
 _FILE_NAME = re.compile(r"\d{12,}-[0-9a-f]{12}\.parquet")  # batch_id, and what makes it unique
 _NAME_PREFIX = "the dataset "
@@ -62,7 +62,7 @@ _NAME_BYTES_MAX = 120  # of a column or a value; a file system takes 255 for bot
 _BEGINNING_BYTES = 60
 _HASH_DIGITS = 32
 _CUT_ESCAPE = re.compile(r"%[0-9A-F]?$")
-_NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, and those that read its layout, call null
+_NULL = "__HIVE_DEFAULT_PARTITION__"  # null in Hive's layout
 
 
 def _identity(manifest: Manifest) -> str:
@@ -103,17 +103,17 @@ class DatasetSink:
         return _identity(self._manifest())
 
     def _create(self) -> None:
-        """Make the folder and an empty manifest, unless they are there."""
+        """Create the folder and an empty manifest, unless they are there."""
         missing = [one for one in (self.folder, *self.folder.parents) if not one.exists()]
         self.folder.mkdir(parents=True, exist_ok=True)
         for folder in missing:
             self._files.sync_folder(folder.parent)
         with dataset_lock(self.folder):
             if read_manifest(self.folder) is None:
-                strange = [one.name for one in self.folder.iterdir() if one.name[0] not in "._"]
-                if strange:
+                foreign = [one.name for one in self.folder.iterdir() if one.name[0] not in "._"]
+                if foreign:
                     raise ConfigError(
-                        f"{self.folder} holds {strange[0]!r} and is no dataset of Millstream. Give "
+                        f"{self.folder} holds {foreign[0]!r} and is no dataset of Millstream. Give "
                         "an empty folder, or one that does not exist."
                     )
                 columns = encode_columns(self._schema)
@@ -155,7 +155,7 @@ class DatasetSink:
         )
 
     def _check_owner(self, manifest: Manifest, start: RunStart) -> int | None:
-        """Return the last batch that is in; refuse what another job or a newer run has written."""
+        """Return the last committed batch; refuse a dataset of another job or of a newer run."""
         fence = manifest.fence
         if fence is None or (fence.batch_id is None and fence.checkpoint_id != start.checkpoint_id):
             return None
@@ -168,18 +168,18 @@ class DatasetSink:
             raise ConfigError(
                 f"{self.name} holds batches up to {fence.batch_id} of {start.job_label} that were made "
                 "with another checkpoint. Restore the app's folder. Where that is lost, remove the "
-                "dataset's folder to build it anew."
+                "dataset's folder to build it again."
             )
         if fence.run > start.run:
             raise FencedError(
                 f"Run {start.run} of {start.job_label} was replaced by run {fence.run}, which {self.name} "
-                "knows. Close this run. If no newer one is about, the app's own views were restored "
+                "knows. Close this run. If no newer one runs, the app's own views were restored "
                 "from an older time: restore both from the same."
             )
         return fence.batch_id
 
     def _remove_leftovers(self, manifest: Manifest) -> None:
-        """Remove the files that a crash has left: those that the manifest does not name."""
+        """Remove the files that a crash left: those that the manifest does not name."""
         named = {file.path for file in manifest.files} | {file.path for file in manifest.replaced}
         for path in list(self.folder.rglob("*.parquet")):
             ours = _FILE_NAME.fullmatch(path.name)
@@ -195,7 +195,7 @@ class DatasetSink:
         except OSError as error:
             raise RetriableError(
                 f"Writing to {self.name} failed, and nothing of batch {fence.batch_id} counts: "
-                f"{error}. Free some space or mend the disk, then run again."
+                f"{error}. Free some space or repair the disk, then run again."
             ) from error
 
     def _commit(self, fence: Fence, part: SinkBatch) -> bool:
@@ -212,7 +212,7 @@ class DatasetSink:
             check_written(self.name, rows.height, sum(file.rows for file in written))
             added = [*manifest.files, *written]
             files, gone = self._merge_small_files(added, fence.batch_id)  # step 2
-            assert manifest.fence is not None, "it was admitted by it"
+            assert manifest.fence is not None, "checked by _admit"
             old, kept = self._split_expired(manifest.replaced)
             now_ms = self._clock_ms()
             manifest = replace(
@@ -228,7 +228,7 @@ class DatasetSink:
 
     def _admit(self, manifest: Manifest, fence: Fence) -> bool:
         known = manifest.fence
-        # The checkpoint, too: an app that was begun anew counts its runs from 1 again.
+        # The checkpoint, too: an app that starts over counts its runs from 1 again.
         ours = (fence.app, fence.job, fence.run, self._checkpoint_id)
         if known is None or (known.app, known.job, known.run, known.checkpoint_id) != ours:
             newest = "none" if known is None else f"run {known.run} of the app {known.app!r}"
@@ -241,7 +241,7 @@ class DatasetSink:
     def _split_expired(
         self, replaced: Sequence[ReplacedFile]
     ) -> tuple[list[ReplacedFile], list[ReplacedFile]]:
-        """Divide replaced files into those that no reader can be at any more, and the rest."""
+        """Split replaced files into those that no reader can still use, and the rest."""
         before_ms = self._clock_ms() - REPLACED_FILES_RETENTION_MS
         old = [file for file in replaced if file.since_ms < before_ms]
         return old, [file for file in replaced if file.since_ms >= before_ms]
@@ -310,14 +310,14 @@ class DatasetSink:
 
 
 def _add_diff_column(table: pl.DataFrame, tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Give a table of before rows took back the column that says so, if one of the others has it."""
+    """Add the column ``_diff`` to a table without it, if another table has it; all its rows are inserts."""
     if DIFF_COLUMN in table.columns or all(DIFF_COLUMN not in other.columns for other in tables):
         return table
     return table.with_columns(pl.lit(1, pl.Int8).alias(DIFF_COLUMN))
 
 
 def _canonical_text(column: pl.Series) -> pl.Series:
-    """Return the values of a column as texts, in which equal values are spelt alike."""
+    """Return the values of a column as texts, the same for equal values."""
     column = of_one_zero(column)
     if column.dtype == pl.Binary:
         return column.bin.encode("hex")
@@ -329,10 +329,10 @@ def _canonical_text(column: pl.Series) -> pl.Series:
 def _folder_component(value: str) -> str:
     """Return a value, or a column's name, as a part of the name of a folder.
 
-    What is long is cut, and a hash tells it from others: the column in the files has all of it.
+    A long text is cut and gets a hash; the column in the files has the whole.
     """
     name = quote(value, safe="")
-    if value == _NULL:  # a text that reads like what stands for null
+    if value == _NULL:  # a text that looks like null
         return name.replace("_", "%5F")
     if len(name) <= _NAME_BYTES_MAX:
         return name
@@ -351,30 +351,30 @@ class Dataset:
 
     @property
     def files(self) -> list[Path]:
-        """The Parquet files that are the dataset now. Any tool that reads Parquet reads them."""
+        """The Parquet files of the dataset now, for any tool that reads Parquet."""
         return [self.folder / file.path for file in self._manifest().files]
 
     @property
     def batch_id(self) -> int | None:
-        """The last batch that gave rows; None before the first."""
+        """The last batch with rows; None before the first."""
         fence = self._manifest().fence
         return None if fence is None else fence.batch_id
 
     @property
     def coverage(self) -> tuple[CoverageSpan, ...]:
-        """When the dataset was fed: one span without ends, if it always was, by one declaration."""
+        """The spans that the dataset covers: one without ends if it was always written by one declaration."""
         return self._manifest().coverage
 
     @property
     def partial_note(self) -> str | None:
-        """What the dataset lacks, in words, because it was not always fed; None when nothing."""
+        """A text that says what the dataset lacks because it was not always written; None if nothing."""
         return partial_note(self.coverage)
 
     def scan(self) -> pl.LazyFrame:
         """Return exactly the committed rows, lazily; the files are chosen now, not at collect().
 
-        Collect within ten minutes: files that are merged meanwhile are kept for that long. Where
-        rows take back others, the column ``_diff`` says so: 1, or -1 for a row taken back.
+        Collect within ten minutes: files that are merged meanwhile are kept for that long. Where rows are
+        retracted, the column ``_diff`` is 1, or -1 for a retraction.
         """
         manifest = self._manifest()
         schema = manifest.schema
@@ -405,8 +405,8 @@ def dataset(path: Path | str) -> Dataset:
     """Open a dataset that a pipeline writes, for reading.
 
     Warns:
-        PartialOutputWarning: The dataset was not always fed, so rows are missing; the text says
-            since when it holds. So does its ``note``.
+        PartialOutputWarning: The dataset was not always written, so rows are missing; the text says
+            since when it is complete. So does ``Dataset.partial_note``.
 
     Raises:
         ConfigError: There is none in that folder.
@@ -417,12 +417,12 @@ def dataset(path: Path | str) -> Dataset:
 
 
 def dataset_folder(name: str) -> Path:
-    """Return the folder of a dataset from the name of its target."""
+    """Return the folder of a dataset, given the name of its sink."""
     return Path(name.removeprefix(_NAME_PREFIX))
 
 
 def owned_dataset_identity(path: str, app: str, job: str, checkpoint_id: str | None) -> str | None:
-    """Return the identity of the dataset in a folder if a job has it by this checkpoint; None if not."""
+    """Return the identity of the dataset in a folder if a job wrote it with this checkpoint, else None."""
     manifest = read_manifest(Path(path))
     if manifest is None or manifest.fence is None:
         return None
@@ -432,7 +432,7 @@ def owned_dataset_identity(path: str, app: str, job: str, checkpoint_id: str | N
 
 
 def dataset_files(folder: Path, identity: str) -> list[Path] | None:
-    """Return the Parquet files of a dataset, replaced ones too; None if it is not there, or another."""
+    """Return the Parquet files of a dataset, replaced ones included; None if it is missing, or another."""
     manifest = read_manifest(folder)
     if manifest is None or _identity(manifest) != identity:
         return None
@@ -440,12 +440,12 @@ def dataset_files(folder: Path, identity: str) -> list[Path] | None:
 
 
 def delete_dataset(folder: Path, identity: str) -> None:
-    """Remove all of a dataset, so that a job can begin it anew; nothing if it is another one.
+    """Delete a dataset, so that a job can begin it again; nothing if it is another one.
 
-    1. The manifest names no file and no job: a run that is at work is refused, readers see no rows. It
-       keeps its identity, so that who comes after a crash finds it.
-    2. The files are removed. A crash leaves some, as the first step does.
-    3. The manifest is removed, and the folders of partitions.
+    1. A manifest without files and fence is written: a running job is refused, readers see no rows. It
+       keeps the identity, so that a repetition after a crash finds the dataset.
+    2. The files are removed. A crash leaves some of them.
+    3. The folders of partitions are removed, and then the manifest.
     """
     if not folder.is_dir():
         return

@@ -1,10 +1,10 @@
-"""A dataset's manifest: the one file that says which Parquet files are the dataset, and by whom.
+"""A dataset's manifest: the one file that says which Parquet files are the dataset, and whose it is.
 
-``_manifest.json`` is replaced as a whole, by a rename, so that at any moment it is that of one
-commit. It holds the identity of the dataset, its columns, the fence of the last batch, the files
-with their rows, and the files that a merge has replaced, which stay for readers that are at work.
+``_manifest.json`` is replaced as a whole, by a rename, so that at any moment it is that of one commit. It
+holds the identity of the dataset, its columns, the fence of the last batch, the files with their row
+counts, and the files that a merge has replaced, which stay for active readers.
 
-A dataset belongs to one job. Whoever moves it on holds the lock of its folder meanwhile.
+A dataset belongs to one job. A writer holds the lock of its folder.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Manifest:
 
     @property
     def schema(self) -> pl.Schema:
-        """The columns of every file, and ``_diff`` where rows take back."""
+        """The columns of every file, and ``_diff`` if there are retractions."""
         return pl.read_ipc_stream(io.BytesIO(base64.b64decode(self.columns))).schema
 
     def to_json(self) -> str:
@@ -141,7 +141,7 @@ def write_manifest(folder: Path, manifest: Manifest, files: Files = DISK) -> Non
 
 @contextmanager
 def dataset_lock(folder: Path) -> Iterator[None]:
-    """Wait for the right to move the dataset on, and hold it. The kernel gives it back at a crash."""
+    """Wait for the lock of a dataset, and hold it until the block ends. A crash releases it."""
     handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

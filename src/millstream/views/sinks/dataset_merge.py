@@ -1,9 +1,9 @@
-"""Which small files of a dataset are to be merged: a size-tiered rule with a stated bound.
+"""Selects the small files of a dataset to merge: size-tiered, with a bound on their number.
 
-A file of r rows stands in tier ``floor(log8 r)``. As soon as eight files of one partition stand in
-one tier, they become one, which stands in a higher tier; files of ``8 ** TIERS`` rows or more are
-left alone. So a partition holds at most 7 files in each of the ``TIERS`` lower tiers (42 small files
-in all), a row is written at most 7 times, and one merge reads at most ``8 ** (TIERS + 1)`` rows.
+A file of r rows is in tier ``floor(log8 r)``. As soon as eight files of one partition are in one tier,
+they are merged into one file of a higher tier; files of ``8 ** TIERS`` rows or more are not merged. So a
+partition has at most 7 files in each of the ``TIERS`` lower tiers (42 small files in all), a row is
+written at most 7 times, and one merge reads at most ``8 ** (TIERS + 1)`` rows.
 """
 
 from __future__ import annotations

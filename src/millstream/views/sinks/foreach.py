@@ -1,9 +1,8 @@
-"""Functions of the user's as targets: called once per batch with rows, before the state store commits.
+"""The sink that calls a function of the user's: once per batch with rows, before the state store commits.
 
-A function has no transaction that could carry a fence. It is called at least once for each batch:
-again, with the same rows and the same key, when the batch is repeated after a crash. What it does
-takes effect exactly once if it keeps the key together with its effect, and does nothing for a key
-that it has kept.
+A function has no transaction that could carry a fence, so it is called at least once for each batch: when
+a batch is repeated after a crash, it is called again with the same rows and the same key. Its effect is
+exactly once if it stores the key together with the effect, and does nothing for a key that it has stored.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from millstream.views.sinks.retractions import with_diff_column
 
 @dataclass(frozen=True)
 class ForeachContext:
-    """What a function of ``foreach`` is told besides the rows.
+    """The argument of a function of ``foreach`` besides the rows.
 
-    ``key`` is a text that stands for this call: the same whenever the batch is repeated, and never
-    that of another call. ``app``, ``name`` (of the step) and ``batch_id`` are for people.
+    ``key`` is a text that identifies this call: the same whenever the batch is repeated, and different
+    for every other call. ``app``, ``name`` (of the step) and ``batch_id`` are for people.
     """
 
     app: str
@@ -56,7 +55,7 @@ class ForeachSink:
         return self.name in part.rows
 
     def commit(self, fence: Fence, part: SinkBatch) -> bool:
-        # The checkpoint is in the key: when an app is built anew, its batches are others.
+        # The checkpoint is in the key: when an app is built again, its batches are others.
         key = f"{fence.app}/{fence.job}/{self.name}/{self._checkpoint_id[:12]}/{fence.batch_id}"
         context = ForeachContext(fence.app, self.name, fence.batch_id, key)
         rows = with_diff_column(part.rows[self.name])
@@ -65,7 +64,7 @@ class ForeachSink:
         except Exception as error:
             raise UserCodeError(
                 f"step {self.name!r} failed in batch {fence.batch_id}, {_code_location(error)}: "
-                f"{type(error).__name__}: {error}. Mend the function and run again: it is called "
+                f"{type(error).__name__}: {error}. Correct the function and run again: it is called "
                 f"with the same {rows.height} rows and the same key.",
                 step=self.name,
             ) from error
@@ -76,7 +75,7 @@ class ForeachSink:
 
 
 def _code_location(error: BaseException) -> str:
-    """Say where in the user's own code an error arose: the innermost frame that is no library's."""
+    """Return where in the user's code an error was raised: the innermost frame outside of libraries."""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
     libraries = tuple(filter(None, (sysconfig.get_path(name) for name in ("stdlib", "purelib"))))
     own = [frame for frame in frames if not frame.filename.startswith(libraries)]

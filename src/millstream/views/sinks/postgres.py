@@ -1,7 +1,7 @@
-"""Views in PostgreSQL as a target: rows, change logs, position and fence in one transaction.
+"""The sink for views in PostgreSQL: rows, change logs, position and fence in one transaction.
 
-A batch's rows are copied to a temporary table beside each view; one statement then moves them in
-and tells which of them were new or different, and these become the change log.
+A batch's rows are copied to a temporary table for each view. One statement then moves them into the view
+and returns those that were new or different, which become the change log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from millstream.views.postgres.connection import Session
 
 _SLICE_ROWS = 131_072  # bounds the memory of a large batch, and the size of one change frame
-_SETUP_LOCK = 0x4D494C4C  # "MILL": who makes the tables first, if two try
+_SETUP_LOCK = 0x4D494C4C  # "MILL": the advisory lock for creating our tables
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS _millstream_store (identity text NOT NULL, format integer NOT NULL);
@@ -52,7 +52,7 @@ CREATE TABLE IF NOT EXISTS _millstream_fences (
 class PostgresSink:
     """Writes views; see :class:`millstream.views.sink.Sink` for the methods.
 
-    Every batch has a part for it: the position that the views reflect moves on with each.
+    Every batch has a part for it: the position that the views reflect.
     """
 
     has_fence = True
@@ -60,7 +60,7 @@ class PostgresSink:
     def __init__(
         self, url: str, sinks: Sequence[SinkPlan], *, changes_kept: int = CHANGES_KEPT
     ) -> None:
-        """Connect to the database, and make the tables that are ours if they are missing.
+        """Connect to the database, and create our tables if they are missing.
 
         Raises:
             ConfigError: it cannot be used; the message says why, without user and password.
@@ -89,8 +89,8 @@ class PostgresSink:
         with self._connection.transaction() as session:
             for table in self._tables.values():
                 _declare(session, table, start, self.address)
-            for (view, place), spans in start.coverage.items():
-                if place == database_view_label(self.name):  # those that this run leaves out, too
+            for (view, label), spans in start.coverage.items():
+                if label == database_view_label(self.name):  # also views that this run leaves out
                     session.execute(
                         "UPDATE _millstream_views SET coverage = %s WHERE name = %s AND app = %s",
                         (json.dumps(spans_to_json(spans)), view, start.app),
@@ -120,7 +120,7 @@ class PostgresSink:
         if checkpoint_id == start.checkpoint_id and run > start.run:
             raise FencedError(
                 f"Run {start.run} of {start.job_label} was replaced by run {run}, which {self.name} "
-                "knows. Close this run. If no newer one is about, the app's own views were restored "
+                "knows. Close this run. If no newer one runs, the app's own views were restored "
                 "from an older time: restore both from the same."
             )
         return last
@@ -129,8 +129,8 @@ class PostgresSink:
         return True
 
     def commit(self, fence: Fence, part: SinkBatch) -> bool:
-        # What a crash leaves: before the server has the COMMIT, nothing of the batch; after it, all,
-        # with the fence. If the connection breaks in between, the fence says which it was.
+        # A crash before the server has the COMMIT leaves nothing of the batch; after it, all of it, with
+        # the fence. If the connection breaks in between, the fence tells which.
         with self._connection.transaction() as session:
             position = self._admit(session, fence)
             if position is None:
@@ -152,13 +152,13 @@ class PostgresSink:
         return True
 
     def _admit(self, session: Session, fence: Fence) -> dict[str, Any] | None:
-        """Return the position before this batch, or None if the batch is in. Locks the fence."""
+        """Return the position before this batch, or None if the batch is committed. Locks the fence."""
         row = session.execute(
             "SELECT run, batch_id, position, checkpoint_id FROM _millstream_fences "
             "WHERE app = %s AND job = %s FOR UPDATE",
             (fence.app, fence.job),
         ).fetchone()
-        # The checkpoint, too: an app that was begun anew counts its runs from 1 again.
+        # The checkpoint, too: an app that starts over counts its runs from 1 again.
         if row is None or (row[0], row[3]) != (fence.run, self._checkpoint_id):
             newest = "none" if row is None else row[0]
             raise FencedError(
@@ -235,7 +235,7 @@ def _identity(store: str) -> str:
 
 
 def _create_tables(session: Session, address: PostgresAddress) -> str:
-    """Make the tables that are ours, if they are missing; return the database's identity."""
+    """Create our tables if they are missing; return the database's identity."""
     session.execute("SELECT pg_advisory_xact_lock(%s)", (_SETUP_LOCK,))
     for statement in filter(str.strip, _TABLES.split(";")):
         session.execute(statement)
@@ -253,7 +253,7 @@ def _create_tables(session: Session, address: PostgresAddress) -> str:
 def _declare(
     session: Session, table: PostgresViewTable, start: RunStart, address: PostgresAddress
 ) -> None:
-    """Make the view exist; refuse one that is another app's, or is declared differently."""
+    """Create the view if it is missing; refuse one of another app, or one declared differently."""
     wanted = table.schema
     check_view_name(wanted.name)
     row = session.execute(
@@ -320,7 +320,7 @@ def _delete(session: Session, table: PostgresViewTable, keys: pl.DataFrame) -> p
 
 @dataclass(frozen=True)
 class AppInDatabase:
-    """What a database holds of an app: its views, and whether a job of it has begun there."""
+    """What a database holds of an app: its views, and the number of its jobs."""
 
     identity: str
     shown: str
@@ -332,7 +332,7 @@ class AppInDatabase:
 
 
 def app_in_database(url: str, app: str) -> AppInDatabase:
-    """Say what a database holds of an app.
+    """Return what a database holds of an app.
 
     Raises:
         ConfigError: it cannot be used, or holds no views at all.
@@ -358,7 +358,7 @@ def app_in_database(url: str, app: str) -> AppInDatabase:
 
 
 def forget_app(url: str, app: str) -> list[str]:
-    """Remove an app's views from a database, with their change logs and its fences; name them.
+    """Remove an app's views from a database, with change logs and fences; return the names of the views.
 
     Raises:
         ConfigError: there is nothing of such an app.

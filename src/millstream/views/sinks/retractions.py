@@ -1,12 +1,12 @@
-"""Rows that take back: from a batch's rows with ``__diff`` to what is left of them in the end.
+"""Retractions: from a batch's rows with ``__diff`` to upserts and deletes.
 
-A row with ``__diff`` -1 takes back one that was given before. What a batch does to a keyed target is
-the sum of its rows: equal rows of opposite sign cancel, a key with a row left over is set to it, a
-key with nothing but taken back rows is deleted. The order of the rows does not matter, except that
-of several rows left for one key the last counts.
+A row with ``__diff`` -1 retracts one that was emitted before. The effect of a batch on a keyed sink is the
+sum of its rows: equal rows of opposite sign cancel, a key with a row left over is set to it, a key with
+nothing but retractions is deleted. The order of the rows does not matter, except that of several rows
+left for one key the last counts.
 
-Rows of ``emit("update")`` replace one another without being taken back first, so that their sum says
-nothing: there the last row of a key says what it is set to, or that it is deleted.
+Rows of ``emit("update")`` replace one another without a retraction before, so they have no sum: the last
+row of a key says what the key is set to, or that it is deleted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millstream.kernels.plan import SinkPlan
 from millstream.views.schema import ViewChange, ViewSchema
 
 DIFF_COLUMN = "_diff"
-"""The name under which targets without keys show ``__diff``: topics, datasets, functions."""
+"""The name under which sinks without keys show ``__diff``: topics, datasets, functions."""
 
 
 _AT = "__at"
@@ -30,10 +30,10 @@ _AT = "__at"
 def split_upserts_and_deletes(
     rows: pl.DataFrame, key: Sequence[str], *, replaces: bool
 ) -> tuple[pl.DataFrame, pl.DataFrame | None]:
-    """Return a batch's rows to be set, and the keys to be deleted; None where none can be.
+    """Return the rows to upsert and the keys to delete; None if the rows have no retractions.
 
-    ``replaces``: a row replaces the one before it, though that is not taken back first. Hidden
-    columns stay with the rows that are set, but for ``__diff``.
+    ``replaces``: a row replaces the one before it without a retraction. Hidden columns stay with the rows
+    to upsert, except ``__diff``.
     """
     if DIFF not in rows.columns:
         return rows, None
@@ -57,7 +57,7 @@ def split_upserts_and_deletes(
 
 
 def _consolidate(rows: pl.DataFrame, own: list[str]) -> pl.DataFrame:
-    """Cancel equal rows of opposite sign; what is left stands where its last row stood."""
+    """Cancel equal rows of opposite sign; what is left takes the place of its last row."""
     return (
         rows.with_row_index(_AT)
         .group_by(own)
@@ -68,7 +68,7 @@ def _consolidate(rows: pl.DataFrame, own: list[str]) -> pl.DataFrame:
 
 
 def with_diff_column(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows for a target without keys: ``__diff``, if there is one, as ``_diff``."""
+    """Return the rows for a sink without keys, with ``__diff``, if there is one, as ``_diff``."""
     own = visible(rows.columns)
     if DIFF not in rows.columns:
         return rows.select([rows[name] for name in own])
@@ -76,12 +76,12 @@ def with_diff_column(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def view_schema(sink: SinkPlan) -> ViewSchema:
-    """Give the schema of the view that an output becomes."""
+    """Return the schema of an output's view."""
     columns = tuple((name, view_kind(dtype)) for name, dtype in sink.schema)
     return ViewSchema(sink.name, columns, sink.key)
 
 
 def view_change(sink: SinkPlan, rows: pl.DataFrame) -> ViewChange:
-    """Give what rows of an output do to its view."""
+    """Return what rows of an output do to its view."""
     kept, gone = split_upserts_and_deletes(rows, sink.key, replaces=sink.replaces)
     return ViewChange(sink.name, with_diff_column(kept), gone)

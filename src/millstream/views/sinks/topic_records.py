@@ -5,8 +5,8 @@ in UTC, dates as ``2026-01-31``, decimals with all their digits, durations as IS
 bytes as base64. A number that is not finite becomes null. Or one column of text or bytes is the
 value, as it is.
 
-A row that takes back has ``_diff`` -1 beside its columns (as a header where a column is the value).
-In a compacted topic, where the last record of a key stands for all, it is a tombstone instead.
+A retraction has ``_diff`` -1 beside its columns (as a header where a column is the value). In a compacted
+topic, which keeps the last record of a key, it is a tombstone instead.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ class TopicRecords:
 
 
 def to_records(
-    rows: pl.DataFrame, end: TopicSinkSpec, *, compacted: bool, replaces: bool = False
+    rows: pl.DataFrame, spec: TopicSinkSpec, *, compacted: bool, replaces: bool = False
 ) -> list[TopicRecords]:
     """Return the records that a batch's rows become, to be written in this order."""
     if TIME not in rows.columns:
         rows = rows.with_columns(pl.lit(time.time_ns() // 1000).alias(TIME))
-    if not compacted or end.key is None:
-        return [_records(rows, end)] if rows.height else []
-    kept, gone = split_upserts_and_deletes(rows, (end.key,), replaces=replaces)
+    if not compacted or spec.key is None:
+        return [_records(rows, spec)] if rows.height else []
+    kept, gone = split_upserts_and_deletes(rows, (spec.key,), replaces=replaces)
     out = []
     if gone is not None and gone.height:
         last_ms = int(rows[TIME].sort()[-1]) // 1000
         times = pa.array([last_ms] * gone.height, pa.int64())
-        out.append(TopicRecords(pa.nulls(gone.height, pa.binary()), _keys(gone, end.key), times))
-    return [*out, _records(kept, end)] if kept.height else out
+        out.append(TopicRecords(pa.nulls(gone.height, pa.binary()), _keys(gone, spec.key), times))
+    return [*out, _records(kept, spec)] if kept.height else out
 
 
-def _records(rows: pl.DataFrame, end: TopicSinkSpec) -> TopicRecords:
-    keys = None if end.key is None else _keys(rows, end.key)
+def _records(rows: pl.DataFrame, spec: TopicSinkSpec) -> TopicRecords:
+    keys = None if spec.key is None else _keys(rows, spec.key)
     times = rows[TIME] // 1000
-    if isinstance(end.value, str):
+    if isinstance(spec.value, str):
         headers = _diff_headers(rows[DIFF]) if DIFF in rows.columns else None
-        return TopicRecords(_bytes(rows[end.value]), keys, times.to_arrow(), headers)
-    columns = {name: to_json_types(rows[name]) for name in end.value}
+        return TopicRecords(_bytes(rows[spec.value]), keys, times.to_arrow(), headers)
+    columns = {name: to_json_types(rows[name]) for name in spec.value}
     if DIFF in rows.columns:
         columns[DIFF_COLUMN] = rows[DIFF].cast(pl.Int8)
     objects = pl.DataFrame(columns).to_struct("value").struct.json_encode()

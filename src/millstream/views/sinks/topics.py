@@ -1,17 +1,18 @@
-"""Topics of a log as a target: a batch's records, of all topics, in one transaction with its fence.
+"""The sink for topics: a batch's records, of all topics of a log, in one transaction with its fence.
 
-The driver writes them through the log's transactional producer. Where the log is a folder, it owns
-that, or joins the process that does; the job's own source reads it without either, as ever.
+The driver writes them with the log's transactional producer. Where the log is a folder, the driver owns
+it, or connects to its owner; the job's source only reads, and needs neither.
 
-What a crash leaves is the log's business (`log/transactions.py`, `client/kafka/transaction.py`): the
-records of a transaction are seen together with its fence, or never. The fence's writer is named after
-app, job and checkpoint. A stale run, in this process or another, is fenced by the name of its producer.
+The log decides what a crash leaves (`log/transactions.py`, `client/kafka/transaction.py`): the records of
+a transaction are visible together with its fence, or never. The fence's writer is named after app, job
+and checkpoint. A stale run, in this process or another, is fenced by its transactional id.
 
-A run writes to the topics that there are when it begins; of one that is deleted meanwhile and created
-again, it is told at its next batch. Whether they are those of the runs before, the job asks.
+A run writes to the topics that exist when it begins. If one of them is deleted and created again, the
+next batch fails. Whether they are the topics of the runs before is checked by the job
+(`spark/topic_ids.py`).
 
-A run takes the producer's name before it looks where the fence stands: from then on it stands still,
-as what the run before it left open has been ended, one way or the other.
+A run takes the transactional id before it reads the fence: that ends an open transaction of the run
+before, so the fence does not change after that.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class TopicsSink:
         """Reach the log for writing, and create the topics that it lacks.
 
         Raises:
-            ConfigError: another process owns the folder and lets nobody join it, or a topic is not as
-                it was declared.
+            ConfigError: another process owns the folder and accepts no connections, or a topic is not
+                as it was declared.
         """
         self.name = f"the log {shown(log)}"
         self._specs = {sink.name: _spec(sink) for sink in sinks}
@@ -55,7 +56,9 @@ class TopicsSink:
         self._writer = ""
         try:
             self.identity = self._connect(log)
-            self._compacted = {end.topic: self._create_topic(end) for end in self._specs.values()}
+            self._compacted = {
+                spec.topic: self._create_topic(spec) for spec in self._specs.values()
+            }
             reader = open_reader(log)
             self._reader = reader.pinned(
                 {topic: reader.topic_id(topic) for topic in self._compacted}
@@ -65,7 +68,7 @@ class TopicsSink:
             raise
 
     def _connect(self, log: Path | str) -> str:
-        """Return what tells the log from others, once it can be written to."""
+        """Return the log's identity, once it can be written to."""
         try:
             return self._log.identity
         except FolderOwnedError as error:
@@ -73,16 +76,16 @@ class TopicsSink:
                 f"The app writes to topics of {shown(log)}, which it cannot now: {error}"
             ) from error
 
-    def _create_topic(self, end: TopicSinkSpec) -> bool:
-        """Create the topic if it is missing; say whether it is compacted."""
-        if end.topic not in self._log.topics():
-            self._log.create_topic(end.topic, partitions=end.partitions, cleanup=end.cleanup)
-        compacted = "compact" in self._log.topic_settings(end.topic)["cleanup.policy"]
-        if compacted != ("compact" in end.cleanup):
+    def _create_topic(self, spec: TopicSinkSpec) -> bool:
+        """Create the topic if it is missing; return whether it is compacted."""
+        if spec.topic not in self._log.topics():
+            self._log.create_topic(spec.topic, partitions=spec.partitions, cleanup=spec.cleanup)
+        compacted = "compact" in self._log.topic_settings(spec.topic)["cleanup.policy"]
+        if compacted != ("compact" in spec.cleanup):
             there = "compacted" if compacted else "not compacted"
             raise ConfigError(
-                f"The topic {end.topic!r} is {there}, and the app declares it with cleanup="
-                f"{end.cleanup!r}. Declare it as it is, or change its setting cleanup.policy."
+                f"The topic {spec.topic!r} is {there}, and the app declares it with cleanup="
+                f"{spec.cleanup!r}. Declare it as it is, or change its setting cleanup.policy."
             )
         return compacted
 
@@ -108,45 +111,45 @@ class TopicsSink:
 
     def commit(self, fence: Fence, part: SinkBatch) -> bool:
         assert self._producer is not None, "a run begins before it commits"
-        reached = self._log.fence(self._writer)
-        if reached is not None and reached >= fence.batch_id:
+        last = self._log.fence(self._writer)
+        if last is not None and last >= fence.batch_id:
             return False
         try:
             with self._producer.transaction() as transaction:
-                for name, end in self._specs.items():
-                    for records in prefetch(self._records(part, name, end)):
+                for name, spec in self._specs.items():
+                    for records in prefetch(self._records(part, name, spec)):
                         self._producer.send_many(
-                            end.topic,
+                            spec.topic,
                             values=records.values,
                             keys=records.keys,
                             timestamps_ms=records.timestamps_ms,
                             headers=records.headers,
                         )
                 for topic in self._compacted:
-                    self._reader.topic_id(topic)  # refused, where it was made anew
+                    self._reader.topic_id(topic)  # refused, where it was created again
                 transaction.fence(self._writer, fence.batch_id)
         except FencePassedError:
             return False
         return True
 
-    def _records(self, part: SinkBatch, name: str, end: TopicSinkSpec) -> Iterator[TopicRecords]:
-        """Make the records of one topic; of many rows, a part at a time."""
+    def _records(self, part: SinkBatch, name: str, spec: TopicSinkSpec) -> Iterator[TopicRecords]:
+        """Yield the records of one topic; of many rows, a slice at a time."""
         rows = part.rows.get(name)
         if rows is None:
             return
         if SPLIT not in rows.columns and TIME in rows.columns:
-            # From a source, rows are in the log's order; from an operator, they come as buckets do.
+            # Rows of a source are in the log's order; those of an operator are in the order of buckets.
             rows = rows.sort(TIME, maintain_order=True)
-        compacted = self._compacted[end.topic]  # then rows are looked at all together
+        compacted = self._compacted[spec.topic]  # then the batch is consolidated as a whole
         written = 0
         for some in [rows] if compacted else rows.iter_slices(_SLICE_ROWS):
             for records in to_records(
-                some, end, compacted=compacted, replaces=name in self._replacing
+                some, spec, compacted=compacted, replaces=name in self._replacing
             ):
                 written += len(records.values)
                 yield records
-        if not compacted:  # there, a row may take back another of the batch
-            check_written(f"the topic {end.topic!r}", rows.height, written)
+        if not compacted:  # there, a row may retract another one of the batch
+            check_written(f"the topic {spec.topic!r}", rows.height, written)
 
     def close(self) -> None:
         self._log.close()
@@ -157,10 +160,10 @@ def _spec(sink: SinkPlan) -> TopicSinkSpec:
     return sink.spec
 
 
-def prefetch(made: Iterator[TopicRecords]) -> Iterator[TopicRecords]:
-    """Give what is made, in its order; while one is used, another thread makes the next."""
+def prefetch(items: Iterator[TopicRecords]) -> Iterator[TopicRecords]:
+    """Yield the items of an iterator; while one is used, another thread makes the next."""
     with Threads(1, "millstream records") as thread:
-        coming = thread.submit(next, made, None)
-        while (here := coming.result()) is not None:
-            coming = thread.submit(next, made, None)
-            yield here
+        coming = thread.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = thread.submit(next, items, None)
+            yield item

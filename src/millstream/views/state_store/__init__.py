@@ -1,1 +1,1 @@
-"""The app's state store in SQLite: views, change logs, position, ledger, fence and state, moved by one commit."""
+"""The app's state store in SQLite: views, change logs, position, ledger, fence and state, in one commit."""

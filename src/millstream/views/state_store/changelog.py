@@ -2,7 +2,7 @@
 
 A frame holds the changes of one batch (a large one is split), numbered without gaps from its
 ``seq`` on, so writing 100,000 changes is one insert, and reading them needs no conversion. The
-oldest frames are forgotten whole, as soon as the rest holds as many rows as are to be kept.
+oldest frames are deleted as a whole, once the rest holds as many rows as are to be kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def append(
     seq: int,
     batch_id: int,
 ) -> int:
-    """Log that a batch did ``operation`` to these rows; return the number of the next change.
+    """Append that a batch did ``operation`` to these rows; return the number of the next change.
 
     Rows of a delete have the key columns only. Runs within the transaction of the commit.
     """
@@ -51,9 +51,9 @@ def encode_changes(schema: ViewSchema, rows: pl.DataFrame, operation: str) -> by
 
 
 def trim(db: sqlite3.Connection, view: str, *, end: int, rows_kept: int) -> None:
-    """Delete the frames of a view that lie wholly before its newest ``rows_kept`` changes.
+    """Delete the frames of a view that end before its newest ``rows_kept`` changes.
 
-    ``end`` is the number of the next change to come.
+    ``end`` is the number of the next change.
     """
     start = end - rows_kept
     db.execute(
@@ -66,7 +66,7 @@ def read(
 ) -> pl.DataFrame:
     """Return the changes numbered above ``since``, at most ``limit``.
 
-    ``end`` is the number of the next one to come.
+    ``end`` is the number of the next change.
 
     Raises:
         OffsetOutOfRangeError: Some of them are gone, or ``since`` was never reached.
@@ -109,7 +109,7 @@ def _numbered(rows: pl.DataFrame, *, seq: int, batch_id: int) -> pl.DataFrame:
 
 
 def check_since(view: str, since: int, start: int, end: int) -> None:
-    """Make sure that the changes after ``since`` are held, where ``[start, end)`` are.
+    """Make sure that the changes after ``since`` are kept, given that ``[start, end)`` are.
 
     Raises:
         OffsetOutOfRangeError: They are not.

@@ -1,4 +1,4 @@
-"""Opening a view store's SQLite file: durable settings, reader connections, errors in our words.
+"""Connections to a view store's SQLite file: durable settings, reader connections, translated errors.
 
 The writer has one connection; every reading call takes a connection of its own for one short
 transaction, which sees one consistent state whatever the writer does meanwhile. Everything that
@@ -7,7 +7,6 @@ SQLite raises leaves through :func:`translate_errors`.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 
 from millstream.errors import ConfigError, CorruptionError, MillstreamError, RetriableError
+from millstream.log.files import DISK
 from millstream.views.runs.control_files import reset_command
 from millstream.views.state_store.view_table import DECIMAL_ORDER
 
@@ -40,31 +40,31 @@ def translate_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        said = f"SQLite says: {error}."
+        detail = f"SQLite says: {error}."
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise RetriableError(
-                f"{path} is locked by another process. Try again, or close it. {said}"
+                f"{path} is locked by another process. Try again, or close it. {detail}"
             ) from error
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             raise RetriableError(
                 f"Writing to {path} failed and nothing of the batch was kept. Free some space or "
-                f"mend the disk, then run again. {said}"
+                f"repair the disk, then run again. {detail}"
             ) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise CorruptionError(
-                f"{path} is damaged or is no view store. Keep a copy; to begin anew from the log: "
-                f"{reset_command(path.parent)}. {said}"
+                f"{path} is damaged or is no view store. Keep a copy; to start over from the log: "
+                f"{reset_command(path.parent)}. {detail}"
             ) from error
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
             raise ConfigError(
                 f"{path} cannot be opened as needed. Check that it exists and may be read and "
-                f"written by you. {said}"
+                f"written by you. {detail}"
             ) from error
         if code == sqlite3.SQLITE_TOOBIG:
             raise ConfigError(
-                f"A value is too large for {path}: at most 1,000,000,000 bytes. {said}"
+                f"A value is too large for {path}: at most 1,000,000,000 bytes. {detail}"
             ) from error
-        raise MillstreamError(f"{path} could not be used as a view store. {said}") from error
+        raise MillstreamError(f"{path} could not be used as a view store. {detail}") from error
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
@@ -81,7 +81,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
     if created:
         # The names of new files and folders are durable only once the folder that holds them is.
         for folder in {path.parent, *(made.parent for made in folders)}:
-            _fsync_folder(folder)
+            DISK.sync_folder(folder)
     return connection
 
 
@@ -111,20 +111,12 @@ def _compare_decimals(one: str, other: str) -> int:
     return (first > second) - (first < second)
 
 
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class ReadConnections:
-    """Connections for reading, lent to one call at a time and kept for the next.
+    """A pool of connections for reading; each is used by one call at a time.
 
-    Guarantees: thread-safe; a borrowed connection is inside one read transaction, so all that a
-    call reads belongs to one commit. With ``follows`` that is of the file which has the name now:
-    one that was deleted and made anew is read as it is, where SQLite would go on with the deleted one.
+    Guarantees: thread-safe; a connection of the pool is inside one read transaction, so all that a call
+    reads belongs to one commit. With ``follows``, a file that was deleted and created again is opened
+    again; SQLite would go on reading the deleted one.
     """
 
     def __init__(self, path: Path, *, follows: bool = False) -> None:
@@ -136,11 +128,11 @@ class ReadConnections:
 
     @contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
-        """Lend a connection within one read transaction."""
+        """Take a connection from the pool, within one read transaction, until the block ends."""
         with self._lock:
             if self._closed:
                 raise ConfigError(f"The view store {self._path} is closed. Open it again.")
-        # Looked at before a connection is opened: if the file changes in between, the next call sees it.
+        # Read before a connection is opened: if the file is replaced in between, the next call sees it.
         inode = self._inode()
         connection = self._reuse(inode)
         with translate_errors(self._path):
@@ -160,7 +152,7 @@ class ReadConnections:
             return None
 
     def _reuse(self, inode: int | None) -> sqlite3.Connection | None:
-        """Take a connection to this file, and close those to another."""
+        """Take an idle connection to this file, and close those to another."""
         with self._lock:
             others = [connection for number, connection in self._idle if number != inode]
             self._idle = [one for one in self._idle if one[0] == inode]
@@ -179,7 +171,7 @@ class ReadConnections:
         connection.close()
 
     def close(self) -> None:
-        """Close all idle connections; those lent out close when they come back."""
+        """Close all idle connections; those in use are closed when their block ends."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -1,8 +1,8 @@
-"""The program that a job's state was made by, as the state store keeps it, and what of another one fits it.
+"""The program that created a job's state, as the state store keeps it, and the check of another program.
 
-The state store commits last, so it has the last word on what the job is: its stateful steps, how its keys are
-divided, which topics it reads. A run whose program differs is refused before anything of it is done,
-and told which step differs and in what. No file decides about that.
+The state store commits last, so it decides what the job is: its stateful steps, how its keys are divided,
+which topics it reads. A run whose program differs is refused before it does anything; the error says
+which step differs, and how. No file decides about that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from millstream.kernels.plan import JobPlan
 from millstream.views.runs.control_files import reset_command
 
 STATE_FORMAT = 4
-"""The version of all that manifests and runs hold. State of another version is refused."""
+"""The format version of manifests and runs. State of another version is refused."""
 
 _SINGULAR = {"aggregates": "aggregate", "fields": "field", "keys": "key", "columns": "column"}
 _INLINE = frozenset({"aggregation", "emission", "watermark", "marks", "panes", "session"})
@@ -32,12 +32,12 @@ _DERIVED = frozenset({"schema", "class", "result_schema", "empty", "row_schema",
 
 @dataclass(frozen=True)
 class StoredProgram:
-    """What the state store keeps of a job's program, in JSON kinds.
+    """A job's program, as JSON values.
 
     ``steps`` are the stateful steps by the keys of their state, each with ``name`` and ``definition``;
-    ``outputs`` the definitions of outputs by name.
-    ``partitioning`` are the numbers by which the work is divided; ``versions`` those of what describes
-    expressions and functions.
+    ``outputs`` are the definitions of outputs by name. ``partitioning`` says how the work is divided
+    (``JobMetadata.partitioning``); ``versions`` are those of the libraries that describe expressions and
+    functions.
     """
 
     buckets: int
@@ -51,7 +51,7 @@ class StoredProgram:
 
     @classmethod
     def of(cls, plan: JobPlan, partitioning: Mapping[str, int]) -> StoredProgram:
-        """Give what is to be kept of a plan."""
+        """Return the program of a plan."""
         program = plan.program
         steps = {
             key: {"name": step.name, "definition": step.description}
@@ -72,15 +72,15 @@ class StoredProgram:
         )
 
     def to_json(self) -> str:
-        """Give the text in which the state store keeps it."""
+        """Return the text in which the state store keeps it."""
         return json.dumps(vars(self), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> StoredProgram:
-        """Read back what :meth:`to_json` wrote.
+        """Return the program that :meth:`to_json` wrote.
 
-        Of a program of another format the number of that format is all that is read: its other keys
-        may mean something else. :func:`check_same_program` refuses it.
+        Of a program of another format, only the number of the format is read: its other keys may mean
+        something else. :func:`check_same_program` refuses it.
         """
         values = json.loads(text)
         if values["format"] != STATE_FORMAT:
@@ -91,12 +91,12 @@ class StoredProgram:
 def check_same_program(
     stored: StoredProgram, now: StoredProgram, folder: Path, *, same_expressions: bool
 ) -> None:
-    """Make sure that a program may go on with the state of another one.
+    """Make sure that a program may go on with stored state.
 
     Args:
         folder: Where the state is, for the error.
-        same_expressions: Expressions and functions that read the same are the same, as the user
-            says, although another version of polars or Python describes them otherwise.
+        same_expressions: The user states that expressions and functions with the same text are the same,
+            although another version of polars or Python describes them differently.
 
     Raises:
         ConfigError: it may not; the message says what differs, step by step.
@@ -108,8 +108,8 @@ def check_same_program(
     if found:
         raise ConfigError(
             f"The program is not the one that the state in {folder} was made by: "
-            f"{'; '.join(found)}. Undo the change, give the app another name to build its state anew "
-            f"beside the old, or begin anew: {reset_command(folder)}."
+            f"{'; '.join(found)}. Undo the change, give the app another name to build its state again "
+            f"beside the old, or start over: {reset_command(folder)}."
         )
     unclear = _ambiguous_steps(stored, now)
     if unclear and not same_expressions:
@@ -131,9 +131,9 @@ def _other_format(stored: int, now: int, folder: Path) -> ConfigError:
 
 
 def _check_unambiguous(stored: StoredProgram, now: StoredProgram, folder: object) -> None:
-    """Make sure that of steps which read alike, and are described otherwise, each finds its own state.
+    """Make sure that steps with the same text and changed descriptions can find their own states.
 
-    Their keys go by the order of their descriptions, which is another one now.
+    The keys of such steps depend on the order of their descriptions, which may have changed.
     """
     kin: dict[str, set[str]] = {}
     moved: dict[str, str] = {}
@@ -147,13 +147,13 @@ def _check_unambiguous(stored: StoredProgram, now: StoredProgram, folder: object
         raise ConfigError(
             f"Several steps read like {', '.join(map(repr, alike))} and do something else, and another "
             f"version of polars or Python describes them otherwise than when the state in {folder} was "
-            "made: which state is whose cannot be told. Run the app with the versions before, or give it "
-            "another name to build its state anew."
+            "made: which state belongs to which step is not known. Run the app with the versions before, or "
+            "give it another name to build its state again."
         )
 
 
 def _ambiguous_steps(stored: StoredProgram, now: StoredProgram) -> list[str]:
-    """Name what reads the same as before and is described otherwise by other versions."""
+    """Return the names of steps and outputs with the same text, described differently by other versions."""
     definitions = {now.steps[key]["name"]: (_of(stored, key), _of(now, key)) for key in now.steps}
     if stored.versions != now.versions:
         definitions |= {
@@ -169,7 +169,7 @@ def _ambiguous_steps(stored: StoredProgram, now: StoredProgram) -> list[str]:
 
 
 def same_text(was: Any, now: Any) -> bool:
-    """Whether descriptions are equal but for what text does not show."""
+    """Return whether descriptions have the same text; options and code may differ."""
     return canonical_text(without_code(was)) == canonical_text(without_code(now))
 
 
@@ -195,7 +195,7 @@ def _different_inputs(stored: StoredProgram, now: StoredProgram) -> Iterator[str
 
 
 def _different_steps(stored: StoredProgram, now: StoredProgram) -> list[str]:
-    """Say what differs, step by step; what merely follows from a step above is left out."""
+    """Return what differs, step by step, without differences that follow from an upstream step."""
     upgraded = stored.versions != now.versions
     telling: list[str] = []
     following: list[str] = []
@@ -216,7 +216,7 @@ def _different_steps(stored: StoredProgram, now: StoredProgram) -> list[str]:
 
 
 def _pairs(stored: StoredProgram, now: StoredProgram) -> Iterator[tuple[Any, Any]]:
-    """Put together what was and is of each step that differs: by key, then by name, then as listed."""
+    """Pair the stored and the declared step of each that differs: by key, by name, then in order."""
     for key in stored.steps.keys() & now.steps.keys():
         if canonical_text(_of(stored, key)) != canonical_text(_of(now, key)):
             yield stored.steps[key], now.steps[key]
@@ -246,8 +246,8 @@ def _ambiguous_error(
         f"{' and '.join(moved)}: it describes the expressions or functions of {names} otherwise than "
         "when their state was made. They read the same, but not all options and no code can be "
         "compared across such versions. If the program has not changed, run it once with "
-        "run(same_expressions=True), or --same-expressions; otherwise run it with the version before, or give the app "
-        "another name to build its state anew."
+        "run(same_expressions=True), or --same-expressions; otherwise run it with the version before, or "
+        "give the app another name to build its state again."
     )
 
 
@@ -256,14 +256,14 @@ def _ambiguous_error(
 
 @dataclass(frozen=True)
 class _Difference:
-    """What differs, in words. ``derived``: it does so because something else does."""
+    """A text that says what differs. ``derived``: the difference follows from another one."""
 
     text: str
     derived: bool = False
 
 
 def _differences(was: Any, now: Any) -> Iterator[_Difference]:
-    """Say how two descriptions differ."""
+    """Yield the differences of two descriptions."""
     for key in dict.fromkeys([*was, *now]):
         before, after = was.get(key), now.get(key)
         if canonical_text(before) == canonical_text(after):
@@ -320,18 +320,20 @@ def _edges_differ(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[_D
     elif {*was} != {*now}:
         yield _Difference(f"it read {_origin(was)}, and reads {_origin(now)}")
     else:
-        told = {name: item for name, item in was.items() if name != "steps"}
-        for difference in _differences(told, {name: now[name] for name in told}):
+        rest = {name: item for name, item in was.items() if name != "steps"}
+        for difference in _differences(rest, {name: now[name] for name in rest}):
             above = difference.text.startswith(("rows of", "late rows of"))
             yield _Difference("a step above it has changed", True) if above else difference
     if "steps" in was and canonical_text(was["steps"]) != canonical_text(now["steps"]):
         yield from _steps_differ(was["steps"], now["steps"])
 
 
-def _origin(way: Mapping[str, Any]) -> str:
-    if "topic" in way:
-        return f"the topic {way['topic']!r}"
-    return "a DataFrame" if "dataframe" in way else "a union" if "union" in way else "another step"
+def _origin(edge: Mapping[str, Any]) -> str:
+    if "topic" in edge:
+        return f"the topic {edge['topic']!r}"
+    return (
+        "a DataFrame" if "dataframe" in edge else "a union" if "union" in edge else "another step"
+    )
 
 
 def _steps_differ(was: Sequence[Any], now: Sequence[Any]) -> Iterator[_Difference]:

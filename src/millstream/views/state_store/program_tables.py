@@ -1,6 +1,6 @@
-"""What a view store keeps of the job that fills it: its program, and when its outputs were fed.
+"""The tables of a job's program and of the coverage of its outputs.
 
-Both are moved on in one transaction, once a run has begun in all targets, by functions over its connection.
+One transaction updates both, once a run has begun in all sinks. The functions take its connection.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RunProgram:
 
 
 def stored_program(db: sqlite3.Connection, app: str, job: str) -> StoredProgram | None:
-    """Return the program that a job's state was made by; None before its first run."""
+    """Return the program that created a job's state; None before its first run."""
     row = db.execute(
         "SELECT program FROM _programs WHERE app = ? AND job = ?", (app, job)
     ).fetchone()
@@ -49,7 +49,7 @@ def stored_program(db: sqlite3.Connection, app: str, job: str) -> StoredProgram 
 
 
 def stored_outputs(db: sqlite3.Connection, app: str, job: str) -> dict[OutputSink, OutputCoverage]:
-    """Return all outputs that a job has had."""
+    """Return the coverage of all outputs that a job has had."""
     rows = db.execute(
         "SELECT name, sink, value FROM _outputs WHERE app = ? AND job = ? ORDER BY name, sink",
         (app, job),
@@ -58,7 +58,7 @@ def stored_outputs(db: sqlite3.Connection, app: str, job: str) -> dict[OutputSin
 
 
 def stored_coverage(db: sqlite3.Connection, app: str | None, view: str) -> tuple[CoverageSpan, ...]:
-    """Return when a view was fed; () of one that is no output of a job's, as that of dead records."""
+    """Return the spans that a view covers; () of a view that is no output, such as ``dead_letters``."""
     row = db.execute(
         "SELECT value FROM _outputs WHERE name = ? AND sink = ? AND (app = ? OR ? IS NULL)",
         (view, STATE_STORE_VIEW, app, app),
@@ -69,10 +69,10 @@ def stored_coverage(db: sqlite3.Connection, app: str | None, view: str) -> tuple
 def check_program(
     db: sqlite3.Connection, app: str, job: str, beginning: RunProgram, path: Path
 ) -> None:
-    """Make sure that a program fits what is there; any does before the first batch.
+    """Make sure that a program fits the stored state. Every program does before the first batch.
 
     Raises:
-        ConfigError: it does not, or the store does not know by what program it was filled.
+        ConfigError: it does not, or the store does not know the program that created the state.
     """
     next_batch_id = _next_boundary(db, app, job, beginning.at).batch_id
     if next_batch_id == 0:
@@ -80,8 +80,8 @@ def check_program(
     stored = stored_program(db, app, job)
     if stored is None:
         raise ConfigError(
-            f"{path} holds batches up to {next_batch_id - 1} of the job {job!r} of the app {app!r}, and does not "
-            "say by what program they were made. Restore it, or begin anew from the log: "
+            f"{path} holds batches up to {next_batch_id - 1} of the job {job!r} of the app {app!r}, and does "
+            "not say by what program they were made. Restore it, or start over from the log: "
             f"{reset_command(path.parent)}."
         )
     check_same_program(
@@ -96,10 +96,10 @@ def register_program(
     beginning: RunProgram,
     path: Path,
 ) -> None:
-    """Keep the program of a run that begins, and move on when its outputs were fed.
+    """Store the program of a run that begins, and the coverage of its outputs.
 
     Raises:
-        ConfigError: the program does not fit what is there.
+        ConfigError: the program does not fit the stored state.
     """
     check_program(db, app, job, beginning, path)
     now = _next_boundary(db, app, job, beginning.at)
@@ -113,8 +113,8 @@ def register_program(
     db.executemany(
         "INSERT INTO _outputs VALUES (?, ?, ?, ?, ?)",
         [
-            (app, job, *where, json.dumps(asdict(one), ensure_ascii=False))
-            for where, one in outputs.items()
+            (app, job, *output, json.dumps(asdict(one), ensure_ascii=False))
+            for output, one in outputs.items()
         ],
     )
 
@@ -122,7 +122,7 @@ def register_program(
 def next_outputs(
     db: sqlite3.Connection, app: str, job: str, beginning: RunProgram
 ) -> dict[OutputSink, OutputCoverage]:
-    """Return all outputs of a job as of a run that is to begin."""
+    """Return the coverage of all outputs of a job as of a run that is to begin."""
     same = partial(_same_definition, same_expressions=beginning.same_expressions)
     now = _next_boundary(db, app, job, beginning.at)
     return next_coverage(stored_outputs(db, app, job), beginning.outputs, now, same)
@@ -131,13 +131,13 @@ def next_outputs(
 def check_interrupted_batch(
     db: sqlite3.Connection, start: RunStart, beginning: RunProgram, ahead: str
 ) -> None:
-    """Make sure that a program makes the same of the batch that another had begun.
+    """Make sure that a program produces the same rows for a batch that another program began.
 
-    That is in ``ahead``, and not in the state store: it is made again, for the state store and those that lack it. What
-    is in the state store alone, and what functions are called with, may differ.
+    The sink ``ahead`` has committed the batch and the state store has not: it is run again, for the state
+    store and for the sinks that lack it. Views of the state store, and functions, may differ.
 
     Raises:
-        ConfigError: it would make something else, so that one batch would be of two programs.
+        ConfigError: it would produce other rows, so that one batch would have rows of two programs.
     """
     app, job = start.app, start.job
     batch_id = _next_boundary(db, app, job, beginning.at).batch_id
@@ -155,19 +155,19 @@ def check_interrupted_batch(
         differing.append("how keys are divided")
     if differing:
         raise ConfigError(
-            f"{ahead} holds batch {batch_id} of {start.job_label}, which was cut off before the app's own views had "
-            f"it, and the program was changed since then ({', '.join(differing)}): the batch would be of two "
-            "programs. Run the program once as it was, and then change it. "
+            f"{ahead} holds batch {batch_id} of {start.job_label}, which was interrupted before the app's own "
+            f"views had it, and the program was changed since then ({', '.join(differing)}): the batch would "
+            "have rows of two programs. Run the program once as it was, and then change it. "
             f"{start.reset_advice}."
         )
 
 
 def _fenced_outputs(outputs: Mapping[OutputSink, OutputCoverage]) -> dict[OutputSink, str]:
-    """Give the meanings of the outputs that are fed and end in a target that has fences of its own."""
+    """Return the definitions of the outputs that are written to a sink with a fence of its own."""
     return {
-        where: one.definition
-        for where, one in outputs.items()
-        if where[1] not in (STATE_STORE_VIEW, FUNCTION) and one.spans[-1].until is None
+        output: one.definition
+        for output, one in outputs.items()
+        if output[1] not in (STATE_STORE_VIEW, FUNCTION) and one.spans[-1].until is None
     }
 
 
@@ -176,7 +176,7 @@ def _partitioning(program: StoredProgram) -> tuple[int, int | None]:
 
 
 def _next_boundary(db: sqlite3.Connection, app: str, job: str, at: str) -> BatchBoundary:
-    """Return the place before the batch that is committed next."""
+    """Return the boundary before the batch that is committed next."""
     row = db.execute(
         "SELECT batch_id, position FROM _fences WHERE app = ? AND job = ?", (app, job)
     ).fetchone()
@@ -191,7 +191,7 @@ def _same_definition(was: str, now: str, *, same_expressions: bool) -> bool:
 def update_partitioning(
     db: sqlite3.Connection, app: str, job: str, partitioning: Mapping[str, int], path: Path
 ) -> None:
-    """Keep other numbers by which a job's work is divided.
+    """Store how a job's work is divided from now on.
 
     Raises:
         ConfigError: there is no such job.

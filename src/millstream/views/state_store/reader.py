@@ -1,7 +1,7 @@
-"""Reading a view store: any number of threads and processes, beside the one that writes.
+"""Reading a state store: any number of threads and processes, beside the one that writes.
 
-Each call is one short transaction on a connection of its own, so that all of its answer is of one
-commit, and holds up nobody. Writing: `store.py`.
+Each call is one short transaction on a connection of its own, so that its result belongs to one commit,
+and it blocks nobody. Writing: `store.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import polars as pl
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, CorruptionError, UnknownViewError
 from millstream.views.coverage import CoverageSpan, OutputCoverage, OutputSink, last_covered
-from millstream.views.position import wait_until
-from millstream.views.query import Query, QueryReader, QueryResult, view_id_of
+from millstream.views.query import Query, QueryResult, ViewReader, view_id_of
 from millstream.views.runs.control_files import reset_command
 from millstream.views.schema import ViewSchema
 from millstream.views.sink import RunStart
@@ -39,29 +38,29 @@ from millstream.views.state_store.view_table import ViewTable
 
 FORMAT = 3
 APPLICATION_ID = 0x4D494C4C  # "MILL"
-_WAIT_S = 0.01
 
 
-class StateStoreReader(QueryReader):
-    """What can be asked of a view store in a SQLite file. Thread-safe.
+class StateStoreReader(ViewReader):
+    """Reads an app's state store in a SQLite file; see :class:`ViewReader` for the methods on views.
 
-    With ``follows`` a store that is made anew under its path is read from then on.
+    With ``follows``, a store that is created again under its path is read from then on.
     """
+
+    _poll_s = 0.01
 
     def __init__(self, path: Path, *, follows: bool) -> None:
         self._path = path
         self._readers = ReadConnections(path, follows=follows)
 
     def close(self) -> None:
-        """Close every connection. Closing twice is allowed."""
         self._readers.close()
 
-    def check_format(self, *, made: bool = True) -> None:
+    def check_format(self, *, needs_tables: bool = True) -> None:
         """Make sure that the file is a view store that this version reads.
 
         Args:
-            made: Whether its tables must be there; a file is there before they are, for a moment,
-                or until the next run when the first one died in it.
+            needs_tables: Whether its tables must be there. For a moment, the file exists before they do;
+                after a crash in that moment, until the next run.
 
         Raises:
             ConfigError: it is not there, or of a newer version.
@@ -77,7 +76,7 @@ class StateStoreReader(QueryReader):
             found = db.execute("PRAGMA user_version").fetchone()[0]
             mark = db.execute("PRAGMA application_id").fetchone()[0]
             tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if made and not tables:
+        if needs_tables and not tables:
             raise there_is_none
         if tables and mark != APPLICATION_ID:
             raise CorruptionError(
@@ -91,36 +90,24 @@ class StateStoreReader(QueryReader):
         if tables and found < FORMAT:
             raise ConfigError(
                 f"{self._path} has format {found}, of an earlier version; this one reads {FORMAT}. Go "
-                f"on with that version, or begin anew from the log: {reset_command(self._path.parent)}."
+                f"on with that version, or start over from the log: {reset_command(self._path.parent)}."
             )
 
     def views(self) -> list[ViewSchema]:
-        """Return the schemas of all views of this store, by name."""
         with self._readers.snapshot() as db:
             rows = db.execute("SELECT schema FROM _views ORDER BY name").fetchall()
         return [ViewSchema.from_json(text) for (text,) in rows]
 
     def schema(self, view: str) -> ViewSchema:
-        """Return the schema of one view.
-
-        Raises:
-            UnknownViewError: There is no such view; the message lists those there are.
-        """
         with self._readers.snapshot() as db:
             return schema_of(db, view, self._path)
 
     def count(self, view: str) -> int:
-        """Return how many rows a view has.
-
-        Raises:
-            UnknownViewError: There is no such view.
-        """
         with self._readers.snapshot() as db:
             table = ViewTable(schema_of(db, view, self._path))
             return int(db.execute(f"SELECT count(*) FROM {table.name}").fetchone()[0])  # noqa: S608
 
     def version(self) -> tuple[int, ...]:
-        """Return numbers that are others after every commit, run and amendment: cheap to ask."""
         with self._readers.snapshot() as db:
             commits = db.execute(
                 "SELECT coalesce(max(commit_number), 0), coalesce(sum(run), 0) FROM _fences"
@@ -129,24 +116,16 @@ class StateStoreReader(QueryReader):
         return (*commits, *changes)
 
     def newest_changes(self) -> dict[str, int]:
-        """Return the number of each view's newest change; 0 before its first."""
         with self._readers.snapshot() as db:
             return dict(
                 db.execute("SELECT name, seq_next - 1 FROM _views ORDER BY name").fetchall()
             )
 
     def view_id(self, view: str) -> str:
-        """Return what tells a view from one that is made anew under its name; "" before a first run."""
         with self._readers.snapshot() as db:
             return _view_id(db, view)
 
     def select(self, view: str, query: Query) -> QueryResult:
-        """Return the rows that a query asks for, typed, and what they reflect.
-
-        Raises:
-            UnknownViewError: There is no such view.
-            ConfigError: The query names no column, or a value that the column cannot hold.
-        """
         with self._readers.snapshot() as db:
             schema = schema_of(db, view, self._path)
             values = encode_values(schema, query.where)
@@ -163,33 +142,18 @@ class StateStoreReader(QueryReader):
             newest = seq_next(db, view) - 1
             last, position = _last_committed(db, view)
             coverage = stored_coverage(db, _job_of(db, view)[0], view)
-            made = _view_id(db, view)
-        return QueryResult(
-            schema, sqlite_values.decode_rows(rows, schema), newest, last, position, coverage, made
-        )
+            view_id = _view_id(db, view)
+        found = sqlite_values.decode_rows(rows, schema)
+        return QueryResult(schema, found, newest, last, position, coverage, view_id)
 
     def changes(self, view: str, *, since: int = 0, limit: int | None = None) -> pl.DataFrame:
-        """Return every change after the change number ``since``, oldest first; at most ``limit``.
-
-        Columns: ``_seq`` (rising by one), ``_batch_id``, ``_op`` ("upsert" or "delete"), then the
-        view's own; a delete has its key columns only, the others are null.
-
-        Raises:
-            UnknownViewError: There is no such view.
-            OffsetOutOfRangeError: Changes after ``since`` are gone (or ``since`` was never
-                reached): read the whole view with scan() and go on from the newest change.
-        """
         with self._readers.snapshot() as db:
             schema = schema_of(db, view, self._path)
             return changelog.read(db, schema, since, seq_next(db, view), limit)
 
-    def position(self, view_or_app: str) -> dict[str, Any]:
-        """Return what of the log a view (or the newest job of an app) reflects; {} before that.
-
-        That of a view which its app leaves out stays where it was then.
-        """
+    def _last_committed(self, view_or_app: str) -> tuple[int | None, dict[str, Any]]:
         with self._readers.snapshot() as db:
-            return _last_committed(db, view_or_app)[1]
+            return _last_committed(db, view_or_app)
 
     def status(self, app: str, job: str | None = None) -> dict[str, Any]:
         """Return the status of a job, by default the one that committed last; {} before that."""
@@ -197,7 +161,7 @@ class StateStoreReader(QueryReader):
             return fence_json(db, "status", app, job)
 
     def description(self, app: str, name: str) -> Any:
-        """Return what the newest run has described of an app: its graph, its dashboard. None: none."""
+        """Return a description of an app, such as its graph or its dashboard; None if there is none."""
         with self._readers.snapshot() as db:
             if not _has(db, "_descriptions"):
                 return None  # no job has opened the store since there are descriptions
@@ -213,7 +177,7 @@ class StateStoreReader(QueryReader):
         return None if found is None else int(found)
 
     def ledger(self, app: str, *, since: int = 0) -> list[dict[str, Any]]:
-        """Return the ledger lines of the batches from ``since`` on, in the order of batches."""
+        """Return the ledger entries of the batches from ``since`` on, in the order of batches."""
         with self._readers.snapshot() as db:
             rows = db.execute(
                 "SELECT line FROM _ledger WHERE app = ? AND batch_id >= ? "
@@ -222,32 +186,13 @@ class StateStoreReader(QueryReader):
             ).fetchall()
         return [json.loads(line) for (line,) in rows]
 
-    def wait_for(
-        self,
-        view_or_app: str,
-        *,
-        batch_id: int | None = None,
-        position: Mapping[str, Any] | None = None,
-        timeout_s: float = 10.0,
-    ) -> bool:
-        """Wait until a view reflects a batch, or a position of the log; False after the timeout.
-
-        A position is reached when each of its numbers is; numbers it does not name do not matter.
-        """
-
-        def look() -> tuple[int | None, Any]:
-            with self._readers.snapshot() as db:
-                return _last_committed(db, view_or_app)
-
-        return wait_until(look, batch_id, position, pause_s=_WAIT_S, timeout_s=timeout_s)
-
     def program(self, app: str, job: str) -> StoredProgram | None:
-        """Return the program that a job's state was made by; None before its first run."""
+        """Return the program that created a job's state; None before its first run."""
         with self._readers.snapshot() as db:
             return stored_program(db, app, job)
 
     def check_program(self, app: str, job: str, beginning: RunProgram) -> None:
-        """Make sure that a program may go on with what the job's last one left.
+        """Make sure that a program may go on with the job's state.
 
         Raises:
             ConfigError: it may not; the message says why.
@@ -256,10 +201,10 @@ class StateStoreReader(QueryReader):
             check_program(db, app, job, beginning, self._path)
 
     def check_interrupted_batch(self, start: RunStart, beginning: RunProgram, ahead: str) -> None:
-        """Make sure that a program makes what ``ahead`` has of the batch that the state store lacks.
+        """Make sure that a program produces again the batch that ``ahead`` has and the state store lacks.
 
         Raises:
-            ConfigError: another one had begun that batch.
+            ConfigError: another program had begun that batch.
         """
         with self._readers.snapshot() as db:
             check_interrupted_batch(db, start, beginning, ahead)
@@ -267,23 +212,22 @@ class StateStoreReader(QueryReader):
     def next_coverage(
         self, app: str, job: str, beginning: RunProgram
     ) -> dict[OutputSink, OutputCoverage]:
-        """Return all outputs of a job as of a run that is to begin, and when they were fed."""
+        """Return the coverage of all outputs of a job as of a run that is to begin."""
         with self._readers.snapshot() as db:
             return next_outputs(db, app, job, beginning)
 
     def coverage(self, view: str) -> tuple[CoverageSpan, ...]:
-        """Return when a view was fed, in order; () where its app does not say, as of no output."""
         with self._readers.snapshot() as db:
             app, _ = _job_of(db, view)
             return stored_coverage(db, app, view)
 
     def outputs(self, app: str, job: str = "main") -> dict[OutputSink, OutputCoverage]:
-        """Return all outputs that a job has had, by name and place, and when they were fed."""
+        """Return the coverage of all outputs that a job has had, by name and sink."""
         with self._readers.snapshot() as db:
             return stored_outputs(db, app, job)
 
     def sinks(self, app: str, job: str) -> list[tuple[str, str, int]]:
-        """Return for each other target of a job its identity, its name, and its last batch."""
+        """Return the identity, name and last batch of each sink of a job, without the state store."""
         with self._readers.snapshot() as db:
             return db.execute(
                 "SELECT identity, name, batch_id FROM _sinks WHERE app = ? AND job = ?",
@@ -291,7 +235,7 @@ class StateStoreReader(QueryReader):
             ).fetchall()
 
     def checkpoint_id(self, app: str, job: str) -> str | None:
-        """Return the checkpoint that the newest run of a job brought; None before its first."""
+        """Return the checkpoint of the newest run of a job; None before its first."""
         with self._readers.snapshot() as db:
             found = fence_value(db, "checkpoint_id", app, job)
             return None if found is None else str(found)
@@ -300,7 +244,7 @@ class StateStoreReader(QueryReader):
         """Return the databases that jobs of this store keep views in, without credentials."""
         with self._readers.snapshot() as db:
             if not _has(db, "_sinks"):
-                return []  # a store that no job has opened since there are other targets
+                return []  # no job has opened the store since there are other sinks
             rows = db.execute("SELECT DISTINCT name FROM _sinks WHERE name LIKE 'postgresql:%'")
             return sorted(name for (name,) in rows)
 
@@ -338,7 +282,7 @@ def encode_values(schema: ViewSchema, values: Mapping[str, Any]) -> dict[str, An
 
 
 def _one_value(name: str, value: Any, schema: ViewSchema) -> pl.DataFrame:
-    """Put a value into a column of its own, for it to be judged as rows are."""
+    """Put a value into a column of its own, so that it is checked as rows are."""
     try:
         if isinstance(value, Decimal) and not value.is_finite():
             raise ValueError("it is not finite")  # noqa: TRY301 - polars would panic
@@ -363,7 +307,7 @@ def fence_value(db: sqlite3.Connection, column: str, app: str | None, job: str |
 def fence_json(
     db: sqlite3.Connection, column: str, app: str | None, job: str | None
 ) -> dict[str, Any]:
-    """Return likewise what the fence holds as JSON; {} before the first commit."""
+    """Return what the fence of a job holds as JSON; {} before the first commit."""
     value: dict[str, Any] = json.loads(fence_value(db, column, app, job) or "{}")
     return value
 
@@ -386,7 +330,7 @@ def _job_of(db: sqlite3.Connection, view_or_app: str) -> tuple[str | None, str |
 
 
 def _view_id(db: sqlite3.Connection, view: str) -> str:
-    """Return what tells a view from one made anew. Whose it is, is noted with its first change."""
+    """Return the id of a view. Its app and job are recorded with its first change."""
     app, job = _job_of(db, view)
     if job is not None:
         return view_id_of(fence_value(db, "checkpoint_id", app, job))

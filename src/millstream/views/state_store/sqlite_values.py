@@ -2,10 +2,11 @@
 
 SQLite has fewer kinds of values than a view. Times are kept as integers (µs since 1970 UTC, days
 for dates), decimals as text of fixed scale, lists and structs as JSON text. Two things need care.
-SQLite turns NaN into NULL, so NaN is kept as the text ``NaN``. And SQLite holds two NULLs in a
-primary key for different, while two rows whose key is null are the same row of a view; so a null
-in a key is kept as a value that its column cannot otherwise hold: the empty blob, or, in a column
-of bytes, the integer 0. (Hence nulls sort last of themselves, but for bytes.) Columns are declared without a type, so SQLite converts nothing.
+SQLite turns NaN into NULL, so NaN is kept as the text ``NaN``. And to SQLite two NULLs in a primary key
+are different, while two rows whose key is null are the same row of a view; so a null in a key is kept as
+a value that its column cannot otherwise hold: the empty blob, or, in a column of bytes, the integer 0.
+(So nulls sort last without further care, except in bytes.) Columns are declared without a type, so SQLite
+converts nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _NAN = "NaN"
 def normalize(frame: pl.DataFrame, schema: ViewSchema, names: Sequence[str]) -> pl.DataFrame:
     """Return the named columns of a frame in the view's types, one row per key, in key order.
 
-    The last row of a key counts. Key order makes the store's writes run along its tree, and makes
-    the change log independent of how Spark split the batch.
+    The last row of a key counts. Key order makes the store write its B-tree in order, and makes the
+    change log independent of how Spark split the batch.
 
     Raises:
         ConfigError: A column is missing, unexpected, or holds what its kind cannot; the message
@@ -84,12 +85,12 @@ def select_keys(rows: pl.DataFrame, keys: pl.DataFrame) -> pl.DataFrame:
 
 
 def _cast(series: pl.Series, kind: str, view: str) -> pl.Series:
-    """Return the series in the type of its kind; refuse what would not fit exactly."""
+    """Return the series in the type of its kind; refuse values that do not fit exactly."""
     if kind == "json":
         return pl.Series(series.name, [_json_text(v, view) for v in series.to_list()], pl.String)
-    target = dtype_of(kind)
+    dtype = dtype_of(kind)
     source = series.dtype
-    if source == target:
+    if source == dtype:
         return series
     if not _convertible(source, kind):
         raise ConfigError(
@@ -99,7 +100,7 @@ def _cast(series: pl.Series, kind: str, view: str) -> pl.Series:
     try:
         if kind == "datetime":
             return _utc(series)
-        cast = series.cast(target, strict=True)
+        cast = series.cast(dtype, strict=True)
     except pl.exceptions.PolarsError as error:
         raise ConfigError(
             f"Column {series.name!r} of the view {view!r} keeps {kind}, and a value does not fit: "
@@ -189,12 +190,12 @@ _JSON = json.JSONEncoder(
 
 
 def null_key(kind: str) -> Any:
-    """Return what stands for null in a key column of this kind."""
+    """Return the value that represents null in a key column of this kind."""
     return 0 if kind == "bytes" else b""
 
 
 def encode_rows(frame: pl.DataFrame, schema: ViewSchema) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a normalised frame as tuples of SQLite values, column by column made."""
+    """Yield the rows of a normalised frame as tuples of SQLite values."""
     kinds = schema.kinds
     lists = [
         _encode(column, kinds[column.name], key=column.name in schema.key)
@@ -214,8 +215,8 @@ def _encode(series: pl.Series, kind: str, *, key: bool) -> list[Any]:
     if kind == "float" and series.is_nan().any():
         values = [_NAN if v is not None and v != v else v for v in values]  # noqa: PLR0124
     if key and series.null_count():
-        stands_for_null = null_key(kind)
-        values = [stands_for_null if v is None else v for v in values]
+        null = null_key(kind)
+        values = [null if v is None else v for v in values]
     return values
 
 
@@ -225,25 +226,25 @@ def decode_rows(rows: Sequence[Sequence[Any]], schema: ViewSchema) -> pl.DataFra
     columns = {}
     for values, (name, kind) in zip(lists, schema.columns, strict=True):
         if name in schema.key:
-            stands_for_null = null_key(kind)
-            values = [None if _is_null_key(v, stands_for_null) else v for v in values]  # noqa: PLW2901
+            null = null_key(kind)
+            values = [None if _is_null_key(v, null) else v for v in values]  # noqa: PLW2901
         columns[name] = _decode(name, kind, values)
     return pl.DataFrame(columns)
 
 
-def _is_null_key(value: Any, stands_for_null: Any) -> bool:
-    return type(value) is type(stands_for_null) and bool(value == stands_for_null)
+def _is_null_key(value: Any, null: Any) -> bool:
+    return type(value) is type(null) and bool(value == null)
 
 
 def _decode(name: str, kind: str, values: Sequence[Any]) -> pl.Series:
-    target = dtype_of(kind)
+    dtype = dtype_of(kind)
     if kind == "float":
-        return pl.Series(name, [_number(v) for v in values], target)
+        return pl.Series(name, [_number(v) for v in values], dtype)
     if kind in ("datetime", "date", "duration", "bool"):
-        return pl.Series(name, values, pl.Int64()).cast(target)
+        return pl.Series(name, values, pl.Int64()).cast(dtype)
     if kind.startswith("decimal"):
-        return pl.Series(name, [None if v is None else Decimal(v) for v in values], target)
-    return pl.Series(name, values, target)
+        return pl.Series(name, [None if v is None else Decimal(v) for v in values], dtype)
+    return pl.Series(name, values, dtype)
 
 
 def _number(value: Any) -> float | None:
@@ -251,10 +252,10 @@ def _number(value: Any) -> float | None:
 
 
 def parse_value(text: str, kind: str) -> Any:
-    """Return the value that a text on the command line means in a column of this kind.
+    """Return the value of a text, from a command line or a request, for a column of this kind.
 
     Raises:
-        ConfigError: The text is no such value; the message shows the form expected.
+        ConfigError: The text is not such a value; the message shows the expected form.
     """
     forms: dict[str, tuple[str, Callable[[str], Any]]] = {
         "int": ("a whole number, such as 7", int),

@@ -1,11 +1,11 @@
-"""The view store: rows, change log, position, ledger and fence of an app, moved by one commit.
+"""The state store of an app: views, change logs, position, ledger, fence and state, in one commit.
 
-One SQLite file per app. A batch's whole effect is one transaction: either all of it is there, with
-the fence row that says so, or nothing is. A repeated batch finds its fence and does nothing; a run
-that another has replaced is refused. Readers, in any thread or process, see whole batches only.
+One SQLite file per app. A batch is one transaction: either all of it is there, with its fence row, or
+nothing is. A repeated batch finds its fence and does nothing; a run that another has replaced is refused.
+Readers, in any thread or process, see whole batches only.
 
 How values are kept: `sqlite_values.py`; the statements on a view's own table: `view_table.py`; its change
-log: `changelog.py`; reading: `reader.py`, and what users read with: `views/reader.py`.
+log: `changelog.py`; reading: `reader.py`, and for users `views/reader.py`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from millstream.views.state_store.view_table import STAGE, ViewTable
 __all__ = ["Fence", "StateStore", "ViewChange", "ViewSchema"]
 
 CHANGES_KEPT = 1_000_000
-"""How many rows of each view's change log stay readable, at least."""
+"""How many changes of each view stay readable, at least."""
 
 _SLICE_ROWS = 131_072  # bounds the memory of a large batch, and the size of one change frame
 
@@ -95,7 +95,7 @@ class StateStore(StateStoreReader):
             ConfigError: ``readonly`` and there is no such file, or it was made by a newer version.
             CorruptionError: The file is no view store.
         """
-        # Who writes has one file, and is told when another is in its place.
+        # A writer keeps its file; it gets a FencedError when another file is in its place.
         super().__init__(Path(path), follows=readonly)
         self._changes_kept = changes_kept
         self._lock = threading.RLock()
@@ -105,7 +105,7 @@ class StateStore(StateStoreReader):
             return
         with translate_errors(self._path):
             self._writer = open_writer(self._path)
-            self.check_format(made=False)
+            self.check_format(needs_tables=False)
             with self._transaction() as db:
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {FORMAT}")
@@ -160,7 +160,7 @@ class StateStore(StateStoreReader):
         if existing != schema:
             raise ConfigError(
                 f"The view {schema.name!r} of {self._path} exists and differs: "
-                f"{existing.difference(schema)}. Give the new view another name, or begin anew with "
+                f"{existing.difference(schema)}. Give the new view another name, or start over with "
                 f"all views, from the log: {reset_command(self._path.parent)}."
             )
 
@@ -169,8 +169,8 @@ class StateStore(StateStoreReader):
     ) -> tuple[int, int]:
         """Take the next run number of a job; return it and the batch_id that it must commit next.
 
-        From here on every older run of the job is refused, even one that is still alive. What the
-        job is, and since when its outputs are fed, is kept with it.
+        From here on every older run of the job is refused, even one that is still alive. With
+        ``beginning``, the program and the coverage of its outputs are stored, too.
 
         Raises:
             ConfigError: The views hold batches that were made with another checkpoint, or by
@@ -187,7 +187,7 @@ class StateStore(StateStoreReader):
                     f"The checkpoint of the job {job!r} of the app {app!r} was replaced (deleted?) "
                     f"while its views still hold {last + 1} batches: they were made with the "
                     f"checkpoint {known}, and the run brings {checkpoint_id}. Either restore the "
-                    f"checkpoint, or begin anew from the log: {reset_command(self._path.parent)}."
+                    f"checkpoint, or start over from the log: {reset_command(self._path.parent)}."
                 )
             if beginning is not None:
                 register_program(db, app, job, beginning, self._path)
@@ -202,11 +202,11 @@ class StateStore(StateStoreReader):
         return run + 1, 0 if last is None else last + 1
 
     def register_program(self, start: RunStart, beginning: RunProgram) -> None:
-        """Keep the program of a run that has begun everywhere, and since when its outputs are fed.
+        """Store the program of a run that has begun in all sinks, and the coverage of its outputs.
 
         Raises:
             FencedError: a newer run has begun.
-            ConfigError: the program does not fit what is there.
+            ConfigError: the program does not fit the stored state.
         """
         with self._transaction() as db:
             (newest,) = db.execute(
@@ -219,12 +219,12 @@ class StateStore(StateStoreReader):
             register_program(db, start.app, start.job, beginning, self._path)
 
     def fence_runs(self, app: str, job: str) -> None:
-        """Refuse all runs of a job that there are: what they commit from now on is refused."""
+        """Fence all existing runs of a job: what they commit from now on is refused."""
         with self._transaction() as db:
             db.execute("UPDATE _fences SET run = run + 1 WHERE app = ? AND job = ?", (app, job))
 
     def set_partitioning(self, app: str, job: str, partitioning: Mapping[str, int]) -> None:
-        """Keep other numbers by which a job's work is divided. Nothing else of its program changes.
+        """Store how a job's work is divided from now on. Nothing else of its program changes.
 
         Raises:
             ConfigError: There is no such job.
@@ -240,20 +240,20 @@ class StateStore(StateStoreReader):
         position: Mapping[str, Any],
         ledger: Sequence[Mapping[str, Any]] = (),
         status: Mapping[str, Any],
-        targets: Mapping[str, str] | None = None,
+        sinks: Mapping[str, str] | None = None,
         state: Mapping[tuple[int, int], bytes] | None = None,
     ) -> bool:
-        """Move all views of the batch, their change logs, position, status and state at once.
+        """Commit a batch: changes of views, position, ledger, status and state, in one transaction.
 
         Rows that are there already, unchanged, are left out of the change log.
 
         Args:
-            position: What of the log the views reflect after this batch; kept as JSON. It may
-                name only what the batch moved on: a mapping is laid over the one before.
-            ledger: Lines that account for the batch; kept as JSON, in order.
+            position: What of the log the views reflect after this batch; kept as JSON. It may name only
+                what the batch has read: it is merged into the position before.
+            ledger: The entries that account for the batch; kept as JSON, in order.
             status: What to show about the running job; replaces the last one.
-            targets: The other targets that have a part of this batch, as identity → name.
-            state: The manifests of state that the batch moved on, by stage and bucket.
+            sinks: The other sinks that have a part of this batch, as identity → name.
+            state: The manifests of the state that the batch changed, by stage and bucket.
 
         Returns:
             True when committed now, False when this batch was committed before (nothing is done).
@@ -288,7 +288,7 @@ class StateStore(StateStoreReader):
                 "INSERT OR REPLACE INTO _sinks VALUES (?, ?, ?, ?, ?)",
                 [
                     (fence.app, fence.job, identity, name, fence.batch_id)
-                    for identity, name in (targets or {}).items()
+                    for identity, name in (sinks or {}).items()
                 ],
             )
             db.executemany(
@@ -298,14 +298,14 @@ class StateStore(StateStoreReader):
                     for (stage, bucket), manifest in (state or {}).items()
                 ],
             )
-            reached = merge_positions(fence_json(db, "position", fence.app, fence.job), position)
+            merged = merge_positions(fence_json(db, "position", fence.app, fence.job), position)
             db.execute(
                 "UPDATE _fences SET batch_id = ?, commit_number = ?, position = ?, status = ? "
                 "WHERE app = ? AND job = ?",
                 (
                     fence.batch_id,
                     number,
-                    to_json(reached),
+                    to_json(merged),
                     to_json(status),
                     fence.app,
                     fence.job,
@@ -314,9 +314,9 @@ class StateStore(StateStoreReader):
         return True
 
     def amend(self, view: str, upserts: pl.DataFrame) -> None:
-        """Change rows of a view beside its batches: what a person's command does, not the job.
+        """Change rows of a view outside of its batches, for a command of the user's.
 
-        One transaction, noted in the change log under the batch that was committed last. The job
+        One transaction, recorded in the change log under the batch that was committed last. The job
         may run meanwhile: neither undoes what the other did.
 
         Raises:
@@ -331,7 +331,7 @@ class StateStore(StateStoreReader):
             self._apply(db, Fence(app, job, 0, last or 0), ViewChange(view, upserts))
 
     def put_description(self, app: str, name: str, value: Any) -> None:
-        """Keep what is to be shown of an app besides its status, as JSON; see :meth:`description`.
+        """Store a description of an app, such as its graph, as JSON; see :meth:`description`.
 
         Nothing is written if it is there already.
         """
@@ -343,7 +343,7 @@ class StateStore(StateStoreReader):
             )
 
     def is_next(self, fence: Fence) -> bool:
-        """Say whether this batch is the next to be committed; False when it is in already.
+        """Return whether this batch is the next to be committed; False if it is committed already.
 
         Raises:
             FencedError: Another run has taken over.
@@ -353,7 +353,7 @@ class StateStore(StateStoreReader):
             return self._admit(db, fence) is not None
 
     def state_manifests(self, app: str, job: str) -> dict[tuple[int, int], bytes]:
-        """Give the manifests of a job's state, by stage and bucket, as the last commit left them."""
+        """Return the manifests of a job's state, by stage and bucket, as of the last commit."""
         with self._readers.snapshot() as db:
             found = db.execute(
                 "SELECT stage, bucket, manifest FROM _state WHERE app = ? AND job = ?", (app, job)
@@ -361,7 +361,7 @@ class StateStore(StateStoreReader):
         return {(stage, bucket): manifest for stage, bucket, manifest in found}
 
     def _admit(self, db: sqlite3.Connection, fence: Fence) -> int | None:
-        """Return the number of this commit, or None if the batch is already in."""
+        """Return the number of this commit, or None if the batch is committed already."""
         self._check_not_replaced()
         row = db.execute(
             "SELECT run, batch_id FROM _fences WHERE app = ? AND job = ?", (fence.app, fence.job)
@@ -385,14 +385,14 @@ class StateStore(StateStoreReader):
             raise CorruptionError(
                 f"Batch {fence.batch_id} of {who} does not follow the last one committed: batch "
                 f"{expected} is expected. The checkpoint is ahead of the views, as after restoring "
-                f"{self._path} from an older copy. Restore both from the same time, or begin anew "
+                f"{self._path} from an older copy. Restore both from the same time, or start over "
                 f"from the log: {reset_command(self._path.parent)}."
             )
         newest = db.execute("SELECT max(commit_number) FROM _fences").fetchone()[0]
         return int(newest or 0) + 1
 
     def _check_not_replaced(self) -> None:
-        """SQLite goes on writing to a deleted file without a word; notice it before that."""
+        """Make sure that the file was not replaced: SQLite would go on writing to the deleted one."""
         try:
             in_place = self._path.stat().st_ino == self._inode
         except FileNotFoundError:
@@ -439,7 +439,7 @@ class StateStore(StateStoreReader):
 def _stage(
     db: sqlite3.Connection, table: ViewTable, rows: pl.DataFrame, select: str
 ) -> pl.DataFrame:
-    """Write rows to the temporary table; return those that ``select`` names by their number."""
+    """Write rows to the temporary table; return those whose numbers ``select`` returns."""
     db.execute(f"DROP TABLE IF EXISTS {STAGE}")
     db.execute(table.create_stage(rows.width))
     staged = db.executemany(

@@ -27,8 +27,8 @@ def quote_identifier(name: str) -> str:
 def column_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the column names to use in SQLite for the columns of a view.
 
-    SQLite takes names that differ in upper and lower case only for one name, and cannot keep an
-    empty name or one with a zero byte; such columns get their name with their number behind it.
+    To SQLite names that differ only in case are the same, and it cannot keep an empty name or one with a
+    zero byte. Such names are changed, with the number of the column at the end where that is needed.
     """
     taken: set[str] = set()
     out = []
@@ -145,11 +145,11 @@ class ViewTable:
 
         """
         text = f"SELECT {', '.join(self._columns)} FROM {self.name}"  # noqa: S608
-        # IS, not =: a null asked for finds the nulls.
+        # IS, not =: null finds nulls.
         conditions = [f"{quote_identifier(self._by_name[name])} IS ?" for name in where]
         for name, comparison in bounds:
             conditions.append(f"{self._sortable(name)} {comparison} ?")
-            if name in self.schema.key:  # what stands for null there is in no range
+            if name in self.schema.key:  # the value that represents null is in no range
                 conditions.append(
                     f"{quote_identifier(self._by_name[name])} IS NOT {self._null(name)}"
                 )
@@ -169,7 +169,7 @@ class ViewTable:
         term = f"{self._sortable(name)} {direction}"
         if name not in self.schema.key:
             return f"{term} NULLS {nulls}"
-        if self.schema.kinds[name] == "bytes":  # what stands for null sorts first among them
+        if self.schema.kinds[name] == "bytes":  # the value that represents null sorts first there
             return f"({quote_identifier(self._by_name[name])} IS {self._null(name)}) {direction}, {term}"
         return term
 

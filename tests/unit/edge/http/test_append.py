@@ -217,13 +217,13 @@ def test_lines_take_room_by_their_number(folder, edge_on):
 
 
 def test_under_overload_what_was_acknowledged_is_there_and_nothing_else(folder, edge_on, values):
-    """Threads that send more than there is room for, and count what they were told."""
-    told: dict[int, int] = {}
+    """Threads that send more than there is room for, and count the status codes."""
+    statuses: dict[int, int] = {}
     with edge_on(folder, requests_max=2) as edge:
 
         def send(worker):
             for n in range(worker, 160, 8):
-                told[n] = edge.post("/topics/one", b'{"n": %d}' % n).status
+                statuses[n] = edge.post("/topics/one", b'{"n": %d}' % n).status
 
         threads = [threading.Thread(target=send, args=(worker,)) for worker in range(8)]
         for thread in threads:
@@ -231,9 +231,9 @@ def test_under_overload_what_was_acknowledged_is_there_and_nothing_else(folder, 
         for thread in threads:
             thread.join()
         counted = edge.get("/status").json["http"]
-    taken = sorted(n for n, status in told.items() if status == 200)
-    assert set(told.values()) <= {200, 429}
-    assert len(told) == 160
+    taken = sorted(n for n, status in statuses.items() if status == 200)
+    assert set(statuses.values()) <= {200, 429}
+    assert len(statuses) == 160
     assert sorted(int(value[6:-1]) for value in values("one")) == taken
     assert counted["refused_for_load"] == 160 - len(taken)
 

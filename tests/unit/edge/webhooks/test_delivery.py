@@ -194,11 +194,11 @@ def delivered(folder, url, *, report=None, **options):
     """Deliver while the block runs."""
     options = {"group": "g", "dead_letter_topic": "dead", "retry_policy": QUICK, **options}
     topic = options.pop("topic", "clicks")
-    told = [] if report is None else report
+    reports = [] if report is None else report
     delivery = Delivery(
         folder,
         Webhook(topic, url, **options),
-        report=told.append,
+        report=reports.append,
         random_unit=random.Random(1).random,
     )
     failed = []
@@ -293,8 +293,8 @@ def test_what_failed_is_tried_again_with_the_same_key_and_holds_up_only_its_own(
             return 503
         return 200
 
-    told = []
-    with Receiver(answer) as it, delivered(folder, it.url, report=told) as delivery:
+    reports = []
+    with Receiver(answer) as it, delivered(folder, it.url, report=reports) as delivery:
         requests = it.wait(43)
         until(lambda: delivery.totals.delivered == 40)
     assert (delivery.totals.failed_attempts, delivery.totals.undeliverable) == (3, 0)
@@ -312,8 +312,8 @@ def test_what_failed_is_tried_again_with_the_same_key_and_holds_up_only_its_own(
         "3",
     ]
     assert sum(committed(folder).values()) == 40
-    assert any("fails (503" in line for line in told)
-    assert any("accepts records again" in line for line in told)
+    assert any("fails (503" in line for line in reports)
+    assert any("accepts records again" in line for line in reports)
 
 
 def test_one_bad_record_is_given_up_with_its_reason_and_the_stream_goes_on(folder):
@@ -385,15 +385,15 @@ def test_an_endpoint_that_is_away_comes_back_and_nothing_is_left_out(folder):
     with Receiver() as before:
         port = before.port
     patient = RetryPolicy(attempts_max=1000, initial_s=0.02, max_s=0.05)
-    told = []
-    with delivered(folder, before.url, retry_policy=patient, report=told) as delivery:
+    reports = []
+    with delivered(folder, before.url, retry_policy=patient, report=reports) as delivery:
         until(lambda: delivery.totals.failed_attempts > 5)
         assert committed(folder) == {0: 0, 1: 0}
         with Receiver(port=port) as it:
             requests = it.wait(20)
             until(lambda: delivery.totals.delivered == 20)
     assert sorted(json.loads(request["body"])["value"] for request in requests) == list(range(20))
-    assert told[0].startswith(f"127.0.0.1:{port} fails (ConnectionRefusedError")
+    assert reports[0].startswith(f"127.0.0.1:{port} fails (ConnectionRefusedError")
 
 
 def test_retry_after_lets_all_lanes_rest(folder):
@@ -454,13 +454,13 @@ def test_what_cannot_be_buried_yet_waits_for_the_folder(folder, monkeypatch):
         return real(self, **options)
 
     monkeypatch.setattr("millstream.client.folder.log.FolderLog.producer", producer)
-    told = []
+    reports = []
     with (
         Receiver(lambda request: 400 if b'"value": 1,' in request["body"] else 200) as it,
-        delivered(folder, it.url, topic="one", report=told) as delivery,
+        delivered(folder, it.url, topic="one", report=reports) as delivery,
     ):
-        until(lambda: told)
-        assert "cannot be appended to 'dead' yet" in told[0]
+        until(lambda: reports)
+        assert "cannot be appended to 'dead' yet" in reports[0]
         assert committed(folder) == {0: 0}
         owned = False
         until(lambda: delivery.totals.undeliverable == 1 and delivery.totals.delivered == 1)

@@ -186,8 +186,8 @@ def test_g6_a_million_ids_lose_no_more_than_stated_and_let_no_repeat_pass():
         outcome = process(kernel, state, part, part * (span // len(ids)))
         lost += outcome.counts["duplicate"]
         kept[outcome.rows["id"].to_numpy()] = True
-        stated += len(part) * outcome.metrics[FALSE_POSITIVE_RATE]
-        rates.append(outcome.metrics[FALSE_POSITIVE_RATE])
+        stated += len(part) * outcome.gauges[FALSE_POSITIVE_RATE]
+        rates.append(outcome.gauges[FALSE_POSITIVE_RATE])
     assert max(rates) <= 1e-3
     assert lost <= 1000 + 4 * math.sqrt(1000)
     assert lost <= stated + 4 * math.sqrt(stated)
@@ -217,7 +217,7 @@ def test_the_largest_rate_of_all_buckets_is_in_the_report_of_a_batch():
     frames = []
     for rate in (0.1, 0.3, 0.2):
         books = TaskLedger()
-        books.operator_metrics["dedup(id)"] = {FALSE_POSITIVE_RATE: rate}
+        books.gauges["dedup(id)"] = {FALSE_POSITIVE_RATE: rate}
         frames.append(books.report_row(0))
     plan = declared_plan()
     assert collect_results(plan, frames).gauges == {"dedup(id)": {FALSE_POSITIVE_RATE: 0.3}}

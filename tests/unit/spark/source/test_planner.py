@@ -1,4 +1,4 @@
-"""The planner over a real log: what it writes into offsets, and what tasks are told of time."""
+"""The planner over a real log: what it writes into offsets, and what tasks get as the time."""
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -62,8 +62,8 @@ def planner(log, tmp_path, *, time=None, **changes):
     return LogPlanner(replace(spec, **changes))
 
 
-def told(planner, start, end):
-    """Run the tasks of a batch; give what the first bucket is told of time."""
+def time_message(planner, start, end):
+    """Run the tasks of a batch; return the message about time to the first bucket."""
     rows = [
         FrameRow(port, bucket, frame)
         for task in planner.partitions(start, end)
@@ -84,14 +84,14 @@ def test_the_wall_clock_and_the_latest_arrivals_are_part_of_the_offset(log, tmp_
     end = made.next_offset(start)
     assert before_ms <= end["wall_ms"] <= datetime.now(UTC).timestamp() * 1000
     assert [at[2] for at in end["topics"]["events"]] == [5_000, 4_000]
-    message = told(made, start, end)
+    message = time_message(made, start, end)
     assert message["wall_us"] == end["wall_ms"] * 1000
     assert [split[2] for split in message["splits"]] == [5_000_000, 4_000_000]
     send(log, 1_000)
     later = made.next_offset(end)
     assert [at[2] for at in later["topics"]["events"]] == [5_000, 4_000]
     # The record is from before: it counts as having come with the latest before it.
-    assert [split[2] for split in told(made, end, later)["splits"]] == [5_000_000]
+    assert [split[2] for split in time_message(made, end, later)["splits"]] == [5_000_000]
 
 
 def test_when_time_has_passed_there_is_a_batch_without_records(log, tmp_path):
@@ -101,7 +101,7 @@ def test_when_time_has_passed_there_is_a_batch_without_records(log, tmp_path):
     beat = made.next_offset(end)
     assert beat["topics"] == end["topics"]
     assert beat["wall_ms"] >= end["wall_ms"]
-    assert told(made, end, beat)["splits"] == []
+    assert time_message(made, end, beat)["splits"] == []
     quiet = planner(log, tmp_path)  # a second has not passed, even on a slow machine's clock
     quiet._clock_ms = lambda at: at.clock_ms + 999
     assert quiet.next_offset(end) == end
@@ -246,7 +246,7 @@ def test_a_batch_that_was_planned_reads_nothing_of_a_topic_that_was_made_anew(lo
     for reading in (made, planner(log, tmp_path)):
         assert reading.read_on_driver(start, end) is None  # workers say what is wrong
         with pytest.raises(TopicRecreatedError):
-            told(reading, start, end)
+            time_message(reading, start, end)
 
 
 def test_a_topic_that_was_made_anew_is_read_from_its_start_by_who_begins(log, tmp_path):

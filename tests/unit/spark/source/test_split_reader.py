@@ -375,19 +375,19 @@ def test_a_damaged_archive_is_told_of_and_the_records_come_from_the_segment(tmp_
     expected = taken(source, from_segments(source, reader, low, high))
     *_, path = stored.archives[:2]
     whole = path.read_bytes()
-    told = 0
+    warned = 0
     for at in range(0, len(whole), max(61, len(whole) // 150)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
         caplog.clear()
         found = taken(source, SplitReader(reader, source).read(0, low, high))
         assert found[0].equals(expected[0])
         assert found[1] == expected[1]
-        told += "archive again" in caplog.text
+        warned += "archive again" in caplog.text
     for content in (b"", whole[:100], whole[: len(whole) // 2], whole[10:]):
         path.write_bytes(content)
         assert taken(source, SplitReader(reader, source).read(0, low, high))[0].equals(expected[0])
-        told += "archive again" in caplog.text
-    assert told > 20
+        warned += "archive again" in caplog.text
+    assert warned > 20
 
 
 CHANGES = {
@@ -408,16 +408,16 @@ def test_records_lost_or_doubled_between_the_log_and_the_ledger_are_found(
         topic.archive(close_active=True)
     source = source_of(topic, ["n"])
     low, high = stored.bounds()
-    lane = lane_of(
+    split = lane_of(
         SplitReader(LogReader(tmp_path), source), Split(0, 0, 0, low, high), _ByteLimit(None)
     )
     if how is not None and archived:
-        lane = dataclasses.replace(lane, batches=[*lane.batches][1:])
+        split = dataclasses.replace(split, batches=[*split.batches][1:])
     elif how is not None:
         decode = reader_of_log.decode_parts
         cut = lambda *given: CHANGES[how](decode(*given))  # noqa: E731
         monkeypatch.setattr(reader_of_log, "decode_parts", cut)
-    run = Ingest(source, Buckets(1)).run([lane], SourceTime((), 1, frozenset()))
+    run = Ingest(source, Buckets(1)).run([split], SourceTime((), 1, frozenset()))
     if how is None:
         assert list(run)
         return
@@ -431,14 +431,14 @@ def test_ranges_that_are_gone_are_refused_as_ever(tmp_path):
     topic.archive(close_active=True)
     source = source_of(topic, ["n"])
     _, high = stored.bounds()
-    lanes = SplitReader(LogReader(tmp_path), source)
+    splits = SplitReader(LogReader(tmp_path), source)
     with pytest.raises(OffsetOutOfRangeError):
-        list(lanes.read(0, 0, high + 1))
+        list(splits.read(0, 0, high + 1))
     with ms.connect(tmp_path) as log:
         log.delete_records(T, 0, 50)
     with pytest.raises(OffsetOutOfRangeError):
-        list(lanes.read(0, 49, high))
-    (first, *_) = lanes.read(0, 50, high)
+        list(splits.read(0, 49, high))
+    (first, *_) = splits.read(0, 50, high)
     assert first.records.column("offset")[0].as_py() >= 50
 
 
@@ -458,10 +458,10 @@ class OverALog(KernelEngine):
         if not self.written:
             type(self).written = True
             self.write()
-        lanes = super()._splits(partition, number, start)
+        splits = super()._splits(partition, number, start)
         details = ("offset", "key", "headers", "value")
         read = partial(LogReader(self.folder).read, T, number, columns=details)
-        return [dataclasses.replace(lane, details=read) for lane in lanes]
+        return [dataclasses.replace(split, details=read) for split in splits]
 
     def write(self) -> None:
         with LogWriter(self.folder, segment_bytes=2_000, background=False) as writer:
@@ -483,8 +483,8 @@ class OverALog(KernelEngine):
         number = next(n for n, one in enumerate(self.logs[T]) if one is partition)
         (source,) = self.plan.sources
         middle = self.dice.randint(start, end)
-        lanes = SplitReader(LogReader(self.folder), source)
-        found = [*lanes.read(number, start, middle), *lanes.read(number, middle, end)]
+        splits = SplitReader(LogReader(self.folder), source)
+        found = [*splits.read(number, start, middle), *splits.read(number, middle, end)]
         type(self).ready += sum(isinstance(one, ArchivedRecords) for one in found)
         return found
 

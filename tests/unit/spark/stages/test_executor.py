@@ -1,4 +1,4 @@
-"""The stages of a job between its batches: state moves with the commit of the home, and only with it."""
+"""The stages of a job between its batches: state moves with the commit of the state store, and only with it."""
 
 import os
 import random
@@ -74,20 +74,20 @@ def run(plan, batches, folder):
         for path in list(opened.tables):
             opened.forget(path)
     with ExitStack() as stack:
-        targets = stack.enter_context(open_committer(plan, folder / "views.db", folder))
-        following = targets.begin_run("main", "checkpoint")
+        committer = stack.enter_context(open_committer(plan, folder / "views.db", folder))
+        following = committer.begin_run("main", "checkpoint")
         stages = StageExecutor(
             plan,
             folder / "runs",
-            targets.run,
+            committer.run,
             FrameFiles(None),
             partitions=2,
             context=None,  # all is so little that it is done here
-            manifests=targets.state_store.state_manifests("counts", "main"),
+            manifests=committer.state_store.state_manifests("counts", "main"),
         )
         for batch_id in range(following, len(batches)):
             rows, state = stages.run(batches[batch_id])
-            targets.commit(batch_id, collect_results(plan, rows), {}, state)
+            committer.commit(batch_id, collect_results(plan, rows), {}, state)
             stages.on_commit()
     return len(batches) - following
 

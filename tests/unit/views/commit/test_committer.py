@@ -1,4 +1,4 @@
-"""One batch, many targets: crashed between any two of them, run again, and all hold the same."""
+"""One batch, many sinks: crashed between any two of them, run again, and all hold the same."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ class World:
 
     @contextmanager
     def run(self, steps=None, checkpoint_id="one"):
-        with open_committer(self.plan, self.folder / "views.db", self.folder / "log") as targets:
+        with open_committer(self.plan, self.folder / "views.db", self.folder / "log") as committer:
             if steps is not None:
-                targets.sinks = [Crashing(target, steps) for target in targets.sinks]
-                targets.state_store = Crashing(targets.state_store, steps)
-            yield targets, targets.begin_run("main", checkpoint_id)
+                committer.sinks = [Crashing(target, steps) for target in committer.sinks]
+                committer.state_store = Crashing(committer.state_store, steps)
+            yield committer, committer.begin_run("main", checkpoint_id)
 
-    def outcome(self, number: int) -> BatchResult:
-        """Batch ``number``: some keys given, one taken back; batch 2 has rows for the home only."""
+    def result(self, number: int) -> BatchResult:
+        """Batch ``number``: some keys given, one taken back; batch 2 has rows for the state store only."""
         rows = pl.DataFrame(
             {
                 "k": ["a", "b", f"k{number}", "gone"],
@@ -95,11 +95,11 @@ class World:
 
     def holds(self) -> dict[str, object]:
         """Everything that can be read of it now."""
-        with StateStore(self.folder / "views.db", readonly=True) as home:
+        with StateStore(self.folder / "views.db", readonly=True) as state_store:
             held = {
-                "home": (home.scan("home").rows(), home.changes("home").rows()),
-                "position": home.position("app"),
-                "ledger": home.ledger("app"),
+                "home": (state_store.scan("home").rows(), state_store.changes("home").rows()),
+                "position": state_store.position("app"),
+                "ledger": state_store.ledger("app"),
             }
         names = {sink.name for sink in self.sinks}
         if "base" in names:
@@ -161,9 +161,9 @@ def run_to_the_end(world: World, crash_at: int | None) -> Steps:
     steps = Steps(crash_at)
     while True:
         try:
-            with world.run(steps) as (targets, first):
+            with world.run(steps) as (committer, first):
                 for number in range(first, BATCHES):
-                    targets.commit(number, world.outcome(number), {"batch": number})
+                    committer.commit(number, world.result(number), {"batch": number})
                 return steps
         except SimulatedCrash:
             steps.crash_at = None
@@ -213,50 +213,50 @@ def test_a_stale_run_is_refused_by_every_target(tmp_path, url, kind):
         pytest.skip("there is no PostgreSQL server")
     world = World(tmp_path, url, (kind,))
     with world.run() as (old, first):
-        old.commit(first, world.outcome(0), {})
+        old.commit(first, world.result(0), {})
         before = world.holds()
         with world.run() as (new, next_batch):
             assert next_batch == 1
             for batch_id in (0, 1):
                 with pytest.raises(FencedError):
-                    old.commit(batch_id, world.outcome(batch_id), {})
+                    old.commit(batch_id, world.result(batch_id), {})
             if kind != "foreach":  # ... which has nothing of its own to refuse with
                 part = old_part(old, world, 1)
                 with pytest.raises(FencedError):
                     old.sinks[0].commit(*part)
             assert world.holds() == before
             assert len(world.calls) == (kind == "foreach")
-            new.commit(1, world.outcome(1), {})
+            new.commit(1, world.result(1), {})
             assert world.holds() != before
 
 
-def old_part(targets, world, batch_id):
+def old_part(committer, world, batch_id):
     from millstream.views.schema import Fence
     from millstream.views.sink import SinkBatch
 
-    outcome = world.outcome(batch_id)
-    fence = Fence("app", "main", targets.run, batch_id)
-    return fence, SinkBatch(outcome.rows, outcome.position)
+    result = world.result(batch_id)
+    fence = Fence("app", "main", committer.run, batch_id)
+    return fence, SinkBatch(result.rows, result.position)
 
 
 def test_a_batch_is_not_handed_out_again_once_the_home_has_it(tmp_path, url):
     world = World(tmp_path, url)
-    with world.run() as (targets, _):
-        assert targets.commit(0, world.outcome(0), {})
+    with world.run() as (committer, _):
+        assert committer.commit(0, world.result(0), {})
         before = world.holds()
-        assert not targets.commit(0, world.outcome(3), {})
+        assert not committer.commit(0, world.result(3), {})
         assert world.holds() == before
         assert len(world.calls) == 1
 
 
 def test_books_that_do_not_balance_stop_a_batch_before_any_target_has_it(tmp_path, url):
     world = World(tmp_path, url)
-    with world.run() as (targets, _):
+    with world.run() as (committer, _):
         before = world.holds()
-        outcome = world.outcome(0)
-        outcome.step_counts["step"]["emitted"] = 3
+        result = world.result(0)
+        result.step_counts["step"]["emitted"] = 3
         with pytest.raises(CorruptionError, match="does not balance"):
-            targets.commit(0, outcome, {})
+            committer.commit(0, result, {})
         assert world.holds() == before
         assert world.calls == []
 
@@ -266,26 +266,26 @@ def test_a_target_that_comes_later_begins_with_the_batch_at_hand(tmp_path, url, 
     if kind == "database" and url is None:
         pytest.skip("there is no PostgreSQL server")
     bare = World(tmp_path, url, ())
-    with bare.run() as (targets, _):
-        targets.commit(0, bare.outcome(0), {})
+    with bare.run() as (committer, _):
+        committer.commit(0, bare.result(0), {})
     world = World(tmp_path, url, (kind,))
-    with world.run() as (targets, first):
+    with world.run() as (committer, first):
         assert first == 1
-        targets.commit(1, world.outcome(1), {})
-    with bare.run() as (targets, first):
-        targets.commit(first, bare.outcome(first), {})
-    with world.run() as (targets, first):
+        committer.commit(1, world.result(1), {})
+    with bare.run() as (committer, first):
+        committer.commit(first, bare.result(first), {})
+    with world.run() as (committer, first):
         assert first == 3
-        targets.commit(3, world.outcome(3), {})
+        committer.commit(3, world.result(3), {})
 
 
 def test_a_dataset_that_was_replaced_or_is_older_than_the_home_is_refused(tmp_path):
     world = World(tmp_path, None, ("dataset",))
-    with world.run() as (targets, _):
-        targets.commit(0, world.outcome(0), {})
+    with world.run() as (committer, _):
+        committer.commit(0, world.result(0), {})
     shutil.copytree(tmp_path / "rows", tmp_path / "backup")
-    with world.run() as (targets, _):
-        targets.commit(1, world.outcome(1), {})
+    with world.run() as (committer, _):
+        committer.commit(1, world.result(1), {})
     shutil.move(tmp_path / "rows", tmp_path / "newest")
     with (
         pytest.raises(ConfigError, match=r"rows.*not the one that held batches up to 1"),
@@ -304,12 +304,12 @@ def test_a_dataset_that_was_replaced_or_is_older_than_the_home_is_refused(tmp_pa
 
 def test_a_home_that_is_older_than_its_targets_is_refused(tmp_path, url):
     world = World(tmp_path, url)
-    with world.run() as (targets, _):
-        targets.commit(0, world.outcome(0), {})
+    with world.run() as (committer, _):
+        committer.commit(0, world.result(0), {})
     shutil.copy(tmp_path / "views.db", tmp_path / "backup.db")
-    with world.run() as (targets, _):
+    with world.run() as (committer, _):
         for number in (1, 2, 3):
-            targets.commit(number, world.outcome(number), {})
+            committer.commit(number, world.result(number), {})
     for name in ("views.db", "views.db-wal", "views.db-shm"):
         (tmp_path / name).unlink(missing_ok=True)
     shutil.move(tmp_path / "backup.db", tmp_path / "views.db")
@@ -322,8 +322,8 @@ def test_what_was_made_with_another_checkpoint_is_refused(tmp_path, url, kind):
     if kind == "database" and url is None:
         pytest.skip("there is no PostgreSQL server")
     world = World(tmp_path, url, (kind,))
-    with world.run() as (targets, _):
-        targets.commit(0, world.outcome(0), {})
+    with world.run() as (committer, _):
+        committer.commit(0, world.result(0), {})
     for path in tmp_path.glob("views.db*"):
         path.unlink()
     with pytest.raises(ConfigError, match="another checkpoint"), world.run(checkpoint_id="two"):
@@ -348,8 +348,8 @@ def test_a_view_that_is_in_a_database_is_told_where_it_is_looked_for(tmp_path, u
         pytest.skip("there is no PostgreSQL server")
     folder = tmp_path / "apps" / "app"
     world = World(folder, url, ("database",))
-    with world.run() as (targets, _):
-        targets.commit(0, world.outcome(0), {})
+    with world.run() as (committer, _):
+        committer.commit(0, world.result(0), {})
     with pytest.raises(UnknownViewError, match=r"also kept in postgresql://127\.0\.0\.1") as caught:
         ms.view("base", log=tmp_path)
     assert "tester" not in str(caught.value)
@@ -366,32 +366,32 @@ def test_a_failing_function_is_told_with_the_users_file_and_line_and_called_agai
     space: dict[str, object] = {}
     exec(compile(program.read_text(), str(program), "exec"), space)
     world = World(tmp_path, None, ("foreach",))
-    home, foreach = world.sinks
+    state_store, foreach = world.sinks
     broken = SinkPlan(foreach.name, foreach.port, (), COLUMNS, ForeachSinkSpec(space["send"]))
-    plan = JobPlan("app", (), (), (), (home, broken), Buckets(1))
-    with open_committer(plan, tmp_path / "views.db", tmp_path / "log") as targets:
-        targets.begin_run("main", "one")
+    plan = JobPlan("app", (), (), (), (state_store, broken), Buckets(1))
+    with open_committer(plan, tmp_path / "views.db", tmp_path / "log") as committer:
+        committer.begin_run("main", "one")
         with pytest.raises(
             UserCodeError, match=r"users\.py:2: ColumnNotFoundError.*nope"
         ) as caught:
-            targets.commit(0, world.outcome(0), {})
+            committer.commit(0, world.result(0), {})
         assert caught.value.step == "foreach(keep)"
-    with world.run() as (targets, first):
+    with world.run() as (committer, first):
         assert first == 0
-        assert targets.commit(0, world.outcome(0), {})
+        assert committer.commit(0, world.result(0), {})
     assert [row[-1] for row in world.calls[0][1]] == [1, 1, 1, 1]
 
 
 def test_the_key_is_the_same_for_a_repeated_call_and_another_for_every_other(tmp_path):
     world = World(tmp_path, None, ("foreach",))
-    run_to_the_end(world, 4)  # after the function, before the home
+    run_to_the_end(world, 4)  # after the function, before the state store
     keys = [key for key, _ in world.calls]
     assert keys[0] == keys[1]
     assert len(set(keys)) == len(keys) - 1 == BATCHES - 1
     for path in tmp_path.glob("views.db*"):
         path.unlink()
-    with world.run(checkpoint_id="two") as (targets, _):
-        targets.commit(0, world.outcome(0), {})
+    with world.run(checkpoint_id="two") as (committer, _):
+        committer.commit(0, world.result(0), {})
     assert world.calls[-1][0] not in keys
 
 
@@ -417,9 +417,9 @@ def test_a_folder_that_another_process_owns_is_joined(tmp_path):
     world = World(tmp_path, None, ("topics",))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"owned\n"
-        with world.run() as (targets, first):
+        with world.run() as (committer, first):
             assert first == 0
-            assert targets.commit(0, world.outcome(0), {})
+            assert committer.commit(0, world.result(0), {})
             beside = world.holds()
     assert len(beside["all/0"]) + len(beside["all/1"]) > 0
     with world.run() as (_, first):
@@ -454,17 +454,17 @@ def test_a_topic_is_made_as_declared_and_one_that_is_otherwise_is_refused(tmp_pa
 
 def test_a_failed_send_leaves_nothing_of_the_batch(tmp_path):
     world = World(tmp_path, None, ("topics",))
-    with world.run() as (targets, _):
-        outcome = world.outcome(0)
-        rows = outcome.rows["to(last)"]
+    with world.run() as (committer, _):
+        result = world.result(0)
+        rows = result.rows["to(last)"]
         # A compacted topic takes no record without a key.
         unkeyed = rows.with_columns(k=pl.lit(None, pl.String))
-        outcome.rows["to(last)"] = unkeyed
+        result.rows["to(last)"] = unkeyed
         with pytest.raises(ms.MillstreamError):
-            targets.commit(0, outcome, {})
+            committer.commit(0, result, {})
         assert all(not held for name, held in world.holds().items() if name.startswith("all/"))
-    with world.run() as (targets, first):
-        assert targets.commit(first, world.outcome(0), {})
+    with world.run() as (committer, first):
+        assert committer.commit(first, world.result(0), {})
         records = [r for n, held in world.holds().items() if n.startswith("all/") for r in held]
         assert len(records) == 4
         assert {json.loads(record["value"])["k"] for record in records} == {"a", "b", "k0", "gone"}
@@ -472,14 +472,14 @@ def test_a_failed_send_leaves_nothing_of_the_batch(tmp_path):
 
 def test_a_topic_that_was_made_anew_during_a_run_gets_no_further_batch(tmp_path):
     world = World(tmp_path, None, ("topics",))
-    with world.run() as (targets, _):
-        targets.commit(0, world.outcome(0), {})
+    with world.run() as (committer, _):
+        committer.commit(0, world.result(0), {})
         with ms.connect(tmp_path / "log") as log:
             log.delete_topic("all")
             log.create_topic("all", partitions=2)
             last = log.offsets("last")
         with pytest.raises(TopicRecreatedError, match="'all'"):
-            targets.commit(1, world.outcome(1), {})
+            committer.commit(1, world.result(1), {})
     assert not any(held for name, held in world.holds().items() if name.startswith("all/"))
     with ms.connect(tmp_path / "log") as log:
         batches = [log.read("last", n, start, None) for n, (_, start) in enumerate(last)]

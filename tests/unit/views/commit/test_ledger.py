@@ -124,7 +124,7 @@ def test_late_rows_are_followed_into_the_steps_below_them(monkeypatch):
 
 def test_what_a_step_forgets_is_found():
     with pytest.raises(CorruptionError, match="it read 3 events and accounts for 2"):
-        check_exits({"s": {"read": 3, "emitted": 1, "late": 1, "made": 7}})
+        check_exits({"s": {"read": 3, "emitted": 1, "late": 1, "rows_out": 7}})
 
 
 def test_what_never_arrives_anywhere_is_found():
@@ -166,11 +166,11 @@ def test_late_events_below_a_union_are_counted_with_one_of_its_inputs():
 
 
 def moved(change):
-    """Make an engine whose lanes are other ranges than were planned."""
-    lanes = KernelEngine._splits
+    """Make an engine whose splits are other ranges than were planned."""
+    splits = KernelEngine._splits
 
     def other(engine, partition, number, start):
-        return [change(lane) for lane in lanes(engine, partition, number, start)]
+        return [change(split) for split in splits(engine, partition, number, start)]
 
     return other
 
@@ -178,9 +178,12 @@ def moved(change):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda lane: replace(lane, start_offset=lane.start_offset + 1), "where it was to go on"),
-        (lambda lane: replace(lane, batches=[*lane.batches] * 2), "where it was to go on"),
-        (lambda lane: replace(lane, end_offset=lane.end_offset + 5), "where it was to go on"),
+        (
+            lambda split: replace(split, start_offset=split.start_offset + 1),
+            "where it was to go on",
+        ),
+        (lambda split: replace(split, batches=[*split.batches] * 2), "where it was to go on"),
+        (lambda split: replace(split, end_offset=split.end_offset + 5), "where it was to go on"),
     ],
     ids=["skipped", "doubled", "too far"],
 )

@@ -19,7 +19,11 @@ def fails_with(folder, error, at=1000.0):
     ("error", "kind", "advice"),
     [
         (ConfigError("wrong."), "ConfigError", "Correct the declaration"),
-        (FolderOwnedError("taken."), "FolderOwnedError", "It passes: run the app again"),
+        (
+            FolderOwnedError("taken."),
+            "FolderOwnedError",
+            "The cause is temporary: run the app again",
+        ),
         (CorruptionError("damaged."), "CorruptionError", "millstream log verify"),
         (ZeroDivisionError("division"), "ZeroDivisionError", "spark.log"),
     ],

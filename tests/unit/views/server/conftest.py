@@ -86,17 +86,17 @@ class Ads:
         self._producer = self._open.enter_context(log.producer())
         self.app = app = pipeline(self.log)
         self.plan = app.plan()
-        home = app.folder / "views.db"
-        self.targets = self._open.enter_context(open_committer(self.plan, home, self.log))
-        self.targets.state_store.put_description(
+        state_store = app.folder / "views.db"
+        self.committer = self._open.enter_context(open_committer(self.plan, state_store, self.log))
+        self.committer.state_store.put_description(
             "ads", "dashboard", [to_plain(panel) for panel in app.panels]
         )
-        self.batch_id = self.targets.begin_run("main", "one")
+        self.batch_id = self.committer.begin_run("main", "one")
         self.read = 0
 
     @property
-    def home(self):
-        return self.targets.state_store
+    def state_store(self):
+        return self.committer.state_store
 
     def commit(self, *rows, spent=None, stopped=None, late=0, unread=0):
         """Commit a batch of rates: (minute, ad, shown, clicked, cost) each."""
@@ -126,12 +126,12 @@ class Ads:
         self._producer.flush()
         self.read += events
         watermark_us = max(int(minute.timestamp() * 1_000_000) for minute in minutes)
-        outcome = BatchResult(
+        result = BatchResult(
             steps=self.plan.steps,
             rows=made,
             step_counts={
-                TOPIC: Counter(read=events, emitted=events, made=events),
-                WINDOWS: Counter(read=events, held=events - late, late=late, made=len(rows)),
+                TOPIC: Counter(read=events, emitted=events, rows_out=events),
+                WINDOWS: Counter(read=events, held=events - late, late=late, rows_out=len(rows)),
             },
             position={TOPIC: {"0": self.read, "1": 0}},
             watermarks={WINDOWS: watermark_us},
@@ -147,14 +147,14 @@ class Ads:
             },
             late_by_us={WINDOWS: 90_000_000} if late else {},
         )
-        self.targets.commit(self.batch_id, outcome, self._status(outcome, events, unread))
+        self.committer.commit(self.batch_id, result, self._status(result, events, unread))
         self.batch_id += 1
 
     def _frame(self, view, columns):
-        schema = self.home.schema(view)
+        schema = self.state_store.schema(view)
         return pl.DataFrame(columns, schema=schema.dtypes)
 
-    def _status(self, outcome, events, unread):
+    def _status(self, result, events, unread):
         at = dt.datetime.now(dt.UTC)
         progress = Progress(
             app="ads",
@@ -162,20 +162,20 @@ class Ads:
             at=at,
             duration_ms=250.0,
             read=events,
-            emitted=outcome.rows["ad_ctr"].height,
-            held=outcome.total("held"),
-            late=outcome.total("late"),
+            emitted=result.rows["ad_ctr"].height,
+            held=result.total("held"),
+            late=result.total("late"),
             filtered=0,
             dead=0,
             duplicate=0,
-            watermark=outcome.watermark,
+            watermark=result.watermark,
             lag={f"{TOPIC}/0": unread, f"{TOPIC}/1": 0},
             behind_s=0.25,
             state_bytes=4096,
         )
-        before = self.home.status("ads")
-        told = time_status(before, self.plan, outcome, self.batch_id, at)
-        return {**progress.to_dict(), "forgotten_producers": {}, "gauges": {}, **told}
+        before = self.state_store.status("ads")
+        time_part = time_status(before, self.plan, result, self.batch_id, at)
+        return {**progress.to_dict(), "forgotten_producers": {}, "gauges": {}, **time_part}
 
     def close(self):
         self._open.close()

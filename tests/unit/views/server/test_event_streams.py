@@ -68,15 +68,15 @@ def test_a_subscriber_that_connects_again_and_again_misses_nothing(ads, server):
 
 def test_a_delete_is_told_with_its_key(ads, server):
     commit_one(ads, 0)
-    rows = ads.home.scan("ad_ctr").with_columns(pl.lit(-1, pl.Int8).alias(DIFF))
-    ads.targets.commit(1, BatchResult(rows={"ad_ctr": rows}), ads.home.status("ads"))
+    rows = ads.state_store.scan("ad_ctr").with_columns(pl.lit(-1, pl.Int8).alias(DIFF))
+    ads.committer.commit(1, BatchResult(rows={"ad_ctr": rows}), ads.state_store.status("ads"))
     with server.events(f"{CHANGES}?since=1") as following:
         data = following()[2]
     assert (data["_op"], data["ad_id"], data["shown"]) == ("delete", 7, None)
 
 
 def test_changes_that_are_gone_are_told_as_gone(ads, server, monkeypatch):
-    monkeypatch.setattr(ads.home, "_changes_kept", 2)
+    monkeypatch.setattr(ads.state_store, "_changes_kept", 2)
     for number in range(4):
         commit_one(ads, number)
     with server.events(f"{CHANGES}?since=0") as following:
@@ -155,25 +155,25 @@ def test_a_server_that_ends_lets_its_subscribers_go(ads):
         assert b"data" not in answer.read()
 
 
-def test_a_store_that_was_made_anew_is_told_of(ads, server, tmp_path):
+def test_a_store_that_was_created_again_is_told_of(ads, server, tmp_path):
     """As `millstream demo --fresh` does beside a page that is open."""
     for number in range(3):
         commit_one(ads, number)
     with server.events(f"{CHANGES}?since=3") as following:
-        home, schema = ads.log / "apps" / "ads", ads.home.schema("ad_ctr")
-        for path in home.glob("views.db*"):
+        state_store, schema = ads.log / "apps" / "ads", ads.state_store.schema("ad_ctr")
+        for path in state_store.glob("views.db*"):
             path.unlink()
-        with StateStore(home / "views.db") as fresh:
+        with StateStore(state_store / "views.db") as fresh:
             fresh.declare(schema)
             assert following()[1] == "gone"
     assert server.json("/views/ad_ctr")["change"] == 0
 
 
-def test_a_change_of_a_view_that_was_made_anew_is_no_place_to_go_on_from(ads, server):
+def test_a_change_of_a_view_that_was_created_again_is_no_place_to_go_on_from(ads, server):
     for number in range(2):
         commit_one(ads, number)
     before = server.json("/views/ad_ctr")["change_id"]
-    made_anew(ads, "two", 5)
+    created_again(ads, "two", 5)
     after = server.json("/views/ad_ctr")["change_id"]
     assert (before.partition("-")[0], after.partition("-")[0]) == ("2", "5")
     for path, headers in [(f"{CHANGES}?since={before}", {}), (CHANGES, {"Last-Event-ID": before})]:
@@ -186,31 +186,33 @@ def test_a_change_of_a_view_that_was_made_anew_is_no_place_to_go_on_from(ads, se
         assert following()[0] == 4
 
 
-def test_a_subscriber_whose_view_is_made_anew_is_told_though_it_has_as_many_changes(ads, server):
+def test_a_subscriber_whose_view_is_created_again_is_told_though_it_has_as_many_changes(
+    ads, server
+):
     commit_one(ads, 0)
     with server.events(f"{CHANGES}?since=0") as following:
         assert following()[0] == 1
-        made_anew(ads, "two", 5)
+        created_again(ads, "two", 5)
         assert following()[1] == "gone"
 
 
-def made_anew(ads, checkpoint_id, changes):
-    """Have the app begin anew, with so many changes at once; readers see all of it or nothing."""
-    home = ads.log / "apps" / "ads"
-    fresh = home.parent / "fresh.db"
-    with open_committer(ads.plan, fresh, ads.log) as targets:
-        targets.begin_run("main", checkpoint_id)
-        columns = ads.home.scan("ad_ctr").clear()
+def created_again(ads, checkpoint_id, changes):
+    """Have the app start over, with so many changes at once; readers see all of it or nothing."""
+    state_store = ads.log / "apps" / "ads"
+    fresh = state_store.parent / "fresh.db"
+    with open_committer(ads.plan, fresh, ads.log) as committer:
+        committer.begin_run("main", checkpoint_id)
+        columns = ads.state_store.scan("ad_ctr").clear()
         rows = pl.concat([columns, columns.clear(changes)]).with_columns(
             ad_id=pl.int_range(changes)
         )
         rows = rows.with_columns(
             window_start=pl.lit(NOON), window_end=pl.lit(NOON), shown=pl.lit(1, pl.Int64)
         )
-        targets.commit(0, BatchResult(rows={"ad_ctr": rows}), {})
-    for path in home.glob("views.db-*"):
+        committer.commit(0, BatchResult(rows={"ad_ctr": rows}), {})
+    for path in state_store.glob("views.db-*"):
         path.unlink()
-    fresh.rename(home / "views.db")
+    fresh.rename(state_store / "views.db")
 
 
 @pytest.mark.parametrize("path", ["/apps/ads/status/changes", "/apps/ads/live"])
@@ -225,10 +227,10 @@ def test_the_status_comes_again_after_every_commit(ads, server, path):
 
         assert status()["batch_id"] == 0
         commit_one(ads, 2)
-        told = status()
-        while told["batch_id"] != 1:
-            told = status()
-    assert told["totals"]["read"] == 3
+        newest = status()
+        while newest["batch_id"] != 1:
+            newest = status()
+    assert newest["totals"]["read"] == 3
 
 
 def test_panels_come_with_the_live_stream_when_their_views_change(ads, server):
@@ -280,11 +282,13 @@ def test_a_panel_shows_the_newest_stretch_only(ads, server):
 
 def test_a_panel_whose_view_is_gone_does_not_hide_the_others(ads, server):
     ads.commit((0, 7, 1, 0, "1.00"))
-    panels = ads.home.description("ads", "dashboard")
-    ads.home.put_description("ads", "dashboard", [{**panels[0], "view": "nope"}, panels[1]])
+    panels = ads.state_store.description("ads", "dashboard")
+    ads.state_store.put_description("ads", "dashboard", [{**panels[0], "view": "nope"}, panels[1]])
     first, second = server.json("/apps/ads/dashboard")["panels"]
     assert "There is no view 'nope'" in first["failed"]
     assert second["rows"]
-    ads.home.declare(ViewSchema("nope", ads.home.schema("ad_ctr").columns, ("ad_id",)))
+    ads.state_store.declare(
+        ViewSchema("nope", ads.state_store.schema("ad_ctr").columns, ("ad_id",))
+    )
     first, _ = server.json("/apps/ads/dashboard")["panels"]
     assert first["rows"] == [[0, 0, "0.000000000"]]

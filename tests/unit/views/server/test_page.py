@@ -105,8 +105,8 @@ def expect_text(page, selector, text):
 def test_the_numbers_on_the_page_are_those_of_the_views(ads, show):
     given(ads)
     page = show()
-    rates = ads.home.scan("ad_ctr")
-    status = ads.home.status("ads")
+    rates = ads.state_store.scan("ad_ctr")
+    status = ads.state_store.status("ads")
     expect_text(page, "[data-count=read]", f"{ads.read:,}")
     assert text_of(page, "[data-count=late]") == "3"
     assert text_of(page, "[data-count=unread]") == "11"
@@ -155,7 +155,7 @@ def test_a_chart_has_its_numbers_as_a_table(ads, show):
     page.wait_for_selector(f"{panel} path.line")
     page.locator(f"{panel} summary").click()
     shown = table_of(page, panel)
-    by_minute = ads.home.scan("ad_ctr").group_by("window_start").sum().sort("window_start")
+    by_minute = ads.state_store.scan("ad_ctr").group_by("window_start").sum().sort("window_start")
     wanted = [
         [f"{at:%Y-%m-%d %H:%M:%S}", f"{cost:.2f} €"]
         for at, cost in by_minute.select("window_start", "cost").rows()
@@ -192,7 +192,9 @@ def test_the_ledger_the_partitions_and_the_pipeline_are_drawn(ads, show):
     first = table_of(page, "#partitions")[0]
     assert first[:3] == ["ad-events/0", f"{ads.read:,}", "11"]
     names = page.locator("#graph g > title").all_text_contents()
-    assert set(names) == {node["name"] for node in ads.home.description("ads", "graph")["nodes"]}
+    assert set(names) == {
+        node["name"] for node in ads.state_store.description("ads", "graph")["nodes"]
+    }
     counts = page.locator(f"#graph [data-step='{windows}']")
     assert counts.text_content() == f"{ads.read:,} in · 19 out"
     assert page.locator("#graph .edge").count() == 8
@@ -205,7 +207,7 @@ def test_what_is_committed_shows_without_loading_the_page_again(ads, show):
     page.wait_for_selector("#rows tbody td")
     page.evaluate("window.loadedOnce = true")
     ads.commit((10, 9, 1000, 10, "7.50"))
-    shown = int(ads.home.scan("ad_ctr")["shown"].sum())
+    shown = int(ads.state_store.scan("ad_ctr")["shown"].sum())
     expect_text(page, "[data-counter=Impressions]", f"{shown:,}")
     expect_text(page, "[data-count=read]", f"{ads.read:,}")
     expect_text(page, "[data-count=unread]", "11")
@@ -295,6 +297,6 @@ def test_a_view_that_was_left_out_for_a_run_says_so_above_its_rows(ads, show):
     assert page.locator("#view-note").is_hidden()
     page.select_option("#view", "budgets")
     page.wait_for_selector("#view-note:not([hidden])")
-    assert "it is no longer fed since" in page.locator("#view-note").inner_text()
+    assert "it is no longer written since" in page.locator("#view-note").inner_text()
     page.select_option("#view", "ad_ctr")
     page.wait_for_selector("#view-note", state="hidden")

@@ -231,12 +231,12 @@ def test_views_of_a_database_are_served_beside_those_of_the_folder(ads, database
     app = ms.App("elsewhere", log=ads.log, views=database)
     events = app.topic("ad-events", AdEvent).stream(time="at")
     events.select("ad_id", "cost").view("costs", key="ad_id")
-    home = app.folder / "views.db"
+    state_store = app.folder / "views.db"
     rows = pl.DataFrame({"ad_id": [7, 8], "cost": [Decimal("9.50"), Decimal("10.00")]})
-    with open_committer(app.plan(), home, ads.log) as targets:
-        targets.begin_run("main", "one")
+    with open_committer(app.plan(), state_store, ads.log) as committer:
+        committer.begin_run("main", "one")
         position = {"ad-events": {"0": 5}}
-        targets.commit(0, BatchResult(rows={"costs": rows}, position=position), {})
+        committer.commit(0, BatchResult(rows={"costs": rows}, position=position), {})
         with serve(ads.log, listen="127.0.0.1:0", databases=[database]) as serving:
             server = client_of(serving.url)
             costs = {"cost.from": "9.75", "at_least": "ad-events/0/5", "timeout": "1 minute"}
@@ -246,7 +246,7 @@ def test_views_of_a_database_are_served_beside_those_of_the_folder(ads, database
             with server.events("/views/costs/changes?since=1") as following:
                 assert following()[2]["ad_id"] == 8
                 newer = rows.head(1).with_columns(cost=pl.lit(Decimal("1.00")))
-                targets.commit(1, BatchResult(rows={"costs": newer}, position=position), {})
+                committer.commit(1, BatchResult(rows={"costs": newer}, position=position), {})
                 assert following()[0] == 3
 
 
@@ -259,25 +259,25 @@ def test_a_view_that_was_not_always_fed_says_so_with_its_rows_in_the_list_and_in
         for name in views:
             events.view(name, key="ad_id")
         rows = pl.DataFrame({"ad_id": [batch_id], "cost": [Decimal("1.00")]})
-        with open_committer(app.plan(), app.folder / "views.db", tmp_path) as targets:
-            assert targets.begin_run("main", "one") == batch_id
-            outcome = BatchResult(
+        with open_committer(app.plan(), app.folder / "views.db", tmp_path) as committer:
+            assert committer.begin_run("main", "one") == batch_id
+            result = BatchResult(
                 rows=dict.fromkeys(views, rows), position={"ad-events": {"0": batch_id + 1}}
             )
-            targets.commit(batch_id, outcome, {})
+            committer.commit(batch_id, result, {})
 
     commit(0, "first")
     commit(1, "first", "second")
     with serve(tmp_path, listen="127.0.0.1:0") as serving:
         server = client_of(serving.url)
-        told = server.json("/views/second")
-        assert told["note"].startswith("is fed since")
-        assert told["coverage"][0]["since"]["position"] == {"ad-events": {"0": 1}}
+        response = server.json("/views/second")
+        assert response["note"].startswith("is written since")
+        assert response["coverage"][0]["since"]["position"] == {"ad-events": {"0": 1}}
         assert server.json("/views/first")["note"] is None
         notes = {view["view"]: view["note"] for view in server.json("/views")["views"]}
-        assert (notes["second"], notes["first"]) == (told["note"], None)
+        assert (notes["second"], notes["first"]) == (response["note"], None)
         outputs = server.json("/apps/later/status")["outputs"]
         assert [(one["name"], one["sink"], one["note"]) for one in outputs] == [
             ("first", "view", None),
-            ("second", "view", told["note"]),
+            ("second", "view", response["note"]),
         ]

@@ -1,4 +1,4 @@
-"""What an app is doing, as the page and programs are told."""
+"""What an app is doing, as the page and programs get it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ WINDOWS = "tumbling(1 minute) by ad_id"
 def test_the_status_adds_up_the_books_and_knows_every_partition(ads, server):
     ads.commit((0, 7, 10, 1, "1.50"))
     ads.commit((1, 7, 20, 2, "1.50"), late=3, unread=5)
-    told = server.json("/apps/ads/status")
-    assert told["totals"] == {"read": 36, "late": 3, "dead": 0, "filtered": 0, "duplicate": 0}
-    assert told["unread"] == 5
-    assert told["batch_id"] == 1
-    first, second = told["partitions"]
+    status = server.json("/apps/ads/status")
+    assert status["totals"] == {"read": 36, "late": 3, "dead": 0, "filtered": 0, "duplicate": 0}
+    assert status["unread"] == 5
+    assert status["batch_id"] == 1
+    first, second = status["partitions"]
     assert first == {
         "topic": TOPIC,
         "partition": 0,
@@ -30,13 +30,13 @@ def test_the_status_adds_up_the_books_and_knows_every_partition(ads, server):
         "idle": False,
     }
     assert (second["partition"], second["watermark"], second["idle"]) == (1, None, True)
-    (step,) = told["steps"]
+    (step,) = status["steps"]
     assert (step["step"], step["late"], step["late_by_us_max"]) == (WINDOWS, 3, 90_000_000)
-    total = {line["step"]: line for line in told["ledger"]["total"]}
-    last = {line["step"]: line for line in told["ledger"]["last"]}
+    total = {line["step"]: line for line in status["ledger"]["total"]}
+    last = {line["step"]: line for line in status["ledger"]["last"]}
     assert (total[WINDOWS]["held"], total[WINDOWS]["late"]) == (33, 3)
     assert (last[WINDOWS]["read"], last[TOPIC]["read"]) == (25, 25)
-    assert told["views"]["ad_ctr"] == 2
+    assert status["views"]["ad_ctr"] == 2
 
 
 def test_the_books_go_on_from_one_look_to_the_next(ads, server):
@@ -51,16 +51,16 @@ def test_the_books_go_on_from_one_look_to_the_next(ads, server):
 def test_an_app_runs_while_its_process_says_so(ads, server):
     assert not server.json("/apps/ads/status")["running"]
     with hold_run_lock(ads.log / "apps" / "ads", 3):
-        told = server.json("/apps/ads/status")
-        assert told["running"]
-        assert told["runs"][0]["run"] == 3
+        status = server.json("/apps/ads/status")
+        assert status["running"]
+        assert status["runs"][0]["run"] == 3
     assert not server.json("/apps/ads/status")["running"]
 
 
 def test_a_crashed_app_is_told_with_reason_time_and_the_way_on(ads, server):
     assert server.json("/apps/ads/status")["failure"] is None
-    home = ads.log / "apps" / "ads"
-    with pytest.raises(ConfigError), record_failure(home, lambda: 0.0):
+    state_store = ads.log / "apps" / "ads"
+    with pytest.raises(ConfigError), record_failure(state_store, lambda: 0.0):
         raise ConfigError("the field is gone.")
     failure = server.json("/apps/ads/status")["failure"]
     assert (failure["at"], failure["reason"]) == (
@@ -71,9 +71,9 @@ def test_a_crashed_app_is_told_with_reason_time_and_the_way_on(ads, server):
 
 
 def test_before_the_first_batch_there_is_nothing_to_tell(ads, server):
-    told = server.json("/apps/ads/status")
-    assert (told["batch_id"], told["at"], told["totals"]["read"]) == (None, None, 0)
-    assert told["throughput"] == told["partitions"] == told["steps"] == []
+    status = server.json("/apps/ads/status")
+    assert (status["batch_id"], status["at"], status["totals"]["read"]) == (None, None, 0)
+    assert status["throughput"] == status["partitions"] == status["steps"] == []
 
 
 def test_the_graph_leads_from_topics_to_views(ads, server):

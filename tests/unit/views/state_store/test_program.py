@@ -63,10 +63,10 @@ def plan(
 
 def run(folder, made, batches=1, **options):
     """Begin a run as a job does, and commit batches that change nothing."""
-    with open_committer(made, folder / "views.db", folder / "log") as targets:
-        first = targets.begin_run("main", "one", **options)
+    with open_committer(made, folder / "views.db", folder / "log") as committer:
+        first = committer.begin_run("main", "one", **options)
         for batch_id in range(first, first + batches):
-            targets.commit(batch_id, BatchResult(), {})
+            committer.commit(batch_id, BatchResult(), {})
 
 
 def plus_one(frame):
@@ -187,8 +187,8 @@ def test_what_does_not_change_the_meaning_of_a_state_goes_on(tmp_path, name):
 
 
 def stored(folder):
-    with StateStore(folder / "views.db", readonly=True) as home:
-        return home.program("app", "main")
+    with StateStore(folder / "views.db", readonly=True) as state_store:
+        return state_store.program("app", "main")
 
 
 def test_before_the_first_batch_any_program_may_take_the_place_of_another(tmp_path):
@@ -212,7 +212,7 @@ def test_a_refused_program_leaves_no_view_behind_and_fences_nobody_off(tmp_path)
 
 def test_views_that_do_not_say_by_what_program_they_were_made_are_refused(tmp_path):
     run(tmp_path, plan())
-    with StateStore(tmp_path / "views.db") as home, home._transaction() as db:
+    with StateStore(tmp_path / "views.db") as state_store, state_store._transaction() as db:
         db.execute("DELETE FROM _programs")
     with pytest.raises(ConfigError, match=r"does not say by what program"):
         run(tmp_path, plan())
@@ -269,7 +269,7 @@ def test_after_an_upgrade_steps_that_read_alike_and_differ_are_refused():
     assert len(now.steps) == 2
     check_same_program(now, now, Path("here"), same_expressions=False)
     older = recoded(now, versions={"polars": "1.0.0"})
-    with pytest.raises(ConfigError, match="which state is whose cannot be told"):
+    with pytest.raises(ConfigError, match="which state belongs to which step is not known"):
         check_same_program(older, now, Path("here"), same_expressions=True)
 
 
@@ -302,9 +302,9 @@ def test_state_of_another_format_is_refused_whatever_else_its_program_says(numbe
 
 def test_a_store_of_an_earlier_format_is_refused_plainly(tmp_path):
     run(tmp_path, plan())
-    with StateStore(tmp_path / "views.db") as home:
-        assert home._writer is not None
-        home._writer.execute("PRAGMA user_version = 2")
+    with StateStore(tmp_path / "views.db") as state_store:
+        assert state_store._writer is not None
+        state_store._writer.execute("PRAGMA user_version = 2")
     for readonly in (True, False):
         with pytest.raises(
             ConfigError, match=r"has format 2, of an earlier version.*millstream reset"
@@ -335,7 +335,7 @@ def writing(folder, *, meaning="as it was", view="as it was", more=False):
     return JobPlan("app", (), (), (), sinks, Buckets(1), program=Program({}, outputs, (), 0))
 
 
-def outcome(made):
+def result(made):
     rows = pl.DataFrame({"k": ["a"], "n": [1]})
     books = {"step": Counter(read=1, emitted=1)}
     names = [sink.name for sink in made.sinks if sink.name != "calls"]
@@ -343,14 +343,14 @@ def outcome(made):
 
 
 def cut_off(folder, made, committed):
-    """Commit batches, and one that the process dies of between the other targets and the home."""
-    with open_committer(made, folder / "views.db", folder / "log") as targets:
-        first = targets.begin_run("main", "one", partitioning=SHARING)
+    """Commit batches, and one that the process dies of between the other sinks and the state store."""
+    with open_committer(made, folder / "views.db", folder / "log") as committer:
+        first = committer.begin_run("main", "one", partitioning=SHARING)
         for batch_id in range(first, committed):
-            targets.commit(batch_id, outcome(made), {})
-        targets.state_store.commit = dies
+            committer.commit(batch_id, result(made), {})
+        committer.state_store.commit = dies
         with pytest.raises(SimulatedCrash):
-            targets.commit(committed, outcome(made), {})
+            committer.commit(committed, result(made), {})
 
 
 def dies(*_, **__):
@@ -368,18 +368,18 @@ def test_a_batch_that_one_program_has_begun_is_not_ended_by_another(tmp_path, co
         for _ in range(2):  # one refusal does not make it the program that is known
             with pytest.raises(ConfigError, match=f"batch {committed} .*{re.escape(name)}.*once"):
                 run(tmp_path, other, partitioning=SHARING)
-    with open_committer(writing(tmp_path), tmp_path / "views.db", tmp_path / "log") as targets:
-        assert targets.begin_run("main", "one", partitioning=SHARING) == committed
-        assert targets.commit(committed, outcome(writing(tmp_path)), {})
+    with open_committer(writing(tmp_path), tmp_path / "views.db", tmp_path / "log") as committer:
+        assert committer.begin_run("main", "one", partitioning=SHARING) == committed
+        assert committer.commit(committed, result(writing(tmp_path)), {})
     run(tmp_path, changed["to(out)"], partitioning=SHARING)
-    since = {place: fed.spans[-1].since for (_, place), fed in fed_in(tmp_path).items()}
+    since = {label: one.spans[-1].since for (_, label), one in coverage_in(tmp_path).items()}
     assert since["topic out"].batch_id == committed + 1
     assert since["view"] is None
 
 
-def fed_in(folder):
-    with StateStore(folder / "views.db", readonly=True) as home:
-        return home.outputs("app")
+def coverage_in(folder):
+    with StateStore(folder / "views.db", readonly=True) as state_store:
+        return state_store.outputs("app")
 
 
 def test_what_is_at_home_alone_and_functions_may_change_before_a_batch_is_ended(tmp_path):

@@ -132,7 +132,7 @@ def test_another_checkpoint_is_refused_once_batches_are_committed(store):
     assert store.begin_run("app", "main", "one") == (1, 0)
     assert store.begin_run("app", "main", "two") == (2, 0)
     store.commit(Fence("app", "main", 2, 0), [], position={}, status={})
-    with pytest.raises(ConfigError, match=r"still hold 1 batches(.|\n)*restore .* or begin anew"):
+    with pytest.raises(ConfigError, match=r"still hold 1 batches(.|\n)*restore .* or start over"):
         store.begin_run("app", "main", "three")
     assert store.begin_run("app", "main", "two") == (3, 1)
 

@@ -1,4 +1,4 @@
-// Line charts and sparklines as SVG, drawn to the width that there is.
+// Line charts and sparklines as SVG, drawn to the width of their parent.
 
 import { h, s } from "./dom.js";
 import { axis, measured, shortTime, tick } from "./format.js";
@@ -31,7 +31,7 @@ export class LineChart {
     new ResizeObserver(() => this.draw()).observe(this.node);
   }
 
-  /** `rows` are a time and a value for each series; `units` likewise has one for the time. */
+  /** `rows` have a time and a value for each series; `labels` and `units` have an entry for the time, too. */
   update(labels, units, rows) {
     this.labels = labels;
     this.units = units;

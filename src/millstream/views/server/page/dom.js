@@ -20,7 +20,7 @@ export const s = (tag, properties, ...children) =>
 
 export const byId = (id) => document.getElementById(id);
 
-/** Put a text where another may be; a change is highlighted for a moment. */
+/** Set the text of a node; a change is highlighted for a moment. */
 export function setText(node, text) {
   if (node.textContent === text) return;
   const first = node.textContent === "";
@@ -30,6 +30,6 @@ export function setText(node, text) {
 
 export function flash(node) {
   node.classList.remove("flash");
-  void node.offsetWidth; // so that the animation begins anew
+  void node.offsetWidth; // so that the animation starts over
   node.classList.add("flash");
 }

@@ -11,7 +11,7 @@ export function count(value) {
   return value === null || value === undefined ? NONE : WHOLE.format(value);
 }
 
-/** A number with its unit; what came as text (a decimal, a large integer) keeps all its digits. */
+/** A number with its unit; a number in a text (a decimal, a large integer) keeps all its digits. */
 export function measured(value, unit = "") {
   if (value === null || value === undefined) return NONE;
   if (unit === "percent") return `${(Number(value) * 100).toFixed(2)} %`;
@@ -20,7 +20,7 @@ export function measured(value, unit = "") {
 }
 
 function grouped(text) {
-  // A decimal has all the places of its column; noughts after the second say nothing.
+  // A decimal has all the places of its column; zeros after the second place are left out.
   const [whole, places] = text.replace(/(\.\d\d\d*?)0+$/, "$1").split(".");
   const with_commas = whole.replace(/\B(?=(\d{3})+(?!\d))/g, ",");
   return places === undefined ? with_commas : `${with_commas}.${places}`;

@@ -8,7 +8,7 @@ const GAP = { along: 54, across: 18 };
 const LINE_CHARACTERS = 21;
 const LEAST_SCALE = 0.74;
 
-/** Which layer each node stands in: one further than the last of those before it. */
+/** The layers of nodes: a node is one layer after the last of its inputs. */
 function layers(nodes, edges) {
   const depth = new Map(nodes.map((node) => [node.id, 0]));
   for (let round = 0; round < nodes.length; round += 1) {
@@ -26,7 +26,7 @@ function layers(nodes, edges) {
   return out.filter(Boolean);
 }
 
-/** Order each layer by where its neighbours stand, so that few edges cross. */
+/** Order each layer by the places of its neighbours, so that few edges cross. */
 function ordered(rows, edges) {
   const place = new Map();
   const note = () => rows.forEach((row) => row.forEach((node, n) => place.set(node.id, n - (row.length - 1) / 2)));
@@ -125,7 +125,7 @@ export class Graph {
     const end = this.down ? [b.x + BOX.width / 2, b.y] : [b.x, b.y + BOX.height / 2];
     const bend = this.down ? [0, (end[1] - begin[1]) / 2] : [(end[0] - begin[0]) / 2, 0];
     const path = `M${begin}C${begin[0] + bend[0]} ${begin[1] + bend[1]} ${end[0] - bend[0]} ${end[1] - bend[1]} ${end}`;
-    return s("path", { class: late ? "edge late" : "edge", d: path, "marker-end": "url(#arrow)" }, late ? s("title", {}, "what came too late") : null);
+    return s("path", { class: late ? "edge late" : "edge", d: path, "marker-end": "url(#arrow)" }, late ? s("title", {}, "late events") : null);
   }
 
   node(node, { x, y }) {
@@ -146,7 +146,7 @@ export class Graph {
 }
 
 function through(line) {
-  return `${count(line.read)} in${line.made ? ` · ${count(line.made)} out` : ""}`;
+  return `${count(line.read)} in${line.rows_out ? ` · ${count(line.rows_out)} out` : ""}`;
 }
 
 function lost({ late, dead }) {

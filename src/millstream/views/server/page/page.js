@@ -6,7 +6,7 @@ import { Panels } from "./panels.js";
 import { Status } from "./status.js";
 import { Views } from "./views.js";
 
-const AGAIN_MS = 2000;
+const RETRY_MS = 2000;
 
 const status = new Status();
 const panels = new Panels(byId("panels"));
@@ -17,12 +17,12 @@ let stream = null;
 let run = null;
 
 async function json(path) {
-  const answer = await fetch(path);
-  if (!answer.ok) throw new Error((await answer.json()).error.message);
-  return answer.json();
+  const response = await fetch(path);
+  if (!response.ok) throw new Error((await response.json()).error.message);
+  return response.json();
 }
 
-/** Look which apps there are until there is one; show the one that the address names, or the first. */
+/** Poll the list of apps until there is one; show the one in the URL's fragment, or the first. */
 async function begin() {
   try {
     const { apps } = await json("/apps");
@@ -40,7 +40,7 @@ async function begin() {
   } catch {
     lost();
   }
-  setTimeout(begin, AGAIN_MS);
+  setTimeout(begin, RETRY_MS);
 }
 
 async function choose(name) {
@@ -62,20 +62,20 @@ async function describe() {
 function follow() {
   stream?.close();
   stream = new EventSource(`/apps/${encodeURIComponent(app)}/live`);
-  stream.addEventListener("status", (event) => take(JSON.parse(event.data)));
+  stream.addEventListener("status", (event) => update(JSON.parse(event.data)));
   stream.addEventListener("panel", (event) => panels.update(JSON.parse(event.data)));
   stream.addEventListener("failed", (event) => notice(JSON.parse(event.data).message));
   stream.addEventListener("error", lost);
 }
 
-function take(told) {
+function update(newStatus) {
   notice(null);
-  const newest = told.runs.at(-1)?.run ?? null;
+  const newest = newStatus.runs.at(-1)?.run ?? null;
   if (run !== null && newest !== null && newest !== run) describe(); // another program, perhaps
   run = newest ?? run;
-  status.update(told);
-  graph.count(told.ledger.total);
-  views.update(told.views);
+  status.update(newStatus);
+  graph.count(newStatus.ledger.total);
+  views.update(newStatus.views);
 }
 
 function notice(text) {
@@ -90,7 +90,7 @@ function lost() {
 
 byId("app").addEventListener("change", () => { location.hash = encodeURIComponent(byId("app").value); });
 addEventListener("hashchange", () => choose(decodeURIComponent(location.hash.slice(1))).catch(lost));
-// A page that nobody sees asks for nothing.
+// A hidden page reads nothing.
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) stream?.close();
   else if (app !== null) follow();

@@ -1,4 +1,4 @@
-// The panels of an app's dashboard. What they show comes with them; here it is only drawn.
+// The panels of an app's dashboard. The server computes their values; here they are only drawn.
 
 import { LineChart } from "./chart.js";
 import { h, setText } from "./dom.js";
@@ -20,7 +20,7 @@ class LinesPanel extends Frame {
   constructor(panel) {
     super(panel);
     const units = [...new Set(panel.units.slice(1))];
-    // What is measured in different units has different axes: a chart for each.
+    // Measures in different units need different axes: a chart for each unit.
     this.charts = units.map((unit) => ({ unit, chart: new LineChart(panel.title) }));
     this.numbers = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Numbers of ${panel.title}` });
     this.table = new Table(this.numbers, (row) => row[0], panel.title);
@@ -65,7 +65,7 @@ class TablePanel extends Frame {
   }
 
   update({ labels, units, rows }) {
-    // Measures stand under one another by their digits; what a row is about is text.
+    // Measures are right-aligned; the subject of a row is text.
     const columns = labels.map((title, n) => ({ title, n: this.measures && n > 0, text: (row) => shown(row[n], units[n]) }));
     this.table.update(columns, rows);
   }
@@ -128,7 +128,7 @@ export class Panels {
     this.holder.replaceChildren();
   }
 
-  /** Draw a panel, by its number, or bring it up to date. */
+  /** Draw a panel, by its number, or update it. */
   update(panel) {
     const what = JSON.stringify([panel.kind, panel.title, panel.labels]);
     let drawn = this.drawn[panel.number];

@@ -1,4 +1,4 @@
-// What an app is doing now: tiles, partitions, operators, ledger.
+// The status of an app: tiles, partitions, operators, ledger.
 
 import { sparkline } from "./chart.js";
 import { byId, h } from "./dom.js";
@@ -19,17 +19,17 @@ export class Status {
     this.ledger = new Table(byId("ledger"), (row) => row.step, "Ledger");
     this.which = "total";
     for (const which of ["total", "last"]) byId(`ledger-${which}`).addEventListener("click", () => this.choose(which));
-    setInterval(() => this.told && this.header(), 1000);
+    setInterval(() => this.status && this.header(), 1000);
   }
 
   choose(which) {
     this.which = which;
     for (const each of ["total", "last"]) byId(`ledger-${each}`).setAttribute("aria-pressed", each === which);
-    if (this.told) this.drawLedger();
+    if (this.status) this.drawLedger();
   }
 
-  update(told) {
-    this.told = told;
+  update(status) {
+    this.status = status;
     this.header();
     this.drawTiles();
     this.drawPartitions();
@@ -38,12 +38,12 @@ export class Status {
   }
 
   header() {
-    const { running, failure, behind_s, at, unread } = this.told;
+    const { running, failure, behind_s, at, unread } = this.status;
     byId("state").dataset.state = running ? "running" : failure ? "failed" : "stopped";
     const fresh = running && !unread ? `${duration(behind_s)} behind` : `last batch ${duration(age(at))} ago`;
     const failed = failure && (failure.kind === "Killed" ? "Killed" : `Failed ${duration(age(failure.at))} ago`);
-    const said = running ? "Running" : failed || "Stopped";
-    byId("state-text").textContent = `${said} · ${at ? fresh : "no batch yet"}`;
+    const state = running ? "Running" : failed || "Stopped";
+    byId("state-text").textContent = `${state} · ${at ? fresh : "no batch yet"}`;
     this.drawFailure(failure);
   }
 
@@ -56,18 +56,18 @@ export class Status {
   }
 
   drawTiles() {
-    const { throughput, totals, unread, watermark, state_bytes, duration_ms, batch_id, running, at } = this.told;
+    const { throughput, totals, unread, watermark, state_bytes, duration_ms, batch_id, running, at } = this.status;
     const rates = throughput.map((sample) => sample.per_second);
     const now = running && at && age(at) < QUIET_S ? (rates.at(-1) ?? null) : null;
     const most = rates.length > 1 ? `peak ${measured(Math.round(Math.max(...rates)))}` : "";
     const spark = this.tile("throughput", "Events a second", now === null ? NONE : measured(Math.round(now)), most, { wide: true });
     spark.chart.replaceChildren(sparkline(rates));
     this.tile("read", "Read", count(totals.read), `batch ${count(batch_id)}, ${duration(duration_ms === null ? null : duration_ms / 1000)}`);
-    this.tile("unread", "Unread", count(unread), unread ? "waiting in the log" : "all is taken in");
+    this.tile("unread", "Unread", count(unread), unread ? "waiting in the log" : "none is waiting");
     this.tile("state", "State", bytes(state_bytes), "what operators hold");
     this.tile("watermark", "Watermark", watermark ? shortTime(watermark) : NONE, "event time is complete up to here", { wide: true });
     this.tile("late", "Late", count(totals.late), "came after their window", { alarm: totals.late > 0 });
-    this.tile("dead", "Dead", count(totals.dead), "could not be processed", { alarm: totals.dead > 0 });
+    this.tile("dead", "Dead letters", count(totals.dead), "could not be processed", { alarm: totals.dead > 0 });
     this.tile("duplicate", "Duplicates", count(totals.duplicate), "came again, left out");
   }
 
@@ -94,7 +94,7 @@ export class Status {
       number("Unread", (row) => count(row.unread), (row) => (row.unread ? "alarm" : "zero")),
       { title: "Watermark", text: (row) => time(row.watermark) },
       { title: "", text: (row) => (row.idle ? "idle" : "") },
-    ], this.told.partitions);
+    ], this.status.partitions);
   }
 
   drawSteps() {
@@ -103,13 +103,13 @@ export class Status {
       { title: "Watermark", text: (row) => time(row.watermark) },
       { title: "Late", n: true, text: (row) => count(row.late), mark: (row) => (row.late ? "alarm" : "zero") },
       { title: "Missed by", n: true, text: (row) => (row.late_by_us_max ? duration(row.late_by_us_max / 1e6) : NONE) },
-    ], this.told.steps, "No operator has windows");
+    ], this.status.steps, "No operator has windows");
   }
 
   drawLedger() {
     const mark = (name) => (row) => (row[name] === 0 ? "zero" : ALARMS.has(name) ? "alarm" : "");
     const counted = (name) => ({ title: name, n: true, text: (row) => count(row[name]), mark: mark(name) });
-    const columns = [{ title: "step", wrap: true, text: (row) => row.step }, ...["read", ...EXITS, "made"].map(counted)];
-    this.ledger.update(columns, this.told.ledger[this.which]);
+    const columns = [{ title: "step", wrap: true, text: (row) => row.step }, ...["read", ...EXITS, "rows_out"].map(counted)];
+    this.ledger.update(columns, this.status.ledger[this.which]);
   }
 }

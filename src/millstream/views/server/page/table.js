@@ -1,4 +1,4 @@
-// Tables: made from columns and rows, and brought up to date in place, so that changes show.
+// Tables: built from columns and rows, and updated in place, so that changes are highlighted.
 
 import { flash, h } from "./dom.js";
 

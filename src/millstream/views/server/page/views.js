@@ -1,4 +1,4 @@
-// A browser over the views: rows in any order, found by value, brought up to date as they change.
+// A browser for views: rows in any order, searched by value, updated as they change.
 
 import { byId, h } from "./dom.js";
 import { cell, count, isNumber } from "./format.js";
@@ -54,7 +54,7 @@ export class Views {
     this.load();
   }
 
-  /** The numbers of the newest changes have come: look again if the view is among what moved. */
+  /** Take the numbers of the newest changes; reload the rows if the view has changed. */
   update(changes) {
     this.changes = changes;
     if (this.view && changes[this.name] !== this.shown && !this.waiting) {
@@ -64,31 +64,31 @@ export class Views {
   }
 
   async load() {
-    const asked = this.name;
+    const name = this.name;
     const parameters = new URLSearchParams({ app: this.app, limit: ROWS });
     if (this.order) parameters.set("order", this.order);
     if (this.value !== null) parameters.set(`${byId("find-column").value}.equals`, this.value);
-    let told;
+    let result;
     try {
-      const answer = await fetch(`/views/${encodeURIComponent(asked)}?${parameters}`);
-      told = await answer.json();
+      const response = await fetch(`/views/${encodeURIComponent(name)}?${parameters}`);
+      result = await response.json();
     } catch {
-      return; // the server is away; the header says so
+      return; // no connection; the header says so
     }
-    if (asked !== this.name) return;
-    byId("view-notice").hidden = !told.error;
-    if (told.error) {
-      byId("view-notice").textContent = told.error.message;
+    if (name !== this.name) return;
+    byId("view-notice").hidden = !result.error;
+    if (result.error) {
+      byId("view-notice").textContent = result.error.message;
       return;
     }
-    this.shown = told.change;
-    this.draw(told);
+    this.shown = result.change;
+    this.draw(result);
   }
 
-  draw(told) {
-    byId("view-note").hidden = !told.note;
-    byId("view-note").textContent = told.note ? `This view is not whole: it ${told.note}.` : "";
-    const columns = told.columns.map(({ name, type }) => ({
+  draw(result) {
+    byId("view-note").hidden = !result.note;
+    byId("view-note").textContent = result.note ? `This view is incomplete: it ${result.note}.` : "";
+    const columns = result.columns.map(({ name, type }) => ({
       title: name,
       n: isNumber(type),
       text: (row) => cell(row[name], type),
@@ -96,8 +96,8 @@ export class Views {
       sorted: this.order === name ? "ascending" : this.order === `-${name}` ? "descending" : undefined,
       onsort: type === "json" ? undefined : () => this.sort(name),
     }));
-    this.table.update(columns, told.rows, this.value === null ? "No rows yet" : "No row has this value");
-    const more = told.more ? `the first ${told.rows.length} rows` : `${count(told.rows.length)} ${told.rows.length === 1 ? "row" : "rows"}`;
-    byId("view-hint").textContent = `${more} · change ${count(told.change)} · live`;
+    this.table.update(columns, result.rows, this.value === null ? "No rows yet" : "No row has this value");
+    const more = result.more ? `the first ${result.rows.length} rows` : `${count(result.rows.length)} ${result.rows.length === 1 ? "row" : "rows"}`;
+    byId("view-hint").textContent = `${more} · change ${count(result.change)} · live`;
   }
 }
