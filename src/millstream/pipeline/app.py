@@ -35,6 +35,7 @@ from millstream.pipeline.topic_declaration import (
     Metadata,
     TopicDeclaration,
     check_policy,
+    check_topic_key,
 )
 from millstream.pipeline.watermarks import IN_ORDER, check_dataframe_watermark
 from millstream.views.address import parse_store
@@ -165,9 +166,8 @@ class App(AppDeclaration):
         declared = TopicDeclaration(name, schema, format, avro_schema, avro_schemas, metadata)
         fields, values = declared.read()
         check_policy(name, bad)
-        if key is not None and key not in {f.name for f in fields}:
-            names = ", ".join(f.name for f in fields)
-            raise ConfigError(f"The key of topic {name!r} is {key!r}. Its fields are {names}.")
+        if key is not None:
+            check_topic_key(name, key, fields)
         if name in self.topics:
             raise ConfigError(f"Topic {name!r} is declared twice. Use the first declaration.")
         self.topics[name] = Topic(self, name, fields, key, partitions, values, bad)

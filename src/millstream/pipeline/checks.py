@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 import polars as pl
 
@@ -81,6 +81,24 @@ def available_columns(name: str, columns: ColumnTypes) -> str:
     return f"The columns there are {', '.join(columns)}.{did_you_mean(name, columns)}"
 
 
+def names_given(given: object, what: str) -> tuple[str, ...]:
+    """Return the names of columns that a caller gave: one name, or several.
+
+    Raises:
+        ConfigError: something in it is not a name.
+    """
+    several = isinstance(given, Iterable) and not isinstance(given, (str, bytes))
+    names: tuple[object, ...] = tuple(cast("Iterable[object]", given)) if several else (given,)
+    for name in names:
+        if not isinstance(name, str):
+            shown = f"the expression {name}" if isinstance(name, pl.Expr) else repr(name)
+            raise ConfigError(
+                f'{what} is given {shown}. Give the name of a column, such as "id". For a computed '
+                'value, make a column first: with_columns(id=…), then give the name "id".'
+            )
+    return cast("tuple[str, ...]", names)
+
+
 def require_column(name: str, columns: ColumnTypes, what: str) -> None:
     """Make sure that a column is there."""
     if name not in columns:
@@ -91,7 +109,7 @@ def require_columns(names: Sequence[str], columns: ColumnTypes, what: str) -> No
     """Make sure that columns are there, and that there are names at all."""
     if not names:
         raise ConfigError(f"{what} names no column. {available_columns('', columns)}")
-    for name in names:
+    for name in names_given(names, what):
         require_column(name, columns, what)
 
 

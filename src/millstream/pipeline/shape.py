@@ -14,7 +14,7 @@ from millstream.errors import ConfigError
 from millstream.kernels.column_types import check_column, check_key
 from millstream.kernels.late import LATE_COLUMNS
 from millstream.kernels.trigger import EmitStrategy, LatePolicy, Mode
-from millstream.pipeline.checks import require_column
+from millstream.pipeline.checks import names_given, require_column
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.window_columns import WINDOW_COLUMNS
 
@@ -65,9 +65,10 @@ class StreamShape:
         """Return the names of columns that are to be a key, or part of one.
 
         Raises:
-            ConfigError: there is no such column, or its type cannot be a key.
+            ConfigError: what is given is not a name, there is no such column, or its type cannot be
+                a key.
         """
-        names = (columns,) if isinstance(columns, str) else tuple(columns)
+        names = names_given(columns, what)
         for name in names:
             require_column(name, self.columns, what)
             check_key(name, self.columns[name], what)

@@ -22,6 +22,7 @@ from millstream.kernels.plan import (
     ViewSinkSpec,
 )
 from millstream.log.topics import check_topic_name
+from millstream.pipeline.checks import names_given
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.graph import GraphNode, Output
 from millstream.pipeline.shape import StreamShape
@@ -107,7 +108,7 @@ class SinkBuilder:
     ) -> Output:
         """Make a topic's output; see :meth:`Stream.to`."""
         if key is not None:
-            self.shape.key_columns(key, f"the key of to({topic!r})")
+            self.shape.key_columns([key], f"the key of to({topic!r})")
         check_topic_name(topic)
         what = f"to({topic!r})"
         self._check_diff_is_free(what)
@@ -128,14 +129,14 @@ class SinkBuilder:
         columns = self.shape.columns
         if value is None:
             return tuple(columns)
-        names = [value] if isinstance(value, str) else list(value)
+        names = names_given(value, f"the value of {what}")
         for name in names:
             if name not in columns:
                 raise ConfigError(
                     f"{what} has the value {name!r}. The columns there are {', '.join(columns)}."
                 )
         if not isinstance(value, str):
-            return tuple(names)
+            return names
         if columns[value] not in (pl.String, pl.Binary):
             raise ConfigError(
                 f"{what} has the value {value!r}, a column of {columns[value]}. One column must "
