@@ -33,7 +33,7 @@ from millstream.log.takeover import SPARE_FILES
 @click.option(
     "--advertise",
     metavar="HOST:PORT",
-    help="The address to tell clients, where something between rewrites addresses.",
+    help="The address that clients get, where a proxy or NAT rewrites addresses.",
 )
 @click.option(
     "--tls-cert",
@@ -177,7 +177,7 @@ def _announce_ready(
     serving: RunningBroker, folder: Path, ready_file: Path | None
 ) -> Iterator[None]:
     """Say that clients can come, for as long as they can."""
-    way = " by TLS" if serving.encrypted else ""
-    click.echo(f"Kafka clients reach {folder} at {serving.address}{way} (Ctrl-C ends it)")
+    tls = " by TLS" if serving.encrypted else ""
+    click.echo(f"Kafka clients reach {folder} at {serving.address}{tls} (Ctrl-C ends it)")
     with write_ready_file(ready_file, serving.address):
         yield

@@ -170,7 +170,7 @@ def replay_dead(
     if done.rows_without_record:
         sentence += (
             f"; {pluralize(done.rows_without_record, 'row')} left out that died behind a shuffle, as no record of them is "
-            "kept (millstream reset takes in all anew)"
+            "kept (millstream reset reads everything again)"
         )
     values = dataclasses.asdict(done)
     print_result(sentence, values, as_json=as_json)

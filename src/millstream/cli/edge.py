@@ -155,9 +155,9 @@ def edge(
 
 def _announce(up: EdgeServer, address: Path | str) -> None:
     log = shown(address)
-    ways = []
+    addresses = []
     if up.url is not None:
-        ways.append(f"HTTP reaches {log} at {up.url}")
+        addresses.append(f"HTTP reaches {log} at {up.url}")
     if up.statsd is not None:
-        ways.append(f"StatsD's datagrams are taken at {up.statsd}")
-    click.echo(f"{'; '.join(ways)} (Ctrl-C ends it)")
+        addresses.append(f"StatsD datagrams are received at {up.statsd}")
+    click.echo(f"{'; '.join(addresses)} (Ctrl-C ends it)")

@@ -110,15 +110,15 @@ class Aggregation:
 def _grouped(rows: pl.DataFrame, columns: Sequence[str], made: Sequence[pl.Expr]) -> pl.DataFrame:
     """Group rows; most batches lie in one window, and grouping by one column takes half as long."""
     alike = {name: rows[name].item(0) for name in columns if _is_constant(rows[name])}
-    told = [name for name in columns if name not in alike]
-    if not told:
+    varying = [name for name in columns if name not in alike]
+    if not varying:
         return rows.group_by(*columns).agg(*made)
-    grouped = rows.group_by(*told).agg(*made)
+    grouped = rows.group_by(*varying).agg(*made)
     same = [
         pl.repeat(value, grouped.height, dtype=rows.schema[name], eager=True).alias(name)
         for name, value in alike.items()
     ]
-    return grouped.hstack(same)[[*columns, *grouped.columns[len(told) :]]] if same else grouped
+    return grouped.hstack(same)[[*columns, *grouped.columns[len(varying) :]]] if same else grouped
 
 
 def _is_constant(column: pl.Series) -> bool:

@@ -169,13 +169,13 @@ class Budget(PassThroughOperator):
         known = held.get(hashes)
         if known is None:
             known = pl.DataFrame(schema=self._entry_schema)
-        told = self._charged(known.select(self._entry_schema.keys()), rows)
-        kept, over = self._kept(told, watermark_us)
+        decided = self._charged(known.select(self._entry_schema.keys()), rows)
+        kept, over = self._kept(decided, watermark_us)
         held.put(hashes, kept, known)
-        ledger.events_in = int(told.filter(pl.col(_IS_ROW) & pl.col(DECISION))[_COST].sum())
+        ledger.events_in = int(decided.filter(pl.col(_IS_ROW) & pl.col(DECISION))[_COST].sum())
         ledger.events_out = int(over[_CHARGED].sum())
         ledger.check()
-        return self._rows(rows, told)
+        return self._rows(rows, decided)
 
     def _charged(self, known: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         """Put entries and rows together, day by day of each key, and charge what is granted.
@@ -206,10 +206,10 @@ class Budget(PassThroughOperator):
             pl.Series(_CHARGED, charged), pl.Series(_EXHAUSTED, out), pl.Series(DECISION, granted)
         )
 
-    def _kept(self, told: pl.DataFrame, watermark_us: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def _kept(self, decided: pl.DataFrame, watermark_us: int) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the daily entries after the batch, of open days and of each key's newest, and the others."""
         key = [HASH, *self.by]
-        last = told.group_by(*key, _DAY, maintain_order=True).agg(
+        last = decided.group_by(*key, _DAY, maintain_order=True).agg(
             pl.col(_CHARGED, _EXHAUSTED).last()
         )
         newest = last.select((pl.col(_DAY) == pl.col(_DAY).max().over(key)).alias(_AT))[_AT]
@@ -217,30 +217,32 @@ class Budget(PassThroughOperator):
         kept = newest | is_open
         return last.filter(kept).select(self._entry_schema.keys()), last.filter(~kept)
 
-    def _rows(self, rows: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
+    def _rows(self, rows: pl.DataFrame, decided: pl.DataFrame) -> pl.DataFrame:
         """Return the rows that came, in their order, with what was decided."""
-        events = self._events(told)
-        told = told.filter(_IS_ROW).select(_AT, _DAY, _LIMIT, _CHARGED, DECISION).sort(_AT)
-        told = told.join(events, on=_AT, how="left", maintain_order="left")
-        limits = told[_LIMIT]
+        events = self._events(decided)
+        decided = decided.filter(_IS_ROW).select(_AT, _DAY, _LIMIT, _CHARGED, DECISION).sort(_AT)
+        decided = decided.join(events, on=_AT, how="left", maintain_order="left")
+        limits = decided[_LIMIT]
         remaining = pl.select(
-            pl.when(limits != _NO_LIMIT).then(limits - told[_CHARGED])
+            pl.when(limits != _NO_LIMIT).then(limits - decided[_CHARGED])
         ).to_series()
         return rows.drop(HASH, _COST, _LIMIT, _LEAST, _DAY).with_columns(
-            told[_DAY].alias(BUDGET_DAY),
-            pl.select(pl.when(told[DECISION]).then(pl.lit("granted")).otherwise(pl.lit("refused")))
+            decided[_DAY].alias(BUDGET_DAY),
+            pl.select(
+                pl.when(decided[DECISION]).then(pl.lit("granted")).otherwise(pl.lit("refused"))
+            )
             .to_series()
             .alias(DECISION),
-            self.money.amount(told[_CHARGED]).alias(SPENT),
+            self.money.amount(decided[_CHARGED]).alias(SPENT),
             self.money.amount(remaining).alias(REMAINING),
-            told[EVENT],
+            decided[EVENT],
         )
 
-    def _events(self, told: pl.DataFrame) -> pl.DataFrame:
+    def _events(self, decided: pl.DataFrame) -> pl.DataFrame:
         """Find the rows that change a key's budget status, which is that of its newest day so far."""
         key = [HASH, *self.by]
         # Nothing changes where nothing is used up, before or after.
-        in_turn = told.filter(pl.col(_EXHAUSTED).any().over(HASH)).sort(*key, _AT, _DAY)
+        in_turn = decided.filter(pl.col(_EXHAUSTED).any().over(HASH)).sort(*key, _AT, _DAY)
         day = pl.col(_DAY).to_physical()
         status = in_turn.filter(day == day.cum_max().over(key))
         was_out = pl.col(_EXHAUSTED).shift(1, fill_value=False).over(key)

@@ -114,7 +114,7 @@ def code_name(value: Any) -> str:
 class _Reading:
     """Reads values into text. ``own`` is the package of the user's first function or class.
 
-    What is read just now and names itself is told by its place, so that this comes to an end.
+    A function that is being read and names itself is replaced by its position, so that this ends.
     """
 
     own: str | None = None

@@ -73,7 +73,7 @@ class SourcePlan:
 
     ``number`` is its place among the sources, ``topic_number`` that of its topic in the order of the
     log: the same in every program that reads these topics. ``time`` gives the event time (a Datetime) from the
-    fields; None: the record's timestamp. ``time_ports`` are the operators that are to be told of
+    fields; None: the record's timestamp. ``time_ports`` are the operators that receive
     this source's time. ``values`` is how the topic's values are written, ``bad`` what becomes of
     those that cannot be decoded.
     """
@@ -110,7 +110,7 @@ class OperatorPlan:
 
     ``ports`` take the rows of its inputs, in their order; the first also names it. ``clocks`` are
     what its time follows; ``late_edges`` take the rows that came too late for it; ``time_ports``
-    are the operators told of its output's time. ``key`` is what its state is kept under: it comes from
+    are the operators that receive its output's time. ``key`` is what its state is kept under: it comes from
     what the step means, and not from its name or place.
     """
 

@@ -1,4 +1,4 @@
-"""Stateless steps: what happens to each row on its way, in polars expressions and functions.
+"""Stateless steps: polars expressions and functions over each row.
 
 A step looks at each row by itself, so that the answer does not depend on where one table ends and
 the next begins. It is applied to whole tables, keeps the hidden columns, and says of how many of

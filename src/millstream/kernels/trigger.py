@@ -12,7 +12,7 @@ late panes    after that, until W reaches ``e + L``, as ``late`` says
 An event is late when the watermark of its split ``e`` before it was read: so which pane it is in
 does not depend on where batches end, or how fast other partitions are read. A late event whose
 split is ahead of the others waits for the on-time pane, and joins the late ones right after it; but
-where early panes come by batch or running time, and rows do not tell which pane they are, it is
+where early panes come by batch or running time, and rows do not name their pane, it is
 in the next early one, as nothing but a delay would come of waiting. The on-time pane comes forevery key that has an event that is not late; a key that has none begins with
 a late pane. When W reaches ``e + L``, what no pane has yet comes in a last, late one. With ``late``
 None the window closes with its on-time pane, and an event that is late is too late.
@@ -63,7 +63,7 @@ class EmitStrategy:
     ``final``    one row per window and key, when it expires (W ≥ e + L). With ``late`` policy
                  ``correct``: the on-time pane, then a row for each late pane that replaces it.
     ``update``   every pane gives the value so far; a later one replaces an earlier one. What no later
-                 one replaces (a session that became part of another) is taken back.
+                 one replaces (a session that became part of another) is retracted.
     ``discard``  every pane gives only what came since the pane before.
     ``retract``  as ``update``, and each pane but the first comes after a row with ``__diff`` -1,
                  equal to the one that it replaces.

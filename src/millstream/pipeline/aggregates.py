@@ -40,7 +40,7 @@ def sum(value: Column) -> Aggregate:  # noqa: A001 - its name in every query lan
 
     Sums of whole numbers (Int64), Decimals and durations are exact; one that does not fit its type
     stops the job and says so. Sums of floats are exact and rounded once, so they are the same to
-    the last bit in whatever order the rows came, and whatever was taken back; never -0.0.
+    the last bit in whatever order the rows came, and whatever was retracted; never -0.0.
     """
     return aggregates.Sum(as_expression(value, what="sum's value"))
 
@@ -115,7 +115,7 @@ def max_by(value: Column, by: Column) -> Aggregate:
 def list(value: Column) -> Aggregate:  # noqa: A001
     """Collect all values, in order of event time, and of place in the log where times are equal.
 
-    The state holds every value of a key. Over rows that can be taken back, values are sorted.
+    The state holds every value of a key. Over rows that can be retracted, values are sorted.
     """
     return aggregates.CollectList(as_expression(value, what="list's value"))
 

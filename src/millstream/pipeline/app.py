@@ -184,7 +184,7 @@ class App(AppDeclaration):
         """Start Spark as the app needs it, and return the session: make the DataFrames that the app
         is to read with it. ``cores``, ``master`` and ``settings`` are as for :meth:`run`.
 
-        Spark stays up until the process ends.
+        Spark runs until the process ends.
         """
         with spark_extra():
             from millstream.spark.runtime.session import start_session  # noqa: PLC0415 - loads pyspark
@@ -334,7 +334,7 @@ class App(AppDeclaration):
             rows_per_batch: The most records that one batch reads.
             settings: Spark settings that win over ours.
             same_expressions: Confirm, after an upgrade of polars or Python, that the expressions and
-                functions which read as before are the same. The run asks for it where it cannot tell.
+                functions which read as before are the same. A run that needs it says so.
 
         Raises:
             ConfigError: something is declared wrongly, or the state belongs to another program; the

@@ -65,7 +65,7 @@ class _EventWindowBuilder:
     untyped: Aggregation
 
     def window_key(self, window: EventWindow) -> tuple[str, ...]:
-        """Return what tells the rows of a key apart in a view, besides the key of the stream.
+        """Return the columns that distinguish the rows of a key in a view, besides the key of the stream.
 
         The parts of a session that ``discard`` emits are counted from 0 again when it merges with others.
         """

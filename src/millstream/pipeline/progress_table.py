@@ -79,7 +79,7 @@ class ProgressTable:
             print(text, file=self.stream, flush=True)
 
     def note(self, message: str) -> None:
-        """Show what stays visible after the run; it stays above what is redrawn."""
+        """Print a line that remains visible after the run, above the table that is redrawn."""
         if self._live is not None:
             self._live.console.print(Text(message, style="yellow"))
         else:

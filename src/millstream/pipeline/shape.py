@@ -40,7 +40,7 @@ class StreamShape:
         mode: How the window above emits; None above the first window.
         late_columns: The columns of the side output of the step right above; None if it has none.
         is_late: Whether the stream is such a side output.
-        window_key: What tells windows apart; by default part of a view's key.
+        window_key: The columns that distinguish windows; by default part of a view's key.
         names: The names that the app's steps have so far.
 
     Raises:

@@ -60,7 +60,7 @@ class SinkBuilder:
         return self._output(name, ViewSinkSpec(address), key=columns)
 
     def _view_key(self, name: str, key: str | Sequence[str] | None) -> tuple[str, ...]:
-        """Find the key of a view: the given one, or what tells the windows and keys apart."""
+        """Return the key of a view: the given one, or the columns that distinguish windows and keys."""
         shape = self.shape
         columns = shape.key if key is None else shape.key_columns(key, "view's key")
         if shape.mode is not None and key is None:
@@ -78,7 +78,7 @@ class SinkBuilder:
             raise ConfigError(
                 f"The view {name!r} has no key"
                 + (f": its column {missing[0]!r} was left out by a select" if missing else "")
-                + '. Say which columns tell its rows apart: view(name, key="…").'
+                + '. Say which columns identify a row: view(name, key="…").'
             )
         return columns
 
@@ -182,7 +182,7 @@ class SinkBuilder:
     def _check_diff_is_free(self, what: str) -> None:
         if DIFF_COLUMN in self.shape.columns:
             raise ConfigError(
-                f"{what} has a column {DIFF_COLUMN!r}, which tells rows given from rows taken back. "
+                f"{what} has a column {DIFF_COLUMN!r}, which distinguishes added and retracted rows. "
                 "Rename it."
             )
 

@@ -275,7 +275,7 @@ class Stream:
         leaves one row of each id: an alert once a day, and not with every window.
 
         Args:
-            id: The column, or columns, that tell events apart.
+            id: The column, or columns, that identify an event.
             within: The horizon.
             null: Events without an id (with several columns: without one of its parts): ``"pass"``
                 lets all of them through, ``"drop"`` leaves them out as filtered.
@@ -419,7 +419,7 @@ class Stream:
             partitions: Of a topic that does not exist yet; by default what ``app.topic`` declares
                 for it, or 4.
             cleanup: "delete", "compact" or "compact,delete", as ``create_topic`` has it. Rows that
-                take back others are tombstones in a compacted topic; elsewhere they have
+                retract others are tombstones in a compacted topic; elsewhere they have
                 ``"_diff": -1``.
         """
         return self._into(
@@ -432,7 +432,7 @@ class Stream:
         """Append the stream to a dataset: Parquet files in a folder, read with ``ms.dataset``.
 
         A manifest names the files that count; each batch replaces it. Many small files are merged into
-        few. Rows that take back others have ``_diff`` -1.
+        few. Rows that retract others have ``_diff`` -1.
 
         Args:
             path: A folder of its own, which is made; relative to where the program runs.
@@ -555,10 +555,10 @@ class Windowed:
                 comes late). ``"update"``: early, on time and late; a later row replaces an earlier
                 one, and session rows that none replaces are retracted (``_diff`` -1).
                 ``"discard"``: each row counts only the events since the one before.
-                ``"retract"``: as update, and a row that is replaced is taken back first.
+                ``"retract"``: as update, and a row that is replaced is retracted first.
             early: When rows come out before the watermark reaches the window's end: with every
                 ``"batch"`` (so by default, but for final), with ``"each"`` event, a duration of
-                running time after the first event that no row tells of, ``ms.after_count(n)``, or
+                running time after the first event that is in no row yet, ``ms.after_count(n)``, or
                 None: not at all.
             late: The same for events that come after that, within the stream's lateness; by default
                 with every batch. None: the window closes with the on-time row.

@@ -62,7 +62,7 @@ def watermark(
             and counted; then it may matter where batches end.
         punctuation: A datetime, null on most records: the sender guarantees that nothing earlier
             comes after this record, in the partition (with ``per``: from this producer).
-        punctuation_only: True for records that only tell the time, such as
+        punctuation_only: True for records that only carry a time, such as
             ``pl.col("kind") == "heartbeat"``. They move it, and are counted as filtered.
         future_max: An event (or a punctuation) whose time is later than the record's arrival in the
             log by more than this moves nothing and goes to the dead letters. One clock that is
@@ -176,7 +176,7 @@ def processing_rule(time: ProcessingTime, given: WatermarkRule) -> WatermarkRule
 
 
 def check_dataframe_watermark(rule: WatermarkRule, name: str) -> None:
-    """Make sure that a watermark asks nothing that a DataFrame of Spark's does not tell."""
+    """Make sure that a watermark needs nothing that a Spark DataFrame lacks."""
     given = [_PARAMETER_NAMES.get(mark, mark) for mark in rule.marks.present()]
     if rule.future_max_us is not None:
         given.append("future_max")

@@ -62,7 +62,7 @@ def of_bags(
 ) -> pl.Expr:
     """Return what ``function`` makes of bags, handed over flat: value and count, and their lengths.
 
-    Counts below zero, left where more was taken back than added, are left out.
+    Counts below zero, where more was retracted than added, are left out.
     """
     return over_rows(column, lambda bags: function(*_counted(bags)), dtype)
 

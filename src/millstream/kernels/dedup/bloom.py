@@ -65,7 +65,7 @@ class BloomShape:
         return there
 
     def with_added(self, words: UInt64s, hashes: Hashes) -> UInt64s:
-        """Return the filter with these hashes added; ``words`` stays as it is."""
+        """Return the filter with these hashes added; ``words`` is not changed."""
         words = words.copy()
         for at in self._places(hashes):
             left = at

@@ -9,7 +9,7 @@ away than ``within``, and by less than ``rotate``, may be found as well.
 A generation in state is *recent* ids (64-bit hashes in sorted runs, compared exactly) and
 *filters*. A batch adds one small run of recent ids; when these have come to a sixteenth of what a
 filter takes, they are moved into the filter in one go. So a batch writes its own ids and not the
-bitmap that they are scattered over, which is written anew sixteen times in its life. A filter takes
+bitmap that they are scattered over, which is rewritten sixteen times in its life. A filter takes
 the ids that it was sized for and no more: when more come, the generation gets one more filter, and
 the stated rate rises by one filter's.
 

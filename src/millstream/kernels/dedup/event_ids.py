@@ -27,7 +27,7 @@ _ROUNDS_MAX = 64  # an id kept more often than this in one batch is gone through
 class EventIds:
     """Events, sorted by id, and those of an id in the order of arrival.
 
-    ``rows`` says at which place of the batch each stood. Times in microseconds.
+    ``rows`` is the row number of each in the batch. Times in microseconds.
     """
 
     rows: Int64s

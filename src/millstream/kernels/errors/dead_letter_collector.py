@@ -50,7 +50,7 @@ class DeadLetterCollector:
     def drain_with_records(
         self, batch: pa.RecordBatch, topic: str, partition: int, details: FullRecordReader | None
     ) -> list[pl.DataFrame]:
-        """Return what was sent to the side output of a batch of records as dead letters, and begin anew.
+        """Return what was sent to the side output of a batch of records as dead letters, and start over.
 
         The batch has the columns offset, in its order, timestamp, and value or none.
         """
@@ -68,7 +68,7 @@ class DeadLetterCollector:
         return letters
 
     def drain_rows(self, topics: Sequence[str] = ()) -> list[pl.DataFrame]:
-        """Return what was sent to the side output as dead letters that hold the rows; begin anew.
+        """Return what was sent to the side output as dead letters that hold the rows; start over.
 
         ``topics`` names all topics that are read, by number.
         """

@@ -34,7 +34,7 @@ DEAD_LETTER_SCHEMA: dict[str, Any] = {
     "partition": pl.Int64,
     "offset": pl.Int64,
     "step": pl.String,
-    "number": pl.Int64,  # tells several dead rows of one record and step apart
+    "number": pl.Int64,  # distinguishes several dead rows of one record and step
     "reason": pl.String,
     "time": pl.Datetime("us", "UTC"),  # the record's own, in the log
     "key": pl.Binary,

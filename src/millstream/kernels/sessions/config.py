@@ -63,7 +63,7 @@ class SessionConfig:
         return self.aggregation.columns_read | self.session.columns_read | original
 
     def output_watermark(self, watermark_us: int) -> int:
-        """Return the watermark of what it emits, but for what panes take back of merged sessions."""
+        """Return the watermark of its output, except for retractions of merged sessions."""
         return delayed_watermark(watermark_us, self.lateness_us + self.session.joins_after_end_us)
 
     @property

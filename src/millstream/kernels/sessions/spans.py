@@ -71,7 +71,7 @@ class SessionWindow:
 
     @property
     def window_key(self) -> tuple[str, ...]:
-        """The columns that tell the sessions of a key apart: with gaps of their own two may share a start."""
+        """The columns that distinguish the sessions of a key: with gaps per event two may share a start."""
         return ("window_start",) if self.gap is None else ("window_start", "window_end")
 
     @property

@@ -1,6 +1,6 @@
 """State by key: the rows of a key, replaced as a whole; of several versions the newest counts.
 
-Keys are told apart by their hash alone: the rows of all keys with one hash are read and replaced
+Keys are distinguished by their hash alone: the rows of all keys with one hash are read and replaced
 together. Whoever uses this takes what it read, changes the rows of the keys that it means, and puts
 everything back; keys that share a hash then travel along unharmed, however unlikely they are.
 
@@ -84,8 +84,8 @@ class KeyedRows:
 
     def scan(self) -> pl.DataFrame | None:
         """Return all rows. It costs all that is held: for tests and for looking at state."""
-        pieces = list(self.runs.scan(_SLOT))
-        return _without_marks(_newest(pl.concat(pieces))) if pieces else None
+        parts = list(self.runs.scan(_SLOT))
+        return _without_marks(_newest(pl.concat(parts))) if parts else None
 
     def _next_version(self) -> int:
         name = f"{self.family}.version"

@@ -321,11 +321,11 @@ class SortedRuns:
         return sum(run.events for run in dropped) - self.spent.pop(slot, 0)
 
 
-def _wrong_run(name: str, found: str, told: int) -> CorruptionError:
+def _wrong_run(name: str, found: str, expected: int) -> CorruptionError:
     return CorruptionError(
-        f"The run {name!r} of the state has {found}, and its manifest says {told}: it is another "
+        f"The run {name!r} of the state has {found}, and its manifest says {expected}: it is another "
         "one. Restore the app's whole folder from where you keep copies of it, or reset the app to "
-        "build it anew from the log."
+        "rebuild it from the log."
     )
 
 

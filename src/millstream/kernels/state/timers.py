@@ -3,7 +3,7 @@
 A timer is a time and the hash of a key. Timers lie in sorted runs by their time, in slots of time:
 what is due is a range of a few runs, found by binary search, and a slot whose time has passed is
 dropped whole. A timer only says *look*: what is to be done, the key's state decides. So a timer
-that no longer means anything is harmless, and none is ever taken back. But a timer that is lost
+that no longer means anything is harmless, and none is ever retracted. But a timer that is lost
 would leave its key waiting forever, so rows that wait are counted by the slots of their times.
 """
 

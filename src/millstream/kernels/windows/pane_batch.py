@@ -40,7 +40,7 @@ _TIMED, _EARLY, _ON_TIME, _LATE, _CLOSING = (n << _STAGE_BITS for n in range(5))
 class PaneBatch:
     """One batch of one bucket. ``moment`` has a running time that never goes back.
 
-    ``pending_ledger`` is the ledger of what no pane has yet, ``emitted_ledger`` that of what panes have told, if that
+    ``pending_ledger`` is the ledger of rows that no pane has yet, ``emitted_ledger`` that of rows that panes have emitted, if that
     is kept; ``last`` is what is known, by slot, of panes that are the last of a slot.
     """
 
@@ -234,7 +234,7 @@ class PaneBatch:
     def _late_panes(
         self, late: PendingPanes, rows: pl.DataFrame | None
     ) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-        """Take late rows in; yield the panes that are complete, and what stays pending."""
+        """Take late rows in; yield the panes that are complete, and the pending rows."""
         ended = self._deferred_late(rows)
         if ended is not None and isinstance(late.trigger, AfterCount):
             whole = pl.col(ROWS) == late.trigger.count

@@ -4,7 +4,7 @@ A *firing* is one pane of a window and key with what came since the pane before.
 is the merge of all firings up to it: a prefix scan over the firings of each key, in as many rounds as
 the logarithm of the most panes that a key has in the batch (Hillis and Steele, "Data Parallel
 Algorithms", CACM 29(12), 1986). Of every key the value of the last pane is kept, so that a retraction
-equals the row that it takes back to the last bit.
+equals the row that it retracts to the last bit.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class PaneValues:
     # ── rows ────────────────────────────────────────────────────────────────────────────────
 
     def mark_emitted(self, panes: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
-        """Return for each pane whether it comes out, and whether the one before is taken back.
+        """Return for each pane whether it comes out, and whether the one before is retracted.
 
         ``results`` are the results of the panes, row by row.
         """
@@ -208,7 +208,7 @@ class PaneValues:
         return self._numbered(judged).filter(is_pane)
 
     def _numbered(self, panes: pl.DataFrame) -> pl.DataFrame:
-        """Count the panes that come out, and tell the kind of the last one that did."""
+        """Count the emitted panes, and return the kind of the last one."""
         if not self.emission.panes:
             return panes
         was = pl.col(RANK).is_null()
@@ -244,7 +244,7 @@ class PaneValues:
         return pl.concat([old, new]).sort(_PLACE, DIFF).drop(_PLACE)
 
     def events_added(self, panes: pl.DataFrame, events: int) -> int:
-        """Count what panes add to what is kept, given how many events they tell for the first time."""
+        """Count the events that panes add to the kept ones, given how many events are new in them."""
         if self.accumulates:
             return events
         return int(panes[_SAYS].sum()) if self.emission.panes else 0

@@ -79,8 +79,8 @@ class PaneWindowOperator(WindowOperator):
     def defers_late(self) -> bool:
         """Whether a late event waits for the on-time pane of its window, if that is still to come.
 
-        It does where rows tell which pane they are, or come after so many events. Elsewhere nobody
-        can tell, and what has come is told with the next pane.
+        It does where rows name their pane, or panes fire by count. Elsewhere the difference does not
+        show, and the event is in the next pane.
         """
         by_itself = isinstance(self.emission.early, EachBatch | AfterTime)
         return not by_itself or self.emission.panes or self.by_arrival

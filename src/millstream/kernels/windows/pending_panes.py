@@ -9,7 +9,7 @@ a key and step is the merge of its rows. A step is one pane in the making:
 otherwise        0; it comes with the on-time pane, or when the window expires
 ===============  ================================================================================
 
-So nothing is ever deleted: whether a row is alive can be told from the row and the time. What is due
+So nothing is ever deleted: row and time say whether a row is live. What is due
 by running time is found by *timers*: runs of keys, in slots by when they are due.
 """
 
@@ -33,7 +33,7 @@ Division = Callable[[pl.DataFrame], Iterable[tuple[int, pl.DataFrame]]]
 
 @dataclass(frozen=True)
 class PendingUpdate:
-    """What became of rows taken in: what stays pending, and the panes that they complete."""
+    """The result of taking rows in: the pending rows, and the panes that they complete."""
 
     pending: pl.DataFrame
     complete: pl.DataFrame
@@ -175,7 +175,7 @@ class PendingPanes:
     # ── storing ─────────────────────────────────────────────────────────────────────────────
 
     def store(self, rows: pl.DataFrame, complete: pl.DataFrame | None = None) -> None:
-        """Store what is pending, and what tells the number of the next pane, though it is complete."""
+        """Store pending rows, and complete ones that give the number of the next pane."""
         if complete is not None and isinstance(self.trigger, AfterCount):
             self.spend(self.of_same_panes(rows, complete))
         for slot, part in self.slots(self._to_store(rows)):
@@ -197,7 +197,7 @@ class PendingPanes:
         )
 
     def _wanted(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Leave out, when runs are folded, what has been in a pane and tells nothing more."""
+        """Leave out, when runs are folded, rows that have been in a pane and are not needed any more."""
         if isinstance(self.trigger, AfterTime) and not self.deferred:
             return self.alive(rows)
         if isinstance(self.trigger, AfterCount) and not self.deferred:

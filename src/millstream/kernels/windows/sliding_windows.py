@@ -11,7 +11,7 @@ an event is too late  when ``r > t + size + L``: all rows that may count it are 
 ``final``             its row comes once ``W > t + L``, when nothing that it counts can come any more
 ``final`` corrected   its row comes once ``W > t``, and again for each late event that it counts
 ``update``            with each batch a row forevery event that came, or counts one that came
-``retract``           the same, and rows that are replaced are taken back right before
+``retract``           the same, and rows that are replaced are retracted right before
 events are kept       while a row that is not settled may count them: until ``W > t + L + size``
 ====================  ==========================================================================
 
