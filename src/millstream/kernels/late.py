@@ -38,13 +38,14 @@ from millstream.kernels.frames import to_datetimes
 
 LATE_BY = "late_by"
 LATE_REASON = "late_reason"
-LATE_COLUMNS: Mapping[str, pl.DataType] = {
-    LATE_BY: pl.Duration("us"),
-    LATE_REASON: pl.String(),
+LATE_COLUMNS: Mapping[str, pl.DataType] = {LATE_BY: pl.Duration("us"), LATE_REASON: pl.String()}
+"""The columns that a side output adds to its rows."""
+LATE_WINDOW_COLUMNS: Mapping[str, pl.DataType] = {
+    **LATE_COLUMNS,
     "window_start": pl.Datetime("us", "UTC"),
     "window_end": pl.Datetime("us", "UTC"),
 }
-"""What a side output adds to the columns of its rows; only windows add the last two."""
+"""The columns that the side output of a window adds."""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def column_error(step: str, error: Exception, columns: ColumnTypes) -> ConfigErr
 
 
 def available_columns(name: str, columns: ColumnTypes) -> str:
-    """List the columns, and the one that was probably meant."""
+    """List the columns, and the nearest one."""
     return f"The columns there are {', '.join(columns)}.{did_you_mean(name, columns)}"
 
 

@@ -163,7 +163,6 @@ class _EventWindowBuilder:
             return pl.DataFrame(schema=dict(aggregation.schema))
         hidden = {TIME: pl.Int64(), ORDER: pl.Int64()}
         rows = pl.DataFrame(schema={**self.shape.columns, **hidden})
-        made = [e for name, a in aggregation.aggregates for e in a.partial(name)]
         schema = dict(aggregation.schema)
         count = pl.len().alias(aggregation.partials[-1])
-        return rows.select(*made, count).cast(schema)  # type: ignore[arg-type]
+        return rows.select(*aggregation.partial_expressions, count).cast(schema)  # type: ignore[arg-type]

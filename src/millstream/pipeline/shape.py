@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from millstream.errors import ConfigError
 from millstream.kernels.column_types import check_column, check_key
-from millstream.kernels.late import LATE_COLUMNS
+from millstream.kernels.late import LATE_WINDOW_COLUMNS
 from millstream.kernels.trigger import EmitStrategy, LatePolicy, Mode
 from millstream.pipeline.checks import names_given, require_column
 from millstream.pipeline.schema import ColumnTypes
@@ -92,7 +92,7 @@ def windowed_shape(
 ) -> StreamShape:
     """Return the shape of what windows over a stream emit."""
     corrected = emission.mode == "final" and emission.late_policy == "correct"
-    late_columns = {**shape.columns, **LATE_COLUMNS}
+    late_columns = {**shape.columns, **LATE_WINDOW_COLUMNS}
     return replace(
         shape,
         columns=columns,

@@ -104,12 +104,6 @@ def _sizes(groups: pl.Series, lengths: Lengths) -> Lengths:
     return np.bincount(groups.to_numpy(), minlength=len(lengths)).astype(np.int64)
 
 
-def counted_values(values: pl.Series, lengths: Lengths) -> Counted:
-    """Count each group's different values, which lie end to end; in order of value."""
-    ones = pl.DataFrame({"value": values}).with_columns(pl.lit(1, pl.Int64).alias("count"))
-    return _summed(ones, lengths)
-
-
 def sorted_set(value: pl.Expr, dtype: pl.DataType) -> pl.Expr:
     """Put the values of a group into a sorted list, each once, without nulls."""
     return over_groups(

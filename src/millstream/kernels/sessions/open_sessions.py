@@ -75,7 +75,6 @@ class OpenSessions:
 
     def partials(self, rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
         aggregation = self.config.aggregation
-        made = [e for name, a in aggregation.aggregates for e in a.partial(name)]
         names = [name for name, _ in self.config.row_schema]
         # Null if the log order is not needed, or there is none.
         placed = pl.col(ORDER) if ORDER in rows.columns else pl.lit(None, pl.Int64).alias(ORDER)
@@ -83,7 +82,7 @@ class OpenSessions:
         place = [pl.col(ORDER).first()] if self.config.panes.fires_by_count else []
         reduced = rows.group_by(PART, maintain_order=True).agg(
             *(pl.col(name).first() for name in (*self.config.by, HASH)),
-            *made,
+            *aggregation.partial_expressions,
             pl.len().cast(pl.Int64).alias(ROWS),
             *place,
             *raw,
@@ -120,17 +119,16 @@ class OpenSessions:
             DEFERRED,
             *(name for name in (ORIGINAL, ORDER) if name in opened.columns),
         ]
-        aggregates = self.config.aggregation.aggregates
-        merged = [e for name, a in aggregates for e in a.merge(name)]
+        aggregation = self.config.aggregation
         one = meeting.group_by(PART, maintain_order=True).agg(
             *(pl.col(name).first() for name in firsts),
-            *merged,
+            *aggregation.merge_expressions,
             pl.col(ROWS).sum(),
             pl.col(TIMER).min(),
             pl.col(EXPIRED_END).max(),
             *self.config.panes.merge_columns(),
         )
-        one = one.cast(dict(self.config.aggregation.schema)).with_columns(*whole)
+        one = one.cast(dict(aggregation.schema)).with_columns(*whole)
         return pl.concat([alone, one.select(opened.columns)])
 
     def drop_late(self, events: pl.DataFrame) -> None:

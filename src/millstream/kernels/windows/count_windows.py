@@ -333,10 +333,9 @@ class CountWindowOperator(AggregateOperator):
         return done, pl.concat(kept), left.select(rows.columns) if left.height else None
 
     def _partials(self, rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-        made = [e for name, a in self.aggregation.aggregates for e in a.partial(name)]
         due = pl.col(_DUE).first() if _DUE in rows.columns else pl.lit(_NEVER).alias(_DUE)
         partials = rows.group_by(HASH, *self.by, NUMBER, maintain_order=True).agg(
-            *made,
+            *self.aggregation.partial_expressions,
             pl.len().cast(pl.Int64).alias(ROWS),
             pl.col(TIME).first().alias(_FIRST),
             pl.col(TIME).max().alias(_LAST),
@@ -350,12 +349,11 @@ class CountWindowOperator(AggregateOperator):
         return partials.with_columns(*head).select(columns)
 
     def _merged(self, opened: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
-        merged = [e for name, a in self.aggregation.aggregates for e in a.merge(name)]
         one = (
             pl.concat([opened, more])
             .group_by(HASH, *self.by, NUMBER, maintain_order=True)
             .agg(
-                *merged,
+                *self.aggregation.merge_expressions,
                 pl.col(ROWS).sum(),
                 pl.col(_FIRST).first(),
                 pl.col(_LAST, _KNOWN).max(),

@@ -327,8 +327,7 @@ class SlidingWindowOperator(AggregateOperator):
 
     @property
     def _partials(self) -> list[pl.Expr]:
-        made = [e for name, a in self.aggregation.aggregates for e in a.partial(name)]
-        return [*made, pl.col(_NEW).sum()]
+        return [*self.aggregation.partial_expressions, pl.col(_NEW).sum()]
 
     def _joined_pairs(self, events: pl.DataFrame) -> pl.DataFrame:
         """Aggregate for keys whose events do not count in all the rows that look back on them."""
@@ -354,7 +353,7 @@ class SlidingWindowOperator(AggregateOperator):
         own = {TIME: pl.Int64(), ORDER: pl.Int64(), HASH: pl.UInt64(), _NEW: pl.Int64()}
         none = pl.DataFrame(schema={**events.schema, **own})
         made = none.group_by(HASH, *self.by).agg(
-            *(e for name, a in self.aggregation.aggregates for e in a.partial(name)),
+            *self.aggregation.partial_expressions,
             pl.col(TIME).first(),
         )
         types = {n: t for n, t in self.aggregation.schema if n in made.columns}
