@@ -1,7 +1,6 @@
 """The aggregates of ``agg(name=...)``.
 
-All leave nulls out, and give the same answer however the rows were batched, unless one says
-otherwise. A value is a column's name, or a polars expression that makes one value per row.
+All leave nulls out, and give the same result in any batches, unless stated otherwise. A value is a column's name, or a polars expression that makes one value per row.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def max_by(value: Column, by: Column) -> Aggregate:
 
 
 def list(value: Column) -> Aggregate:  # noqa: A001
-    """Collect all values, in order of event time, and of place in the log where times are equal.
+    """Collect all values, in order of event time, and of log order where times are equal.
 
     The state holds every value of a key. Over rows that can be retracted, values are sorted.
     """

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import cast, get_args
+from typing import get_args
 
 import polars as pl
 
@@ -16,6 +16,7 @@ from millstream.errors import ConfigError
 from millstream.kernels.errors.user_code import OnError
 from millstream.kernels.frames import HIDDEN_PREFIX
 from millstream.kernels.steps import Filter, Select, Step, WithColumns
+from millstream.pipeline.expressions import names_given
 from millstream.pipeline.schema import ColumnTypes
 
 _OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
@@ -79,24 +80,6 @@ def column_error(step: str, error: Exception, columns: ColumnTypes) -> ConfigErr
 def available_columns(name: str, columns: ColumnTypes) -> str:
     """List the columns, and the nearest one."""
     return f"The columns there are {', '.join(columns)}.{did_you_mean(name, columns)}"
-
-
-def names_given(given: object, what: str) -> tuple[str, ...]:
-    """Return the names of columns that a caller gave: one name, or several.
-
-    Raises:
-        ConfigError: something in it is not a name.
-    """
-    several = isinstance(given, Iterable) and not isinstance(given, (str, bytes))
-    names: tuple[object, ...] = tuple(cast("Iterable[object]", given)) if several else (given,)
-    for name in names:
-        if not isinstance(name, str):
-            shown = f"the expression {name}" if isinstance(name, pl.Expr) else repr(name)
-            raise ConfigError(
-                f'{what} is given {shown}. Give the name of a column, such as "id". For a computed '
-                'value, make a column first: with_columns(id=…), then give the name "id".'
-            )
-    return cast("tuple[str, ...]", names)
 
 
 def require_column(name: str, columns: ColumnTypes, what: str) -> None:

@@ -14,7 +14,8 @@ from millstream.errors import ConfigError
 from millstream.kernels.column_types import check_column, check_key
 from millstream.kernels.late import LATE_WINDOW_COLUMNS
 from millstream.kernels.trigger import EmitStrategy, LatePolicy, Mode
-from millstream.pipeline.checks import names_given, require_column
+from millstream.pipeline.checks import require_column
+from millstream.pipeline.expressions import names_given
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.window_columns import WINDOW_COLUMNS
 

@@ -22,8 +22,8 @@ from millstream.kernels.plan import (
     ViewSinkSpec,
 )
 from millstream.log.topics import check_topic_name
-from millstream.pipeline.checks import names_given
 from millstream.pipeline.declaration import AppDeclaration
+from millstream.pipeline.expressions import names_given
 from millstream.pipeline.graph import GraphNode, Output
 from millstream.pipeline.shape import StreamShape
 from millstream.views.address import parse_store

@@ -13,8 +13,8 @@ from millstream.errors import ConfigError
 from millstream.kernels.frames import HIDDEN_PREFIX
 from millstream.kernels.map_frames import ROW_COLUMN, FrameFunction, MapFrames, RowsRule
 from millstream.kernels.steps import Drop, Explode, Filter, Rename, Select
-from millstream.pipeline.checks import column_names, columns_after, names_given, require_columns
-from millstream.pipeline.expressions import Column, as_expression
+from millstream.pipeline.checks import column_names, columns_after, require_columns
+from millstream.pipeline.expressions import Column, as_expression, names_given
 from millstream.pipeline.schema import ColumnTypes, columns_of, fields_of
 from millstream.pipeline.shape import StreamShape
 

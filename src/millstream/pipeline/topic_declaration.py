@@ -18,7 +18,7 @@ from millstream.kernels.decode.formats import BytesFormat, JsonFormat, ValueForm
 from millstream.kernels.decode.records import META_TYPES, meta_field
 from millstream.kernels.errors.dead_letters import BadRecordPolicy
 from millstream.pipeline.avro import AvroSchema, fields_of_avro, read_schema, read_schemas
-from millstream.pipeline.checks import names_given
+from millstream.pipeline.expressions import names_given
 from millstream.pipeline.schema import Declaration, Schema, schema_of
 
 FormatName = Literal["json", "avro", "bytes"]

@@ -1,6 +1,6 @@
 """Bloom filters as arrays of 64-bit words: their size, their rate, asking and adding.
 
-A filter of m bits and k hashes that holds n ids says "there" forevery id that was added, and for
+A filter of m bits and k hashes that holds n ids says "there" for every id that was added, and for
 another one with the probability ``(1 - e^(-kn/m))^k``: the rate of false positives. The k places of
 an id are found from its 64-bit hash by enhanced double hashing. The bits of an id lie anywhere in
 the filter, so that this is the rate of the classic filter, with no correction for blocks; asking

@@ -1,8 +1,8 @@
-"""Dead letters: what cannot be taken in, with its place in the log, the step, and the reason.
+"""Collects dead letters: records and rows that failed, with their log order, the step, and the reason.
 
 A record that cannot be decoded, or has no event time, is dead at its source. A row on which the
 user's code fails is dead at that step: before the first shuffle the record's own bytes are kept,
-behind one the row as it was, as JSON. Where a row no longer belongs to one record (it is the result
+after it the row, as JSON. Where a row no longer belongs to one record (it is the result
 of a window, or came from Spark), topic is "" and partition and offset are -1.
 """
 
@@ -38,7 +38,7 @@ class FailedRows:
 
 @dataclass
 class DeadLetterCollector:
-    """Gathers what the routes of a task sent to the side output."""
+    """Collects the failing rows of a task's routers."""
 
     failed: list[FailedRows] = field(default_factory=list)
 
