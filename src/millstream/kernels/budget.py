@@ -1,7 +1,7 @@
 """Budgets: what each key may spend in a day is granted row by row, in the order of arrival.
 
 A key has an entry for each of its days, which are those of the zone that its rows name. A row belongs
-to the day of its event time, whenever it comes: what is late charges the day that it is about.
+to the day of its event time, whenever it comes: a late row charges the day of its event time.
 
 ====================  ==========================================================================
 a row                 is
@@ -9,14 +9,14 @@ a row                 is
 of a cost above zero  granted, and charged, if the day's spending stays within the limit that the
                       row states; otherwise refused, and nothing is charged
 of no cost, or zero   granted
-of a negative cost    a refund: granted, and taken off the day's spending
+of a negative cost    a refund: granted, and subtracted from the day's spending
 without a limit       granted, whatever is spent
 too late              ``late``: its split had passed the end of the day, and the lateness, before it
 ====================  ==========================================================================
 
 A day ends when it has ended everywhere, twelve hours after its end in UTC, so that lateness depends
-on the date alone. *Arrival* is as in :mod:`pass_through`: the answer depends on the events
-alone where a key keeps to one partition.
+on the date alone. *Arrival* is as in :mod:`pass_through`: results depend on the events
+alone if all events of a key are in one partition.
 
 A key's *budget status* is that of its newest day: exhausted while less remains than the least that is of
 use, as the row states it. A row that changes it says so: ``exhausted``, or ``resumed`` (by a refund, a
@@ -61,7 +61,7 @@ _NO_LIMIT = 2**63 - 1
 _COST, _LIMIT, _LEAST, _DAY = "__cost", "__limit", "__least", "__day"
 _CHARGED = "__charged"  # Int64: what the day has spent after a row
 _EXHAUSTED = "__exhausted"  # Boolean: whether too little remained after a row
-_IS_ROW = "__is_row"  # Boolean: a row that came, and no entry
+_IS_ROW = "__is_row"  # Boolean: a row of the batch, not an entry
 _AT = "__at"
 
 
@@ -218,7 +218,7 @@ class Budget(PassThroughOperator):
         return last.filter(kept).select(self._entry_schema.keys()), last.filter(~kept)
 
     def _rows(self, rows: pl.DataFrame, decided: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows that came, in their order, with what was decided."""
+        """Return the batch's rows, in their order, with the decisions."""
         events = self._events(decided)
         decided = decided.filter(_IS_ROW).select(_AT, _DAY, _LIMIT, _CHARGED, DECISION).sort(_AT)
         decided = decided.join(events, on=_AT, how="left", maintain_order="left")
@@ -283,8 +283,8 @@ def grant_costs(
 ) -> tuple[Bools, Int64s]:
     """Grant costs one after the other within each group, while they stay within their limits.
 
-    Groups are numbered from 0, each in one stretch. Gives what was granted, and what was spent after
-    each. Until the first refusal of a group that is a running sum; from there on, one by one.
+    Groups are numbered from 0, and the rows of each are adjacent. Returns what was granted, and what was
+    spent after each. Until the first refusal of a group that is a running sum; from there on, one by one.
     """
     granted = np.ones(len(costs), np.bool_)
     if not len(costs):
