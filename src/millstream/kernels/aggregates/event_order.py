@@ -93,7 +93,7 @@ class Pick:
             "max_by": "ms.max",
         }
         raise ConfigError(
-            f"{self.kind} is over rows that can be retracted, which leave no place of their own. "
+            f"{self.kind} is over rows that can be retracted, which leave no order of their own. "
             f"Use {instead[self.kind]}, or ms.list and choose from it."
         )
 
