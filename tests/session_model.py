@@ -36,7 +36,7 @@ class Rules:
 
 
 @dataclass
-class Told:
+class EmittedPane:
     start: int
     end: int
     values: tuple
@@ -51,7 +51,7 @@ class Open:
     values: list
     overlaps: bool = False
     fresh: list = field(default_factory=list)
-    told: list = field(default_factory=list)
+    emitted: list = field(default_factory=list)
     panes: int = 0
     done: bool = False
 
@@ -103,7 +103,7 @@ class Sessions:
             sorted(v for s in parts for v in s.values),
             any(s.overlaps for s in parts),
             sorted(v for s in parts for v in s.fresh),
-            [t for s in parts for t in s.told],
+            [t for s in parts for t in s.emitted],
             0 if len(with_panes) > 1 else sum(s.panes for s in with_panes),
         )
         self.open = [s for s in self.open if s not in touched] + [merged]
@@ -141,16 +141,19 @@ class Sessions:
 
     def owed(self, session):
         """When the first row that a session must take back would be late itself."""
-        if self.rules.mode == "discard" or not session.told:
+        if self.rules.mode == "discard" or not session.emitted:
             return NEVER
-        if all(self.same(told, session) for told in session.told) and len(session.told) == 1:
+        if (
+            all(self.same(emitted, session) for emitted in session.emitted)
+            and len(session.emitted) == 1
+        ):
             return NEVER
         inclusive = int(self.rules.inclusive)
-        return min(told.end for told in session.told) + self.rules.lateness + inclusive
+        return min(emitted.end for emitted in session.emitted) + self.rules.lateness + inclusive
 
-    def same(self, told, session):
+    def same(self, emitted, session):
         whole = self.rules.mode == "retract" or self.rules.apart_by_end
-        return told.start == session.start and (told.end == session.end or not whole)
+        return emitted.start == session.start and (emitted.end == session.end or not whole)
 
     # ── panes ───────────────────────────────────────────────────────────────────────────────
 
@@ -164,8 +167,8 @@ class Sessions:
                 self.tell(1, session, values, kind)
                 session.panes += 1
             return
-        now = Told(session.start, session.end, (*values, kind, session.panes))
-        before = session.told
+        now = EmittedPane(session.start, session.end, (*values, kind, session.panes))
+        before = session.emitted
         unchanged = len(before) == 1 and (before[0].start, before[0].end, before[0].values[:3]) == (
             now.start,
             now.end,
@@ -173,14 +176,14 @@ class Sessions:
         )
         if unchanged:
             return
-        for told in before:
-            replaced = told.start == now.start and (
-                told.end == now.end or not self.rules.apart_by_end
+        for emitted in before:
+            replaced = emitted.start == now.start and (
+                emitted.end == now.end or not self.rules.apart_by_end
             )
             if self.rules.mode == "retract" or not replaced:
-                self.rows[(-1, told.start, told.end, *told.values)] += 1
+                self.rows[(-1, emitted.start, emitted.end, *emitted.values)] += 1
         self.tell(1, session, values, kind)
-        session.told = [now]
+        session.emitted = [now]
         session.panes += 1
 
     def tell(self, diff, session, values, kind):

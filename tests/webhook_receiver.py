@@ -1,4 +1,4 @@
-"""A receiver of webhooks in this process: a real server that answers as it is told, and keeps what came."""
+"""A receiver of webhooks in this process: a real server that responds as configured, and keeps the requests."""
 
 from __future__ import annotations
 

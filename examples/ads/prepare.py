@@ -62,7 +62,7 @@ def read_impressions(wheel: Path) -> pl.DataFrame:
 def week(impressions: pl.DataFrame) -> pl.DataFrame:
     """Return the demo's table. Equal times occur, so campaign, policy and place settle the order.
 
-    A user is what the dataset tells of one: each distinct combination of the four user features,
+    A user is what the dataset knows of one: each distinct combination of the four user features,
     numbered in sorted order.
     """
     users = impressions.select(USER_FEATURES).unique().sort(USER_FEATURES).with_row_index("user")
@@ -87,15 +87,15 @@ def week(impressions: pl.DataFrame) -> pl.DataFrame:
 def main() -> None:
     """Write the file that the command line names."""
     parser = argparse.ArgumentParser(description="Make the demo's data from the obp wheel.")
-    parser.add_argument("target", type=Path, help="the Parquet file to write")
+    parser.add_argument("output", type=Path, help="the Parquet file to write")
     parser.add_argument("--wheel", type=Path, help="an obp wheel that is there already")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         wheel = arguments.wheel or download(Path(folder))
         table = week(read_impressions(wheel))
-    table.write_parquet(arguments.target, compression="zstd", compression_level=19)
-    size = arguments.target.stat().st_size
-    print(f"{arguments.target}: {table.height:,} rows, {size:,} bytes")
+    table.write_parquet(arguments.output, compression="zstd", compression_level=19)
+    size = arguments.output.stat().st_size
+    print(f"{arguments.output}: {table.height:,} rows, {size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Options with a few allowed values: every parameter refuses other values in the same way.
 
-What was probably meant is named, for parameters as for topics, views, columns and apps.
+Errors name the nearest allowed value, for parameters as for topics, views, columns and apps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def choose(what: str, given: object, allowed: Sequence[Word]) -> Word:
     Raises:
         ConfigError: it is not; the message begins with ``what``, and names the nearest.
     """
-    # A type of the user's may compare as it likes: an expression is never false.
+    # A user's type may override ==: an expression is never false.
     if not isinstance(given, str) or given not in allowed:
         near = did_you_mean(given, allowed) if isinstance(given, str) else ""
         raise ConfigError(f"{what} is {given!r}. Choose {format_choices(allowed)}.{near}")
@@ -34,7 +34,7 @@ def format_choices(allowed: Sequence[str]) -> str:
 
 
 def did_you_mean(given: str, names: Iterable[str]) -> str:
-    """Ask for the name that was probably meant, as a sentence; nothing where none is near."""
+    """Ask, as a sentence, whether the nearest name was meant; empty if none is near."""
     near = nearest(given, names)
     return "" if near is None else f" Did you mean {near!r}?"
 

@@ -35,7 +35,7 @@ _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Zµ]+)\s*")
 
 
 def to_us(duration: Duration, *, what: str) -> int:
-    """Give a duration in microseconds. ``what`` names it in the error.
+    """Return a duration in microseconds. ``what`` names it in the error.
 
     Raises:
         ConfigError: it is neither a timedelta nor numbers with units, or it is negative.
@@ -76,7 +76,7 @@ def _error(seen: object, what: str, near: str = "") -> ConfigError:
 
 
 def format_us(duration_us: int) -> str:
-    """Say a duration in the largest units that state it exactly: ``1 hour 30 minutes``.
+    """Format a duration in the largest units that state it exactly: ``1 hour 30 minutes``.
 
     Weeks are said of whole weeks only: 30 days are not ``4 weeks 2 days``.
     """

@@ -39,7 +39,7 @@ class RecordMetadata(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """What is known of a topic without reading a record.
+    """The properties of a topic that need no record to be read.
 
     ``topic_id`` is 32 hexadecimal digits; a topic that is deleted and created again has another
     one, so that offsets kept for the old topic are never applied to the new.

@@ -65,14 +65,14 @@ def event(seconds: float, n: int | None = 1, key: str | None = "a", **values: An
 class Answer:
     """What one output must hold: the columns that are looked at, and their rows.
 
-    ``kind``: ``"view"``: the rows of a view, whatever their order. ``"story"``: every row that came
+    ``kind``: ``"view"``: the rows of a view, whatever their order. ``"changelog"``: every row that came
     out, in order; where window_start or key are among the columns, in order within each of them.
-    ``"net"``: rows that came out less those that were taken back.
+    ``"net"``: rows that came out less those that were retracted.
     """
 
     columns: str
     rows: Sequence[tuple[Any, ...]]
-    kind: Literal["view", "story", "net"] = "view"
+    kind: Literal["view", "changelog", "net"] = "view"
     key: Sequence[str] | None = None  # the view's, where its own default does not do
 
 
@@ -114,20 +114,20 @@ class Trial:
 
     def items(self) -> list[Any]:
         """Lay the rows into partitions; those that have no part are far ahead from the beginning."""
-        case, home, items = self.case, self.partitions - 1, []
+        case, own, items = self.case, self.partitions - 1, []
         given = {row.partition for row in case.rows if isinstance(row, testing.Row)} - {None}
         if not case.spread:
-            others = sorted({*range(self.partitions)} - (given or {home}))
+            others = sorted({*range(self.partitions)} - (given or {own}))
             items += [_clock(case.ahead, other) for other in others]
         for number, row in enumerate(case.rows):
             if isinstance(row, Reach):
-                places = range(self.partitions) if case.spread else [home]
+                places = range(self.partitions) if case.spread else [own]
                 items += [_clock(row.seconds, place) for place in places]
             elif isinstance(row, Event):
-                place = number % self.partitions if case.spread else home
+                place = number % self.partitions if case.spread else own
                 items.append(testing.Row(row, partition=place))
             elif isinstance(row, testing.Row) and row.partition is None:
-                items.append(replace(row, partition=home))
+                items.append(replace(row, partition=own))
             else:
                 items.append(row)
         return items
@@ -145,7 +145,7 @@ def _clock(seconds: float, partition: int) -> testing.Row:
 
 
 @dataclass
-class Told:
+class ForeachCalls:
     """What functions of ``foreach`` were given: a call that is repeated counts once."""
 
     calls: dict[str, dict[str, pl.DataFrame]] = field(default_factory=dict)
@@ -161,8 +161,8 @@ class Told:
         return pl.concat(calls, how="diagonal") if calls else pl.DataFrame()
 
 
-def app_of(trials: Sequence[Trial], told: Told, *, buckets: int = 2) -> ms.App:
-    """Declare all in one app; what functions are given goes to ``told``."""
+def app_of(trials: Sequence[Trial], calls: ForeachCalls, *, buckets: int = 2) -> ms.App:
+    """Declare all in one app; what functions are given goes to ``calls``."""
     app = ms.App("cases", log="unused", buckets=buckets)
     for trial in trials:
         case = trial.case
@@ -183,42 +183,44 @@ def app_of(trials: Sequence[Trial], told: Told, *, buckets: int = 2) -> ms.App:
             if answer.kind == "view":
                 outputs[output].view(view, key=answer.key)
             else:
-                outputs[output].foreach(told.listener(view), name=view)
+                outputs[output].foreach(calls.listener(view), name=view)
     return app
 
 
 def run(trials: Sequence[Trial], **options: Any) -> None:
     """Run all in one app, and make sure of every answer; ``options`` are those of testing.run."""
-    told = Told()
+    calls = ForeachCalls()
     inputs = {trial.name: trial.items() for trial in trials}
-    out = testing.run(app_of(trials, told), inputs, **options)
+    out = testing.run(app_of(trials, calls), inputs, **options)
     ledger = out.ledger
     exits = ledger.select("emitted", "held", "late", "dead", "filtered", "duplicate")
     assert (ledger["read"] == exits.sum_horizontal()).all()
-    books = ledger.group_by("step").sum()
+    totals = ledger.group_by("step").sum()
     for trial in trials:
-        check(trial, out, told, books)
+        check(trial, out, calls, totals)
 
 
-def check(trial: Trial, out: testing.Result, told: Told, books: pl.DataFrame) -> None:
+def check(trial: Trial, out: testing.Result, calls: ForeachCalls, totals: pl.DataFrame) -> None:
     """Make sure of a case's answers, and that all its events are accounted for."""
     case, name = trial.case, trial.name
     for output, answer in case.expected.items():
         wanted = _in_order([tuple(row) for row in answer.rows], answer)
-        assert found(trial, output, out, told) == wanted, (name, output)
+        assert found(trial, output, out, calls) == wanted, (name, output)
     step = pl.col("step")
-    read = books.filter(step == f"{name} read")
-    own = books.filter((step == name) | step.str.starts_with(name + "/"))
+    read = totals.filter(step == f"{name} read")
+    own = totals.filter((step == name) | step.str.starts_with(name + "/"))
     assert (own["late"].sum(), own["duplicate"].sum()) == (case.late, case.duplicate), name
     assert read["dead"].sum() == out.dead.filter(topic=name).height == case.dead, name
     events = sum(not isinstance(row, Reach | testing.Tick) for row in case.rows)
     assert read["emitted"].sum() + read["dead"].sum() == events, name
 
 
-def found(trial: Trial, output: str, out: testing.Result, told: Told) -> list[tuple[Any, ...]]:
+def found(
+    trial: Trial, output: str, out: testing.Result, calls: ForeachCalls
+) -> list[tuple[Any, ...]]:
     """Give what an output holds, as the case's answer looks at it."""
     answer, view = trial.case.expected[output], trial.view_of(output)
-    table = out[view] if answer.kind == "view" else told.rows(view)
+    table = out[view] if answer.kind == "view" else calls.rows(view)
     if table.is_empty():
         return []
     columns = answer.columns.split()
@@ -237,7 +239,7 @@ def _net(table: pl.DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]]:
 
 
 def _in_order(rows: Sequence[tuple[Any, ...]], answer: Answer) -> list[tuple[Any, ...]]:
-    if answer.kind != "story":
+    if answer.kind != "changelog":
         return sorted(rows, key=repr)
     names = answer.columns.split()
     apart = [names.index(name) for name in ("window_start", "key") if name in names]

@@ -37,7 +37,7 @@ def _case(
         }
 
     counts = {name: len(stores) * options.pop(name, 0) for name in ("late", "duplicate")}
-    answers = {store: Answer("n", [(n,) for n in numbers], "story") for store in stores}
+    answers = {store: Answer("n", [(n,) for n in numbers], "changelog") for store in stores}
     return Case(case_id, says, rows, build, answers, **counts, **options)
 
 

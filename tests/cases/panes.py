@@ -18,8 +18,8 @@ def panes(size, *emit, columns="window_start total", window=None, **options):
     return build
 
 
-def story(*rows, columns="window_start total"):
-    return {"out": Answer(columns, rows, "story")}
+def changelog(*rows, columns="window_start total"):
+    return {"out": Answer(columns, rows, "changelog")}
 
 
 # ── the nine events of the book "Streaming Systems", and when they arrive ──────────────────────
@@ -59,7 +59,7 @@ def arriving(watermarks):
 def book(case_id, says, watermarks, build, *rows, columns="window_start total", **options):
     options = {"delay": None, "lateness": 3600, **options}
     return Case(
-        case_id, says, arriving(watermarks), build, story(*rows, columns=columns), **options
+        case_id, says, arriving(watermarks), build, changelog(*rows, columns=columns), **options
     )
 
 
@@ -117,7 +117,7 @@ BOOK = [
     ),
     book(
         "E5",
-        "sessions accumulate, and what was merged away is taken back",
+        "sessions accumulate, and what was merged away is retracted",
         SESSIONS,
         panes(0, "update", window=ONE, panes=True, **EARLY),
         *(
@@ -127,7 +127,7 @@ BOOK = [
             (1, 22, "early"),
             (1, 22, "on_time"),
         ),
-        # At 08:19 an early pane is due, and the 9 comes: what was due is told first.
+        # At 08:19 an early pane is due, and the 9 comes: what was due is emitted first.
         *((1, 3, "early"), (-1, 22, "on_time"), (1, 36, "late"), (1, 12, "on_time")),
         columns="_diff total pane_kind",
     ),
@@ -201,7 +201,7 @@ TRANSCRIPTS = [
         "the default emits on time and again with what is late",
         [*map(at, (1, 2, 4, 11, 13, 27)), Reach(100), at(6)],
         panes(TEN, "update", early=None, panes=True),
-        story(
+        changelog(
             *((0, 7, "on_time", False), (0, 13, "late", False)),
             *((10, 24, "on_time", False), (20, 27, "on_time", False)),
             columns="window_start total pane_kind pane_last",
@@ -221,7 +221,7 @@ TRANSCRIPTS = [
             panes=True,
             **COUNTED,
         ),
-        story(
+        changelog(
             *((3, "early", 0), (11, "early", 1), (24, "early", 2), (32, "on_time", 3)),
             (41, "late", 4),
             columns="total pane_kind pane_index",
@@ -231,11 +231,11 @@ TRANSCRIPTS = [
     ),
     Case(
         "E12",
-        "panes by count discard what they told",
+        "panes by count discard what they emitted",
         [*map(at, (1, 3, 4, 5, 14, 6, 19, 7)), Reach(100)],
         panes(TEN, "discard", **COUNTED),
         # The third pair was complete with 7, so the on-time panes of both windows are empty.
-        story((0, 4), (0, 9), (0, 13), (0, 0), (10, 33), (10, 0)),
+        changelog((0, 4), (0, 9), (0, 13), (0, 0), (10, 33), (10, 0)),
         delay=None,
         lateness=3600,
     ),
@@ -244,7 +244,7 @@ TRANSCRIPTS = [
         "a window that has expired is gone",
         [*map(at, (1, 2, 3, 10, 11, 25)), Reach(31), at(9, 0), at(12), Reach(45), at(13), at(26)],
         panes(TEN, "update", early=None, late="each"),
-        story((0, 6), (10, 21), (10, 33), (20, 25), (20, 51)),
+        changelog((0, 6), (10, 21), (10, 33), (20, 25), (20, 51)),
         delay=None,
         lateness=20,
         late=2,  # 9 when 31 had been reached, 13 when 45 had
@@ -254,7 +254,7 @@ TRANSCRIPTS = [
         "lateness bounds late panes",
         [event(26, 5), Reach(120), event(53, 6), Reach(360), event(85, 9)],
         panes(TWO, "update", early=None, late="each", panes=True),
-        story((0, 5, "on_time"), (0, 11, "late"), columns=KINDS),
+        changelog((0, 5, "on_time"), (0, 11, "late"), columns=KINDS),
         delay=None,
         lateness=120,
         late=1,
@@ -264,7 +264,7 @@ TRANSCRIPTS = [
         "a trigger that fires once gives one pane",
         [event(1, 1), event(2, 2), event(3, 3), Reach(100), event(4, 4)],
         first_early_pane,
-        story((0, 3)),
+        changelog((0, 3)),
         delay=None,
         lateness=3600,
     ),
@@ -287,7 +287,7 @@ LATE_DATA = [
         "an event may be too late for one window and in time for another",
         HOPS,
         panes(0, window=HOP),
-        story((5, 11), (10, 1)),
+        changelog((5, 11), (10, 1)),
         late=1,
     ),
     Case(
@@ -295,7 +295,7 @@ LATE_DATA = [
         "and so where every value is given",
         HOPS,
         panes(0, "update", window=HOP, early=None),
-        story((5, 11), (10, 1)),
+        changelog((5, 11), (10, 1)),
         late=1,
     ),
     Case(
@@ -304,11 +304,11 @@ LATE_DATA = [
         HOPS,
         with_late_rows,
         {
-            **story((5, 11), (10, 1)),
+            **changelog((5, 11), (10, 1)),
             "late": Answer(
                 "at key n late_by late_reason window_start window_end",
                 [(4, "a", 100, 8, "expired_window", 0, 10)],
-                "story",
+                "changelog",
             ),
         },
         late=1,
@@ -319,7 +319,7 @@ LATE_DATA = [
         "windows take late events within the lateness",
         [event(s, n) for s, n in ((0, 3), (1, 4), (2, 5), (1, 6), (0, 7), (3, 8), (0, 9), (5, 1))],
         panes(2),
-        story((0, 20), (2, 13)),  # the 9 came when 3 had been reached
+        changelog((0, 20), (2, 13)),  # the 9 came when 3 had been reached
         lateness=1,
         late=1,
     ),
@@ -328,7 +328,7 @@ LATE_DATA = [
         "a large jump of time closes all windows at once",
         [event(s, n) for s, n in ((0, 3), (1, 4), (30, 5), (1, 6), (33, 0), (99, 0))],
         panes(2),
-        story((0, 7), (30, 5), (32, 0)),
+        changelog((0, 7), (30, 5), (32, 0)),
         lateness=1,
         late=1,
     ),

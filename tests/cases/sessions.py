@@ -28,7 +28,7 @@ def session(*emit, gap="5 minutes", **options):
     return build
 
 
-def spans(*rows, columns="window_start window_end total", kind="story"):
+def spans(*rows, columns="window_start window_end total", kind="changelog"):
     """Rows whose first two columns are minutes."""
     return {
         "out": Answer(
@@ -80,7 +80,7 @@ CASES = [
     ),
     Case(
         "C3",
-        "a bridge takes back both sessions that were emitted",
+        "a bridge retracts both sessions that were emitted",
         BRIDGE,
         session("retract", **LATE),
         {
@@ -94,17 +94,17 @@ CASES = [
                     (1, 321, "a"),
                     (1, 1, "z"),
                 ],
-                "story",
+                "changelog",
             )
         },
         **BRIDGED,
     ),
     Case(
         "C3",
-        "accumulating a bridge gives the whole and takes back what it merged away",
+        "accumulating a bridge gives the whole and retracts what it merged away",
         BRIDGE[:2] + BRIDGE[3:4] + BRIDGE[4:],
         session("update", early="each", late="each"),
-        {"out": Answer("_diff total", [(1, 1), (1, 20), (-1, 20), (1, 321)], "story")},
+        {"out": Answer("_diff total", [(1, 1), (1, 20), (-1, 20), (1, 321)], "changelog")},
         delay=3600,
     ),
     Case(
@@ -112,7 +112,7 @@ CASES = [
         "discarding a bridge gives what came with it",
         BRIDGE,
         session("discard", **LATE),
-        {"out": Answer("total key", [(1, "a"), (20, "a"), (300, "a"), (1, "z")], "story")},
+        {"out": Answer("total key", [(1, "a"), (20, "a"), (300, "a"), (1, "z")], "changelog")},
         **BRIDGED,
     ),
     Case(
@@ -136,7 +136,7 @@ CASES = [
     ),
     Case(
         "C5",
-        "raw sessions are taken back with every event",
+        "raw sessions are retracted with every event",
         KAFKA,
         session("retract", early="each", late="each"),
         {
@@ -146,7 +146,7 @@ CASES = [
                     *((1, 1, "a"), (-1, 1, "a"), (1, 2, "a"), (-1, 2, "a"), (1, 3, "a")),
                     *((1, 1, "b"), (1, 1, "a")),
                 ],
-                "story",
+                "changelog",
             )
         },
         late=1,

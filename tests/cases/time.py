@@ -22,7 +22,7 @@ def arriving(at):
 
 
 def starts(*rows):
-    return {"out": Answer("window_start n", rows, "story")}
+    return {"out": Answer("window_start n", rows, "changelog")}
 
 
 CASES = [

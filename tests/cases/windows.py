@@ -26,7 +26,7 @@ def summed(stream, window, name, *emit, **options):
     return stream.window(window, by="key", name=name).emit(*emit, **options).agg(total=ms.sum("n"))
 
 
-def sums(*rows, columns="window_end total", kind="story"):
+def sums(*rows, columns="window_end total", kind="changelog"):
     return {"out": Answer(columns, rows, kind, key=("window_end", "key"))}
 
 
@@ -50,7 +50,7 @@ def five_kinds(stream, name):
 
 
 def starts(*rows):
-    return Answer("window_start n", rows, "story")
+    return Answer("window_start n", rows, "changelog")
 
 
 NEW_YORK = "America/New_York"

@@ -16,7 +16,7 @@ def app_folder(log: Path, app: str) -> Path:
     """Return the folder of an app; say on standard error if its last run failed.
 
     Raises:
-        ConfigError: the log has no such app; the message lists those there are.
+        ConfigError: the log has no such app; the message lists its apps.
     """
     apps = log / "apps"
     home = apps / app

@@ -19,7 +19,7 @@ _STEPS = (-2, -1, 0, 1, 2)  # the rows around the one that was asked for
 @click.option(
     "--events-per-second", type=float, metavar="NUMBER", help="Different ids in a second."
 )
-@click.option("--memory", metavar="SIZE", help="What all filters together may take: 64MB, 2GiB.")
+@click.option("--memory", metavar="SIZE", help="Memory of all filters together: 64MB, 2GiB.")
 @click.option("--fpr", type=float, metavar="RATE", help="The false-positive rate, such as 1e-4.")
 @click.option(
     "--rotate",
@@ -39,8 +39,8 @@ def bloom(
     """Show how many events Bloom filters lose, for a memory, a rate and a horizon.
 
     A false positive is a new event that is taken for a repeat, and lost. Give two of
-    --events-per-second, --memory and --fpr: the third is worked out, and shown with what less and
-    more of it would do. Memory is that of all buckets together, with every generation full.
+    --events-per-second, --memory and --fpr: the third is computed, and shown
+    with smaller and larger values. Memory is that of all buckets together, with every generation full.
 
     \b
     Examples:

@@ -28,12 +28,12 @@ from millstream.log.takeover import SPARE_FILES
     default=LISTEN,
     show_default=True,
     metavar="HOST:PORT",
-    help="Where to listen. Port 0 takes one that is free.",
+    help="Where to listen. Port 0 takes a free one.",
 )
 @click.option(
     "--advertise",
     metavar="HOST:PORT",
-    help="The address to tell clients, where something between rewrites addresses.",
+    help="The address that clients get, where a proxy or NAT rewrites addresses.",
 )
 @click.option(
     "--tls-cert",
@@ -59,12 +59,12 @@ from millstream.log.takeover import SPARE_FILES
     type=click.IntRange(min=0),
     default=BrokerSettings().broker_id,
     show_default=True,
-    help="The number by which clients know this broker.",
+    help="The id of this broker for clients.",
 )
 @click.option(
     "--auto-create",
     is_flag=True,
-    help="Make topics that clients ask for and that are not there.",
+    help="Create topics that clients ask for and that do not exist.",
 )
 @click.option(
     "--partitions",
@@ -76,8 +76,8 @@ from millstream.log.takeover import SPARE_FILES
 @click.option(
     "--offsets-retention",
     metavar="DURATION",
-    help="Forget what a group has committed when it has no members and was silent for so long, such "
-    'as "7 days"; kept forever by default.',
+    help="Delete the offsets of a group that has no members and has not committed for so long, such as "
+    '"7 days"; kept forever by default.',
 )
 @click.option(
     "--insecure",
@@ -101,9 +101,9 @@ def broker(
 ) -> None:
     """Serve the log in the folder DIR to Kafka's clients, until Ctrl-C or SIGTERM.
 
-    DIR is by default $MILLSTREAM_LOG, or ./data. It owns the folder meanwhile, and takes it over from a program that does; on this machine, others
-    read it as before, and write through it. Where other machines are to reach it, it wants a
-    certificate and users.
+    DIR is by default $MILLSTREAM_LOG, or ./data. The broker owns the folder while it runs, and
+    takes it over from a program that does. Other programs on this machine read the folder as before, and write
+    through the broker. If other machines are to reach it, it needs a certificate and users.
 
     \b
     Examples:
@@ -145,9 +145,9 @@ def broker(
 
 
 def _files_max() -> int:
-    """Let this process have as many files open as it may, and return how many.
+    """Raise the limit of open files as far as allowed, and return it.
 
-    A connection is one; and services are often started with too few for the segments beside them.
+    Each connection is one, and each segment that is open for writing.
     """
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # where there is another limit below this one
@@ -159,7 +159,7 @@ def _files_max() -> int:
 async def _run(
     broker: AbstractAsyncContextManager[RunningBroker], folder: Path, ready_file: Path | None
 ) -> None:
-    """Serve until a signal comes, or the disk fails."""
+    """Serve until a signal arrives, or the disk fails."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -176,8 +176,8 @@ async def _run(
 def _announce_ready(
     serving: RunningBroker, folder: Path, ready_file: Path | None
 ) -> Iterator[None]:
-    """Say that clients can come, for as long as they can."""
-    way = " by TLS" if serving.encrypted else ""
-    click.echo(f"Kafka clients reach {folder} at {serving.address}{way} (Ctrl-C ends it)")
+    """Write the ready file while clients can connect."""
+    tls = " by TLS" if serving.encrypted else ""
+    click.echo(f"Kafka clients reach {folder} at {serving.address}{tls} (Ctrl-C ends it)")
     with write_ready_file(ready_file, serving.address):
         yield

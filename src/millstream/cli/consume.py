@@ -49,7 +49,7 @@ from millstream.record import Record
 @click.option(
     "--group",
     metavar="NAME",
-    help="Go on where this group is, and commit for it what was printed.",
+    help="Continue where this group is, and commit printed records for it.",
 )
 @click.option(
     "--partition",
@@ -86,8 +86,8 @@ def consume(
     value is null. A TIME is ISO 8601, in UTC if it names no zone, and means the first record at it
     or later.
 
-    With --group, each record is committed after it was printed, every second and at the end. Killed
-    in between, the command prints again what was not committed, and leaves out nothing. Two
+    With --group, each record is committed after it was printed, every second and at the end. If it is killed in
+    between, the next call prints uncommitted records again, and skips none. Two
     commands of one group at the same time do not share the records: each prints all of them.
 
     \b
@@ -147,10 +147,10 @@ class _Printer:
         return self._left == 0
 
     def print(self, consumer: Consumer, end: int | None) -> None:
-        """Print what a consumer hands out, below an offset.
+        """Print the records of a consumer, below an offset.
 
         Raises:
-            _PastTheEnd: a record at or after that offset came.
+            _PastEndError: a record at or after that offset came.
             BrokenPipeError: the reader of the output has closed it.
         """
         out = sys.stdout.buffer
@@ -202,7 +202,7 @@ def _start(
 def _parts(
     reader: Reader, topic: str, partitions: list[int], stop: TopicPosition
 ) -> Iterator[tuple[list[int], int | None]]:
-    """Yield what is read together, and up to which offset: partitions that stop early go singly."""
+    """Yield the partitions that are read together, with their end: partitions that stop early are read alone."""
     if isinstance(stop, str):
         yield partitions, None
         return

@@ -170,7 +170,7 @@ def replay_dead(
     if done.rows_without_record:
         sentence += (
             f"; {pluralize(done.rows_without_record, 'row')} left out that died behind a shuffle, as no record of them is "
-            "kept (millstream reset takes in all anew)"
+            "kept (millstream reset reads everything again)"
         )
     values = dataclasses.asdict(done)
     print_result(sentence, values, as_json=as_json)
@@ -183,13 +183,13 @@ def replay_dead(
 def relay_dead(app: str, *, folder: Path, as_json: bool) -> None:
     """Forward dead records of APP to the topic APP.dead, each exactly once.
 
-    A run does so at its end. Where another process owned the folder then, this does it now.
+    A run does so at its end, unless another process owns the folder then.
 
     \b
     Example:
       millstream dead relay ads
     """
-    dead_letters(folder, app)  # names the apps there are, if it is none of them
+    dead_letters(folder, app)  # names the existing apps, if it is none of them
     count = relay(folder, app)
     values = {"topic": dead_letter_topic(app), "records": count}
     print_result(

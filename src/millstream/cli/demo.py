@@ -68,14 +68,16 @@ def demo() -> None:
     default=1,
     show_default=True,
     type=int,
-    help="Chooses how the events are delayed, mixed up and repeated.",
+    help="Chooses how events are delayed, reordered and repeated.",
 )
 @click.option(
     "--chaos",
     is_flag=True,
-    help="Kill the pipeline and its workers again and again, and make much more trouble.",
+    help="Kill the pipeline and its workers several times, and inject many more faults.",
 )
-@click.option("--no-kills", is_flag=True, hidden=True, help="With --chaos: the trouble alone.")
+@click.option(
+    "--no-kills", is_flag=True, hidden=True, help="With --chaos: the faults without the kills."
+)
 @click.option(
     "--master", metavar="URL", help="Run on this Spark cluster, such as spark://host:7077."
 )
@@ -110,9 +112,9 @@ def ads(
     fresh: bool,
     stay: bool | None,
 ) -> None:
-    """Ads: rates, budgets, and ads to stop, kept up to date while events arrive.
+    """Ads: rates, budgets, and ads to stop, updated while events arrive.
 
-    A real week of 60,000 impressions and 287 clicks goes through the log, late, mixed up, from
+    A real week of 60,000 impressions and 287 clicks goes through the log, late, out of order, from
     devices with wrong clocks, and some of it twice. Spark keeps the rates per minute and ad, what
     each client has spent of its budget, and the ads that are to be stopped, on a page that is live.
     At the end all of it is compared with a plain computation over the raw log. Kill it at any moment

@@ -26,20 +26,22 @@ from millstream.edge.token_file import read_token
     default=HTTP_DEFAULT,
     show_default=True,
     metavar="HOST:PORT",
-    help="Where to answer HTTP. Port 0 takes one that is free; none: not at all.",
+    help="Where to serve HTTP. Port 0 takes a free one; none: not at all.",
 )
-@click.option("--statsd", metavar="HOST:PORT", help="Where to take StatsD's datagrams.")
-@click.option("--statsd-topic", metavar="NAME", help="Where metrics go, with their name as key.")
+@click.option("--statsd", metavar="HOST:PORT", help="Where to receive StatsD datagrams.")
+@click.option(
+    "--statsd-topic", metavar="NAME", help="The topic of metrics, with their name as key."
+)
 @click.option(
     "--statsd-malformed",
     metavar="NAME",
-    help="Where lines go that are no metric, with the reason in a header; else counted only.",
+    help="The topic of lines that are not a metric, with the reason in a header; by default they are only counted.",
 )
 @click.option("--read-only", is_flag=True, help="Append nothing, and do not own the folder.")
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="HTTP requests have to bear the token in this file (Authorization: Bearer …).",
+    help="HTTP requests must carry the token in this file (Authorization: Bearer …).",
 )
 @click.option(
     "--allow-origin",
@@ -67,7 +69,7 @@ from millstream.edge.token_file import read_token
     type=click.IntRange(min=1),
     default=EdgeSettings().in_flight_bytes,
     show_default=True,
-    help="What all requests together may take of memory, about; beyond it they are answered 429.",
+    help="About how much memory all requests together may take; beyond it the response is 429.",
 )
 @click.option(
     "--streams",
@@ -108,8 +110,9 @@ def edge(
 ) -> None:
     """Take events over HTTP and UDP, and send them out as server-sent events.
 
-    The log is by default $MILLSTREAM_LOG, or ./data. It owns the folder meanwhile, unless it is --read-only; over kafka:// there may be several. Ctrl-C
-    or SIGTERM ends it: what was let in is appended and answered first.
+    The log is by default $MILLSTREAM_LOG, or ./data. The edge owns the folder while it runs, unless it is
+    --read-only; over kafka:// there may be several. Ctrl-C or SIGTERM ends it, after the accepted requests are
+    appended and have their responses.
 
     \b
     Examples:
@@ -155,9 +158,9 @@ def edge(
 
 def _announce(up: EdgeServer, address: Path | str) -> None:
     log = shown(address)
-    ways = []
+    addresses = []
     if up.url is not None:
-        ways.append(f"HTTP reaches {log} at {up.url}")
+        addresses.append(f"HTTP reaches {log} at {up.url}")
     if up.statsd is not None:
-        ways.append(f"StatsD's datagrams are taken at {up.statsd}")
-    click.echo(f"{'; '.join(ways)} (Ctrl-C ends it)")
+        addresses.append(f"StatsD datagrams are received at {up.statsd}")
+    click.echo(f"{'; '.join(addresses)} (Ctrl-C ends it)")

@@ -80,7 +80,7 @@ def list_groups(address: Path | str, *, as_json: bool) -> None:
 @address_option
 @json_option
 def describe(name: str, address: Path | str, *, as_json: bool) -> None:
-    """Show what the group NAME has committed, beside what each partition holds.
+    """Show what the group NAME has committed, and what each partition holds.
 
     The partition holds the offsets from `start` up to, but without, `end`; `committed` is the next
     one that the group will read. See `millstream lag --help` for the other columns.
@@ -102,7 +102,7 @@ def describe(name: str, address: Path | str, *, as_json: bool) -> None:
     rows = []
     for one in found:
         place = committed.get(TopicPartition(one.topic, one.partition))
-        if place is not None:  # the topic was not deleted between the two looks
+        if place is not None:  # the topic was not deleted in between
             said = {"committed_ms": place.committed_ms, "metadata": place.metadata}
             rows.append({**lag_row(one), **said})
     print_rows(rows, _DESCRIBE_COLUMNS, as_json=as_json)
@@ -182,7 +182,7 @@ def reset(
 @address_option
 @json_option
 def delete(name: str, address: Path | str, *, yes: bool, as_json: bool) -> None:
-    """Forget what the group NAME has committed. No record is removed.
+    """Delete the committed offsets of the group NAME. No record is removed.
 
     A reader of that name starts over, where its --from or start says.
 

@@ -29,7 +29,8 @@ def ledger(
 ) -> None:
     """Show where every event of APP went: the ledger, per batch or in total.
 
-    At every step, read = emitted + held + late + dead + filtered + duplicate. The books were checked when each batch was committed; this adds them up again.
+    At every step, read = emitted + held + late + dead + filtered + duplicate. Each batch was checked
+    when it was committed; this adds the batches up again.
 
     \b
     Examples:

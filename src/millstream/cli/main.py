@@ -1,7 +1,7 @@
 """The ``millstream`` command: which commands there are, and how each of them ends.
 
-A command lives in the module of its name and is imported when it is called, so that ``--help`` is
-answered without loading what is not needed. An error that Millstream raises on purpose ends as
+A command lives in the module of its name and is imported when it is called, so that ``--help``
+loads no module that it does not need. An error that Millstream raises on purpose ends as
 one sentence on standard error and an exit code: 2 when the call or a setting is to be corrected, 1
 for everything else. A traceback therefore means a defect.
 """
@@ -32,8 +32,8 @@ COMMANDS = {
     "user": "Add, list and remove the users of a broker.",
     "log": "Verify, repair and measure the folder of a log.",
     "ui": "Show a page of what the apps of a log do, live; serve their views over HTTP.",
-    "run": "Run the pipeline that FILE declares, going on where it was.",
-    "stop": "Stop the running APP, as Ctrl-C in its terminal would: after the batch at work.",
+    "run": "Run the pipeline that FILE declares, from where it stopped.",
+    "stop": "Stop the running APP, as Ctrl-C in its terminal would: after the current batch.",
     "rescale": "Divide the work on the state of APP among more or fewer partitions.",
     "reset": "Remove all that APP has made, so that its next run starts over from the log.",
     "ledger": "Show where every event of APP went: the ledger, per batch or in total.",

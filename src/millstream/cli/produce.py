@@ -129,7 +129,7 @@ def produce(
 
 
 class _ProgressLine:
-    """Tells every second how many records were sent, on one line that vanishes at the end."""
+    """Shows every second how many records were sent, on one line that vanishes at the end."""
 
     def __init__(
         self, stream: TextIO, *, shown: bool, clock_s: Callable[[], float] = time.monotonic

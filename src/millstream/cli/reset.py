@@ -53,8 +53,8 @@ def reset(
     """Remove all that APP has made, so that its next run starts over from the log.
 
     That is its state, position, views, datasets, and what topics and databases store about it. It says
-    first what it removes, and what it cannot take back: records in topics stay, and the next run writes
-    its own beside them. The records that APP reads are not touched. The app must be stopped.
+    first what it removes, and what it cannot undo: records in topics stay, and the next run writes
+    its own besides them. The records that APP reads are not touched. The app must be stopped.
 
     \b
     Examples:
@@ -117,7 +117,7 @@ def _stays(found: AppFootprint) -> list[str]:
         for topic, records in found.replayed.items()
     ]
     lines += [f"  what {name} was called with; it is called again" for name in found.functions]
-    return ["Not to be taken back:", *lines] if lines else []
+    return ["Cannot be undone:", *lines] if lines else []
 
 
 def _values(found: AppFootprint) -> dict[str, Any]:

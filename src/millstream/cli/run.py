@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     type=Choice(["stopped", "caught-up"]),
     default="stopped",
     show_default=True,
-    help="Run until Ctrl-C, or until all that the log holds now is taken in.",
+    help="Run until Ctrl-C, or until all records that the log has now are processed.",
 )
 @click.option("--timeout", help='Stop after this long, such as "10 minutes".')
 @click.option("--count", type=click.IntRange(min=1), help="Stop after reading so many records.")
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 @click.option(
     "--same-expressions",
     is_flag=True,
-    help="After an upgrade of polars or Python: what reads as before is the same.",
+    help="After an upgrade of polars or Python: confirm that expressions with unchanged text are the same.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print progress and report as JSON lines.")
 @click.pass_context
@@ -67,12 +67,12 @@ def run(
     same_expressions: bool,
     as_json: bool,
 ) -> None:
-    """Run the pipeline that FILE declares, going on where it was.
+    """Run the pipeline that FILE declares, from where it stopped.
 
     APP is the app's name, or that of its variable, where the file declares several. The exit code is
     1 if at some step more rows were dead than the app's dead_max allows.
 
-    Ctrl-C lets the batch at work finish and stops; a second one does not wait. In a terminal, one
+    Ctrl-C stops after the current batch; a second one does not wait. In a terminal, one
     table shows what the run does; elsewhere there is a line at most once a second.
 
     \b

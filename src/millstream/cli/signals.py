@@ -12,9 +12,9 @@ from contextlib import contextmanager
 def wait_for_stop_signal() -> Iterator[Callable[[], None]]:
     """Handle the signals from here on; yield a function that waits for the first of them.
 
-    Python itself writes a byte to a pipe when a signal comes. A handler could set no event: it runs in
-    the thread that waits, perhaps while that holds the event's lock, and not at all if the signal comes
-    just before the thread falls asleep.
+    Python itself writes a byte to a pipe when a signal comes. A handler could not set an event: it runs in
+    the waiting thread, perhaps while that holds the event's lock, and not at all if the signal comes
+    just before the thread sleeps.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

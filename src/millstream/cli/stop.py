@@ -1,4 +1,4 @@
-"""``millstream stop``: ask a running app to finish the batch at work and end."""
+"""``millstream stop``: ask a running app to finish the current batch and end."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _POLL_S = 0.05
     "--timeout",
     default="1 minute",
     show_default=True,
-    help="How long to wait for the batch at work.",
+    help="How long to wait for the current batch.",
 )
 def stop(app: str, folder: Path, timeout: str) -> None:
-    """Stop the running APP, as Ctrl-C in its terminal would: after the batch at work.
+    """Stop the running APP, as Ctrl-C in its terminal would: after the current batch.
 
     Its next start resumes where it stopped.
 

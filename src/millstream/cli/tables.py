@@ -1,4 +1,4 @@
-"""What the commands of the log share: the option for its folder, and one way to print tables.
+"""Shared by the commands of the log: the option for its folder, and printing tables.
 
 A table is for people: in a terminal it fits the screen, in a pipe nothing is cut off. With ``--json``
 the same rows are printed for programs, with plain numbers in the units that end their names.
@@ -52,7 +52,7 @@ class Address(click.Path):
 
 
 class Choice(click.Choice[str]):
-    """One of a few words; of another, the one that was probably meant is named."""
+    """One of a few words; the error for another one names the nearest."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -132,7 +132,7 @@ def print_json(value: object) -> None:
 
 
 def print_table(rows: Sequence[TableRow], columns: Sequence[TableColumn]) -> None:
-    """Print columns of rows. Names are folded if the screen is too narrow; numbers stay whole."""
+    """Print columns of rows. Names are folded if the screen is too narrow; numbers never are."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for column in columns:
         table.add_column(
@@ -159,7 +159,7 @@ def print_result(sentence: str, values: Mapping[str, object], *, as_json: bool) 
 
 
 def confirm(question: str) -> None:
-    """Return if the answer is yes.
+    """Ask, and return if the reply is yes.
 
     Raises:
         click.Abort: it is no.

@@ -105,8 +105,8 @@ def create(
 ) -> None:
     """Create the topic NAME, and the log folder if there is none.
 
-    All records are kept forever, unless an option says otherwise. They are removed by whole
-    segments, so a little more is kept than the limit.
+    All records are kept forever, unless an option says otherwise. Whole segments are removed, so a
+    little more is kept than the limit.
 
     \b
     Examples:
@@ -207,7 +207,7 @@ def describe(name: str, address: Path | str, *, every: bool, as_json: bool) -> N
     "unset",
     multiple=True,
     metavar="NAME",
-    help="Take a setting back to its default; may be repeated.",
+    help="Reset a setting to its default; may be repeated.",
 )
 @address_option
 @json_option
@@ -223,7 +223,7 @@ def alter(
     address: Path | str,
     as_json: bool,
 ) -> None:
-    """Change settings of the topic NAME, or add partitions. What is not named stays.
+    """Change settings of the topic NAME, or add partitions. Settings that are not named do not change.
 
     \b
     Examples:
@@ -262,7 +262,7 @@ def alter(
 def delete(name: str, address: Path | str, *, yes: bool, as_json: bool) -> None:
     """Delete the topic NAME and all its records, for good.
 
-    What groups have committed in it is forgotten with it.
+    The offsets that groups have committed in it are deleted too.
 
     \b
     Example:
@@ -299,10 +299,10 @@ def delete(name: str, address: Path | str, *, yes: bool, as_json: bool) -> None:
 def archive(
     name: str, *, file: Path, app_name: str | None, close_active: bool, as_json: bool
 ) -> None:
-    """Lay a Parquet file with the records as columns beside each closed segment of the topic NAME.
+    """Write a Parquet file with the records as columns beside each closed segment of the topic NAME.
 
     Batch tools read these files as they are; jobs read them instead of decoding the records again.
-    They are copies, and may be deleted at any time. What is archived already is not written again,
+    They are copies, and may be deleted at any time. An archive is not written again
     unless the schema has changed. The log is the one that the app names.
 
     `undecodable` counts records that do not fit the schema: only their segment has what they hold.

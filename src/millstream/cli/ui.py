@@ -20,7 +20,7 @@ from millstream.views.server.server import LISTEN_DEFAULT, serve
     default=LISTEN_DEFAULT,
     show_default=True,
     metavar="HOST:PORT",
-    help="Where to serve. Port 0 takes one that is free.",
+    help="Where to serve. Port 0 takes a free one.",
 )
 @click.option(
     "--store",
@@ -41,7 +41,7 @@ from millstream.views.server.server import LISTEN_DEFAULT, serve
 def ui(folder: Path, listen: str, stores: tuple[str, ...], *, insecure: bool, opens: bool) -> None:
     """Show a page of what the apps of a log do, live; serve their views over HTTP.
 
-    It reads only: the pipelines run, or not, beside it. Ctrl-C ends it.
+    It only reads, and the pipelines need not run. Ctrl-C ends it.
 
     \b
     Examples:

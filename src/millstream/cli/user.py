@@ -24,7 +24,7 @@ _users_option = click.option(
 def user() -> None:
     """Add, list and remove the users of a broker.
 
-    They stand in a file, with hashes of their passwords. A broker that has the file reads it again
+    They are in a file, with hashes of their passwords. A broker that has the file reads it again
     when it changes.
 
     \b
@@ -39,13 +39,13 @@ def user() -> None:
 @click.argument("name")
 @_users_option
 @click.option("--stdin", "from_stdin", is_flag=True, help="Read the password from standard input.")
-@click.option("--replace", is_flag=True, help="Give a user that is there another password.")
+@click.option("--replace", is_flag=True, help="Change the password of an existing user.")
 @json_option
 def add(name: str, path: Path, *, from_stdin: bool, replace: bool, as_json: bool) -> None:
     """Add the user NAME, and the file of users if there is none.
 
     Prompts for the password without showing it. With --stdin it is the first line of
-    standard input. It is kept as a salted hash (scrypt), from which it cannot be read.
+    standard input. It is stored as a salted hash (scrypt).
 
     \b
     Examples:

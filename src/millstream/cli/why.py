@@ -48,7 +48,7 @@ def why_open(app: str, step: str | None, folder: Path, *, as_json: bool) -> None
 @log_option
 @json_option
 def why_late(app: str, step: str | None, folder: Path, *, as_json: bool) -> None:
-    """Say how many events came too late for each step of APP, and by how much they missed.
+    """Say how many events were late for each step of APP, and by how much.
 
     \b
     Examples:

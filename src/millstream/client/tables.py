@@ -119,6 +119,8 @@ def _object(row: Mapping[str, Any]) -> bytes:
 def _keys(frame: pl.DataFrame, key: str) -> pa.Array:
     import polars as pl  # noqa: PLC0415 - as above
 
+    if not isinstance(key, str):
+        raise ConfigError(f"key is {key!r}; give the name of a column of rows")
     if key not in frame.columns:
         raise ConfigError(
             f"key is {key!r}; rows has the columns {', '.join(frame.columns)}."

@@ -2,6 +2,6 @@
 
 `ads_week.py` and `ads_generated.py` have the events, `ads_disorder.py` makes them late, repeated and out
 of order, `feed.py` writes them into the log, `ads_pipeline.py` is the pipeline, and `ads_expected.py`
-computes the same another way; `ads_run.py` puts them together, and `ads_chaos.py` attacks them. The
+computes the same independently; `ads_run.py` puts them together, and `ads_chaos.py` attacks them. The
 data, `ads_week.parquet`, comes with its licence and attribution beside it.
 """

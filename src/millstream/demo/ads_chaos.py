@@ -117,7 +117,7 @@ class ChaosRun:
         self._print_kill(f"kill -9 of the driver {running.pid}; it starts again", "driver")
         running.kill()
         running.wait()
-        # Killed before the first run has made its mark, the folder is still to be made anew.
+        # Killed before the first run has written its mark, the folder is still to be created.
         made = (self.options.folder / MARKER).exists()
         return self._start(fresh=self.options.fresh and not made)
 

@@ -33,7 +33,7 @@ from millstream.log.murmur2 import partition_of
 TRANSIT_US = 20 * SECOND_US
 RETRIED_US = (SECOND_US, 5 * MINUTE_US)
 REPLAYED_US = (DAY_US, 40 * HOUR_US)
-# Of every 200 devices one is five hours fast, and one has never been told what year it is.
+# Of every 200 devices one is five hours fast, and one has never had its clock set.
 CLOCKS_US = {7: 5 * HOUR_US, 8: -int(365.25 * 50) * DAY_US}
 DEVICES_PER_CLOCK = 200
 
@@ -85,7 +85,7 @@ class DisorderedRecords:
 
 @dataclass(frozen=True)
 class HeartbeatSchedule:
-    """When heartbeats come: every so often until the end; then a last one, which tells a later time.
+    """When heartbeats come: every so often until the end; then a last one, with a later time.
 
     By the last one the pipeline closes what it still holds open. Nothing arrives after it: what would
     is there at the end.
@@ -97,7 +97,7 @@ class HeartbeatSchedule:
     last_time_us: int
 
     def times(self) -> pl.DataFrame:
-        """Return the time that each heartbeat tells, and when it arrives."""
+        """Return the time in each heartbeat, and when it arrives."""
         times = pl.int_range(self.start_us, self.end_us + 1, self.every_us, eager=True)
         usual = pl.DataFrame({"at_us": times, "arrival_us": times})
         last = pl.DataFrame({"at_us": [self.last_time_us], "arrival_us": [self.end_us + 1]})

@@ -1,4 +1,4 @@
-"""The demo's answers computed another way: one batch over the raw log, in plain Python and polars.
+"""The demo's results computed independently: one batch over the raw log, in plain Python and polars.
 
 It reads the records as they lie in the log, with all their copies, gaps and wrong clocks, and shares no
 code with the pipeline; it knows no windows, batches or state. If the pipeline lost, doubled or misplaced
@@ -203,7 +203,7 @@ class _Account:
 def _budgets(
     once: pl.DataFrame, clients: Mapping[str, Client]
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Decide on every event in the order of the log; return days, decisions and what was told."""
+    """Decide on every event in the order of the log; return days, decisions and budget events."""
     accounts = {name: _Account(about, {}) for name, about in clients.items()}
     decisions, told = [], []
     columns = ("client", "at", "cost_micros", "event_id", "kind", "ad")

@@ -109,7 +109,7 @@ def run_ads(options: AdsOptions, console: Console) -> int:
     return 0 if equal else EXIT_DIFFERENT
 
 
-def clear_log(log: EventLog, ours: bool) -> None:  # noqa: FBT001 - all that it is told
+def clear_log(log: EventLog, ours: bool) -> None:  # noqa: FBT001 - its one option
     """Remove the demo's topics and fences, if they are those of its own runs.
 
     Raises:

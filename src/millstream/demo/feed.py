@@ -178,7 +178,7 @@ class FeedThread:
         self._thread.join()
 
     def start(self) -> None:
-        """Tell the feed that somebody reads what it writes."""
+        """Signal the feed that the pipeline reads what it writes."""
         with self._interrupted:
             self._go = True
             self._interrupted.notify_all()

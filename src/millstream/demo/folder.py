@@ -43,10 +43,10 @@ def prepare(
 ) -> bool:
     """Make the folder ready for a run; return True if it goes on with one that was interrupted.
 
-    A completed run, or ``fresh``, begins anew in an emptied folder.
+    A completed run, or ``fresh``, starts over in an emptied folder.
 
     Args:
-        clear: Called before a run begins anew, for what of it lies elsewhere: to empty it if it is
+        clear: Called before a run starts over, for what of it lies elsewhere: to empty it if it is
             ours, made by a run with the same ``log``, and else to make sure that it is empty.
 
     Raises:
@@ -76,13 +76,13 @@ def prepare(
     if known != run:
         raise ConfigError(
             f"{folder} holds an unfinished run of the demo {known.demo!r} with other input. Go on "
-            f"with {known.options}, or begin anew with --fresh."
+            f"with {known.options}, or start over with --fresh."
         )
     return True
 
 
 def mark_completed(folder: Path, run: DemoRun) -> None:
-    """Note that the run came to its end, so that the next one begins anew."""
+    """Note that the run came to its end, so that the next one starts over."""
     _write(folder, replace(run, completed=True))
 
 

@@ -1,7 +1,7 @@
-"""What is aggregated by which columns: rows to partials, partials to one, and to results.
+"""Aggregates by columns: rows are reduced to partials, partials are merged, and give results.
 
-Two columns stand beside the partials of the aggregates: how many events they are made of, and, where
-the input takes rows back, their weight, the sum of ``__diff``. A key of weight zero is gone.
+There are two more columns besides the partials of the aggregates: the number of their events, and, if
+the input has retractions, their weight, the sum of ``__diff``. A key of weight zero is deleted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Aggregation:
 
     ``schema`` gives the types of the partial columns, and ``keys`` those of ``by``, as found when the
     pipeline was built.
-    ``weighted``: the rows that come in have ``__diff``, and some take others back.
+    ``weighted``: the input rows have ``__diff``, and some are retractions.
     """
 
     by: tuple[str, ...]
@@ -48,12 +48,21 @@ class Aggregation:
         """The names of the partial columns, the counts of events and weights among them."""
         return [name for name, _ in self.schema]
 
+    @property
+    def partial_expressions(self) -> list[pl.Expr]:
+        """Expressions that make the partials of the aggregates from rows."""
+        return [e for name, a in self.aggregates for e in a.partial(name)]
+
+    @property
+    def merge_expressions(self) -> list[pl.Expr]:
+        """Expressions that merge the partials of the aggregates."""
+        return [e for name, a in self.aggregates for e in a.merge(name)]
+
     def reduce(self, rows: pl.DataFrame, *columns: str) -> pl.DataFrame:
         """Make one partial per key and value of the given columns."""
         if self.ordered:
             rows = with_order(rows)
-        made = [e for name, a in self.aggregates for e in a.partial(name)]
-        made.append(pl.len().cast(pl.Int64).alias(ROWS))
+        made = [*self.partial_expressions, pl.len().cast(pl.Int64).alias(ROWS)]
         if self.weighted:
             made.append(pl.col(DIFF).sum().cast(pl.Int64).alias(WEIGHT))
         return _grouped(rows, [*columns, *self.by], made).cast(dict(self.schema))
@@ -65,8 +74,7 @@ class Aggregation:
 
         Of the columns ``first``, which are equal within a group, one value is kept.
         """
-        merged = [e for name, a in self.aggregates for e in a.merge(name)]
-        merged.append(pl.col(ROWS).sum())
+        merged = [*self.merge_expressions, pl.col(ROWS).sum()]
         if self.weighted:
             merged.append(pl.col(WEIGHT).sum())
         merged += (pl.col(name).first() for name in first)
@@ -78,7 +86,7 @@ class Aggregation:
         return any(isinstance(aggregate, DeferredSketch) for _, aggregate in self.aggregates)
 
     def for_state(self, merged: pl.DataFrame) -> pl.DataFrame:
-        """Return a batch's partials, merged by key, as state is to keep them."""
+        """Return a batch's partials, merged by key, as state keeps them."""
         if not self.has_deferred or not merged.height:
             return merged
         return merged.with_columns(
@@ -91,14 +99,15 @@ class Aggregation:
     @property
     def empty_partials(self) -> pl.DataFrame:
         """One row: the partials of no events."""
-        merged = [e for name, a in self.aggregates for e in a.merge(name)]
         counts = [ROWS, WEIGHT] if self.weighted else [ROWS]
         none = pl.DataFrame(schema=dict(self.schema))
-        return none.select(*merged, *(pl.col(name).sum() for name in counts))[self.partials]
+        return none.select(*self.merge_expressions, *(pl.col(name).sum() for name in counts))[
+            self.partials
+        ]
 
     @property
     def results(self) -> list[pl.Expr]:
-        """Expressions that read the answers off merged partials."""
+        """Expressions that compute the results from merged partials."""
         return [aggregate.result(name) for name, aggregate in self.aggregates]
 
     @property
@@ -110,15 +119,15 @@ class Aggregation:
 def _grouped(rows: pl.DataFrame, columns: Sequence[str], made: Sequence[pl.Expr]) -> pl.DataFrame:
     """Group rows; most batches lie in one window, and grouping by one column takes half as long."""
     alike = {name: rows[name].item(0) for name in columns if _is_constant(rows[name])}
-    told = [name for name in columns if name not in alike]
-    if not told:
+    varying = [name for name in columns if name not in alike]
+    if not varying:
         return rows.group_by(*columns).agg(*made)
-    grouped = rows.group_by(*told).agg(*made)
+    grouped = rows.group_by(*varying).agg(*made)
     same = [
         pl.repeat(value, grouped.height, dtype=rows.schema[name], eager=True).alias(name)
         for name, value in alike.items()
     ]
-    return grouped.hstack(same)[[*columns, *grouped.columns[len(told) :]]] if same else grouped
+    return grouped.hstack(same)[[*columns, *grouped.columns[len(varying) :]]] if same else grouped
 
 
 def _is_constant(column: pl.Series) -> bool:

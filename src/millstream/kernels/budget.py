@@ -1,7 +1,7 @@
 """Budgets: what each key may spend in a day is granted row by row, in the order of arrival.
 
 A key has an entry for each of its days, which are those of the zone that its rows name. A row belongs
-to the day of its event time, whenever it comes: what is late charges the day that it is about.
+to the day of its event time, whenever it comes: a late row charges the day of its event time.
 
 ====================  ==========================================================================
 a row                 is
@@ -9,14 +9,14 @@ a row                 is
 of a cost above zero  granted, and charged, if the day's spending stays within the limit that the
                       row states; otherwise refused, and nothing is charged
 of no cost, or zero   granted
-of a negative cost    a refund: granted, and taken off the day's spending
+of a negative cost    a refund: granted, and subtracted from the day's spending
 without a limit       granted, whatever is spent
 too late              ``late``: its split had passed the end of the day, and the lateness, before it
 ====================  ==========================================================================
 
 A day ends when it has ended everywhere, twelve hours after its end in UTC, so that lateness depends
-on the date alone. *Arrival* is as in :mod:`pass_through`: the answer depends on the events
-alone where a key keeps to one partition.
+on the date alone. *Arrival* is as in :mod:`pass_through`: results depend on the events
+alone if all events of a key are in one partition.
 
 A key's *budget status* is that of its newest day: exhausted while less remains than the least that is of
 use, as the row states it. A row that changes it says so: ``exhausted``, or ``resumed`` (by a refund, a
@@ -61,7 +61,7 @@ _NO_LIMIT = 2**63 - 1
 _COST, _LIMIT, _LEAST, _DAY = "__cost", "__limit", "__least", "__day"
 _CHARGED = "__charged"  # Int64: what the day has spent after a row
 _EXHAUSTED = "__exhausted"  # Boolean: whether too little remained after a row
-_IS_ROW = "__is_row"  # Boolean: a row that came, and no entry
+_IS_ROW = "__is_row"  # Boolean: a row of the batch, not an entry
 _AT = "__at"
 
 
@@ -169,13 +169,13 @@ class Budget(PassThroughOperator):
         known = held.get(hashes)
         if known is None:
             known = pl.DataFrame(schema=self._entry_schema)
-        told = self._charged(known.select(self._entry_schema.keys()), rows)
-        kept, over = self._kept(told, watermark_us)
+        decided = self._charged(known.select(self._entry_schema.keys()), rows)
+        kept, over = self._kept(decided, watermark_us)
         held.put(hashes, kept, known)
-        ledger.events_in = int(told.filter(pl.col(_IS_ROW) & pl.col(DECISION))[_COST].sum())
+        ledger.events_in = int(decided.filter(pl.col(_IS_ROW) & pl.col(DECISION))[_COST].sum())
         ledger.events_out = int(over[_CHARGED].sum())
         ledger.check()
-        return self._rows(rows, told)
+        return self._rows(rows, decided)
 
     def _charged(self, known: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         """Put entries and rows together, day by day of each key, and charge what is granted.
@@ -206,10 +206,10 @@ class Budget(PassThroughOperator):
             pl.Series(_CHARGED, charged), pl.Series(_EXHAUSTED, out), pl.Series(DECISION, granted)
         )
 
-    def _kept(self, told: pl.DataFrame, watermark_us: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def _kept(self, decided: pl.DataFrame, watermark_us: int) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the daily entries after the batch, of open days and of each key's newest, and the others."""
         key = [HASH, *self.by]
-        last = told.group_by(*key, _DAY, maintain_order=True).agg(
+        last = decided.group_by(*key, _DAY, maintain_order=True).agg(
             pl.col(_CHARGED, _EXHAUSTED).last()
         )
         newest = last.select((pl.col(_DAY) == pl.col(_DAY).max().over(key)).alias(_AT))[_AT]
@@ -217,30 +217,32 @@ class Budget(PassThroughOperator):
         kept = newest | is_open
         return last.filter(kept).select(self._entry_schema.keys()), last.filter(~kept)
 
-    def _rows(self, rows: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows that came, in their order, with what was decided."""
-        events = self._events(told)
-        told = told.filter(_IS_ROW).select(_AT, _DAY, _LIMIT, _CHARGED, DECISION).sort(_AT)
-        told = told.join(events, on=_AT, how="left", maintain_order="left")
-        limits = told[_LIMIT]
+    def _rows(self, rows: pl.DataFrame, decided: pl.DataFrame) -> pl.DataFrame:
+        """Return the batch's rows, in their order, with the decisions."""
+        events = self._events(decided)
+        decided = decided.filter(_IS_ROW).select(_AT, _DAY, _LIMIT, _CHARGED, DECISION).sort(_AT)
+        decided = decided.join(events, on=_AT, how="left", maintain_order="left")
+        limits = decided[_LIMIT]
         remaining = pl.select(
-            pl.when(limits != _NO_LIMIT).then(limits - told[_CHARGED])
+            pl.when(limits != _NO_LIMIT).then(limits - decided[_CHARGED])
         ).to_series()
         return rows.drop(HASH, _COST, _LIMIT, _LEAST, _DAY).with_columns(
-            told[_DAY].alias(BUDGET_DAY),
-            pl.select(pl.when(told[DECISION]).then(pl.lit("granted")).otherwise(pl.lit("refused")))
+            decided[_DAY].alias(BUDGET_DAY),
+            pl.select(
+                pl.when(decided[DECISION]).then(pl.lit("granted")).otherwise(pl.lit("refused"))
+            )
             .to_series()
             .alias(DECISION),
-            self.money.amount(told[_CHARGED]).alias(SPENT),
+            self.money.amount(decided[_CHARGED]).alias(SPENT),
             self.money.amount(remaining).alias(REMAINING),
-            told[EVENT],
+            decided[EVENT],
         )
 
-    def _events(self, told: pl.DataFrame) -> pl.DataFrame:
+    def _events(self, decided: pl.DataFrame) -> pl.DataFrame:
         """Find the rows that change a key's budget status, which is that of its newest day so far."""
         key = [HASH, *self.by]
         # Nothing changes where nothing is used up, before or after.
-        in_turn = told.filter(pl.col(_EXHAUSTED).any().over(HASH)).sort(*key, _AT, _DAY)
+        in_turn = decided.filter(pl.col(_EXHAUSTED).any().over(HASH)).sort(*key, _AT, _DAY)
         day = pl.col(_DAY).to_physical()
         status = in_turn.filter(day == day.cum_max().over(key))
         was_out = pl.col(_EXHAUSTED).shift(1, fill_value=False).over(key)
@@ -281,8 +283,8 @@ def grant_costs(
 ) -> tuple[Bools, Int64s]:
     """Grant costs one after the other within each group, while they stay within their limits.
 
-    Groups are numbered from 0, each in one stretch. Gives what was granted, and what was spent after
-    each. Until the first refusal of a group that is a running sum; from there on, one by one.
+    Groups are numbered from 0, and the rows of each are adjacent. Returns what was granted, and what was
+    spent after each. Until the first refusal of a group that is a running sum; from there on, one by one.
     """
     granted = np.ones(len(costs), np.bool_)
     if not len(costs):

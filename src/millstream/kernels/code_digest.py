@@ -1,10 +1,10 @@
-"""What the user's Python code does, as a digest: equal in every process that runs the same code.
+"""Digests of the user's Python code: equal in every process that runs the same code.
 
 A function is its bytecode, constants, defaults, what it closes over, and whatever it names of its
 own package, or of files that are not installed: functions, classes, constants, attributes of modules.
 Docstrings, comments, line numbers and the names of files are left out. What a digest cannot see: the
 code of other installed packages, code in C, what is found only when the function runs, and the
-insides of objects whose class is another package's. Another Python makes other bytecode.
+insides of objects whose class is another package's. Another version of Python makes other bytecode.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def code_name(value: Any) -> str:
 class _Reading:
     """Reads values into text. ``own`` is the package of the user's first function or class.
 
-    What is read just now and names itself is told by its place, so that this comes to an end.
+    A function that is being read and names itself is replaced by its position, so that this ends.
     """
 
     own: str | None = None
@@ -276,7 +276,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def validators(model: Any) -> Iterator[Any]:
-    """Return the functions by which a pydantic model judges and changes values, and their names."""
+    """Return the functions by which a pydantic model validates and changes values, and their names."""
     decorators = getattr(model, "__pydantic_decorators__", None)
     for kind in ("field_validators", "model_validators", "root_validators", "validators"):
         for name, decorator in sorted(getattr(decorators, kind, {}).items()):

@@ -1,6 +1,6 @@
-"""Which types of polars a column may have, and as what: the table that decides, wherever it is asked.
+"""The polars types of columns: one table decides which are allowed, and where.
 
-A type is right in a place, or it is refused there, where the pipeline is declared. Two values are one
+A type that a place does not support is refused where the pipeline is declared. Two values are one
 key where they are equal: NaN is equal to NaN, -0.0 to 0.0, null to null; text is compared byte by
 byte, so two spellings of one letter in Unicode are two keys, and the empty text is a key like any
 other.

@@ -1,11 +1,10 @@
-"""What a declaration means, as plain values: the same in every process, and readable by people.
+"""The definition of a step or output as plain values: the same in every process, and readable.
 
-Whatever two values are told apart by is in their descriptions: every field of every step, expressions
-with all their options, types in full, the user's functions by their code. So a description is complete
-by construction, and a kernel that gets a new parameter need not say so. The names of steps are for people,
-and left out.
+A description has every field of every step, expressions with all their options, types in full, and the
+user's functions by their code. So it is complete by construction, and a kernel that gets a new parameter
+need not report it. The names of steps are for people, and left out.
 
-Where text does not say all (an expression prints neither all its options nor the code of functions), a
+Where the text is not complete (an expression prints neither all its options nor the code of functions), a
 leaf has ``text``, the text, and ``code``, a digest of the rest.
 """
 
@@ -41,8 +40,8 @@ def describe(value: Any, *, without: frozenset[str] = frozenset()) -> Descriptio
     if isinstance(value, (set, frozenset)):
         return sorted((describe(item) for item in value), key=canonical_text)
     if is_dataclass(value) and type(value).__module__.startswith("millstream."):
-        told = [f.name for f in fields(value) if f.name not in without]
-        own = {name: describe(getattr(value, name)) for name in told}
+        described = [f.name for f in fields(value) if f.name not in without]
+        own = {name: describe(getattr(value, name)) for name in described}
         return {"class": type(value).__name__, **own}
     return _plain(value)
 
@@ -111,12 +110,12 @@ def to_text(description: Description) -> str:
         if "text" in description:
             return str(description["text"])
         word = _WORD_ENDS.sub("_", str(description.get("class", ""))).lower()
-        told = [
+        described = [
             to_text(item) if isinstance(item, (Mapping, list)) else _named(key, item)
             for key, item in description.items()
             if key not in _UNSAID and item is not None and item is not False and item != []
         ]
-        return f"{word}({', '.join(told)})"
+        return f"{word}({', '.join(described)})"
     if isinstance(description, list):
         return f"[{', '.join(map(to_text, description))}]"
     return "none" if description is None else str(description)

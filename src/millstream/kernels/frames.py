@@ -1,8 +1,7 @@
 """Frames: tables on the wire between the parts of a running job, as Arrow IPC streams.
 
 An edge of a job carries rows of ``(port, bucket, frame)``: the port says what the frame is for, the
-bucket which hash range of keys it belongs to. Columns whose names begin with ``__`` are ours and
-travel beside the user's: see the constants.
+bucket which hash range of keys it belongs to. Columns whose names begin with ``__`` are ours and travel with the user's: see the constants.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import pyarrow as pa
 TIME = "__time"  # Int64: event time, microseconds since 1970 UTC
 SPLIT = "__split"  # Int64: which split of which partition of which source a row was read from
 WATERMARK_SEEN = "__watermark"  # Int64: the watermark of its partition, in its split, before it
-ORDER = "__order"  # Int64: its place in the log, see kernels/time/log_order.py
-UNPLACED = "__unplaced"  # Int64: where rows without a place in the log stand among others, by time
-DIFF = "__diff"  # Int8: +1, or -1 for a row that takes an earlier one back
+ORDER = "__order"  # Int64: its log order, see kernels/time/log_order.py
+UNPLACED = "__unplaced"  # Int64: the position of rows without a log order among others, by time
+DIFF = "__diff"  # Int8: +1, or -1 for a retraction
 DIFF_COLUMN = "_diff"  # ... as those see it who take a stream out
 WINDOW = "__window"  # Int64: label of the window, microseconds since 1970 UTC: see WindowAssigner
 ROWS = "__rows"  # Int64: how many events a partial aggregate stands for
@@ -78,7 +77,7 @@ def encode_frame(table: pl.DataFrame) -> Frame:
 
 
 def decode_frame(frame: Frame) -> pl.DataFrame:
-    """Decode what :func:`encode_frame` made; the table may go on using the frame's memory."""
+    """Decode what :func:`encode_frame` made; the table may use the frame's memory."""
     source = pa.py_buffer(frame)
     try:
         return polars_table(pa.ipc.open_stream(source).read_all())
@@ -100,9 +99,9 @@ def decode_message(frame: Frame) -> dict[str, Any]:
 def arrow_table(rows: pl.DataFrame, layout: pl.CompatLevel) -> pa.Table:
     """Return a polars table as an Arrow one that can be written, without copying where layouts agree.
 
-    Where no value is left of some, as in the lists of a group that are all empty, polars may still say
-    behind how many it stood, and give no bytes. Arrow would then write less than nothing, and read all that
-    follows in the table from a place before its own.
+    If an array has no values, as where all lists of a group are empty, polars may still give it an offset
+    above 0, and no bytes. Arrow would then write a negative length, and read everything after it in the
+    table from a wrong position.
     """
     table = rows.to_arrow(compat_level=layout)
     displaced = [
@@ -121,7 +120,7 @@ def arrow_table(rows: pl.DataFrame, layout: pl.CompatLevel) -> pa.Table:
 
 
 def _is_displaced(array: pa.Array) -> bool:
-    """Return whether an array, or one inside it, has no values and stands behind some all the same."""
+    """Return whether an array, or one inside it, has no values and still an offset above 0."""
     if not len(array) and array.offset:
         return True
     dtype = array.type

@@ -1,8 +1,9 @@
 """A source's part of a batch: records in, frames out, all before the shuffle.
 
-One task reads some splits (splits of partitions). For each it decodes the fields that the plan
-needs, takes the event time, sets dead letters aside, follows the split's clock and sends the events
-down the source's edges; then it tells every bucket of every operator what the clocks showed.
+One task reads some splits (ranges of offsets of partitions). For each it decodes the fields that the
+plan needs, takes the event time, sends bad records to the dead letters, advances the split's clock and
+sends the events down the source's edges. Then it sends the state of the clocks to every bucket of every
+operator.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 @dataclass
 class RecordCount:
-    """Adds up how many records a split has by the log; it is called with some at a time."""
+    """Adds up how many records the log's batch headers count in a split."""
 
     records: int = 0
 
@@ -60,10 +61,10 @@ class SplitInput:
     """One split of one partition's records in a batch.
 
     It holds the offsets ``[start_offset, end_offset)``; ``batches`` have columns offset, timestamp (ms, UTC) and value, in
-    offset order, and key or headers if the source wants them; between them there may be promises, and
-    records that were decoded earlier. ``arrived_ms`` is the largest timestamp before the split, where
-    the event time is the time of arrival. ``details`` reads what the batches lack of records that
-    turn out to be dead. ``counter`` has, once they have been read, how many records there are by the log.
+    offset order, and key or headers if the source wants them; between them there may be punctuation, and
+    archived records. ``arrived_ms`` is the largest timestamp before the split, where
+    the event time is the time of arrival. ``details`` reads columns of dead records that the
+    batches lack. ``counter`` has, after reading, the number of records by the log's batch headers.
     """
 
     partition: int
@@ -76,10 +77,10 @@ class SplitInput:
     counter: RecordCount | None = None
 
     def check(self, read: int) -> None:
-        """Make sure that as many records were read as there are.
+        """Make sure that the number of records read is that of the log.
 
         Raises:
-            CorruptionError: more or fewer were; the batch must not be committed.
+            CorruptionError: it differs; the batch must not be committed.
         """
         if self.counter is not None and self.counter.records != read:
             raise CorruptionError(
@@ -103,9 +104,9 @@ class Ingest:
         self._decoder = RecordDecoder(self.source.values, self.source.fields)
 
     def run(self, splits: Iterable[SplitInput], planned: SourceTime) -> Iterator[FrameRow]:
-        """Yield the task's frames, then what it saw of time, then its books.
+        """Yield the task's frames, then its messages about time, then its ledger.
 
-        ``planned`` is what the planner says of the batch's time; the splits' part is added to it.
+        ``planned`` is the planner's part of the batch's time; the splits' part is added to it.
         """
         dead_letters = DeadLetterCollector()
         out = make_routers(self.source.edges, self.buckets, self.ledger, dead_letters)
@@ -128,7 +129,7 @@ class Ingest:
     def _split(
         self, split: SplitInput, out: Sequence[RowRouter], dead_letters: DeadLetterCollector
     ) -> tuple[SplitTime, int]:
-        """Send a split's events down the edges; give what it showed of time, and its records' number."""
+        """Send a split's events down the edges; return its time, and the number of its records."""
         read = 0
         clock = make_split_clock(self.source.rule, self.source.number, split.partition, split.split)
         arrivals = ArrivalTimes(split.arrived_ms, monotonic=self.source.rule.settle_us is not None)
@@ -179,12 +180,12 @@ class Ingest:
     def _rows(
         self, batch: pa.RecordBatch, decoded: Decoded, split: SplitInput, arrivals: ArrivalTimes
     ) -> pl.DataFrame:
-        """Return the rows of one batch with their time; put the dead ones aside."""
+        """Return the rows of one batch with their time; collect the dead letters."""
         table = polars_table(decoded.table)
         dead, good = decoded.errors, decoded.good
         arrived_us = arrivals.of_batch(batch)[good]
         timed = self._timed(table, arrived_us)
-        # Rows that fail in a step are told by their place; edges drop it where it is not needed.
+        # The log order identifies rows that fail in a step; edges drop it where it is not needed.
         timed = timed.hstack([self._order(batch, good, split.partition)])
         timeless = self._invalid_times(timed, arrived_us)
         if timeless:
@@ -208,7 +209,7 @@ class Ingest:
         return table.hstack([epoch_us(times)])
 
     def _invalid_times(self, timed: pl.DataFrame, arrived_us: Int64s) -> list[tuple[int, str]]:
-        """Find the rows that have no time to be believed; say why."""
+        """Find the rows without a valid event time, with the reason."""
         try:
             return invalid_event_times(timed, arrived_us, self.source.rule)
         except pl.exceptions.PolarsError as error:

@@ -1,8 +1,8 @@
-"""Lateness: when an event is too late, and what the side output says of it. It is decided here alone.
+"""Lateness: when an event is late, and the columns of the side output. Only this module decides it.
 
 An event has a *deadline*: the watermark up to which its operator still takes it. It is compared with the
-watermark that the event saw, which is that of its partition, in its split, before it; so the decision
-depends on what was read before the event, and not on where batches begin. ``L`` is the allowed lateness.
+watermark that the event saw, which is that of its partition, in its split, before it; so the
+decision depends on the records before the event, and not on batch boundaries. ``L`` is the allowed lateness.
 
 ==========  ==================================  ===================  ==================  ===============
 operator    deadline                            late when the        ``late_by`` counts  ``late_reason``
@@ -15,7 +15,7 @@ sliding     time + size + L                     above it             the event's
 sessions    end of the event's own session + L  above it             the event's time    expired_window
 ==========  ==================================  ===================  ==================  ===============
 
-An end of windows and days lies outside them, so a watermark at it has passed all they hold. The other
+The end of a window or day is outside of it, so a watermark at the end has passed all of it. The other
 deadlines are times at which an event still counts. The end of a session here is the last microsecond at
 which an event joins it. A session takes an event that is late in this way if another open session covers
 it: see :mod:`millstream.kernels.sessions.operator`. Count windows take every event.
@@ -38,13 +38,14 @@ from millstream.kernels.frames import to_datetimes
 
 LATE_BY = "late_by"
 LATE_REASON = "late_reason"
-LATE_COLUMNS: Mapping[str, pl.DataType] = {
-    LATE_BY: pl.Duration("us"),
-    LATE_REASON: pl.String(),
+LATE_COLUMNS: Mapping[str, pl.DataType] = {LATE_BY: pl.Duration("us"), LATE_REASON: pl.String()}
+"""The columns that a side output adds to its rows."""
+LATE_WINDOW_COLUMNS: Mapping[str, pl.DataType] = {
+    **LATE_COLUMNS,
     "window_start": pl.Datetime("us", "UTC"),
     "window_end": pl.Datetime("us", "UTC"),
 }
-"""What a side output adds to the columns of its rows; only windows add the last two."""
+"""The columns that the side output of a window adds."""
 
 
 @dataclass(frozen=True)

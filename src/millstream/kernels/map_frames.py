@@ -1,8 +1,8 @@
-"""The user's own function over frames, as a step: what it is given, and what it must give back.
+"""The user's own function over frames, as a step: its input, and the checks of its result.
 
-The function is called with a polars frame of some rows and gives a frame. Which rows stand
-together is arbitrary, so it must treat each row by itself. What it raises concerns some row and is
-looked into; what it gives must be what was declared, or the program is wrong and the job stops.
+The function is called with a polars frame of some rows and gives a frame. Which rows share a frame is
+arbitrary, so it must treat each row by itself. An exception concerns
+some row, which is searched; a result that is not as declared stops the job.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a stateful step is to those that run it: rows in, rows out, state in one bucket of keys.
+"""The interface of a stateful step: rows in, rows out, state in one bucket of keys.
 
 An operator is a frozen value that travels with the plan. It is called twice in a batch, and is a
-pure function both times: ``prepare`` before the shuffle, once for each table of rows on the way to
-it, and ``process`` after the shuffle, once for each bucket, with what came in and the state of that
-bucket. Nothing here knows of Spark; what runs operators is :mod:`millstream.kernels.stage`.
+pure function both times: ``prepare`` before the shuffle, once for each table of input rows, and
+``process`` after the shuffle, once for each bucket, with the bucket's rows and its state.
+Nothing here depends on Spark; operators are run by :mod:`millstream.kernels.stage`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millstream.kernels.state.operator_state import OperatorState
 class Prepared:
     """What of a table of rows goes through the shuffle, and how many of its rows were late.
 
-    ``counts`` are what else is to be counted in the ledger: further outcomes, and notes.
+    ``counts`` are other counts for the ledger: exits, and notes.
     ``late_by_us`` is the most by which one of them missed, where that is known.
     """
 
@@ -37,7 +37,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class BatchContext:
-    """When a batch is, for one operator in one bucket. Event time in microseconds.
+    """The time of a batch, for one operator in one bucket. Event time in microseconds.
 
     ``watermark_before_us`` and ``watermark_us`` are the operator's watermark before and after the batch;
     ``split_watermarks_us`` gives the watermark that was in force in each split before its first row, and
@@ -81,11 +81,11 @@ class BatchContext:
 
 @dataclass
 class OperatorResult:
-    """What an operator gives for one batch of one bucket.
+    """The output of an operator for one batch of one bucket.
 
     ``rows`` go down its edges and ``late`` down the edges of its side output; ``counts`` say by
     which exit the events that came in left (see ``LEDGER_EXITS``), and must add up to them.
-    ``gauges`` are numbers to report beside the ledger, of which the largest over all buckets stands;
+    ``gauges`` are numbers to report besides the ledger, the largest over all buckets each;
     ``late_by_us`` is the most by which a late event missed, where that is known.
     """
 
@@ -123,7 +123,7 @@ class Operator(Protocol):
 
     @property
     def heartbeat_ms(self) -> int | None:
-        """How often it wants a batch, in running time, even without input; None: never."""
+        """How often it needs a batch, in running time, even without input; None: never."""
         ...
 
     def columns_read(self, number: int) -> set[str]:
@@ -148,9 +148,9 @@ class Operator(Protocol):
         inputs: Mapping[int, Sequence[pl.DataFrame]],
         context: BatchContext,
     ) -> OperatorResult:
-        """Take in what came through the shuffle, by input; give what comes out, and move the state."""
+        """Process the rows after the shuffle, by input; return the output, and update the state."""
         ...
 
     def output_watermark(self, watermark_us: int) -> int:
-        """Return the watermark of what it emits, given that of what it takes in."""
+        """Return the watermark of the output, given that of the input."""
         ...

@@ -1,12 +1,12 @@
-"""What operators have in common that let rows pass, in the order of their arrival.
+"""The base of operators that pass rows on, in the order of arrival.
 
 They emit rows in the batch that brought them, with their hidden columns. Each row is late or in time as a
 whole: there are no windows that it misses.
 
 The order of arrival is, within a partition, that of offsets. Of two partitions read in one batch the
-lower goes first, and what an earlier batch read goes before all; so an answer depends on the events alone
-as long as a key keeps to one partition. What came without a place in the log (out of a native step, or
-from an operator) is taken in the order of time.
+lower goes first, and rows of earlier batches go before both; so a result depends on the events alone
+if all events of a key are in one partition. Rows without a log order (from a native step or an
+operator) are taken in the order of time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PassThroughOperator:
         rule: LatenessRule,
         result: OperatorResult,
     ) -> pl.DataFrame:
-        """Return the rows in time; count the late ones, and put them into the side output if wanted."""
+        """Return the rows in time; count late rows, and send them to the side output if there is one."""
         found = split_late(rows, seen_us, deadline_us, rule)
         if found.late.height:
             result.counts.update(late=found.late.height)

@@ -6,7 +6,7 @@ shuffle each, and feed edges in turn:
 
     source ──edge──▶ operator (stage 0) ──edge──▶ operator (stage 1) ──edge──▶ sink
 
-The ways down from a node are a tree: a step that several outputs share is run once.
+The paths down from a node are a tree: a step that several outputs share runs once.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from millstream.kernels.time.watermarks import WatermarkRule
 
 @dataclass(frozen=True)
 class ConsumerEdge:
-    """The end of a way: the port of what takes the rows.
+    """The last edge of a path: the port of the consumer of the rows.
 
-    ``step`` names the taker in ledger and errors. ``operator`` is what the rows are prepared for,
-    as its input ``number``; None when the taker is a sink or a native step. ``columns`` are those
+    ``step`` names the consumer in ledger and errors. ``operator`` is what the rows are prepared for,
+    as its input ``number``; None when the consumer is a sink or a native step. ``columns`` are those
     that go on, in their order; None stands for all, in the order of their names. ``ordered``: the
     rows keep their place in the partition. ``code`` says what rows lead to that the operator fails
     on. ``latest_by``: of rows with a place the last one for each value of these columns is enough,
@@ -52,7 +52,7 @@ class ConsumerEdge:
 
 @dataclass(frozen=True)
 class StepEdge:
-    """A stateless step on the way, and the ways that its rows go on.
+    """A stateless step on a path, and the edges for its rows.
 
     ``schema_out`` are the types of the columns that come out, as far as they are there; ``code`` says
     what failing rows lead to.
@@ -73,7 +73,7 @@ class SourcePlan:
 
     ``number`` is its place among the sources, ``topic_number`` that of its topic in the order of the
     log: the same in every program that reads these topics. ``time`` gives the event time (a Datetime) from the
-    fields; None: the record's timestamp. ``time_ports`` are the operators that are to be told of
+    fields; None: the record's timestamp. ``time_ports`` are the operators that receive
     this source's time. ``values`` is how the topic's values are written, ``bad`` what becomes of
     those that cannot be decoded.
     """
@@ -110,7 +110,7 @@ class OperatorPlan:
 
     ``ports`` take the rows of its inputs, in their order; the first also names it. ``clocks`` are
     what its time follows; ``late_edges`` take the rows that came too late for it; ``time_ports``
-    are the operators told of its output's time. ``key`` is what its state is kept under: it comes from
+    are the operators that receive its output's time. ``key`` is what its state is kept under: it comes from
     what the step means, and not from its name or place.
     """
 
@@ -160,7 +160,7 @@ class DataFramePlan:
     """A streaming DataFrame of the user's as a source. ``number`` is its place among the sources.
 
     ``time`` gives the event time from its columns, ``delay_us`` how far the watermark stays behind the
-    newest of them; ``time_ports`` are the operators that are to be told of it.
+    newest of them; ``time_ports`` are the operators that receive it.
     """
 
     number: int
@@ -213,7 +213,7 @@ class DatasetSinkSpec:
 
 @dataclass(frozen=True)
 class ForeachSinkSpec:
-    """Rows are given to a function of the user's, as a polars frame and a context."""
+    """Rows are passed to a function of the user, as a polars frame and a context."""
 
     function: Callable[[Any, Any], object]
 
@@ -223,10 +223,10 @@ SinkSpec = ViewSinkSpec | TopicSinkSpec | DatasetSinkSpec | ForeachSinkSpec
 
 @dataclass(frozen=True)
 class SinkPlan:
-    """An output: its columns, and what becomes of its rows.
+    """An output: its columns, and the sink of its rows.
 
-    ``key`` names the columns by which rows replace one another in a view; other ends have none.
-    ``replaces``: a row replaces the one before it though that is not taken back first.
+    ``key`` names the columns by which rows replace one another in a view; other sinks have none.
+    ``replaces``: a row replaces the one before it without a retraction.
     """
 
     name: str
@@ -239,7 +239,7 @@ class SinkPlan:
 
 @dataclass(frozen=True)
 class StepDefinition:
-    """What a stateful step means, as :mod:`millstream.kernels.definition` describes it, and its name."""
+    """The name of a stateful step, and its definition by :mod:`millstream.kernels.definition`."""
 
     name: str
     description: Any
@@ -247,7 +247,7 @@ class StepDefinition:
 
 @dataclass(frozen=True)
 class Program:
-    """What a later run of an app is compared with: the meaning of all that state and outputs hold.
+    """What a later run of an app is compared with: the definitions of all state and outputs.
 
     ``steps`` has the stateful steps by the keys of their state, ``outputs`` the outputs by name.
     ``topics`` are those that are read, ``frames`` the number of DataFrames that are.
@@ -261,12 +261,12 @@ class Program:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """All that runs, and the numbers fixed at the birth of its state.
+    """All that runs, and the numbers fixed when its state is created.
 
     ``buckets`` divide the keys.
     ``steps`` names all that has an entry in the ledger, in the order of the graph. ``heartbeat_ms`` is
-    how often operators want to be told the time though there is nothing to read, because something
-    may fire by time alone; None: never. What a source's own rule wants comes on top
+    how often operators need the time although there is nothing to read, because something
+    may fire by time alone; None: never. What a source's own rule needs is added
     (:attr:`millstream.kernels.time.watermarks.WatermarkRule.heartbeat_ms`).
     """
 

@@ -2,7 +2,7 @@
 
 The paths from a node are a tree. A table goes through a shared step once, and is counted there
 once; what the step gives is counted as ``rows_out``, and read by whatever comes next, so that an event
-can be followed through the ledger from its source to its outcome. Rows on which the user's code fails
+can be followed through the ledger from its source to its end. Rows on which the user's code fails
 are sent to the side output: see :mod:`kernels/errors/user_code.py`.
 """
 
@@ -38,12 +38,10 @@ from millstream.kernels.time.log_order import in_log_order
 _BUCKET = "__bucket"
 LEDGER_EXITS = ("emitted", "held", "late", "dead", "filtered", "duplicate")
 LEDGER_COUNTS = ("read", *LEDGER_EXITS, "rows_out")
-# What a line tells besides, and what takes no part in its balance: ``windows_missed`` counts pairs of
+# What a line reports in addition, without a part in its balance: ``windows_missed`` counts pairs of
 # an event and a window that had expired for it. An event that missed some of its windows is held.
 LEDGER_NOTES = ("windows_missed",)
-SIDE_OUTPUT = (
-    "side_output"  # how many rows a step gave on as late ones: what reads them is another step
-)
+SIDE_OUTPUT = "side_output"  # how many late rows a step passed on to other steps
 
 
 OffsetRange = tuple[int, int, int]  # of offsets: start, end, and how many records there were
@@ -51,17 +49,17 @@ OffsetRange = tuple[int, int, int]  # of offsets: start, end, and how many recor
 
 @dataclass
 class TaskLedger:
-    """What a task reports: counts per step, and where it stands.
+    """What a task reports: counts per step, positions and watermarks.
 
-    At every step read = the sum of the exits; ``rows_out`` counts the rows that it gave on, which are
+    At every step read = the sum of the exits; ``rows_out`` counts the rows that it passed on, which are
     not always those that it read. ``ranges`` is source → partition → the ranges of offsets that
     were read, each as start, end and the number of records; ``arrived_ms`` is topic → partition → the
     timestamp in the log of the last record, ``event_times`` likewise the largest event time in the
     batch. ``watermarks`` is operator → microseconds; ``gauges`` are
-    numbers by operator and name, none of them events; ``forgotten`` is source → producers let go,
-    in all, because there were more than are followed. ``clocks`` is operator → input → where its
-    time stands; ``late_by_us`` is step → the most that an event missed by. ``sent`` and ``arrived``
-    are rows by port, and messages: what one process sends, another has to say that it has.
+    numbers by operator and name, none of them events; ``forgotten`` is source → producers evicted,
+    in all, because there were more than the maximum. ``clocks`` is operator → input → the status
+    of its clock; ``late_by_us`` is step → the most that an event missed by. ``sent`` and ``arrived``
+    are rows by port, and messages: another process must report as many as one has sent.
     """
 
     step_counts: dict[str, Counter[str]] = field(default_factory=dict)
@@ -121,7 +119,7 @@ class TaskLedger:
 
 
 class RowRouter(Protocol):
-    """Takes the rows of one way, table by table, and gives its frames at the end of the batch."""
+    """Takes the rows of one edge, table by table, and gives its frames at the end of the batch."""
 
     def take(self, rows: pl.DataFrame) -> None: ...
     def frames(self, first_bucket: int) -> Iterator[FrameRow]: ...
@@ -154,7 +152,7 @@ class StepRouter:
                 route.take(table)
 
     def frames(self, first_bucket: int) -> Iterator[FrameRow]:
-        """Return the frames of all ways below."""
+        """Return the frames of all edges below."""
         for route in self.downstream:
             yield from route.frames(first_bucket)
 
@@ -210,7 +208,7 @@ class ConsumerRouter:
                 self._keep(done.result.table)
 
     def _columns(self, there: list[str]) -> list[str]:
-        """Choose what goes on, in an order that is the same on all ways to the taker."""
+        """Select the columns to send, in an order that is the same on all edges to the consumer."""
         wanted = self.edge.columns
         kept = sorted(visible(there)) if wanted is None else [c for c in wanted if c in there]
         left_out = set() if self.edge.ordered else {ORDER}
@@ -251,17 +249,17 @@ class ConsumerRouter:
 
 
 def make_routers(
-    ways: Iterable[PlanEdge],
+    edges: Iterable[PlanEdge],
     buckets: Buckets,
     ledger: TaskLedger,
     dead_letters: DeadLetterCollector,
 ) -> list[RowRouter]:
-    """Make one route per way."""
+    """Make one router per edge."""
     made: list[RowRouter] = []
-    for way in ways:
-        if isinstance(way, ConsumerEdge):
-            made.append(ConsumerRouter(way, buckets, ledger, dead_letters))
+    for edge in edges:
+        if isinstance(edge, ConsumerEdge):
+            made.append(ConsumerRouter(edge, buckets, ledger, dead_letters))
         else:
-            onward = make_routers(way.downstream, buckets, ledger, dead_letters)
-            made.append(StepRouter(way, ledger, dead_letters, onward))
+            onward = make_routers(edge.downstream, buckets, ledger, dead_letters)
+            made.append(StepRouter(edge, ledger, dead_letters, onward))
     return made

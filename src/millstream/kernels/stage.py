@@ -1,4 +1,4 @@
-"""An operator's part of a batch: the frames of one bucket in, its frames out, its state moved on."""
+"""One batch of one bucket in a stage: frames in, frames out, state updated."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BucketState(Protocol):
 
 @dataclass
 class OperatorBatch:
-    """What one operator takes in of one batch, in one bucket: frames by input, and messages."""
+    """The input of one operator in one batch and bucket: frames by input, and messages."""
 
     frames: dict[int, list[pl.DataFrame]] = field(default_factory=dict)
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -53,9 +53,9 @@ def run_stage(
     state: BucketState,
 ) -> Iterator[FrameRow]:
     """Run one batch of one bucket through a stage; rows for later stages and sinks pass through."""
-    books = TaskLedger()
+    ledger = TaskLedger()
     batches = {operator.port: OperatorBatch() for operator in stage.operators}
-    takers = {
+    inputs = {
         port: (batches[operator.port], number)
         for operator in stage.operators
         for number, port in enumerate(operator.ports)
@@ -65,13 +65,13 @@ def run_stage(
             message = decode_message(row.frame)
             if message["to"] in batches:
                 batches[message["to"]].messages.append(message)
-                books.arrived[f"time of {message['to']}"] += 1
+                ledger.arrived[f"time of {message['to']}"] += 1
                 continue
-        elif row.port in takers:
-            batch, number = takers[row.port]
+        elif row.port in inputs:
+            batch, number = inputs[row.port]
             table = decode_frame(row.frame)
             batch.frames.setdefault(number, []).append(table)
-            books.arrived[str(row.port)] += table.height
+            ledger.arrived[str(row.port)] += table.height
             continue
         yield row
     stored = state.manifest()
@@ -79,18 +79,18 @@ def run_stage(
     _require_same_operators(manifest, stage)
     for operator in stage.operators:
         runs = state.runs(operator.key)
-        run = OperatorRun(operator, bucket, buckets, runs, books, stage.topics)
-        frames, moved_on = run(batches[operator.port], manifest.get(operator.key))
-        manifest[operator.key] = moved_on
+        run = OperatorRun(operator, bucket, buckets, runs, ledger, stage.topics)
+        frames, updated = run(batches[operator.port], manifest.get(operator.key))
+        manifest[operator.key] = updated
         yield from frames
     state.put_manifest(json.dumps(manifest, separators=(",", ":")).encode())
-    yield books.report_row(bucket)
+    yield ledger.report_row(bucket)
 
 
 def in_stream_order(frames: Mapping[int, list[pl.DataFrame]]) -> dict[int, list[pl.DataFrame]]:
-    """Put the frames of streams in the order of these, whichever task was done first.
+    """Sort the frames of streams by stream, whichever task finished first.
 
-    Rows that several streams of a topic made of one record share its place, and stay as they stand.
+    Rows that several streams of a topic made of one record have the same log order, and keep theirs.
     """
 
     def split(rows: pl.DataFrame) -> int:
@@ -100,10 +100,10 @@ def in_stream_order(frames: Mapping[int, list[pl.DataFrame]]) -> dict[int, list[
 
 
 def _require_same_operators(manifest: Mapping[str, Any], stage: StagePlan) -> None:
-    """Make sure that a manifest is of just the stage's operators: what is not there would start empty.
+    """Make sure that a manifest has exactly the stage's operators: a missing one would start empty.
 
     Raises:
-        ConfigError: it is of others.
+        ConfigError: it has others.
     """
     own = {operator.key: operator.kernel.name for operator in stage.operators}
     if manifest and manifest.keys() != own.keys():
@@ -137,7 +137,7 @@ class OperatorRun:
         baselines, clock_ms, idle = self._advance(clocks, batch.messages, before_us)
         watermark_us, seed = _watermark(clocks, before_us), self.buckets.seed
         context = BatchContext(before_us, watermark_us, baselines, clock_ms, seed)
-        if self.bucket == 0:  # what all buckets know, one tells
+        if self.bucket == 0:  # the same in all buckets, so one reports it
             self.ledger.clocks[kernel.name] = {
                 name: {**clock.to_status(), "idle": sorted(idle.get(name, ()))}
                 for name, clock in clocks.items()
@@ -168,7 +168,7 @@ class OperatorRun:
         return frames, message
 
     def _check_hash_seed(self, stored: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Make sure that keys are found where they were put.
+        """Make sure that the state was partitioned with the app's hash seed.
 
         Raises:
             CorruptionError: the state was partitioned with another seed than the app's.
@@ -184,13 +184,15 @@ class OperatorRun:
     def _clocks(self, stored: dict[str, Any] | None) -> dict[str, InputClock]:
         if stored is None:
             return {plan.name: InputClock.initial() for plan in self.operator.clocks}
-        told = stored["clocks"]
-        return {plan.name: InputClock.from_message(told[plan.key]) for plan in self.operator.clocks}
+        clocks = stored["clocks"]
+        return {
+            plan.name: InputClock.from_message(clocks[plan.key]) for plan in self.operator.clocks
+        }
 
     def _advance(
         self, clocks: dict[str, InputClock], messages: list[dict[str, Any]], before_us: int
     ) -> tuple[dict[int, int], int, dict[str, frozenset[int]]]:
-        """Move the clocks on by what the batch says.
+        """Advance the clocks by the messages of the batch.
 
         Return the splits' baselines, the running time, and which partitions are idle, by input.
         """
@@ -198,18 +200,18 @@ class OperatorRun:
         idle: dict[str, frozenset[int]] = {}
         clock_ms = 0
         for plan in self.operator.clocks:
-            told = [message for message in messages if message["input"] == plan.name]
+            received = [message for message in messages if message["input"] == plan.name]
             if plan.rule is None:
-                for message in told:
+                for message in received:
                     clocks[plan.name] = clocks[plan.name].advanced_to(
                         message["watermark"],
                         active=message["active"],
                         advances=message["advances"],
                     )
                     clock_ms = max(clock_ms, message["clock_ms"])
-            elif told:
+            elif received:
                 assert plan.source is not None
-                seen = SourceTime.merge(message["source"] for message in told)
+                seen = SourceTime.merge(message["source"] for message in received)
                 clock, splits = clocks[plan.name].advanced(seen, plan.rule, plan.source, before_us)
                 clocks[plan.name] = clock
                 baselines |= splits
@@ -246,9 +248,9 @@ class OperatorRun:
 
 
 def _watermark(clocks: Mapping[str, InputClock], before_us: int) -> int:
-    """Return the minimum over the active inputs; while none is, over those that go on by themselves.
+    """Return the minimum over the active inputs; if there are none, over those in idle advance.
 
-    It never goes back, and holds while there is neither.
+    It never goes back, and holds if there are neither.
     """
     followed = [clock for clock in clocks.values() if clock.active]
     followed = followed or [clock for clock in clocks.values() if clock.advances]

@@ -1,8 +1,8 @@
-"""Stateless steps: what happens to each row on its way, in polars expressions and functions.
+"""Stateless steps: polars expressions and functions over each row.
 
-A step looks at each row by itself, so that the answer does not depend on where one table ends and
-the next begins. It is applied to whole tables, keeps the hidden columns, and says of how many of
-the rows that came in it gave rows. What a failing row leads to is said in :mod:`kernels/errors/user_code.py`.
+A step processes each row by itself, so results do not depend on where one table ends and
+the next begins. It is applied to whole tables, keeps the hidden columns, and reports for how many of
+the input rows it gave rows. :mod:`kernels/errors/user_code.py` handles failing rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ColumnNames = set[str] | None  # names of columns; None stands for all
 
 
 class StepResult(NamedTuple):
-    """What a step made of a table, and of how many of the rows that came in."""
+    """The output of a step for a table, and the number of input rows that gave rows."""
 
     table: pl.DataFrame
     rows: int
@@ -99,7 +99,7 @@ class Select:
 
 @dataclass(frozen=True)
 class Rename:
-    """Return columns other names: pairs of the old and the new."""
+    """Rename columns: pairs of the old and the new name."""
 
     name: str
     names: tuple[tuple[str, str], ...]

@@ -1,4 +1,4 @@
-"""When a window's results come out, and what each of them says: panes, as in the Dataflow model.
+"""When a window emits results, and what each of them contains: panes, as in the Dataflow model.
 
 A *pane* is what one firing of a window emits for one key. In the life of a window ``[s, e)`` with
 allowed lateness L, and W the operator's watermark, there are
@@ -9,16 +9,17 @@ on-time pane  one, when W reaches ``e``, with the events that came before their 
 late panes    after that, until W reaches ``e + L``, as ``late`` says
 ============  ===================================================================================
 
-An event is late when the watermark of its split ``e`` before it was read: so which pane it is in
-does not depend on where batches end, or how fast other partitions are read. A late event whose
-split is ahead of the others waits for the on-time pane, and joins the late ones right after it; but
-where early panes come by batch or running time, and rows do not tell which pane they are, it is
-in the next early one, as nothing but a delay would come of waiting. The on-time pane comes forevery key that has an event that is not late; a key that has none begins with
-a late pane. When W reaches ``e + L``, what no pane has yet comes in a last, late one. With ``late``
-None the window closes with its on-time pane, and an event that is late is too late.
+An event is late when the watermark of its split had reached ``e`` before it was read. So its pane
+does not depend on batch boundaries, or on how fast other partitions are read. A late event whose
+split is ahead of the others waits for the on-time pane, and joins the late ones right after it. But
+if early panes fire by batch or running time, and rows do not name their pane, it is
+in the next early one, because waiting would only delay it. The on-time pane fires for every key that
+has an event in time; a key that has none begins with a late pane. When W reaches ``e + L``, events
+that are in no pane yet are emitted in a last, late one. With ``late`` None the window closes with its
+on-time pane, and no late event is counted in it.
 
-In one batch, what was due by running time comes first, with what came in earlier batches; then the
-batch's rows in their order, then what the watermark brings. What the panes say is the ``mode``.
+In one batch, panes due by running time fire first, with the events of earlier batches; then the
+batch's rows in their order, then panes due by the watermark. The ``mode`` says what panes contain.
 
 Source: Akidau et al., "The Dataflow Model", VLDB 2015, sections 2.3 (triggers and accumulation).
 """
@@ -63,7 +64,7 @@ class EmitStrategy:
     ``final``    one row per window and key, when it expires (W ≥ e + L). With ``late`` policy
                  ``correct``: the on-time pane, then a row for each late pane that replaces it.
     ``update``   every pane gives the value so far; a later one replaces an earlier one. What no later
-                 one replaces (a session that became part of another) is taken back.
+                 one replaces (a session that became part of another) is retracted.
     ``discard``  every pane gives only what came since the pane before.
     ``retract``  as ``update``, and each pane but the first comes after a row with ``__diff`` -1,
                  equal to the one that it replaces.

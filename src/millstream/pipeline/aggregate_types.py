@@ -16,7 +16,7 @@ def bound_aggregates(
 ) -> tuple[tuple[str, Aggregate], ...]:
     """Give the aggregates bound to the types of their values.
 
-    With ``changes`` rows may be taken back, and the aggregates take ``__diff`` into account.
+    With ``changes`` rows may be retracted, and the aggregates take ``__diff`` into account.
 
     Raises:
         ConfigError: an aggregate does not take values of that type, reads columns that are not

@@ -1,7 +1,6 @@
 """The aggregates of ``agg(name=...)``.
 
-All leave nulls out, and give the same answer however the rows were batched, unless one says
-otherwise. A value is a column's name, or a polars expression that makes one value per row.
+All leave nulls out, and give the same result in any batches, unless stated otherwise. A value is a column's name, or a polars expression that makes one value per row.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def sum(value: Column) -> Aggregate:  # noqa: A001 - its name in every query lan
 
     Sums of whole numbers (Int64), Decimals and durations are exact; one that does not fit its type
     stops the job and says so. Sums of floats are exact and rounded once, so they are the same to
-    the last bit in whatever order the rows came, and whatever was taken back; never -0.0.
+    the last bit in whatever order the rows came, and whatever was retracted; never -0.0.
     """
     return Sum(as_expression(value, what="sum's value"))
 
@@ -120,9 +119,9 @@ def max_by(value: Column, by: Column) -> Aggregate:
 
 
 def list(value: Column) -> Aggregate:  # noqa: A001
-    """Collect all values, in order of event time, and of place in the log where times are equal.
+    """Collect all values, in order of event time, and of log order where times are equal.
 
-    The state holds every value of a key. Over rows that can be taken back, values are sorted.
+    The state holds every value of a key. Over rows that can be retracted, values are sorted.
     """
     return CollectList(as_expression(value, what="list's value"))
 

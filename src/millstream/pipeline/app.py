@@ -35,6 +35,7 @@ from millstream.pipeline.topic_declaration import (
     Metadata,
     TopicDeclaration,
     check_policy,
+    check_topic_key,
 )
 from millstream.pipeline.watermarks import IN_ORDER, check_dataframe_watermark
 from millstream.views.address import parse_store
@@ -62,19 +63,19 @@ class App(AppDeclaration):
             whatever reads views (``ms.view``, ``millstream view``, ``millstream ui``).
         buckets: Into how many hash ranges keys are divided; fixed when the app's state is created.
             As many cores at most can share a stage of a large batch, and as many partitions the app
-            can be rescaled to. Each costs its part in every batch, however small that is. Two are
-            for a laptop; give as many as the cores that a cluster may have one day.
-        views: Where views are kept that do not say so themselves: the app's own store in its
+            can be rescaled to. Each has a cost in every batch, however small. Two are
+            for a laptop; for a cluster give as many as it may have cores one day.
+        views: Where views are kept unless they say otherwise: the app's own store in its
             folder, or the URL of a PostgreSQL database. See :meth:`Stream.view`.
         on_error: What happens to a row on which an expression or function of yours fails:
             ``"dead-letter"`` sends it to the dead letters, with step and reason, and ``"stop"`` stops the
             job. A step can override it.
         dead_max: The share of the rows that a step reads which may become dead letters. When a run
             exceeds it at any step, the run raises an alarm and has failed: ``report.ok`` is
-            False, and `millstream run` ends with the exit code 1. What was committed stands. With
-            1 no run fails by it.
-        late_alarm: A share of late events, such as 0.01. When more of what the last 20 batches read
-            came too late, the run raises one alarm: in the log, to ``run``'s on_alarm, and in the report.
+            False, and `millstream run` ends with the exit code 1. What was committed is kept. With
+            1 no run fails for this reason.
+        late_alarm: A share of late events, such as 0.01. When a larger share of the events in the last 20 batches
+            was late, the run raises one alarm: in the log, to ``run``'s on_alarm, and in the report.
 
     Example::
 
@@ -152,7 +153,7 @@ class App(AppDeclaration):
             avro_schema: What the values were written with: a mapping, JSON text or a file's path.
             avro_schemas: For values in Confluent's form, schemas by number: a mapping, or a folder
                 of files such as ``17.avsc``.
-            metadata: What the record says of itself that is to be a column: any of ``"key"``,
+            metadata: The record's metadata that become columns: any of ``"key"``,
                 ``"partition"``, ``"offset"``, ``"timestamp"``, ``"headers"``.
             bad: What happens to a record that cannot be decoded. ``"dead-letter"``: it is kept in the
                 view ``dead_letters`` and forwarded to the topic ``<app>.dead``, and the stream goes
@@ -165,9 +166,8 @@ class App(AppDeclaration):
         declared = TopicDeclaration(name, schema, format, avro_schema, avro_schemas, metadata)
         fields, values = declared.read()
         check_policy(name, bad)
-        if key is not None and key not in {f.name for f in fields}:
-            names = ", ".join(f.name for f in fields)
-            raise ConfigError(f"The key of topic {name!r} is {key!r}. Its fields are {names}.")
+        if key is not None:
+            check_topic_key(name, key, fields)
         if name in self.topics:
             raise ConfigError(f"Topic {name!r} is declared twice. Use the first declaration.")
         self.topics[name] = Topic(self, name, fields, key, partitions, values, bad)
@@ -184,7 +184,7 @@ class App(AppDeclaration):
         """Start Spark as the app needs it, and return the session: make the DataFrames that the app
         is to read with it. ``cores``, ``master`` and ``settings`` are as for :meth:`run`.
 
-        Spark stays up until the process ends.
+        Spark runs until the process ends.
         """
         with spark_extra():
             from millstream.spark.runtime.session import start_session  # noqa: PLC0415 - loads pyspark
@@ -202,7 +202,7 @@ class App(AppDeclaration):
         lateness: Duration = "0 seconds",
         name: str = "dataframe",
     ) -> Stream:
-        """Take in a streaming DataFrame of Spark's as a stream, beside what is read from topics.
+        """Read a streaming Spark DataFrame as a stream, besides topics.
 
         Args:
             frame: Made with :meth:`spark_session`; anything that Spark reads as a stream, and steps
@@ -213,8 +213,8 @@ class App(AppDeclaration):
             lateness: See :meth:`Topic.stream`.
             name: The stream's name in ledger and errors.
 
-        In which order its rows came is not known, so whether they are late is judged by the
-        watermark as of the batch before. Effectively once, if its source gives the same rows for a
+        The order of its rows is not known, so whether they are late is judged by the watermark of the
+        batch before. Effectively once, if its source gives the same rows for a
         batch that is repeated.
 
         Raises:
@@ -239,10 +239,10 @@ class App(AppDeclaration):
         return Stream(self, node, StreamShape(columns, lateness_us=lateness_us, names=self.names))
 
     def plan(self, buckets: Buckets | None = None) -> JobPlan:
-        """Compile what leads to the outputs.
+        """Compile the part of the graph that leads to the outputs.
 
         Raises:
-            ConfigError: there is none, so nothing would come out.
+            ConfigError: there is no output.
         """
         if not self.outputs:
             raise ConfigError(
@@ -257,7 +257,7 @@ class App(AppDeclaration):
         """Declare what the page of `millstream ui` shows for this app, above what it shows for any.
 
         Call it after the views that the panels show have been declared. It has no part in the
-        app's state or answers, and may be changed from run to run.
+        app's state or results, and may change from run to run.
 
         Raises:
             ConfigError: a panel shows a view or column that the app does not have in its own store.
@@ -319,32 +319,32 @@ class App(AppDeclaration):
 
         Args:
             until: ``"stopped"``: until Ctrl-C, which lets the current batch finish (a second one
-                does not). ``"caught-up"``: until all that the log held at the start is taken in. A
+                does not). ``"caught-up"``: until all records that the log had at the start are processed. A
                 function of the Progress: until it gives True.
             timeout: Stop, after the current batch, when this long has passed.
             count: Stop, after the current batch, when this run has read so many records.
             on_progress: Called after every committed batch, in the order of batches.
             on_alarm: Called with an alarm's message; see ``late_alarm`` and ``dead_max``.
-            show: Show progress on standard error, or on this stream: what is being started, then a
-                table in a terminal, else lines. By default in a terminal only, and not with
+            show: Show progress on standard error, or on this stream: the phases of the start, then
+                a table in a terminal, else lines. By default in a terminal only, and not with
                 ``on_progress``.
             cores: Cores to use; by default as many as this machine has.
             master: The address of a Spark cluster, such as ``"spark://host:7077"``; by default
                 Spark runs on this machine, as a part of the run. Read docs/cluster.md first.
             rows_per_batch: The most records that one batch reads.
-            settings: Spark settings that win over ours.
+            settings: Spark settings that override ours.
             same_expressions: Confirm, after an upgrade of polars or Python, that the expressions and
-                functions which read as before are the same. The run asks for it where it cannot tell.
+                functions which read as before are the same. A run that needs it says so.
 
         Raises:
             ConfigError: something is declared wrongly, or the state belongs to another program; the
-                message says which step differs, and in what.
+                message says which step differs, and how.
             UserCodeError: an expression or function failed; the message names the step.
-            FencedError: a newer run of this app has taken over.
+            FencedError: a newer run of this app has replaced this one.
             JobFailedError: the job stopped for another reason; the message says where.
-        Guarantees: effectively once. All outputs of a batch take effect, or none that a later run
-            would not complete; views in the app's own store, position and ledger together. Killed at
-            any moment, the next run goes on and the answer is the same.
+        Guarantees: effectively once. All outputs of a batch take effect, or the next run completes them; views in the
+            app's own store, position and ledger are committed together. After a kill at any moment, the next run
+            continues and the results are the same.
         """
         with spark_extra():
             from millstream.spark.job import RunOptions, run_job  # noqa: PLC0415 - loads pyspark
@@ -374,7 +374,9 @@ class App(AppDeclaration):
                     on_notice=live.note,
                 )
             report = run_job(self.job(), options)
-        with suppress(RetriableError):  # another process owns the folder: they stay in the view
+        with suppress(
+            RetriableError
+        ):  # another process owns the folder: dead letters wait in the view
             relay(self.log, self.name, self._state_folder)
         if alarm is None:
             return report

@@ -17,7 +17,7 @@ from millstream.kernels.budget import (
     Budget,
     Money,
 )
-from millstream.kernels.late import LATE_BY, LATE_COLUMNS, LATE_REASON
+from millstream.kernels.late import LATE_COLUMNS
 from millstream.pipeline.checks import require_free, type_of
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.schema import ColumnTypes
@@ -66,10 +66,7 @@ def build_budget(
         lateness_us=shape.lateness_us,
         side_output=shape.late_policy == "side",
     )
-    late_columns = {
-        **shape.columns,
-        **{name: LATE_COLUMNS[name] for name in (LATE_BY, LATE_REASON)},
-    }
+    late_columns = {**shape.columns, **LATE_COLUMNS}
     shape_out = replace(
         shape,
         columns={**shape.columns, **added},

@@ -16,6 +16,7 @@ from millstream.errors import ConfigError
 from millstream.kernels.errors.user_code import OnError
 from millstream.kernels.frames import HIDDEN_PREFIX
 from millstream.kernels.steps import Filter, Select, Step, WithColumns
+from millstream.pipeline.expressions import names_given
 from millstream.pipeline.schema import ColumnTypes
 
 _OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
@@ -77,7 +78,7 @@ def column_error(step: str, error: Exception, columns: ColumnTypes) -> ConfigErr
 
 
 def available_columns(name: str, columns: ColumnTypes) -> str:
-    """List the columns, and the one that was probably meant."""
+    """List the columns, and the nearest one."""
     return f"The columns there are {', '.join(columns)}.{did_you_mean(name, columns)}"
 
 
@@ -91,7 +92,7 @@ def require_columns(names: Sequence[str], columns: ColumnTypes, what: str) -> No
     """Make sure that columns are there, and that there are names at all."""
     if not names:
         raise ConfigError(f"{what} names no column. {available_columns('', columns)}")
-    for name in names:
+    for name in names_given(names, what):
         require_column(name, columns, what)
 
 

@@ -103,7 +103,7 @@ class _Compiler:
 
     @property
     def _topics(self) -> tuple[str, ...]:
-        """All topics that are read, by number: a program that continues from the state reads the same."""
+        """All topics that are read, by number: a program that resumes from the state reads the same."""
         return tuple(sorted({n.topic for n in self.sources if isinstance(n, SourceNode)}))
 
     def _heartbeat_ms(self) -> int | None:
@@ -131,7 +131,7 @@ class _Compiler:
             self.depths[node] = max(above)
 
     def _depth_above(self, node: GraphNode) -> int:
-        """Return the earliest stage in which an operator right below a node can stand."""
+        """Return the earliest stage for an operator right below a node."""
         if isinstance(node, OperatorNode):
             return self.depths[node] + 1
         return max((self._depth_above(parent) for parent in parents(node)), default=0)
@@ -256,7 +256,7 @@ class _Compiler:
         return isinstance(consumer, Output) and self._comes_divided(consumer.parent)
 
     def _comes_divided(self, node: GraphNode) -> bool:
-        """Return whether a node's rows come by several paths, or out of several buckets: not in their order."""
+        """Return whether a node's rows come by several paths or from several buckets, so not in order."""
         if isinstance(node, StepNode):
             return self._comes_divided(node.parent)
         if isinstance(node, OperatorNode):
@@ -317,7 +317,7 @@ class _Compiler:
 
 
 def _with_distinct_keys(clocks: Iterable[ClockPlan]) -> tuple[ClockPlan, ...]:
-    """Return the clocks with distinct keys: what they read like, and a number where they read alike.
+    """Return the clocks with distinct keys: their text, and a number where texts are equal.
 
     The numbers follow the code. Clocks with the same text and code are interchangeable: they show
     the same time.

@@ -15,7 +15,7 @@ from millstream.errors import ConfigError
 from millstream.kernels.dedup.bloom_generations import BloomRule
 from millstream.kernels.dedup.bloom_loss import generation_count
 from millstream.kernels.dedup.operator import Dedup
-from millstream.kernels.late import LATE_BY, LATE_COLUMNS, LATE_REASON
+from millstream.kernels.late import LATE_COLUMNS
 from millstream.kernels.steps import Filter
 from millstream.pipeline.checks import require_free
 from millstream.pipeline.shape import StreamShape
@@ -112,7 +112,7 @@ def build_dedup(
         late = "side" if shape.late_policy == "side" else "drop"
     _check_choices(columns, null, late)
     if late == "side":
-        require_free((LATE_BY, LATE_REASON), shape.columns, "dedup gives late rows")
+        require_free(LATE_COLUMNS, shape.columns, "dedup gives late rows")
     if bloom is not None and not isinstance(bloom, Bloom):
         raise ConfigError(f"dedup's bloom is {bloom!r}. Make one with ms.bloom(fpr=…, …).")
     within_us = to_us(within, what="dedup's within")
@@ -130,10 +130,7 @@ def build_dedup(
     )
     has_id = tuple(pl.col(column).is_not_null() for column in columns)
     without_null = Filter(shape.names.unique(f"{step_name} of no null"), has_id)
-    late_columns = {
-        **shape.columns,
-        **{name: LATE_COLUMNS[name] for name in (LATE_BY, LATE_REASON)},
-    }
+    late_columns = {**shape.columns, **LATE_COLUMNS}
     shape_out = replace(shape, late_columns=late_columns if late == "side" else None)
     return (without_null if null == "drop" else None), kernel, shape_out
 

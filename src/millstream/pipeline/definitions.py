@@ -1,7 +1,7 @@
 """The definition of each stateful step and each output of a graph: all that its state, or its rows, depend on.
 
 That is the step itself, and everything on the paths from the sources to it: topics, the fields that are
-read, event time, watermarks, stateless steps. A stateful step on a path stands for all above it. The
+read, event time, watermarks, stateless steps. A stateful step on a path represents all above it. The
 names of steps and the order of declaration are not part of it.
 
 Left out, because they move no event into or out of a state: how long the job waits for a partition

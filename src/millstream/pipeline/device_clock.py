@@ -24,7 +24,7 @@ def device_time(
     How long the event waited on the device, ``sent - created``, is true however wrong the device's
     clock is; so the event was made that long before it was received. Where ``created`` or ``sent``
     is null, or the event was not made before it was sent, it is ``received`` as it stands. Exact to
-    the microsecond; the way from device to receiver counts as no time.
+    the microsecond; the time from device to receiver counts as zero.
 
     Args:
         created: When the device made the event, by its own clock.

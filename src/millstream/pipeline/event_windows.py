@@ -65,7 +65,7 @@ class _EventWindowBuilder:
     untyped: Aggregation
 
     def window_key(self, window: EventWindow) -> tuple[str, ...]:
-        """Return what tells the rows of a key apart in a view, besides the key of the stream.
+        """Return the columns that distinguish the rows of a key in a view, besides the key of the stream.
 
         The parts of a session that ``discard`` emits are counted from 0 again when it merges with others.
         """
@@ -163,7 +163,6 @@ class _EventWindowBuilder:
             return pl.DataFrame(schema=dict(aggregation.schema))
         hidden = {TIME: pl.Int64(), ORDER: pl.Int64()}
         rows = pl.DataFrame(schema={**self.shape.columns, **hidden})
-        made = [e for name, a in aggregation.aggregates for e in a.partial(name)]
         schema = dict(aggregation.schema)
         count = pl.len().alias(aggregation.partials[-1])
-        return rows.select(*made, count).cast(schema)  # type: ignore[arg-type]
+        return rows.select(*aggregation.partial_expressions, count).cast(schema)  # type: ignore[arg-type]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import cast
+
 import polars as pl
 
 from millstream.errors import ConfigError
@@ -18,3 +21,21 @@ def as_expression(column: Column, *, what: str) -> pl.Expr:
     raise ConfigError(
         f"{what} is {column!r}. Give a column's name or a polars expression, such as pl.col('cost')."
     )
+
+
+def names_given(given: object, what: str) -> tuple[str, ...]:
+    """Return the names of columns that a caller gave: one name, or several.
+
+    Raises:
+        ConfigError: something in it is not a name.
+    """
+    several = isinstance(given, Iterable) and not isinstance(given, (str, bytes))
+    names: tuple[object, ...] = tuple(cast("Iterable[object]", given)) if several else (given,)
+    for name in names:
+        if not isinstance(name, str):
+            shown = f"the expression {name}" if isinstance(name, pl.Expr) else repr(name)
+            raise ConfigError(
+                f'{what} is given {shown}. Give the name of a column, such as "id". For a computed '
+                'value, make a column first: with_columns(id=…), then give the name "id".'
+            )
+    return cast("tuple[str, ...]", names)

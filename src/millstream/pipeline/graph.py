@@ -67,14 +67,14 @@ class OperatorNode:
     """A stateful step, with its inputs in their order.
 
     Raises:
-        ConfigError: it needs the order of the log, and gets rows that have a place in it together with rows that have none.
+        ConfigError: it needs the order of the log, and its input has rows with a log order and rows without.
     """
 
     inputs: tuple[GraphNode, ...]
     kernel: Operator
 
     def __post_init__(self) -> None:
-        # A window's first and last go by event time, and by the place only where that is equal.
+        # first and last of a window compare event time, and the log order only if that is equal.
         by_time = isinstance(self.kernel, WindowOperator) and not self.kernel.by_arrival
         if self.kernel.ordered and not by_time and len(_placed(self)) > 1:
             raise ConfigError(
@@ -124,7 +124,7 @@ class Output:
 
 
 def _placed(operator: OperatorNode) -> set[bool]:
-    """Return whether an operator's input has a place in the log: both, if some of it has and some not."""
+    """Return whether an operator's input has a log order: both, if some rows have and some not."""
     found: set[bool] = set()
     above: list[GraphNode] = [*operator.inputs]
     while above:
@@ -154,7 +154,7 @@ def time_of(node: GraphNode) -> pl.Expr | None:
 
 
 def upstream_nodes(outputs: Sequence[Output]) -> list[GraphNode | Output]:
-    """List all nodes that lead to the outputs, and the outputs, each after those above it."""
+    """List all nodes that lead to the outputs, each after those above it."""
     listed: dict[GraphNode | Output, None] = {}
 
     def add(node: GraphNode | Output) -> None:

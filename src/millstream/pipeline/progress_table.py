@@ -1,4 +1,4 @@
-"""What a run shows while it works: one table that is redrawn in a terminal, plain lines elsewhere."""
+"""The progress of a run: one table that is redrawn in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millstream.views.runs.progress import Progress, format_share
 
 _LINE_EVERY_S = 1.0
 _DRAWN_PER_SECOND = 4
-_SMOOTHING = 0.2  # how much the newest batch counts in the rate that is shown
+_SMOOTHING = 0.2  # the weight of the newest batch in the rate
 
 
 @dataclass
@@ -79,7 +79,7 @@ class ProgressTable:
             print(text, file=self.stream, flush=True)
 
     def note(self, message: str) -> None:
-        """Show what stays visible after the run; it stays above what is redrawn."""
+        """Print a line that remains visible after the run, above the table that is redrawn."""
         if self._live is not None:
             self._live.console.print(Text(message, style="yellow"))
         else:

@@ -38,7 +38,7 @@ class Schema:
 
 
 def schema_of(declared: Declaration, *, what: str) -> Schema:
-    """Read the fields off a class or a mapping. ``what`` names it in errors.
+    """Read the fields of a class or a mapping. ``what`` names it in errors.
 
     Raises:
         ConfigError: it is none of the classes that are understood, or a field has a type that is
@@ -70,7 +70,7 @@ def _typed_dict(types: Mapping[str, Any], what: str) -> type:
 
 
 def fields_of(declared: Declaration, *, what: str) -> tuple[Field, ...]:
-    """Read the fields off a class, as :func:`schema_of` does."""
+    """Read the fields of a class, as :func:`schema_of` does."""
     return schema_of(declared, what=what).fields
 
 
@@ -92,7 +92,7 @@ class _Reader:
     """Reads one class. ``above`` are the classes in which it is nested."""
 
     above: tuple[type, ...]
-    validating: bool = False  # somewhere below stands what only pydantic can check
+    validating: bool = False  # something below can only be checked by pydantic
 
     def fields(self, declared: type) -> tuple[Field, ...]:
         if declared in self.above:
@@ -177,7 +177,7 @@ def _hints(declared: type) -> dict[str, Any]:
 
 
 def _default(factory: Callable[[], Any], what: str) -> Any:
-    """Make the default; one that differs from call to call would make the answer differ."""
+    """Return the default; one that differs from call to call would change results."""
     value = factory()
     if factory() != value:
         raise ConfigError(

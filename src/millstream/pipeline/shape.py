@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from millstream.errors import ConfigError
 from millstream.kernels.column_types import check_column, check_key
-from millstream.kernels.late import LATE_COLUMNS
+from millstream.kernels.late import LATE_WINDOW_COLUMNS
 from millstream.kernels.trigger import EmitStrategy, LatePolicy, Mode
 from millstream.pipeline.checks import require_column
+from millstream.pipeline.expressions import names_given
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.window_columns import WINDOW_COLUMNS
 
@@ -40,7 +41,7 @@ class StreamShape:
         mode: How the window above emits; None above the first window.
         late_columns: The columns of the side output of the step right above; None if it has none.
         is_late: Whether the stream is such a side output.
-        window_key: What tells windows apart; by default part of a view's key.
+        window_key: The columns that distinguish windows; by default part of a view's key.
         names: The names that the app's steps have so far.
 
     Raises:
@@ -65,9 +66,10 @@ class StreamShape:
         """Return the names of columns that are to be a key, or part of one.
 
         Raises:
-            ConfigError: there is no such column, or its type cannot be a key.
+            ConfigError: what is given is not a name, there is no such column, or its type cannot be
+                a key.
         """
-        names = (columns,) if isinstance(columns, str) else tuple(columns)
+        names = names_given(columns, what)
         for name in names:
             require_column(name, self.columns, what)
             check_key(name, self.columns[name], what)
@@ -91,7 +93,7 @@ def windowed_shape(
 ) -> StreamShape:
     """Return the shape of what windows over a stream emit."""
     corrected = emission.mode == "final" and emission.late_policy == "correct"
-    late_columns = {**shape.columns, **LATE_COLUMNS}
+    late_columns = {**shape.columns, **LATE_WINDOW_COLUMNS}
     return replace(
         shape,
         columns=columns,

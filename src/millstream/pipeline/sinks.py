@@ -23,6 +23,7 @@ from millstream.kernels.plan import (
 )
 from millstream.log.topics import check_topic_name
 from millstream.pipeline.declaration import AppDeclaration
+from millstream.pipeline.expressions import names_given
 from millstream.pipeline.graph import GraphNode, Output
 from millstream.pipeline.shape import StreamShape
 from millstream.views.address import parse_store
@@ -59,7 +60,7 @@ class SinkBuilder:
         return self._output(name, ViewSinkSpec(address), key=columns)
 
     def _view_key(self, name: str, key: str | Sequence[str] | None) -> tuple[str, ...]:
-        """Find the key of a view: the given one, or what tells the windows and keys apart."""
+        """Return the key of a view: the given one, or the columns that distinguish windows and keys."""
         shape = self.shape
         columns = shape.key if key is None else shape.key_columns(key, "view's key")
         if shape.mode is not None and key is None:
@@ -77,7 +78,7 @@ class SinkBuilder:
             raise ConfigError(
                 f"The view {name!r} has no key"
                 + (f": its column {missing[0]!r} was left out by a select" if missing else "")
-                + '. Say which columns tell its rows apart: view(name, key="…").'
+                + '. Say which columns identify a row: view(name, key="…").'
             )
         return columns
 
@@ -107,7 +108,7 @@ class SinkBuilder:
     ) -> Output:
         """Make a topic's output; see :meth:`Stream.to`."""
         if key is not None:
-            self.shape.key_columns(key, f"the key of to({topic!r})")
+            self.shape.key_columns([key], f"the key of to({topic!r})")
         check_topic_name(topic)
         what = f"to({topic!r})"
         self._check_diff_is_free(what)
@@ -128,14 +129,14 @@ class SinkBuilder:
         columns = self.shape.columns
         if value is None:
             return tuple(columns)
-        names = [value] if isinstance(value, str) else list(value)
+        names = names_given(value, f"the value of {what}")
         for name in names:
             if name not in columns:
                 raise ConfigError(
                     f"{what} has the value {name!r}. The columns there are {', '.join(columns)}."
                 )
         if not isinstance(value, str):
-            return tuple(names)
+            return names
         if columns[value] not in (pl.String, pl.Binary):
             raise ConfigError(
                 f"{what} has the value {value!r}, a column of {columns[value]}. One column must "
@@ -181,7 +182,7 @@ class SinkBuilder:
     def _check_diff_is_free(self, what: str) -> None:
         if DIFF_COLUMN in self.shape.columns:
             raise ConfigError(
-                f"{what} has a column {DIFF_COLUMN!r}, which tells rows given from rows taken back. "
+                f"{what} has a column {DIFF_COLUMN!r}, which distinguishes added and retracted rows. "
                 "Rename it."
             )
 

@@ -14,7 +14,7 @@ from millstream.kernels.frames import HIDDEN_PREFIX
 from millstream.kernels.map_frames import ROW_COLUMN, FrameFunction, MapFrames, RowsRule
 from millstream.kernels.steps import Drop, Explode, Filter, Rename, Select
 from millstream.pipeline.checks import column_names, columns_after, require_columns
-from millstream.pipeline.expressions import Column, as_expression
+from millstream.pipeline.expressions import Column, as_expression, names_given
 from millstream.pipeline.schema import ColumnTypes, columns_of, fields_of
 from millstream.pipeline.shape import StreamShape
 
@@ -56,7 +56,12 @@ def split_conditions(
 
 def rename_step(name: str | None, names: Mapping[str, str], columns: ColumnTypes) -> Rename:
     """Make the step of ``rename``."""
-    require_columns(list(names), columns, "rename")
+    if not isinstance(names, Mapping):
+        raise ConfigError(
+            f'rename is given {names!r}. Give the new name of each old one: {{"old": "new"}}.'
+        )
+    require_columns(tuple(names), columns, "rename")
+    names_given(names.values(), "rename")
     after = [names.get(column, column) for column in columns]
     for new in names.values():
         if after.count(new) > 1:
@@ -111,7 +116,7 @@ def map_frames_step(
         made = {column: _polars_type(column, dtype) for column, dtype in schema.items()}
     else:
         made = columns_of(fields_of(schema, what=name))
-    for column in made:
+    for column in names_given(made, name):
         _require_free(column, name)
     return MapFrames(name, function, tuple(columns), tuple(made.items()), rows)
 

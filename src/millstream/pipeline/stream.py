@@ -136,7 +136,7 @@ class Stream:
         return self._step(Select(self.shape.names.unique(step_name), every), on_error)
 
     def rename(self, names: Mapping[str, str], *, name: str | None = None) -> Stream:
-        """Give columns other names: ``rename({"old": "new"})``. They may change places."""
+        """Rename columns: ``rename({"old": "new"})``. Names may be swapped."""
         step = rename_step(name, names, self.columns)
         renamed = self._step(replace(step, name=self.shape.names.unique(step.name)))
         key = tuple(names.get(column, column) for column in self.shape.key)
@@ -153,7 +153,7 @@ class Stream:
         """Make a row of each element of a list column.
 
         The other columns are repeated, and so is the event time. A row whose list is empty or null
-        gives none, and counts as filtered. Several columns are taken apart together: a row whose
+        gives none, and counts as filtered. Several columns are exploded together: a row whose
         lists are not equally long is a dead letter.
         """
         self.shape.refuse_after_update("explode", "a row whose list later becomes shorter")
@@ -271,16 +271,16 @@ class Stream:
 
         An event is kept if no kept one that arrived earlier has its id and a time so near. The
         order of arrival is that of the partition, so give the topic the id, or part of it, as key.
-        Kept events go on as they came; the others are counted as duplicates. After final windows it
+        Kept events are passed on unchanged; the others are counted as duplicates. After final windows it
         leaves one row of each id: an alert once a day, and not with every window.
 
         Args:
-            id: The column, or columns, that tell events apart.
+            id: The column, or columns, that identify an event.
             within: The horizon.
             null: Events without an id (with several columns: without one of its parts): ``"pass"``
-                lets all of them through, ``"drop"`` leaves them out as filtered.
+                passes all of them, ``"drop"`` leaves them out as filtered.
             late: Events that are below their partition's watermark by more than the stream's
-                lateness cannot be judged: ``"drop"`` counts them, ``"side"`` also gives them out,
+                lateness cannot be judged: ``"drop"`` counts them, ``"side"`` also emits them
                 as the ``late`` of the result, with ``late_by`` and ``late_reason``. By default as
                 the stream's own ``late`` says.
             bloom: Remember ids in a few bits each instead of exactly: see :func:`millstream.bloom`.
@@ -321,14 +321,14 @@ class Stream:
             decided.filter(pl.col("decision") == "refused").to("refusals")
             decided.filter(pl.col("budget_event").is_not_null()).to("budget-events", key="client")
 
-        Every row goes on as it came, with five more columns: ``budget_day`` (the date of its event
+        Every row is passed on with five more columns: ``budget_day`` (the date of its event
         time in its zone), ``decision`` (``"granted"`` or ``"refused"``), ``spent`` and ``remaining``
         (of that day, after the row) and ``budget_event``: ``"exhausted"`` on the row after which
         less than ``least`` remains of the key's newest day, ``"resumed"`` on the one that changes
         that, null on all others.
 
         Args:
-            by: The column, or columns, that have a budget each. For the answer to depend on the
+            by: The column, or columns, that have a budget each. For the result to depend on the
                 events alone, they must decide the partition: give the topic one of them as key.
             cost: What a row costs: whole numbers of the smallest unit, or Decimals. It is refused
                 if the day's spending would exceed the limit, and nothing is charged then. Below
@@ -419,7 +419,7 @@ class Stream:
             partitions: Of a topic that does not exist yet; by default what ``app.topic`` declares
                 for it, or 4.
             cleanup: "delete", "compact" or "compact,delete", as ``create_topic`` has it. Rows that
-                take back others are tombstones in a compacted topic; elsewhere they have
+                retract others are tombstones in a compacted topic; elsewhere they have
                 ``"_diff": -1``.
         """
         return self._into(
@@ -432,7 +432,7 @@ class Stream:
         """Append the stream to a dataset: Parquet files in a folder, read with ``ms.dataset``.
 
         A manifest names the files that count; each batch replaces it. Many small files are merged into
-        few. Rows that take back others have ``_diff`` -1.
+        few. Rows that retract others have ``_diff`` -1.
 
         Args:
             path: A folder of its own, which is made; relative to where the program runs.
@@ -480,8 +480,8 @@ class Stream:
             time: The event time of the result; by default the column that was it before.
             name: The step's name; by default the function's.
 
-        The rows lose their place in the log, so lateness is judged by the watermark of the batch before.
-        A native step stands before the first window.
+        The rows lose their log order, so lateness is judged by the watermark of the batch before.
+        A native step must be before the first window.
         """
         if self.shape.mode is not None or self.shape.is_late:
             raise ConfigError(
@@ -513,7 +513,7 @@ class Stream:
         return self._below(node, shape)
 
     def to_spark(self) -> DataFrame:
-        """Give the stream as a streaming Spark DataFrame, to be written with ``writeStream``.
+        """Return the stream as a streaming Spark DataFrame, to be written with ``writeStream``.
 
         Its columns have Spark's types. The stream's steps may keep no state: write the results of a window,
         a session, ``dedup`` or ``budget`` with :meth:`to` or :meth:`dataset`, and read these with Spark.
@@ -555,15 +555,15 @@ class Windowed:
                 comes late). ``"update"``: early, on time and late; a later row replaces an earlier
                 one, and session rows that none replaces are retracted (``_diff`` -1).
                 ``"discard"``: each row counts only the events since the one before.
-                ``"retract"``: as update, and a row that is replaced is taken back first.
+                ``"retract"``: as update, and a row that is replaced is retracted first.
             early: When rows come out before the watermark reaches the window's end: with every
                 ``"batch"`` (so by default, but for final), with ``"each"`` event, a duration of
-                running time after the first event that no row tells of, ``ms.after_count(n)``, or
+                running time after the first event that is in no row yet, ``ms.after_count(n)``, or
                 None: not at all.
             late: The same for events that come after that, within the stream's lateness; by default
                 with every batch. None: the window closes with the on-time row.
-            suppress_unchanged: Leave out a row that says what the one before said (of discard: one
-                that nothing came for).
+            suppress_unchanged: Leave out a row equal to the one before (in discard: one without
+                new events).
             panes: Add ``pane_kind`` ("early", "on_time", "late"), ``pane_index``, ``pane_first`` and
                 ``pane_last``.
 

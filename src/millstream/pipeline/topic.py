@@ -106,7 +106,7 @@ class Topic:
 
         Raises:
             UnknownTopicError: the log has no such topic.
-            DiskFullError: there is no room; what is archived stays so, and a second call goes on.
+            DiskFullError: there is no room; finished archives are kept, and a second call continues.
             FolderOwnedError: the owner of the log's folder does not give it up.
         """
         columns = ArchiveColumns(self.values, self.fields, RECORD_SCHEMA.names)

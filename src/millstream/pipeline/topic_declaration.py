@@ -18,6 +18,7 @@ from millstream.kernels.decode.formats import BytesFormat, JsonFormat, ValueForm
 from millstream.kernels.decode.records import META_TYPES, meta_field
 from millstream.kernels.errors.dead_letters import BadRecordPolicy
 from millstream.pipeline.avro import AvroSchema, fields_of_avro, read_schema, read_schemas
+from millstream.pipeline.expressions import names_given
 from millstream.pipeline.schema import Declaration, Schema, schema_of
 
 FormatName = Literal["json", "avro", "bytes"]
@@ -96,9 +97,10 @@ class TopicDeclaration:
         return fields, BytesFormat()
 
     def _meta(self, fields: tuple[Field, ...]) -> list[Field]:
-        if isinstance(self.metadata, str):
+        if isinstance(self.metadata, str) or not isinstance(self.metadata, Sequence):
             raise ConfigError(
-                f"{self.what} has metadata={self.metadata!r}. Give a tuple: ({self.metadata!r},)."
+                f"{self.what} has metadata={self.metadata!r}. Give a tuple of names, such as "
+                '("key",).'
             )
         for name in self.metadata:
             choose(f"the metadata of {self.what}", name, tuple(META_TYPES))
@@ -109,6 +111,15 @@ class TopicDeclaration:
                     "value."
                 )
         return [meta_field(name) for name in dict.fromkeys(self.metadata)]
+
+
+def check_topic_key(topic: str, key: str, fields: Sequence[Field]) -> None:
+    """Refuse a key that is not a field of the topic."""
+    what = f"The key of topic {topic!r}"
+    names_given([key], what)
+    names = [field.name for field in fields]
+    if key not in names:
+        raise ConfigError(f"{what} is {key!r}. Its fields are {', '.join(names)}.")
 
 
 def check_policy(topic: str, bad: BadRecordPolicy) -> None:

@@ -17,7 +17,7 @@ from millstream.pipeline.schema import ColumnTypes
 _PRODUCERS_MAX = 1_000
 _PRODUCERS_LIMIT = 10_000
 _ALIGN = "10 minutes"
-_PARAMETER_NAMES = {"producer": "per"}  # as the user says what is another word in the rule
+_PARAMETER_NAMES = {"producer": "per"}  # the parameters that have other names in the rule
 
 
 def watermark(
@@ -38,44 +38,41 @@ def watermark(
     Args:
         delay: How much disorder to expect: an event this much older than the newest one of its
             partition is still in time. None: only ``punctuation`` moves the watermark.
-        idle: A partition that has had no new record for this long, while the job ran, no longer
-            holds the others back. None: it holds them back without a limit, and the answer depends on the
+        idle: A partition that has had no new record for this long, while the job ran, no longer delays the others. None: it delays them without a limit, and results depend on the
             events alone. With ``per``, the same for a producer.
-        idle_advance: While *all* partitions are idle the watermark goes on with running time, as if
-            events came: it is the latest that a partition has reached, and the running time since
-            the last record was read. So the last windows close although nothing comes any more;
-            False: it holds, and they stay open. What comes later may then be late, if its time is
-            further back than the clock has gone: where time in the log runs slower than here, do
-            not use it. How far it had gone is recorded with each batch, so a batch that is run
-            again closes the same windows; but which events are late then depends on when they were
-            read. It costs a batch without records every tenth of ``idle``, of a second at least,
-            for as long as nothing comes. A run ``until="caught-up"`` does not wait for it.
+        idle_advance: While *all* partitions are idle the watermark advances with running time: it is the
+            latest watermark of a partition plus the running time since the last record was read. So the
+            last windows close although no records come any more. False: it holds, and they stay open. Later
+            events may then be late, if they are older than this watermark: do not use it where time in the
+            log runs slower than here. The time is recorded with each batch, so a repeated batch closes the
+            same windows; but which events are late depends on when they were read. It costs a batch without
+            records every tenth of ``idle`` (a second at least) while no records come. A run ``until="caught-up"`` does not wait for it.
         per: The column that says who sent the record: a device, an instance. Each producer has a
             watermark of its own, by which its events are judged, and the partition's is the
-            minimum over them; so one whose clock or link lags loses nothing because others are
-            ahead. A producer takes part from its first record on, which is held to what the
-            partition had reached by then, until ``idle`` or ``ends`` removes it.
+            minimum over them; so a producer whose clock or link lags loses nothing because others are
+            ahead. A producer is active from its first record on, which is compared with the partition's
+            watermark by then, until ``idle`` or ``ends`` removes it.
         ends: With ``per``: true for a producer's last record, such as
             ``pl.col("kind") == "bye"``. If it sends again, it is a new one.
         producers_max: With ``per``: how many producers of a partition are followed, up to 10,000;
             1,000 by default. Beyond it, at the end of a batch, the one seen longest ago is evicted
-            and counted; then it may matter where batches end.
+            and counted; then batch boundaries may matter.
         punctuation: A datetime, null on most records: the sender guarantees that nothing earlier
             comes after this record, in the partition (with ``per``: from this producer).
-        punctuation_only: True for records that only tell the time, such as
+        punctuation_only: True for records that only carry a time, such as
             ``pl.col("kind") == "heartbeat"``. They move it, and are counted as filtered.
         future_max: An event (or a punctuation) whose time is later than the record's arrival in the
-            log by more than this moves nothing and goes to the dead letters. One clock that is
+            log by more than this does not move the watermark and goes to the dead letters. One clock that is
             years ahead would otherwise make all other events late.
         align: While there is more to read than one batch holds, partitions that are further apart
-            than this, in event time, are brought together, so that little state waits for the
-            slowest. None: all are read in proportion to what they hold.
+            than this in event time are aligned, so that little state waits for the slowest. None: all are
+            read in proportion to their records.
 
     Costs: ``delay`` alone costs next to nothing. With ``per``, rows are reduced per producer before
     the shuffle, every batch sends every bucket the producers' watermarks (some tens of bytes for
     each one seen; for n of them that begin in a batch, up to about n log n times that), and each
     operator keeps the list of those active, about 30 bytes and the name each, in each bucket and rewrites it
-    with every batch. Use it for what numbers in the thousands, not for users.
+    with every batch. Use it for thousands of producers, not for users.
 
     Example::
 
@@ -131,7 +128,7 @@ def _mark(column: Column | None, name: str) -> pl.Expr | None:
     return None if column is None else as_expression(column, what=f"watermark's {name}")
 
 
-IN_ORDER = watermark("0 seconds")  # for streams that say nothing of their watermark
+IN_ORDER = watermark("0 seconds")  # for streams without a watermark
 
 
 @dataclass(frozen=True)
@@ -148,16 +145,14 @@ def processing_time(
     """Take the time of arrival as the event time: ``topic.stream(time=ms.processing_time())``.
 
     It is the record's timestamp in the log, and never goes back within a partition. So a backlog,
-    or the same log read again, falls into the same windows as when it came, and no spike appears
-    that never was. The watermark follows the arrivals while there is something to read; in
+    or the same log read again, falls into the same windows as when it came, without an artificial spike. The watermark follows the arrivals while there is something to read; in
     partitions that are read to their end it follows the clock of this machine, so the last window
-    closes without another event. For that, a running job makes a batch a second, even when nothing
-    comes; ``until="caught-up"`` does not wait for it.
+    closes without another event. For that, a running job makes a batch a second, even without records; ``until="caught-up"`` does not wait for it.
 
     Args:
         settle: How far the watermark stays behind the clock: as long as it can take from a record's
-            timestamp until it can be read. One that takes longer is late by its own partition, if
-            its window has gone.
+            timestamp until it can be read. A record that takes longer is late, if its window
+            has expired.
         align: See :func:`watermark`.
     """
     settle_us = to_us(settle, what="processing_time's settle")
@@ -176,7 +171,7 @@ def processing_rule(time: ProcessingTime, given: WatermarkRule) -> WatermarkRule
 
 
 def check_dataframe_watermark(rule: WatermarkRule, name: str) -> None:
-    """Make sure that a watermark asks nothing that a DataFrame of Spark's does not tell."""
+    """Make sure that a watermark needs nothing that a Spark DataFrame lacks."""
     given = [_PARAMETER_NAMES.get(mark, mark) for mark in rule.marks.present()]
     if rule.future_max_us is not None:
         given.append("future_max")

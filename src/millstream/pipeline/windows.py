@@ -105,7 +105,7 @@ def calendar(span: str, *, tz: str, week_start: Weekday = "monday") -> Calendar:
         tz: The IANA name of the time zone, such as ``"America/New_York"``.
         week_start: The day on which weeks begin.
 
-    An hour that clocks show twice is two windows: results tell windows by instants, in UTC.
+    An hour that clocks show twice is two windows: results identify windows by instants, in UTC.
     """
     unit, count = _span(span)
     try:
@@ -154,7 +154,7 @@ def session(
             Duration: ``pl.duration(seconds="gap_s")``. A session ends at the largest of its events'
             times plus their gaps. Null and gaps not above zero count as one microsecond, and longer
             ones than ``max_gap`` as that. Two sessions may then begin at the same time, when the
-            first had expired: ``window_end`` tells them apart too, and is part of a view's key.
+            first had expired: ``window_end`` distinguishes them, and is part of a view's key.
         gap_inclusive: Whether events exactly ``gap`` apart are in one session. It is then complete
             when the watermark is above its end: an event at the end is not late before that.
         strict: An event that would make a session overlapping one that has expired is late instead.
@@ -194,7 +194,7 @@ def _longest_gap_us(gap: Duration | pl.Expr, max_gap: Duration | None) -> int:
     if max_gap is None:
         raise ConfigError(
             "session's gap is an expression and there is no max_gap. Say how long a gap can be: "
-            'max_gap="1 day". Where sessions ended is kept for so long, to tell which overlap them.'
+            'max_gap="1 day". Ends of sessions are kept for so long, to find overlaps.'
         )
     return positive_us(max_gap, "session's max_gap")
 
@@ -233,7 +233,7 @@ def count_window(
             forgets one.
         slide: Begin a window with every ``slide``-th event; by default windows do not overlap.
         timeout: Complete a window as it is when the watermark has reached this much after the
-            event that opened it. By default it stays open until it is full.
+            event that opened it. By default it is open until it is full.
 
     ``emit("update")`` also shows windows that are still open, with every batch that adds to them.
     ``"retract"`` and ``"discard"`` are not offered: the time of an open window moves with its events, so

@@ -54,3 +54,9 @@ def test_a_time_that_python_has_not_is_refused() -> None:
     far = pa.table({"at": pa.array([400_000_000_000_000_000], pa.timestamp("us"))})
     with pytest.raises(ConfigError, match="9999"):
         rows_to_json(far, None)
+
+
+@pytest.mark.parametrize("key", [pl.col("id"), 5, ["id"]], ids=str)
+def test_the_key_is_given_by_the_name_of_its_column(key: object) -> None:
+    with pytest.raises(ConfigError, match="name of a column"):
+        rows_to_json(pl.DataFrame({"id": ["a"]}), key)  # type: ignore[arg-type]

@@ -49,6 +49,44 @@ def test_a_misspelt_column_is_named_with_those_there_are_and_the_nearest(events)
         events.key_by("user")
 
 
+NAMED_COLUMNS = {
+    "key_by": lambda events, given: events.key_by(given),
+    "dedup": lambda events, given: events.dedup(["ad", given], within="1 hour"),
+    "budget": lambda events, given: events.budget(["ad", given], cost="cost", limit="cost"),
+    "window's by": lambda events, given: events.window(tumbling("1 hour"), by=["ad", given]),
+    "view's key": lambda events, given: events.view("kept", key=[given]),
+    "the key of to": lambda events, given: events.to("sent", key=given),
+    "the value of to": lambda events, given: events.to("sent", value=[given]),
+    "dataset's partition_by": lambda events, given: events.dataset("rows", partition_by=[given]),
+    "drop": lambda events, given: events.drop(given),
+    "explode": lambda events, given: events.explode(given),
+    "rename": lambda events, given: events.rename({"ad": given}),
+    "The key of topic": lambda events, given: events.app.topic("other", Event, key=given),
+}
+
+
+@pytest.mark.parametrize("given", [pl.col("ad"), 5, None, ["ad"], b"ad"], ids=str)
+@pytest.mark.parametrize("call", NAMED_COLUMNS)
+def test_a_column_is_given_by_its_name(events, call, given):
+    if given is None and "key of" in call:
+        return  # without a key
+    shown = 'col("ad")' if isinstance(given, pl.Expr) else repr(given)
+    with refused(f"^{call}.* is given .*{re.escape(shown)}.*name of a column.*with_columns"):
+        NAMED_COLUMNS[call](events, given)
+
+
+def test_what_is_given_alone_must_be_a_name_too(events):
+    for given in (pl.col("ad"), 5):
+        with refused("dedup is given"):
+            events.dedup(given, within="1 hour")
+        with refused("window's by is given"):
+            events.window(tumbling("1 hour"), by=given)
+    with refused("rename is given 'ad'.*new name"):
+        events.rename("ad")
+    with refused("metadata=None.*tuple"):
+        events.app.topic("other", Event, metadata=None)
+
+
 def test_what_is_no_time_cannot_be_the_time(events):
     topic = events.app.topics["events"]
     with refused("of type Int64.*cast"):

@@ -62,7 +62,7 @@ def of_bags(
 ) -> pl.Expr:
     """Return what ``function`` makes of bags, handed over flat: value and count, and their lengths.
 
-    Counts below zero, left where more was taken back than added, are left out.
+    Counts below zero, where more was retracted than added, are left out.
     """
     return over_rows(column, lambda bags: function(*_counted(bags)), dtype)
 
@@ -102,12 +102,6 @@ def _first_of_its_kind(ordered: pl.DataFrame) -> pl.Series:
 
 def _sizes(groups: pl.Series, lengths: Lengths) -> Lengths:
     return np.bincount(groups.to_numpy(), minlength=len(lengths)).astype(np.int64)
-
-
-def counted_values(values: pl.Series, lengths: Lengths) -> Counted:
-    """Count each group's different values, which lie end to end; in order of value."""
-    ones = pl.DataFrame({"value": values}).with_columns(pl.lit(1, pl.Int64).alias("count"))
-    return _summed(ones, lengths)
 
 
 def sorted_set(value: pl.Expr, dtype: pl.DataType) -> pl.Expr:

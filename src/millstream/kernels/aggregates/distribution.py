@@ -51,7 +51,7 @@ class DistinctValues(OverValue):
 
 @dataclass(frozen=True)
 class DistinctOfBag(BagAggregate):
-    """The different ones of values that may be taken back, or how many they are."""
+    """The different ones of values that may be retracted, or how many they are."""
 
     counted: bool = False
 

@@ -49,12 +49,12 @@ _AT = ("time", "order")
 def with_order(rows: pl.DataFrame) -> pl.DataFrame:
     """Return rows that did not come straight from a source, and have no place in the log, an order.
 
-    It is arbitrary and always the same: that of a hash of their columns (lists and structs aside).
+    It is arbitrary and always the same: that of a hash of their columns (without lists and structs).
     """
     if ORDER in rows.columns:
         return rows
-    told = [name for name in visible(rows.columns) if not rows.schema[name].is_nested()]
-    places = (digest_columns(rows, tuple(told)) >> np.uint64(1)).astype(np.int64)
+    compared = [name for name in visible(rows.columns) if not rows.schema[name].is_nested()]
+    places = (digest_columns(rows, tuple(compared)) >> np.uint64(1)).astype(np.int64)
     return rows.hstack([pl.Series(ORDER, places)])
 
 
@@ -93,7 +93,7 @@ class Pick:
             "max_by": "ms.max",
         }
         raise ConfigError(
-            f"{self.kind} is over rows that can be taken back, which leave no place of their own. "
+            f"{self.kind} is over rows that can be retracted, which leave no order of their own. "
             f"Use {instead[self.kind]}, or ms.list and choose from it."
         )
 
@@ -199,7 +199,7 @@ def _values(lists: pl.Series) -> pl.Series:
 
 @dataclass(frozen=True)
 class ListOfBag(BagAggregate):
-    """All values of rows that may be taken back, sorted: a bag, spelt out."""
+    """All values of rows that may be retracted, sorted: a bag, spelt out."""
 
     def result_type(self, dtype: pl.DataType) -> pl.DataType:
         return pl.List(dtype)

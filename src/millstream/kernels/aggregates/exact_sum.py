@@ -1,4 +1,4 @@
-"""Sums of floats that are exact and rounded once, whatever was added, in any order, and taken back.
+"""Sums of floats that are exact and rounded once, whatever was added, in any order, and retracted.
 
 The state is made of digits (see :mod:`.digits`). Values that are infinite or not a number are counted,
 and the sum is what IEEE 754 makes of those that are there. A sum is never -0.0.
@@ -61,7 +61,7 @@ def partial(value: pl.Expr, negative: pl.Expr | None) -> pl.Expr:
 
 
 def changes(floats: pl.Expr, negative: pl.Expr) -> pl.Expr:
-    """Put values beside whether they are taken back, as :func:`rows_of` reads them."""
+    """Pair values with whether they are retracted, as :func:`rows_of` reads them."""
     return pl.struct(floats.alias("value"), negative.alias("negative"))
 
 

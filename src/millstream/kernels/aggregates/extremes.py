@@ -56,7 +56,7 @@ class Extreme(OverValue):
 
 @dataclass(frozen=True)
 class ExtremeOfBag(BagAggregate):
-    """The smallest or greatest of values that may be taken back: every different one is kept."""
+    """The smallest or greatest of values that may be retracted: every different one is kept."""
 
     greatest: bool = False
 

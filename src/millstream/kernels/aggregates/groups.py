@@ -84,7 +84,7 @@ def reduced(
 
 
 def kept(values: pl.Series, lengths: Lengths, keep: pl.Series) -> tuple[pl.Series, Lengths]:
-    """Keep the values where ``keep`` is true; the groups stay, if need be empty."""
+    """Keep the values where ``keep`` is true; all groups are kept, also empty ones."""
     if keep.all():
         return values, lengths
     left = reduced(np.add, keep.to_numpy().astype(np.int64), lengths, 0)

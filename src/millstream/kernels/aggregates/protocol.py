@@ -4,7 +4,7 @@
 one; ``result`` reads the answer off. Merging is associative and commutative, so partials may be made
 before the shuffle, kept apart in state and put together in any order. Everything that a partial
 depends on, such as the size of a sketch, stands in the names and types of its columns, by which a
-changed pipeline is told from the one that its state was made by.
+changed pipeline is distinguished from the one that made its state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Aggregate(Protocol):
 
     @property
     def columns_read(self) -> set[str]:
-        """The columns of the rows that ``partial`` reads, hidden ones aside."""
+        """The columns of the rows that ``partial`` reads, without hidden ones."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class Aggregate(Protocol):
         ...
 
     def for_retractions(self) -> Aggregate:
-        """Return the form that takes rows with ``__diff``: +1 for added, -1 for taken back.
+        """Return the form that takes rows with ``__diff``: +1 for added, -1 for retracted.
 
         Raises:
             ConfigError: the aggregate cannot take anything back; the message says what can.
@@ -110,7 +110,7 @@ def is_number(dtype: pl.DataType) -> bool:
 
 
 def is_plain(dtype: pl.DataType) -> bool:
-    """Whether values can be sorted, told apart and kept as they are."""
+    """Whether values can be sorted, compared and kept as they are."""
     return column_type(dtype).key
 
 

@@ -18,7 +18,7 @@ class Sum(OverValue):
     """The sum over the rows that have a value; zero where none has.
 
     Whole numbers give Int64, Decimals Decimals, floats floats, durations durations; each is the
-    same however the rows were grouped on the way (see :mod:`.totals`). Without :meth:`bound`, values
+    same however the rows were grouped in between (see :mod:`.totals`). Without :meth:`bound`, values
     are added as polars adds them.
     """
 

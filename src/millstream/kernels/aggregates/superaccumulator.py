@@ -1,9 +1,9 @@
-"""Exact sums of floats, in digits: whole numbers that add in any order, and can be taken back.
+"""Exact sums of floats, in digits: whole numbers that add in any order, and can be retracted.
 
 Every float is a few digits to the base 2^30, at places that are the same for all floats. A sum keeps
 the sums of the digits, as whole numbers, from its highest place downwards: a fixed number of them in
 columns (``top``), which is where nearly all sums of one size of number end, and what lies below in
-``more``, as many as there are, which is at most 75. Nothing is lost, so what is taken back is gone.
+``more``, as many as there are, which is at most 75. Nothing is lost, so a retraction removes its value exactly.
 
 Sums that fit into their columns are added column by column. The others are *gathered*: digit by digit,
 then made *tidy*, which means digits of one sign, each below the base, without zeros at either end. Only
@@ -226,7 +226,7 @@ def gathered(entries: Entries, which: Bools, width: int) -> Superaccumulators:
     order = np.argsort(entries.sums, kind="stable")
     at = (np.cumsum(which) - 1)[entries.sums[order]]
     starts = np.searchsorted(at, np.arange(0, count + _GATHERED, _GATHERED))
-    pieces = [
+    parts = [
         _tidy(
             at[start:end] - n * _GATHERED,
             entries.places[order[start:end]],
@@ -237,10 +237,10 @@ def gathered(entries: Entries, which: Bools, width: int) -> Superaccumulators:
         for n, (start, end) in enumerate(pairwise(starts.tolist()))
     ]
     return Superaccumulators(
-        np.concatenate([piece.places for piece in pieces]),
-        [np.concatenate([piece.top[n] for piece in pieces]) for n in range(width)],
-        np.concatenate([piece.more for piece in pieces]),
-        np.concatenate([piece.more_lengths for piece in pieces]),
+        np.concatenate([part.places for part in parts]),
+        [np.concatenate([part.top[n] for part in parts]) for n in range(width)],
+        np.concatenate([part.more for part in parts]),
+        np.concatenate([part.more_lengths for part in parts]),
     )
 
 
@@ -269,7 +269,7 @@ def _tidy(at: Int64s, places: Int64s, digits: Int64s, count: int, width: int) ->
 
 
 def _carry(table: Int64s) -> None:
-    """Bring all digits but the highest into ``[0, 2^30)``; the sums stay what they are."""
+    """Bring all digits but the highest into ``[0, 2^30)``; the sums do not change."""
     for column in range(table.shape[1] - 1, 0, -1):
         table[:, column - 1] += table[:, column] >> DIGIT_BITS
         table[:, column] &= DIGIT_MASK

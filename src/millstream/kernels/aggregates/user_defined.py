@@ -73,7 +73,7 @@ class UserAggregate(ABC):
     def retract(self, state: UserState, value: Any) -> UserState:
         """Take a value back that was added before, perhaps into another state: undo :meth:`add`.
 
-        Needed only over rows that can be taken back.
+        Needed only over rows that can be retracted.
         """
         raise NotImplementedError
 
@@ -135,7 +135,7 @@ class UserDefined(OverValue):
     def for_retractions(self) -> UserDefined:
         if type(self.own).retract is UserAggregate.retract:
             raise ConfigError(
-                f"{self._word} is over rows that can be taken back, and has no retract. Give it "
+                f"{self._word} is over rows that can be retracted, and has no retract. Give it "
                 "one: retract(state, value) undoes add(state, value)."
             )
         return replace(self, signed=True)

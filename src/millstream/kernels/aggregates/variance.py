@@ -1,7 +1,7 @@
 """Variance and standard deviation, exact and rounded once, whatever the order and grouping.
 
 Kept are the count, the sum and the sum of the squares of the values, as floats, both sums exact (see
-:mod:`.exact_sum`): they merge exactly and can be taken back exactly, and the sum of squares less the
+:mod:`.exact_sum`): they merge exactly and can be retracted exactly, and the sum of squares less the
 square of the sum is computed from them without rounding, so nothing cancels however far the mean is
 from zero.
 """

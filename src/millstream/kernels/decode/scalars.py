@@ -1,6 +1,6 @@
 """Single values, one at a time: from what JSON, Avro or a program has to what a column takes.
 
-Each reader takes only what the value is meant to be, and raises DecodeError for everything else. Where
+Each reader takes only what the value is meant to be, and raises a DecodeError for everything else. Where
 JSON has text for a time, a datetime is as good.
 """
 

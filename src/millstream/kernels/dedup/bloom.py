@@ -1,9 +1,9 @@
-"""Bloom filters as arrays of 64-bit words: their size, their rate, asking and adding.
+"""Bloom filters as arrays of 64-bit words: size, rate, look-up and insertion.
 
-A filter of m bits and k hashes that holds n ids says "there" forevery id that was added, and for
+A filter of m bits and k hashes that holds n ids says "there" for every id that was added, and for
 another one with the probability ``(1 - e^(-kn/m))^k``: the rate of false positives. The k places of
-an id are found from its 64-bit hash by enhanced double hashing. The bits of an id lie anywhere in
-the filter, so that this is the rate of the classic filter, with no correction for blocks; asking
+an id are found from its 64-bit hash by enhanced double hashing. The bits of an id are anywhere in
+the filter, so that this is the rate of the classic filter, with no correction for blocks; a look-up
 stops at the first bit that is not set, which for a new id is the second or third.
 
 Sources: Bloom, "Space/Time Trade-offs in Hash Coding with Allowable Errors", CACM 1970; Dillinger
@@ -65,7 +65,7 @@ class BloomShape:
         return there
 
     def with_added(self, words: UInt64s, hashes: Hashes) -> UInt64s:
-        """Return the filter with these hashes added; ``words`` stays as it is."""
+        """Return the filter with these hashes added; ``words`` is not changed."""
         words = words.copy()
         for at in self._places(hashes):
             left = at

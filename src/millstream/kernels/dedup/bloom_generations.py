@@ -2,14 +2,14 @@
 
 A generation is a span of event time, ``rotate`` long, counted from 1970. The id of a kept event goes
 into the generation of the event's time, and an event asks every generation that overlaps
-``[t - within, t + within]``: those before it, and those after it, for an event that comes out of
+``[t - within, t + within]``: those before it, and those after it, for an event that is out of
 order. So a repeat inside the horizon is always found, whatever the batches; one that is further
 away than ``within``, and by less than ``rotate``, may be found as well.
 
 A generation in state is *recent* ids (64-bit hashes in sorted runs, compared exactly) and
 *filters*. A batch adds one small run of recent ids; when these have come to a sixteenth of what a
 filter takes, they are moved into the filter in one go. So a batch writes its own ids and not the
-bitmap that they are scattered over, which is written anew sixteen times in its life. A filter takes
+bitmap that they are scattered over, which is rewritten sixteen times in its life. A filter takes
 the ids that it was sized for and no more: when more come, the generation gets one more filter, and
 the stated rate rises by one filter's.
 
@@ -106,7 +106,7 @@ class BloomGenerations:
     def add(self, events: EventIds, watermark_us: int) -> tuple[int, ...]:
         """Add the ids of kept events; drop the generations that no event in time asks any more.
 
-        Give how many ids were let go, of these and of those held before.
+        Return how many ids were dropped, of these and of those held before.
         """
         width_us = self._rule.rotate_us
         past_us = watermark_us - width_us - self._within_us - self._lateness_us

@@ -2,7 +2,7 @@
 
 An id is known by 128 bits of hash: two independent hashes of 64 bits. Among n ids, the probability
 that any two share both is n²/2¹²⁹, which for a thousand million ids is 10⁻²¹: far below that of an
-undetected fault of memory; and as they hang on the app's own seed, nobody can look for such two. An
+undetected fault of memory; and as they depend on the app's own seed, nobody can construct such a pair. An
 entry of state thus has one small, fixed size, whatever the id is.
 """
 
@@ -27,7 +27,7 @@ _ROUNDS_MAX = 64  # an id kept more often than this in one batch is gone through
 class EventIds:
     """Events, sorted by id, and those of an id in the order of arrival.
 
-    ``rows`` says at which place of the batch each stood. Times in microseconds.
+    ``rows`` is the row number of each in the batch. Times in microseconds.
     """
 
     rows: Int64s
@@ -37,7 +37,7 @@ class EventIds:
 
     @classmethod
     def of(cls, table: pl.DataFrame, by: tuple[str, ...], seed: int = 0) -> EventIds:
-        """Read the ids off a table whose rows are in the order of arrival."""
+        """Read the ids of a table whose rows are in the order of arrival."""
         hashes = hash_columns(table, by, seed)
         checks = digest_columns(table, by, seed ^ _CHECK_SEED)
         order = np.argsort(hashes, kind="stable")
@@ -67,10 +67,10 @@ class EventIds:
 
 @dataclass(frozen=True)
 class SearchRanges:
-    """Where events stand in time, and how far each looks for an earlier one of its id.
+    """The positions of events in time, and the range in which each looks for an earlier one of its id.
 
-    An event is a repeat of a kept one that stands at ``p`` where ``low ≤ p ≤ high``. What the
-    places are is the caller's choice: microseconds, or spans of time by their starts.
+    An event is a repeat of a kept one at ``p`` if ``low ≤ p ≤ high``. The caller chooses the unit of
+    positions: microseconds, or spans of time by their starts.
     """
 
     at: Int64s

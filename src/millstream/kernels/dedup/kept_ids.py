@@ -2,9 +2,9 @@
 
 A kept event at time t can have a repeat as long as an event with a time of ``t + within`` or less
 may still come and not be late, which is while ``W ≤ t + within + lateness``, W being the operator's
-watermark. Entries lie in slots of event time; a slot goes as a whole once that has passed for all
-of it. Which entries are still there never changes an answer: a repeat is judged by the distance of
-its time from the kept one's.
+watermark. Entries are in slots of event time; a slot is deleted as a whole once that has passed for all of
+it. Which entries are still there never changes a result: a repeat is decided by the distance between
+its time and the kept event's.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class KeptIds:
         return ((self.runs,),)
 
     def add(self, events: EventIds, watermark_us: int) -> tuple[int, ...]:
-        """Keep these events, but for those that no event can repeat any more; drop what is past.
+        """Keep these events, except those that no event can repeat any more; drop expired ones.
 
-        Give how many were let go, of these and of those held before.
+        Return how many were dropped, of these and of those held before.
         """
         past_us = watermark_us - self.slot_us - self.within_us - self.lateness_us
         let_go = int((events.times // self.slot_us * self.slot_us <= past_us).sum())

@@ -1,8 +1,8 @@
-"""Dead letters: what cannot be taken in, with its place in the log, the step, and the reason.
+"""Collects dead letters: records and rows that failed, with their log order, the step, and the reason.
 
 A record that cannot be decoded, or has no event time, is dead at its source. A row on which the
 user's code fails is dead at that step: before the first shuffle the record's own bytes are kept,
-behind one the row as it was, as JSON. Where a row no longer belongs to one record (it is the result
+after it the row, as JSON. Where a row no longer belongs to one record (it is the result
 of a window, or came from Spark), topic is "" and partition and offset are -1.
 """
 
@@ -38,7 +38,7 @@ class FailedRows:
 
 @dataclass
 class DeadLetterCollector:
-    """Gathers what the routes of a task sent to the side output."""
+    """Collects the failing rows of a task's routers."""
 
     failed: list[FailedRows] = field(default_factory=list)
 
@@ -50,7 +50,7 @@ class DeadLetterCollector:
     def drain_with_records(
         self, batch: pa.RecordBatch, topic: str, partition: int, details: FullRecordReader | None
     ) -> list[pl.DataFrame]:
-        """Return what was sent to the side output of a batch of records as dead letters, and begin anew.
+        """Return what was sent to the side output of a batch of records as dead letters, and start over.
 
         The batch has the columns offset, in its order, timestamp, and value or none.
         """
@@ -68,7 +68,7 @@ class DeadLetterCollector:
         return letters
 
     def drain_rows(self, topics: Sequence[str] = ()) -> list[pl.DataFrame]:
-        """Return what was sent to the side output as dead letters that hold the rows; begin anew.
+        """Return what was sent to the side output as dead letters that hold the rows; start over.
 
         ``topics`` names all topics that are read, by number.
         """

@@ -1,7 +1,7 @@
-"""Dead records: what is kept of a record that cannot be processed, and how its topic deals with it.
+"""Dead letters: how records that cannot be processed are kept, and the policies of topics for them.
 
-A dead record is kept whole, with its place, the step that could not take it and a sentence that says
-why, so that it can be looked at, and appended again once the fault is mended.
+A dead record is kept whole, with partition and offset, the step that failed and the reason, so that it can
+be inspected, and replayed once the fault is corrected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millstream.kernels.arrays import Int64s
 _FAR_APART = 2_000  # offsets between records that are read in two goes rather than one
 
 BadRecordPolicy = Literal["dead-letter", "stop", "skip"]
-"""``dead-letter``: kept, the stream goes on. ``stop``: the job stops before it commits the batch.
+"""``dead-letter``: kept, the stream continues. ``stop``: the job stops before it commits the batch.
 ``skip``: counted, not kept."""
 
 FullRecordReader = Callable[[int, int], Iterable[pa.RecordBatch]]
@@ -34,7 +34,7 @@ DEAD_LETTER_SCHEMA: dict[str, Any] = {
     "partition": pl.Int64,
     "offset": pl.Int64,
     "step": pl.String,
-    "number": pl.Int64,  # tells several dead rows of one record and step apart
+    "number": pl.Int64,  # distinguishes several dead rows of one record and step
     "reason": pl.String,
     "time": pl.Datetime("us", "UTC"),  # the record's own, in the log
     "key": pl.Binary,

@@ -42,7 +42,7 @@ _OF_DATA = (
     pl.exceptions.SchemaError,  # a function gave a value of another type
     pl.exceptions.ShapeError,
 )
-# polars raises a function's error anew, from its text alone; kinds of errors that take more, those
+# polars raises a function's error again, from its text alone; kinds of errors that take more, those
 # of json and of codecs among them, come out as this TypeError.
 _LOST = re.compile(
     r"(?:(\w+)\.__init__\(\) missing|function takes exactly 5 arguments \(1 given\))"
@@ -83,7 +83,7 @@ class UserCode:
     on_error: OnError = "dead-letter"
 
     def run(self, function: Callable[[pl.DataFrame], T], table: pl.DataFrame) -> UserCodeResult[T]:
-        """Run the user's code over a table, and set aside the rows on which it fails.
+        """Run the user's code over a table, and separate the rows on which it fails.
 
         Raises:
             UserCodeError: a row fails and failing rows are to stop the job, or too many fail.

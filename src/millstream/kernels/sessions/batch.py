@@ -1,12 +1,12 @@
-"""One batch of one bucket of sessions: events joined to what is open, panes fired, state moved on.
+"""One batch of one bucket of sessions: events join open sessions, panes fire, state is updated.
 
-All events of the batch take this way at once; where panes fire by count, those of a key go one after
-another first (:mod:`millstream.kernels.sessions.rounds`).
+All events of the batch take these steps at once; where panes fire by count, those of a key first take
+them one after another (:mod:`millstream.kernels.sessions.rounds`).
 
 1. Events that are not late for their own split are joined to the open sessions.
 2. Late ones that an open session still covers are joined as well: for it they are not late.
 3. On-time panes fire.
-4. Of the other late ones, those whose split the watermark has caught up with are joined or found too
+4. Of the other late ones, those whose split the watermark has caught up with are joined or dropped as
    late; the rest wait.
 5. Other panes fire; sessions that have expired are closed.
 """
@@ -74,7 +74,7 @@ class SessionBatch:
         self._take(rows)
         ledger.events_in = 0 if rows is None else rows.height
         ledger.events_out = self.counts["late"] + self.closed_events
-        if self.config.panes.emission.mode == "discard":  # what was told is not held any more
+        if self.config.panes.emission.mode == "discard":  # what was emitted is not held any more
             ledger.events_out += self.out.events
         ledger.check()
 
@@ -163,8 +163,8 @@ class SessionBatch:
         return self.sessions.merge_overlapping(opened, as_points(admitted)), waiting
 
     def _reopen(self, opened: pl.DataFrame) -> pl.DataFrame:
-        """Have sessions that events have made longer since their on-time pane wait for another."""
-        # What has been told on time was over by then.
+        """Make sessions that became longer after their on-time pane wait for another."""
+        # Sessions that had an on-time pane were complete by then.
         before = pl.lit(self.context.watermark_before_us, pl.Int64)
         return self.config.panes.reopen(opened, before)
 

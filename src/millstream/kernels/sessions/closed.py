@@ -1,9 +1,9 @@
-"""Where sessions ended that have expired: kept for as long as an event may still overlap them.
+"""The ends of expired sessions: kept for as long as an event may still overlap them.
 
-An event that would have joined an expired session makes one that overlaps it. What is kept of a session is how far on it reached, in slots by the time at which the longest
-gap after that is over: no event that is in time on its own account began before it then. Sessions that
-are open when another of their key expires keep that end themselves, so that
-the same is decided for an event which comes into them much later.
+An event that would have joined an expired session makes one that overlaps it. The end of a session is
+kept in the slot of the time at which the longest gap after it is over: after that, no event that is in
+time by itself begins before the end. Sessions that are open when another of their key expires keep that
+end themselves, so that the decision is the same for an event which joins them much later.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ClosedSessions:
             self.runs.add(int(slot), closed.filter(pl.Series(slots == slot)), lambda rows: rows)
 
     def drop(self, passed_us: int) -> None:
-        """Forget what nothing can overlap any more."""
+        """Drop the ends that nothing can overlap any more."""
         for slot in [slot for slot in self.runs.slots if (slot + 1) * self.slot_us <= passed_us]:
             self.runs.drop_slot(slot)
 
@@ -57,7 +57,6 @@ class ClosedSessions:
             return spans.with_columns(pl.col(EXPIRED_END).fill_null(NO_WATERMARK))
         latest = pl.concat(found).group_by(keys).agg(pl.col(TILL).max().alias(_FOUND))
         asked = spans.filter(unknown).join(latest, on=keys, how="left", nulls_equal=True)
-        told = asked.with_columns(pl.col(_FOUND).fill_null(NO_WATERMARK).alias(EXPIRED_END)).drop(
-            _FOUND
-        )
-        return pl.concat([spans.filter(~unknown), told])
+        ends = pl.col(_FOUND).fill_null(NO_WATERMARK).alias(EXPIRED_END)
+        filled = asked.with_columns(ends).drop(_FOUND)
+        return pl.concat([spans.filter(~unknown), filled])

@@ -1,4 +1,4 @@
-"""What a session operator was declared as, and the columns of its state."""
+"""The declaration of a session operator, and the columns of its state."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ class SessionConfig:
         return self.panes.fires_by_count or self.aggregation.ordered
 
     def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
-        aside = {name for name, _ in self.row_schema} if self.side_output else set()
-        return self.aggregation.columns_read | self.session.columns_read | aside
+        original = {name for name, _ in self.row_schema} if self.side_output else set()
+        return self.aggregation.columns_read | self.session.columns_read | original
 
     def output_watermark(self, watermark_us: int) -> int:
-        """Return the watermark of what it emits, but for what panes take back of merged sessions."""
+        """Return the watermark of its output, except for retractions of merged sessions."""
         return delayed_watermark(watermark_us, self.lateness_us + self.session.joins_after_end_us)
 
     @property
     def state_schema(self) -> dict[str, pl.DataType]:
-        """The columns of state beside the key's own."""
+        """The columns of state besides the key's own."""
         raw = {**dict(self.row_schema), ORDER: pl.Int64()}
-        aside = {ORIGINAL: pl.Struct(raw)} if self.side_output else {}
+        original = {ORIGINAL: pl.Struct(raw)} if self.side_output else {}
         return {
             HASH: pl.UInt64(),
             DEFERRED: pl.Boolean(),
@@ -81,7 +81,7 @@ class SessionConfig:
             **dict(self.aggregation.schema),
             **self.panes.schema,
             **({ORDER: pl.Int64()} if self.panes.fires_by_count else {}),
-            **aside,
+            **original,
         }
 
     @property

@@ -1,4 +1,4 @@
-"""The open sessions of one bucket in a batch: merging them, and what is known of expired ones beside them."""
+"""The open sessions of one bucket in a batch: merging them, and expired sessions of their keys."""
 
 from __future__ import annotations
 
@@ -68,22 +68,21 @@ class OpenSessions:
         return ClosedSessions(runs, config.by, config.slot_us, config.session.gap_us)
 
     def one_row_per_event(self, rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-        """Make every event one by itself, to wait for its decision; they stay in their order."""
+        """Make a row of each event, which waits for its decision; the order is kept."""
         waits = pl.lit(value=True).alias(DEFERRED)
         numbered = rows.with_columns(pl.int_range(1, pl.len() + 1).alias(PART))
         return self.partials(numbered, columns).with_columns(waits)
 
     def partials(self, rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
         aggregation = self.config.aggregation
-        made = [e for name, a in aggregation.aggregates for e in a.partial(name)]
         names = [name for name, _ in self.config.row_schema]
-        # Null where nobody needs to know the place, or there is none.
+        # Null if the log order is not needed, or there is none.
         placed = pl.col(ORDER) if ORDER in rows.columns else pl.lit(None, pl.Int64).alias(ORDER)
         raw = [pl.struct(*names, placed).first().alias(ORIGINAL)] if self.config.side_output else []
         place = [pl.col(ORDER).first()] if self.config.panes.fires_by_count else []
         reduced = rows.group_by(PART, maintain_order=True).agg(
             *(pl.col(name).first() for name in (*self.config.by, HASH)),
-            *made,
+            *aggregation.partial_expressions,
             pl.len().cast(pl.Int64).alias(ROWS),
             *place,
             *raw,
@@ -98,7 +97,7 @@ class OpenSessions:
         return reduced.select(columns)
 
     def merge_overlapping(self, opened: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
-        """Make open sessions that overlap one."""
+        """Merge open sessions that overlap."""
         if not more.height:
             return opened
         spans = self.config.session.assign_parts(pl.concat([opened, more]), self.config.by)
@@ -108,7 +107,7 @@ class OpenSessions:
         if not meeting.height:
             return alone
         whole = whole_spans(meeting)
-        # One that was below a part may have become part of the whole itself.
+        # A session that had expired before a part may have become part of the whole itself.
         below = (
             pl.when(pl.col(EXPIRED_END) < earliest_from(meeting))
             .then(EXPIRED_END)
@@ -120,21 +119,20 @@ class OpenSessions:
             DEFERRED,
             *(name for name in (ORIGINAL, ORDER) if name in opened.columns),
         ]
-        aggregates = self.config.aggregation.aggregates
-        merged = [e for name, a in aggregates for e in a.merge(name)]
+        aggregation = self.config.aggregation
         one = meeting.group_by(PART, maintain_order=True).agg(
             *(pl.col(name).first() for name in firsts),
-            *merged,
+            *aggregation.merge_expressions,
             pl.col(ROWS).sum(),
             pl.col(TIMER).min(),
             pl.col(EXPIRED_END).max(),
             *self.config.panes.merge_columns(),
         )
-        one = one.cast(dict(self.config.aggregation.schema)).with_columns(*whole)
+        one = one.cast(dict(aggregation.schema)).with_columns(*whole)
         return pl.concat([alone, one.select(opened.columns)])
 
     def drop_late(self, events: pl.DataFrame) -> None:
-        """Count events that are too late, and put them aside if that is wanted."""
+        """Count late events, and keep them for the side output if there is one."""
         if events.height:
             count = event_count(events)
             self.counts.update(held=-count, late=count)
@@ -153,7 +151,7 @@ class OpenSessions:
         return rows.drop(ORDER) if rows[ORDER].null_count() else rows
 
     def note_expired(self, opened: pl.DataFrame, now: pl.Expr) -> pl.DataFrame:
-        """Let sessions know of those of their key that have expired, now or earlier."""
+        """Note in sessions the ends of those of their key that have expired, now or earlier."""
         opened = self.closed.with_expired_ends(opened)
         expired = opened.filter(late.is_late(now, self.deadline, late.SESSION))
         if not expired.height:
@@ -170,12 +168,12 @@ class OpenSessions:
         below = (
             pairs.filter(pl.col(_BESIDE) < pl.col(FROM)).group_by(_AT).agg(pl.col(_BESIDE).max())
         )
-        told = numbered.join(below, on=_AT, how="left", maintain_order="left")
-        told = told.with_columns(pl.max_horizontal(EXPIRED_END, _BESIDE).alias(EXPIRED_END))
-        return told.select(spans.columns)
+        noted = numbered.join(below, on=_AT, how="left", maintain_order="left")
+        noted = noted.with_columns(pl.max_horizontal(EXPIRED_END, _BESIDE).alias(EXPIRED_END))
+        return noted.select(spans.columns)
 
     def expired_ends(self, spans: pl.DataFrame) -> pl.DataFrame:
-        """Return what is known of expired sessions of the keys of some spans, if decisions depend on it."""
+        """Return the ends of expired sessions of the keys of some spans, if decisions depend on them."""
         known = spans.select(*self.keys, EXPIRED_END)
         return known if self.config.session.strict else known.clear()
 
@@ -184,7 +182,7 @@ class OpenSessions:
     ) -> pl.Series:
         """Return which events would make a session overlap one that had expired for their split.
 
-        ``below`` is what :meth:`below` told before the time of these events.
+        ``below`` has the ends that :meth:`expired_ends` returned before the time of these events.
         """
         known = pl.concat([below, self.expired_ends(self.closed.with_expired_ends(events))])
         keyed = known.group_by(self.keys).agg(pl.col(EXPIRED_END).max().alias(_BESIDE))

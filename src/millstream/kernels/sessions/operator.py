@@ -1,22 +1,22 @@
-"""The session kernel: aggregates per session and key, merged in whatever order events come.
+"""The session kernel: aggregates per session and key, merged in any order of arrival.
 
-What belongs together is decided in :mod:`millstream.kernels.sessions.spans`, and what is said of it,
-and when, in :mod:`millstream.kernels.sessions.panes`. Here is the state between batches, by key:
+:mod:`millstream.kernels.sessions.spans` decides which events belong together,
+:mod:`millstream.kernels.sessions.panes` what is emitted, and when. The state between batches, by key:
 
 ===========  ==========================================================================
-open         a session that has not expired: its span, partials, and what it has told
-waiting      an event that came late for its own split, which is ahead of the others:
-             whether it is too late shows when the watermark has come as far as the split
+open         a session that has not expired: its span, partials, and the rows that it has emitted
+waiting      an event that is late for its own split, which is ahead of the others:
+             whether it is late is decided when the watermark has advanced as far as the split
 closed       where expired sessions were, for as long as an event may still overlap them
 ===========  ==========================================================================
 
-An event that is too late on its own account is in time if an open session holds all between its end
-and the watermark of its split. That session can only be made of events read before it, or on splits
-that were behind; so once W has reached ``r`` the decision is final, and it is the same in any batch.
+An event that is late by itself is in time if an open session covers the time from its end
+to the watermark of its split. Only events read before it, or on splits that were behind, can make
+that session. So once W has reached ``r`` the decision is final, and it is the same in any batch.
 
-Events go through the shuffle one by one. To join them before it would be to join events of which one
-may be too late by what earlier batches had shown, which only the state knows; and the answer would
-depend on where batches begin.
+Events go through the shuffle one by one. If they were joined before it, one of them might be late by
+the watermark of earlier batches, which only the state knows; and the result would depend on batch
+boundaries.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SessionOperator(SessionConfig):
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
-        """Add the end of the session that each event makes; leave behind what is not needed."""
+        """Add the end of the session that each event makes; drop columns that are not needed."""
         rows = self.session.with_end(with_order(rows) if self.ordered else rows)
         if self.side_output:
             return Prepared(rows)
@@ -53,7 +53,7 @@ class SessionOperator(SessionConfig):
         return Prepared(rows.select(name for name in wanted if name in rows.columns))
 
     def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        """Put tables one after another."""
+        """Concatenate tables."""
         return pl.concat(tables)
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
@@ -75,7 +75,7 @@ class SessionOperator(SessionConfig):
         if self.panes.fires_by_count:
             unplaced = pl.lit(NO_WATERMARK) if SPLIT in rows.columns else pl.col(TIME)
             rows = rows.with_columns(unplaced.alias(UNPLACED))
-        # Anew, so that it is the same column of rows that had it and of such as had not.
+        # Replaced, so that the column is the same for rows that had it and rows without it.
         rows = rows.drop(SPLIT, WATERMARK_SEEN, strict=False).hstack([reached])
         rows = rows.with_columns(pl.Series(HASH, hash_columns(rows, self.by, context.seed)))
         rows = self.session.with_reach(rows, self.lateness_us)

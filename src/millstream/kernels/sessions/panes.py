@@ -1,19 +1,19 @@
-"""The panes of sessions: when one fires, what it says, and what it takes back.
+"""The panes of sessions: when one fires, what it emits, and what it retracts.
 
-Panes are as :mod:`millstream.kernels.trigger` has them, with what merging adds:
+Panes follow :mod:`millstream.kernels.trigger`, with these rules for merging:
 
-* The on-time pane fires when W has passed all that can join the session as it is by then. A session
+* The on-time pane fires when W has passed all that can still join the session. A session
   that grows beyond W afterwards is in its early phase again, and has another on-time pane at its new end.
-* Sessions that become one keep what each of them has told. In ``retract`` the next pane takes all of it
-  back, in the order of their starts, immediately before it says its own. ``update``, and ``final`` where
-  it is corrected, replace what was told of the same session, and take back the rest: the rows of
-  sessions that were merged away, and that of one which an earlier event made begin earlier. ``discard``
-  takes nothing back: its parts add up.
-* What a pane takes back must still be in time for what follows. So where a session has changed its
-  span since it told of it, a pane fires at the latest when what was told expires, whatever the
+* Merged sessions keep the rows that each of them has emitted. In ``retract`` the next pane retracts all
+  of them, in the order of their starts, immediately before its own row. ``update``, and ``final`` where
+  it is corrected, replace the row of the same session, and retract the others: the rows of
+  sessions that were merged away, and that of a session which an earlier event made begin earlier.
+  ``discard`` retracts nothing: its parts add up.
+* A retraction must still be in time for downstream operators. So if a session has changed its
+  span since it emitted a row, a pane fires at the latest when that row expires, whatever the
   early and late panes are.
-* Pane indexes begin again at 0 when sessions that had panes become one.
-* With ``late`` None a session closes with its on-time pane: the lateness is none.
+* Pane indexes begin again at 0 when sessions that had panes merge.
+* With ``late`` None a session closes with its on-time pane: the lateness is zero.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NEW_EVENTS = "__new_events"  # Int64: events that no pane has
 PANES = "__panes"  # Int64: panes so far
 DONE = "__done"  # Boolean: the on-time pane has been, or there was nothing for it
 DUE = "__due"  # Int64, nullable: running time at which a pane fires
-EMITTED_ROWS = "__emitted_rows"  # List(Struct): what panes have said and not taken back
+EMITTED_ROWS = "__emitted_rows"  # List(Struct): rows of panes that are not retracted
 EMITTED_START = "__emitted_start"  # Int64, nullable: the earliest start among these
 EMITTED_END = "__emitted_end"  # Int64, nullable: the earliest end among these
 OVERLAPS = "overlaps_closed"
@@ -42,7 +42,7 @@ _RANK = "__rank"
 
 @dataclass
 class EmittedPanes:
-    """What the panes of a batch say, in its order, and how many events they were the first to tell."""
+    """The rows of the panes of a batch, in order, and the number of events that are new in them."""
 
     rows: list[pl.DataFrame] = field(default_factory=list)
     events: int = 0
@@ -52,7 +52,7 @@ class EmittedPanes:
 class SessionPanes:
     """How sessions emit. ``empty`` is the partial of no events, ``result_schema`` what comes out.
 
-    ``window_key`` are the columns that tell the sessions of a key apart; an event may still join a
+    ``window_key`` are the columns that distinguish the sessions of a key; an event may still join a
     session that ended ``joins_after_end_us`` before it.
     """
 
@@ -109,7 +109,7 @@ class SessionPanes:
         if self.only_final:
             return []
         had_panes = pl.col(PANES) > 0
-        told = [
+        emitted = [
             pl.col(EMITTED_ROWS).explode(empty_as_null=False),
             pl.col(EMITTED_START, EMITTED_END).min(),
         ]
@@ -118,7 +118,7 @@ class SessionPanes:
             pl.when(had_panes.sum() > 1).then(0).otherwise(pl.col(PANES).max()).alias(PANES),
             pl.col(DONE).any(),
             pl.col(DUE).min(),
-            *(told if self.retracts else ()),
+            *(emitted if self.retracts else ()),
         ]
 
     def initial_columns(self, rows: str) -> list[pl.Expr]:
@@ -176,7 +176,7 @@ class SessionPanes:
     def fire_due_retractions(
         self, sessions: pl.DataFrame, now: pl.Expr, out: EmittedPanes, *, complete: bool
     ) -> pl.DataFrame:
-        """Fire where what was told must be taken back by ``now``, as if that had come in time for it.
+        """Fire where emitted rows must be retracted by ``now``, at the watermark at which each is due.
 
         Call it for sessions that were not ``complete`` then before :meth:`fire_on_time`, and for
         those that were after it: so the panes are the same however far ``now`` has moved at once.
@@ -188,7 +188,7 @@ class SessionPanes:
         return self._fire(sessions, fires.fill_null(value=False), owed, out)
 
     def retraction_due(self) -> pl.Expr:
-        """Return the watermark by which what was told of a session must be taken back, if it must."""
+        """Return the watermark by which emitted rows of a session must be retracted, if they must."""
         changed = (pl.col(EMITTED_ROWS).list.len() > 1) | (pl.col(EMITTED_START) != pl.col(START))
         if self.emission.mode == "retract" or "window_end" in self.window_key:
             changed |= pl.col(EMITTED_END) != pl.col(END)
@@ -216,15 +216,15 @@ class SessionPanes:
         if not firing.height:
             return sessions
         firing = firing.sort(START, END, HASH)
-        said = self.result_rows(firing, now)
-        unchanged = self._unchanged(firing, said)
+        results = self.result_rows(firing, now)
+        unchanged = self._unchanged(firing, results)
         out.events += int(firing[NEW_EVENTS].sum())
-        out.rows.append(self._emitted(firing.filter(~unchanged), said.filter(~unchanged)))
+        out.rows.append(self._emitted(firing.filter(~unchanged), results.filter(~unchanged)))
         fired = firing.with_columns(
             pl.lit(0, pl.Int64).alias(NEW_EVENTS),
             pl.lit(None, pl.Int64).alias(DUE),
             pl.col(PANES) + (~unchanged).cast(pl.Int64),
-            *(self._emitted_columns(said, unchanged) if self.retracts else ()),
+            *(self._emitted_columns(results, unchanged) if self.retracts else ()),
         )
         if self.emission.mode == "discard":
             fired = fired.with_columns(
@@ -232,13 +232,13 @@ class SessionPanes:
             )
         return pl.concat([split.filter(~pl.col(_AT)).drop(_AT), fired.select(sessions.columns)])
 
-    def _emitted_columns(self, said: pl.DataFrame, unchanged: pl.Series) -> list[pl.Expr]:
-        now = pl.lit(_as_emitted(said, self.schema[EMITTED_ROWS]))
-        told = pl.when(unchanged).then(pl.col(EMITTED_ROWS)).otherwise(now).alias(EMITTED_ROWS)
-        return [told, pl.col(START).alias(EMITTED_START), pl.col(END).alias(EMITTED_END)]
+    def _emitted_columns(self, results: pl.DataFrame, unchanged: pl.Series) -> list[pl.Expr]:
+        now = pl.lit(_as_emitted(results, self.schema[EMITTED_ROWS]))
+        rows = pl.when(unchanged).then(pl.col(EMITTED_ROWS)).otherwise(now).alias(EMITTED_ROWS)
+        return [rows, pl.col(START).alias(EMITTED_START), pl.col(END).alias(EMITTED_END)]
 
-    def _unchanged(self, firing: pl.DataFrame, said: pl.DataFrame) -> pl.Series:
-        """Return which panes are to be left out, because they say nothing new."""
+    def _unchanged(self, firing: pl.DataFrame, results: pl.DataFrame) -> pl.Series:
+        """Return which panes are suppressed, because they are unchanged."""
         if not self.emission.suppress_unchanged:
             return pl.repeat(value=False, n=firing.height, eager=True)
         if self.emission.mode == "discard":
@@ -248,30 +248,33 @@ class SessionPanes:
         fields = before.select(pl.col("before").struct.field(name) for name in plain)
         same = before[EMITTED_ROWS].list.len() == 1
         for name in plain:
-            same &= fields[name].eq_missing(said[name])
+            same &= fields[name].eq_missing(results[name])
         return same
 
-    def _emitted(self, firing: pl.DataFrame, said: pl.DataFrame) -> pl.DataFrame:
-        """Put what is said after what it takes back."""
+    def _emitted(self, firing: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
+        """Put new rows after those that they retract."""
         if not self.retracts:
-            return said
+            return results
         numbered = firing.select(
             pl.int_range(pl.len()).alias(_AT), *self.aggregation.by, EMITTED_ROWS
         )
-        told = (
+        earlier = (
             numbered.filter(pl.col(EMITTED_ROWS).list.len() > 0)
             .explode(EMITTED_ROWS)
             .unnest(EMITTED_ROWS)
         )
-        said = said.with_columns(pl.int_range(pl.len()).alias(_AT))
-        if self.emission.mode != "retract":  # one that is told apart by the same is replaced
+        results = results.with_columns(pl.int_range(pl.len()).alias(_AT))
+        if self.emission.mode != "retract":  # a row of the same window key is replaced
             same = [_AT, *self.window_key]
-            told = told.join(said.select(same), on=same, how="anti")
-        back = told.with_columns(pl.lit(-1, pl.Int8).alias(DIFF), pl.lit(0).alias(_RANK))
-        back = back.with_columns((pl.col("window_end").dt.epoch("us") - 1).alias(TIME))
-        rows = [back, said.with_columns(pl.lit(1, pl.Int8).alias(DIFF), pl.lit(1).alias(_RANK))]
+            earlier = earlier.join(results.select(same), on=same, how="anti")
+        retracted = earlier.with_columns(pl.lit(-1, pl.Int8).alias(DIFF), pl.lit(0).alias(_RANK))
+        retracted = retracted.with_columns((pl.col("window_end").dt.epoch("us") - 1).alias(TIME))
+        rows = [
+            retracted,
+            results.with_columns(pl.lit(1, pl.Int8).alias(DIFF), pl.lit(1).alias(_RANK)),
+        ]
         ordered = pl.concat(rows, how="diagonal").sort(_AT, _RANK, "window_start", "window_end")
-        return ordered.select(*said.drop(_AT).columns, DIFF)
+        return ordered.select(*results.drop(_AT).columns, DIFF)
 
     def result_rows(self, sessions: pl.DataFrame, now: pl.Expr) -> pl.DataFrame:
         """Turn sessions into result rows, whose time is their last microsecond."""
@@ -307,12 +310,12 @@ class SessionPanes:
         ]
 
 
-def _as_emitted(said: pl.DataFrame, dtype: pl.DataType) -> pl.Series:
-    """Return each row that was said as a list of one, to be taken back some day."""
+def _as_emitted(results: pl.DataFrame, dtype: pl.DataType) -> pl.Series:
+    """Return each emitted row as a list of one, to be retracted later."""
     assert isinstance(dtype, pl.List)
     assert isinstance(dtype.inner, pl.Struct)
     names = [entry.name for entry in dtype.inner.fields]
-    one = said.select(pl.struct(names).alias(EMITTED_ROWS)).select(
+    one = results.select(pl.struct(names).alias(EMITTED_ROWS)).select(
         pl.col(EMITTED_ROWS).reshape((-1, 1))
     )
     return one.to_series().arr.to_list().cast(dtype)

@@ -139,9 +139,9 @@ class EventRounds:
         is_session = pl.col(_AT) < 0
         complete = pl.col(TILL) < pl.col(WATERMARK_SEEN).max().over(PART)
         between = is_session & complete & (pl.col(TILL) >= self.sessions.context.watermark_us)
-        told = spans.with_columns(
+        summed = spans.with_columns(
             is_session.any().over(PART).alias(_TOUCHES),
             pl.when(is_session).then(TILL).max().over(PART).alias(_REACHES),
             between.any().over(PART).alias(_BETWEEN),
         )
-        return told.filter(~is_session).sort(_AT).select(_TOUCHES, _REACHES, _BETWEEN)
+        return summed.filter(~is_session).sort(_AT).select(_TOUCHES, _REACHES, _BETWEEN)

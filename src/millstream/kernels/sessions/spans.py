@@ -10,7 +10,7 @@ reached ``r`` before the event, and the lateness is L, it joins what overlaps
 
 and is too late when that is empty (``ts + g + L < r``) and no open session holds all that lies
 between. These *reaches* are fixed when an event is read, and overlapping is all that counts: so
-sessions are the connected parts of a set of intervals, the same forevery order of arrival and every
+sessions are the connected parts of a set of intervals, the same for every order of arrival and every
 division into batches, and joining sessions is as good as joining events.
 
 A session is complete once the watermark W has passed all that can join it and is not late, so where the
@@ -71,7 +71,7 @@ class SessionWindow:
 
     @property
     def window_key(self) -> tuple[str, ...]:
-        """The columns that tell the sessions of a key apart: with gaps of their own two may share a start."""
+        """The columns that distinguish the sessions of a key: with gaps per event two may share a start."""
         return ("window_start",) if self.gap is None else ("window_start", "window_end")
 
     @property

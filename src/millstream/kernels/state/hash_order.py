@@ -35,7 +35,7 @@ def sorted_distinct(hashes: Hashes) -> Hashes:
 
 
 def sort_by_hash(rows: pl.DataFrame, column: str = HASH) -> pl.DataFrame:
-    """Order rows by a column of hashes; those of one hash stay in their order."""
+    """Order rows by a column of hashes; rows of one hash keep their order."""
     hashes = rows[column].to_numpy()
     if (hashes[1:] >= hashes[:-1]).all():
         return rows

@@ -1,11 +1,11 @@
 """State by key: the rows of a key, replaced as a whole; of several versions the newest counts.
 
-Keys are told apart by their hash alone: the rows of all keys with one hash are read and replaced
-together. Whoever uses this takes what it read, changes the rows of the keys that it means, and puts
-everything back; keys that share a hash then travel along unharmed, however unlikely they are.
+Keys are distinguished by their hash alone: the rows of all keys with one hash are read and replaced
+together. A caller reads the rows, changes those of its keys, and puts all of them back; so the rows of
+other keys that share a hash are kept.
 
-Where rows are counted, whoever puts says what it has read of the hashes: then the events of that are
-spent, and a fold finds rows that were replaced without having been read.
+If rows are counted, a put names the rows that were read: their events are then spent, and a fold finds
+rows that were replaced without having been read.
 
 A put is one more sorted run (:mod:`millstream.kernels.state.sorted_runs`), so it costs what it touches;
 reading a key costs a binary search per run. A hash without rows is a mark that older runs do not
@@ -84,8 +84,8 @@ class KeyedRows:
 
     def scan(self) -> pl.DataFrame | None:
         """Return all rows. It costs all that is held: for tests and for looking at state."""
-        pieces = list(self.runs.scan(_SLOT))
-        return _without_marks(_newest(pl.concat(pieces))) if pieces else None
+        parts = list(self.runs.scan(_SLOT))
+        return _without_marks(_newest(pl.concat(parts))) if parts else None
 
     def _next_version(self) -> int:
         name = f"{self.family}.version"

@@ -5,7 +5,7 @@ hashes that polars and Python offer are stable only within one version, so this 
 SplitMix64's finaliser over the eight-byte words of a value, vectorised.
 
 Keys come from outside, and the finaliser can be undone. So an app has a seed of its own, drawn when
-its state is born and kept with it: without it nobody can make keys that meet, in a hash or a bucket.
+its state is created and kept with it: without it nobody can construct keys that share a hash or a bucket.
 
 Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (the
 finaliser is Stafford's Mix13).
@@ -70,7 +70,7 @@ def buckets_of(hashes: Hashes, bucket_count: int) -> npt.NDArray[np.int64]:
 
 
 def mix(words: Hashes) -> Hashes:
-    """Scatter words over all 64 bits; different words stay different."""
+    """Scatter words over all 64 bits; different words remain different."""
     with np.errstate(over="ignore"):
         words = words + _GOLDEN
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -24,13 +24,13 @@ Bloom filters        ids               emitted with an id           with their g
 budgets              money             granted, less refunds        with a day that is over
 ===================  ================  ===========================  ==================================
 
-Windows in panes over ``discard`` that say which pane a row is in keep numbers of panes, and are counted by
-these. A filter's bits cannot be counted: what it was given stands beside it. Sliding windows whose rows
+Windows in ``discard`` panes whose rows name their pane keep numbers of panes, and are counted by
+these. A filter's bits cannot be counted: the number of its ids is stored with it. Sliding windows whose rows
 may come again (``update``, ``retract``, corrected) are counted by events alone.
 
 Where rows replace others, what was replaced must have been read: a fold of all runs of a slot finds
 what was not, and so does the end of the slot (:meth:`SortedRuns.check_slot`). Kept ids and the events of
-sliding windows are looked up and stay, so of them nothing tells whether a look-up found all.
+sliding windows are looked up and stay, so nothing shows whether a look-up found all of them.
 
 A second equation finds what is never looked at again: of what waits for a time, nothing may be left
 when that has come (:class:`millstream.kernels.state.timers.WaitingLedger`).

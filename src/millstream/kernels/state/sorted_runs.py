@@ -1,17 +1,17 @@
 """State as immutable sorted runs under a manifest: a batch costs what it touches, not what is held.
 
 A run is a table sorted by key hash, written once. A slot of state (one span of event time) is a
-list of runs, oldest first; what is known of a key is the merge of its rows in all runs of the slot.
+list of runs, oldest first; the value of a key is the merge of its rows in all runs of the slot.
 A batch adds one run per slot that it touches, and folds the newest runs into it while each is at
-most half as large again as what is in hand, so that a slot holds a few runs and a row is rewritten a few times
+most half as large again as the rows in hand, so that a slot holds a few runs and a row is rewritten a few times
 (a size-tiered log-structured merge: O'Neil et al., "The Log-Structured Merge-Tree", 1996).
 
 A fold of many rows goes by ranges of hashes, and makes one part of a run for each, so that it takes no
 more memory than a few parts do. The parts of a run stand one behind the other.
 
 A family of runs may be *counted*: then the manifest says how many events each run stands for, summed from
-the table that was stored, and how many of a slot have been given out but lie in its runs still. A fold
-merges what is alive, and that keeps its events; what it leaves out must have been given out before. So a
+the table that was stored, and how many of a slot have been emitted but are still in its runs. A fold
+merges live rows, which keeps their events; rows that it leaves out must have been emitted before. So a
 row that a look-up misses or a fold loses leaves a number that does not fit
 (:mod:`millstream.kernels.state.ledger`).
 
@@ -71,7 +71,7 @@ class Run:
 
 
 class RunStore(Protocol):
-    """Where runs lie: files of the app's folder in production, a dict in tests."""
+    """Storage of runs: files of the app's folder in production, a dict in tests."""
 
     def load(self, run: Run) -> pa.Table:
         """Return a run's rows, sorted by ``__hash``, in one chunk; memory-mapped where possible."""
@@ -91,7 +91,7 @@ class SortedRuns:
     """The runs of one operator in one bucket while a batch is worked on.
 
     ``counted`` is the column that says how many events a row stands for, or ``EACH_ROW``; None: they
-    are not counted. ``spent`` says how many of a slot have been given out, and lie in its runs still.
+    are not counted. ``spent`` says how many of a slot have been emitted, and are still in its runs.
     ``signed``: a row may count for less than nothing, and sums go round at 2⁶⁴.
     ``sort_column`` is the UInt64 column by which runs are sorted and searched, ``__hash`` if nothing else
     is said.
@@ -321,11 +321,11 @@ class SortedRuns:
         return sum(run.events for run in dropped) - self.spent.pop(slot, 0)
 
 
-def _wrong_run(name: str, found: str, told: int) -> CorruptionError:
+def _wrong_run(name: str, found: str, expected: int) -> CorruptionError:
     return CorruptionError(
-        f"The run {name!r} of the state has {found}, and its manifest says {told}: it is another "
+        f"The run {name!r} of the state has {found}, and its manifest says {expected}: it is another "
         "one. Restore the app's whole folder from where you keep copies of it, or reset the app to "
-        "build it anew from the log."
+        "rebuild it from the log."
     )
 
 

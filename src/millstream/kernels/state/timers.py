@@ -1,9 +1,9 @@
-"""Timers: which keys are to be looked at when a time comes, found without looking at the others.
+"""Timers: the keys to process at a time, found without reading the others.
 
-A timer is a time and the hash of a key. Timers lie in sorted runs by their time, in slots of time:
-what is due is a range of a few runs, found by binary search, and a slot whose time has passed is
-dropped whole. A timer only says *look*: what is to be done, the key's state decides. So a timer
-that no longer means anything is harmless, and none is ever taken back. But a timer that is lost
+A timer is a time and the hash of a key. Timers are in sorted runs by their time, in slots of time:
+the due ones are a range of a few runs, found by binary search, and a slot whose time has passed is
+dropped whole. A timer only triggers a look-up; the key's state decides what is done. So a timer
+that no longer means anything is harmless, and none is ever retracted. But a timer that is lost
 would leave its key waiting forever, so rows that wait are counted by the slots of their times.
 """
 
@@ -34,7 +34,7 @@ _SIGN = np.uint64(1 << 63)  # turns the order of signed times into that of unsig
 class Timers:
     """The timers in one family of an operator's state. ``slot`` is the width of a slot of time.
 
-    Int64s are whatever the operator counts in: microseconds of event time, milliseconds of running
+    Times are in the unit of the operator: microseconds of event time, milliseconds of running
     time; ``slot`` is in the same unit.
     """
 

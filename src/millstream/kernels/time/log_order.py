@@ -5,7 +5,7 @@ number; of two topics that whose name sorts first. The place of a row (``__order
 and by whom it was read, so whatever takes rows in this order gives the same answer however they were
 divided among batches, tasks and producers; and nothing of how many streams a program declares, so that
 places in state mean the same to the next one. Rows that were made of one record share its place: by one
-stream they stay as they stand, of several streams of a topic the one declared first goes first.
+stream they keep their order, of several streams of a topic the one declared first goes first.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def in_log_order(rows: pl.DataFrame) -> pl.DataFrame:
     """Sort rows by their place in the log.
 
     Rows that only know their split are sorted by split, in which they stand as they were read; those
-    that know neither did not come from a source, and stay as they are.
+    that know neither did not come from a source, and keep their order.
     """
     keys = []
     if SPLIT in rows.columns:

@@ -60,11 +60,11 @@ class ProducerHistory:
     @classmethod
     def from_message(cls, message: Sequence[Any]) -> ProducerHistory:
         names, intervals, last = message
-        told = (
+        advances = (
             HistoryInterval(dict(reached), promised, ended)
             for reached, promised, ended in intervals
         )
-        return cls(tuple(names), tuple(told), tuple(last))
+        return cls(tuple(names), tuple(advances), tuple(last))
 
 
 @dataclass

@@ -3,8 +3,8 @@
 A split clock takes the rows of a split, table by table, and gives the events back with ``__split`` and
 ``__watermark``: the watermark that the records before them *in this split* gave their partition, or
 their producer. What earlier splits and batches gave is added behind the shuffle, as the baseline of
-the split; for that, the clock tells at the end what the split showed. Records that are punctuation
-and nothing more stay behind here.
+the split; for that, the clock returns a summary at the end. Records that are only punctuation
+go no further.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SplitClock(Protocol):
         ...
 
     def punctuate(self, at_us: int) -> None:
-        """Take a promise for the whole partition."""
+        """Apply a punctuation for the whole partition."""
         ...
 
     def summary(self) -> SplitTime:
@@ -97,7 +97,7 @@ class PartitionSplitClock:
 
 @dataclass
 class ProducerSplitClock:
-    """A watermark per producer, and the history from which the partition's can be told.
+    """A watermark per producer, and the history from which the partition's watermark is replayed.
 
     Each session of a producer (up to its end) is numbered, in the order in which sessions begin, and is a
     split of its own.
@@ -220,7 +220,7 @@ def _moves(rule: WatermarkRule) -> pl.Expr:
 
 
 def _microseconds(time: pl.Expr) -> pl.Expr:
-    """Return a promise in microseconds; one for a time outside of the years 1 to 9999 says nothing."""
+    """Return a punctuation in microseconds; one outside of the years 1 to 9999 is ignored."""
     believable = time.dt.epoch("s").is_between(YEAR_1_S, YEAR_10000_S, closed="left")
     return pl.when(believable).then(time.dt.epoch("us"))
 

@@ -1,20 +1,20 @@
-"""Event time: what has been seen of each partition, and what may be taken as complete.
+"""Event time: the watermark of each partition and input.
 
 Watermark W means that no further event with a time before W is expected. A partition's watermark
 follows its records as the rule says: it is the largest event time seen in it less the allowed
-delay, or what a punctuation promised, whichever is later; where producers are told apart, the
+delay, or its last punctuation, whichever is later; where producers are told apart, the
 minimum over the partition's producers of that (:mod:`producers`); over processing time, the latest
 arrival, or the planner's clock once all has been read. It never goes back. An input's watermark is
 the minimum over its partitions, leaving out the idle ones; while all are idle it holds.
 
 Lateness is judged per partition: an event is too late when *its own partition's* watermark (its
 own producer's, where they are told apart) had passed the expiry of its window before the event was
-read. As the input's watermark never exceeds that of an active partition, whatever passes this test
-finds its window open; and the decision depends on the order within the partition alone, not on where
-batches were cut or on how fast other partitions were read. A partition that was idle meets the
-input's watermark when it returns.
+read. The input's watermark never exceeds that of an active partition, so an event that is in time
+finds its window open. The decision depends on the order within the partition alone, not on batch
+boundaries or on how fast other partitions were read. The events of a partition that was idle are
+compared with the input's watermark when it returns.
 
-What records say is read off before the shuffle, split by split (:mod:`split_clocks`); here are the
+The watermarks of splits are computed before the shuffle (:mod:`split_clocks`); here are the
 rule, the messages and the clocks that outlive the batch.
 """
 
@@ -35,7 +35,7 @@ _HEARTBEAT_MS_MIN = 1000
 
 
 def delayed_watermark(watermark_us: int, by_us: int) -> int:
-    """Return a watermark that stays behind another; behind one that nothing has moved, that one."""
+    """Return a watermark less a delay; NO_WATERMARK is returned as it is."""
     return watermark_us - by_us if watermark_us > NO_WATERMARK else NO_WATERMARK
 
 
@@ -44,8 +44,8 @@ class TimeMarks:
     """What else a record says about time, as expressions over the value's fields.
 
     ``punctuation`` (a Datetime, mostly null): nothing earlier comes after this record.
-    ``punctuation_only``: the record moves time and is nothing more. ``producer``: whose record it
-    is. ``ends``: it is the last one of its producer.
+    ``punctuation_only``: the record only advances time. ``producer``: the producer of the
+    record. ``ends``: it is the last record of its producer.
     """
 
     punctuation: pl.Expr | None = None
@@ -54,7 +54,7 @@ class TimeMarks:
     ends: pl.Expr | None = None
 
     def present(self) -> dict[str, pl.Expr]:
-        """Return those that there are, by name."""
+        """Return the marks that are set, by name."""
         return {name: mark for name, mark in vars(self).items() if mark is not None}
 
     def columns_read(self) -> set[str]:
@@ -71,9 +71,9 @@ class WatermarkRule:
     ``future_max_us`` after its arrival is dead. A partition that is ``align_us`` ahead of the
     slowest waits while there is a backlog. With ``producers_max`` producers are told apart, and at
     most so many of a partition are followed. With ``settle_us`` the time is processing time: the
-    event time is the time of arrival, and a partition that has been read to its end reaches the
-    wall clock less so much. ``idle_advance``: while all partitions are idle the watermark goes on
-    with running time, from the latest that one of them has reached.
+    event time is the time of arrival, and the watermark of a partition that has been read to its end is
+    the wall clock less this. ``idle_advance``: while all partitions are idle the watermark advances
+    with running time, from the latest of theirs.
     """
 
     delay_us: int | None
@@ -87,11 +87,11 @@ class WatermarkRule:
 
     @property
     def heartbeat_ms(self) -> int | None:
-        """How often time has to be told though there is nothing to read; None: it need not be.
+        """How often operators need the time although there is nothing to read; None: never.
 
         The planner itself sees when a partition becomes idle; it does not see producers. Once all
-        partitions are idle, so are their producers, and there is nothing more to tell, unless the
-        watermark goes on all the same.
+        partitions are idle, so are their producers, and no heartbeat is needed, unless the
+        watermark advances while idle.
         """
         if self.settle_us is not None:
             return _HEARTBEAT_MS_MIN
@@ -104,8 +104,8 @@ class WatermarkRule:
 class SplitTime:
     """What one split of one batch says about time.
 
-    ``watermark_us`` is the watermark that its own records give the partition; None: they say nothing.
-    Where producers are told apart, their ``history`` says all.
+    ``watermark_us`` is the watermark that its own records give the partition; None: they give none.
+    Where producers are told apart, the ``history`` has it.
     """
 
     partition: int
@@ -132,7 +132,7 @@ class SplitTime:
 class SourceTime:
     """What one batch says about the time of one source.
 
-    All but ``splits`` comes from the planner and is the same when the batch is run again: which
+    All but ``splits`` comes from the planner and is the same in a repeated batch: which
     partitions are ``idle``, which are ``behind`` (have unread records after this batch), the job's
     running time ``clock_ms``, for processing time the wall clock when the planner looked, and while
     all partitions are idle for how much running time the last of them has been quiet.
@@ -159,17 +159,17 @@ class SourceTime:
 
     @classmethod
     def merge(cls, messages: Iterable[Mapping[str, Any]]) -> SourceTime:
-        """Put together what the tasks of one batch saw, in whatever order their messages came."""
-        told = list(messages)
-        splits = [SplitTime.from_message(split) for message in told for split in message["splits"]]
+        """Merge what the tasks of one batch saw, in any order of their messages."""
+        every = list(messages)
+        splits = [SplitTime.from_message(split) for message in every for split in message["splits"]]
         return cls(
             tuple(sorted(splits, key=lambda split: (split.partition, split.split))),
-            max(message["partitions"] for message in told),
-            frozenset(p for message in told for p in message["idle"]),
-            max(message["clock_ms"] for message in told),
-            frozenset(p for message in told for p in message["behind"]),
-            told[0]["wall_us"],
-            told[0]["quiet_ms"],
+            max(message["partitions"] for message in every),
+            frozenset(p for message in every for p in message["idle"]),
+            max(message["clock_ms"] for message in every),
+            frozenset(p for message in every for p in message["behind"]),
+            every[0]["wall_us"],
+            every[0]["quiet_ms"],
         )
 
 
@@ -185,7 +185,7 @@ class InputClock:
     """The time of one input of an operator, as of the batches taken in so far.
 
     ``active``: not all of its partitions are idle. An operator leaves the inputs out that are not,
-    and while none is it follows those that go on by themselves (``advances``).
+    and while none is it follows those in idle advance (``advances``).
     """
 
     partitions: Mapping[int, int]  # the watermark that each has reached, microseconds
@@ -201,10 +201,10 @@ class InputClock:
     def advanced(
         self, seen: SourceTime, rule: WatermarkRule, source: int, operator_us: int = NO_WATERMARK
     ) -> Advance:
-        """Take in what a batch says of a source's time.
+        """Apply what a batch says about a source's time.
 
-        ``operator_us`` is the operator's watermark before the batch: what an idle partition or
-        input finds when it returns.
+        ``operator_us`` is the operator's watermark before the batch, with which events of an idle
+        partition or input are compared when it returns.
         """
         held_to_us = max(self.watermark_us, operator_us)
         reached = dict(self.partitions)
@@ -252,11 +252,11 @@ class InputClock:
 
     @property
     def forgotten(self) -> int:
-        """How many producers were let go because there were more than are followed."""
+        """How many producers were evicted because there were more than the maximum."""
         return sum(known.forgotten for known in self.producers.values())
 
     def to_status(self) -> dict[str, Any]:
-        """Say for people where it stands: what each partition has reached, and all together."""
+        """Return the watermarks of the partitions and of the input, for the status of an app."""
         reached = {str(number): at_us for number, at_us in sorted(self.partitions.items())}
         told_apart = sorted(self.producers.items())
         slowest = {str(n): known.slowest() for n, known in told_apart if known.watermarks_us}

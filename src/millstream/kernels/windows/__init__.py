@@ -1,1 +1,1 @@
-"""Windows of time, of counts and up to each event: which there are, and the operators that aggregate them."""
+"""Windows by time, by count and up to each event, and the operators that aggregate them."""

@@ -1,4 +1,4 @@
-"""What operators have in common that aggregate one input by key: windows of every kind."""
+"""The base of operators that aggregate one input by key: windows of every kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millstream.kernels.trigger import EmitStrategy
 
 @dataclass(frozen=True)
 class AggregateOperator:
-    """An operator that aggregates its one input by key, and gives rows of its own making."""
+    """An operator that aggregates its one input by key, and emits rows of results."""
 
     name: str
     aggregation: Aggregation

@@ -83,7 +83,7 @@ class WindowAssigner(Protocol):
 class Tumbling:
     """Windows of one size, side by side. Window k is ``[offset + k·size, offset + (k+1)·size)``.
 
-    Times before 1970 fall into windows just so (the division rounds down).
+    Times before 1970 are in windows in the same way (the division rounds down).
     """
 
     size_us: int

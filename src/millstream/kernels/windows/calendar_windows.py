@@ -34,7 +34,7 @@ _MICROSECOND = timedelta(microseconds=1)
 class Calendar:
     """Windows of ``count`` units of local time, side by side.
 
-    ``minute``: the count divides a day; windows begin anew at midnight. ``day`` and ``week``: the
+    ``minute``: the count divides a day; windows start over at midnight. ``day`` and ``week``: the
     count is 1; a week begins on ``week_start`` (0 is Monday). ``month``: the count divides a year.
     """
 

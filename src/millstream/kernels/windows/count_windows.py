@@ -7,10 +7,10 @@ one; whether an event comes before that is judged by the watermark of its split 
 
 The order of arrival is that of the log, partition by partition: for a key whose events are all in one
 partition the answer depends on the events alone. Events of one key from several partitions are
-counted as they happen to be read. No event is late: these windows ask when it came, not of when it is.
+counted in the order of reading. No event is late: these windows depend on arrival, not on event time.
 
-The time of what comes out is that at which it was complete: the latest of its events' times, of what
-their splits had reached, and of the timeout. So it is never late for what follows.
+The time of a row is that at which its window was complete: the latest of its events' times, of their
+splits' watermarks, and of the timeout. So it is never late for downstream operators.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ _FIRST = "__first"  # Int64: time of the event that opened it
 _LAST = "__last"  # Int64: the latest time of its events
 _KNOWN = "__known"  # Int64: the time at which all of it was known
 _DUE = "__due"  # Int64: when it is timed out
-_SEEN = "__seen"  # Int64: events of the key so far; it stands in the key's head, which is no window
+_SEEN = (
+    "__seen"  # Int64: events of the key so far; it is in the key's head row, which is not a window
+)
 _HEAD = "__head"  # Boolean
 _PLACE = "__place"
 _IN_WINDOW = "__in_window"  # Int64: how many events the key's open window has
@@ -95,23 +97,23 @@ class CountWindowOperator(AggregateOperator):
         return True
 
     def output_watermark(self, watermark_us: int) -> int:
-        """Return the watermark of what it emits, which is that of what it takes in."""
+        """Return the watermark of the output, which is that of the input."""
         return watermark_us
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
-        """Leave behind what is not needed; give rows without a place in the log an order."""
+        """Drop columns that are not needed; give rows without a log order one."""
         rows = with_order(rows)
         names = dict.fromkeys([*self.by, *sorted(self.aggregation.columns_read)])
         wanted = [*names, TIME, SPLIT, WATERMARK_SEEN, ORDER]
         return Prepared(rows.select(name for name in wanted if name in rows.columns))
 
     def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        """Put tables one after another."""
+        """Concatenate tables."""
         return pl.concat(tables)
 
     @property
     def state_schema(self) -> dict[str, pl.DataType]:
-        """The columns of state beside the key's own."""
+        """The columns of state besides the key's own."""
         numbers = dict.fromkeys([NUMBER, _FIRST, _LAST, _KNOWN, _DUE, _SEEN], pl.Int64())
         own = {HASH: pl.UInt64(), _HEAD: pl.Boolean(), **numbers}
         return {**own, **dict(self.aggregation.schema)}
@@ -161,7 +163,7 @@ class CountWindowOperator(AggregateOperator):
         rest: pl.DataFrame | None,
         context: BatchContext,
     ) -> None:
-        """Take note of the timeouts that open windows wait for."""
+        """Note the timeouts of open windows."""
         if self.window.timeout_us is not None:
             before, after = (
                 np.empty(0, np.int64)
@@ -211,7 +213,7 @@ class CountWindowOperator(AggregateOperator):
     def _in_order(
         self, tables: Sequence[pl.DataFrame], context: BatchContext
     ) -> pl.DataFrame | None:
-        """Return the rows in the order of their arrival; those without a place follow, by their time."""
+        """Return the rows in the order of arrival; those without a log order follow, by their time."""
         if not tables:
             return None
         rows = pl.concat([self._placed(rows, context) for rows in tables])
@@ -333,10 +335,9 @@ class CountWindowOperator(AggregateOperator):
         return done, pl.concat(kept), left.select(rows.columns) if left.height else None
 
     def _partials(self, rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-        made = [e for name, a in self.aggregation.aggregates for e in a.partial(name)]
         due = pl.col(_DUE).first() if _DUE in rows.columns else pl.lit(_NEVER).alias(_DUE)
         partials = rows.group_by(HASH, *self.by, NUMBER, maintain_order=True).agg(
-            *made,
+            *self.aggregation.partial_expressions,
             pl.len().cast(pl.Int64).alias(ROWS),
             pl.col(TIME).first().alias(_FIRST),
             pl.col(TIME).max().alias(_LAST),
@@ -350,12 +351,11 @@ class CountWindowOperator(AggregateOperator):
         return partials.with_columns(*head).select(columns)
 
     def _merged(self, opened: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
-        merged = [e for name, a in self.aggregation.aggregates for e in a.merge(name)]
         one = (
             pl.concat([opened, more])
             .group_by(HASH, *self.by, NUMBER, maintain_order=True)
             .agg(
-                *merged,
+                *self.aggregation.merge_expressions,
                 pl.col(ROWS).sum(),
                 pl.col(_FIRST).first(),
                 pl.col(_LAST, _KNOWN).max(),

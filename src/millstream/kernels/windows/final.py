@@ -4,8 +4,8 @@ With W the watermark after the batch and L the allowed lateness, a window ``[s, 
 ``W ≥ e + L``. Runs hold partials per slice of time and key, so an event is kept once, however many
 windows it is in; a slot all of whose windows have expired is dropped whole.
 
-Runs hold partials, not values: what is known of a key is the merge of its partials, so taking a
-batch in needs no look-up. A slice is read as often as windows that hold it expire.
+Runs hold partials, not values: the value of a key is the merge of its partials, so adding a
+batch needs no look-up. A slice is read as often as windows that hold it expire.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FinalWindowOperator(WindowOperator):
         inputs: Mapping[int, Sequence[pl.DataFrame]],
         context: BatchContext,
     ) -> OperatorResult:
-        """Take the batch's partials into state; give the rows of the windows that it expires."""
+        """Add the batch's partials to state; return the rows of the windows that it expires."""
         result = OperatorResult()
         partials = self.take_in_time(inputs, context, result)
         runs = state.runs(_PARTIALS, ROWS)
@@ -66,7 +66,7 @@ class FinalWindowOperator(WindowOperator):
         context: BatchContext,
         ledger: StateLedger,
     ) -> pl.DataFrame | None:
-        """Gather and merge what is in the windows that this batch expires."""
+        """Merge the partials of the windows that this batch expires."""
         lateness_us = self.expires_after_us
         after_us, upto_us = (
             context.watermark_before_us - lateness_us,
@@ -89,7 +89,7 @@ class FinalWindowOperator(WindowOperator):
             return None
         merged = self.aggregation.merge(pl.concat(windows), WINDOW, *self.by, first=[HASH])
         ledger.events_out += event_count(merged)
-        if not self.window.tiled:  # what was in several windows has left with the last of them
+        if not self.window.tiled:  # partials of several windows leave with the last of them
             for rows in slices:
                 ledger.events_out -= self._events_emitted(rows, after_us, upto_us)
                 ledger.events_out += self._events_leaving(rows, after_us, upto_us)
@@ -110,7 +110,7 @@ class FinalWindowOperator(WindowOperator):
         return spread.filter(pl.Series((ends > after_us) & (ends <= upto_us)))
 
     def _events_emitted(self, slices: pl.DataFrame, after_us: int, upto_us: int) -> int:
-        """Count the events that are to be given out, once for each window that ends in (after, upto]."""
+        """Count the events to emit, once for each window that ends in (after, upto]."""
         starts, gone = slices[SLICE].to_numpy(), slices[EXPIRED_WINDOWS].to_numpy()
         before, now = (
             np.maximum(self.window.count_ended(starts, starts * 0 + at_us), gone)
@@ -119,14 +119,14 @@ class FinalWindowOperator(WindowOperator):
         return int((slices[ROWS].to_numpy() * (now - before)).sum())
 
     def _events_leaving(self, slices: pl.DataFrame, after_us: int, upto_us: int) -> int:
-        """Count the events whose last window ends in (after, upto]: nothing of them is to be held."""
+        """Count the events whose last window ends in (after, upto]: they must not be held any more."""
         starts = slices[SLICE].to_numpy()
         last = self.window.ends(self.last_windows(starts))
         leaving = (last > after_us) & (last <= upto_us)
         return int(slices[ROWS].to_numpy()[leaving].sum())
 
     def _hold(self, runs: SortedRuns, partials: pl.DataFrame | None, watermark_us: int) -> None:
-        """Put what is still open into the runs, and drop the slots whose time has passed."""
+        """Store the partials of open windows, and drop the slots whose time has passed."""
         for slot in [s for s in runs.slots if self.slot_expiry(s) <= watermark_us]:
             runs.drop_slot(slot)
         if partials is None:
@@ -136,7 +136,7 @@ class FinalWindowOperator(WindowOperator):
             runs.add(slot, rows, self._merge, alive=lambda held: self._open(held, watermark_us))
 
     def _open(self, partials: pl.DataFrame, watermark_us: int) -> pl.DataFrame:
-        """Leave out what is in no window that is still open."""
+        """Leave out partials that are in no open window."""
         slices = partials[SLICE].to_numpy()
         passed = self.window.count_ended(
             slices, slices * 0 + (watermark_us - self.expires_after_us)

@@ -1,4 +1,4 @@
-"""One batch of windows in panes, in one bucket: which panes fire, in which order, and what they say.
+"""One batch of windows in panes, in one bucket: which panes fire, in which order, and their rows.
 
 The firings of a key are ranked: what was due by running time, early panes, the on-time pane, late
 panes, and the last one of a window that expires; panes by count also by their number.
@@ -38,10 +38,10 @@ _TIMED, _EARLY, _ON_TIME, _LATE, _CLOSING = (n << _STAGE_BITS for n in range(5))
 
 @dataclass
 class PaneBatch:
-    """One batch of one bucket. ``moment`` has a running time that never goes back.
+    """One batch of one bucket. ``context`` has a running time that never goes back.
 
-    ``pending_ledger`` is the ledger of what no pane has yet, ``emitted_ledger`` that of what panes have told, if that
-    is kept; ``last`` is what is known, by slot, of panes that are the last of a slot.
+    ``pending_ledger`` is the ledger of rows that no pane has yet, ``emitted_ledger`` that of rows that panes have emitted, if that
+    is kept; ``last`` has, by slot, the last panes of a slot.
     """
 
     step: WindowOperator
@@ -119,7 +119,7 @@ class PaneBatch:
     # ── firings ─────────────────────────────────────────────────────────────────────────────
 
     def firings(self, fresh: pl.DataFrame | None) -> Iterator[pl.DataFrame]:
-        """Yield the firings of the batch, and move on what is pending."""
+        """Yield the firings of the batch, and update pending rows."""
         early, late = self._pending("early"), self._pending("late")
         # Before anything is stored, which may fold it away.
         early_due = self._due(early, "early", 0)
@@ -140,7 +140,7 @@ class PaneBatch:
             yield from self._after_end(late, behind)
 
     def _due(self, pending: PendingPanes, kind: str, over_us: int) -> list[pl.DataFrame]:
-        """Fire what is due by running time, of windows that were not over when the batch began."""
+        """Fire panes due by running time, of windows that had not ended when the batch began."""
         due = pending.due()
         if due is None:
             return []
@@ -152,7 +152,7 @@ class PaneBatch:
     def _early_panes(
         self, early: PendingPanes, rows: pl.DataFrame | None
     ) -> tuple[list[pl.DataFrame], list[pl.DataFrame]]:
-        """Take rows in; give early panes, and what is pending of windows that are on time now."""
+        """Take rows in; return early panes, and pending rows of windows that are on time now."""
         if rows is None or not rows.height:
             return [], []
         taken = early.add(self._partials(rows, early))
@@ -185,7 +185,7 @@ class PaneBatch:
                 yield _firing(quiet.select(early.columns), _ON_TIME, "on_time", last=last)
 
     def _quiet(self, fired: pl.DataFrame | None, panes: list[pl.DataFrame]) -> pl.DataFrame | None:
-        """Give, without partials, the keys of ending windows with panes, and nothing new since."""
+        """Return, without partials, the keys of ending windows that have panes and no new events."""
         key = [*self.values.key, HASH]
         found = [rows.select(key) for rows in self._fired_of_ending_windows()]
         found += [filter_rows(pane, self._closed(pane)).select(key) for pane in panes]
@@ -234,7 +234,7 @@ class PaneBatch:
     def _late_panes(
         self, late: PendingPanes, rows: pl.DataFrame | None
     ) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-        """Take late rows in; yield the panes that are complete, and what stays pending."""
+        """Take late rows in; yield the panes that are complete, and the pending rows."""
         ended = self._deferred_late(rows)
         if ended is not None and isinstance(late.trigger, AfterCount):
             whole = pl.col(ROWS) == late.trigger.count
@@ -250,7 +250,7 @@ class PaneBatch:
             yield taken.complete, taken.pending
 
     def _deferred_late(self, rows: pl.DataFrame | None) -> pl.DataFrame | None:
-        """Let late rows of windows that are not yet on time wait; give what has waited till now."""
+        """Defer late rows of windows that are not yet on time; return those deferred until now."""
         waiting = self._pending("deferred")
         ended: list[pl.DataFrame] = []
         if rows is not None and rows.height:
@@ -266,7 +266,7 @@ class PaneBatch:
         return waiting.merged(pl.concat(ended)) if ended else None
 
     def _expiring(self, runs: SortedRuns, late: PendingPanes) -> Iterator[pl.DataFrame]:
-        """Yield what is pending in windows that expire with this batch."""
+        """Yield the pending rows of windows that expire with this batch."""
         lateness_us = self.step.expires_after_us
         before_us = self.context.watermark_before_us - lateness_us
         for slot in runs.slots:
@@ -274,10 +274,10 @@ class PaneBatch:
                 for rows in late.scan([slot]):
                     yield rows.filter(self._expired(rows) & ~self._ended(rows, before_us))
 
-    # ── what the panes say ──────────────────────────────────────────────────────────────────
+    # ── rows of the panes ──────────────────────────────────────────────────────────────────
 
     def rows(self, firings: list[pl.DataFrame]) -> pl.DataFrame:
-        """Return the rows that come out, and keep what is to be known of their panes."""
+        """Return the rows to emit, and store the state of their panes."""
         values = self.values
         self.pending_ledger.events_out += sum(event_count(firing) for firing in firings)
         known = self._known(firings) if values.keeps_previous else None
@@ -296,7 +296,7 @@ class PaneBatch:
         return values.rows(panes, results.hstack(values.pane_columns(panes)))
 
     def _known(self, firings: list[pl.DataFrame]) -> pl.DataFrame | None:
-        """Look up what is known of the keys that fire; others with the same hash come along."""
+        """Look up the emitted panes of the keys that fire; rows of other keys with the same hash are included."""
         runs = self._fired
         if not runs.slots:
             return None
@@ -309,7 +309,7 @@ class PaneBatch:
         return pl.concat(found) if found else None
 
     def _keep(self, kept: pl.DataFrame, before: pl.DataFrame | None) -> None:
-        """Keep what is known of panes now, instead of what was known ``before``."""
+        """Store the new state of panes, instead of that ``before``."""
         runs = self._fired
         for slot, part in () if before is None else self._by_slot(before):
             runs.spend(slot, runs.count(part))
@@ -325,7 +325,7 @@ class PaneBatch:
     def _newest(self, slot: int, rows: pl.DataFrame) -> pl.DataFrame:
         """Leave out, in a fold, what has been replaced; and what has expired, if no older run is left."""
         runs, rows = self._fired, self.values.latest(rows)
-        if runs.slots.get(slot):  # what is older must go on being hidden
+        if runs.slots.get(slot):  # older rows must remain hidden
             return rows
         expired = self._expired(rows)
         let_go = runs.count(filter_rows(rows, expired)) if expired.any() else 0
@@ -358,7 +358,7 @@ def _firing(
 ) -> pl.DataFrame:
     """Make firings of partials: one of each row."""
     ranks = (pl.col(STEP) + rank if by_step else pl.lit(rank)).cast(pl.Int64)
-    # A value that all rows share stays one as long as polars can keep it so.
+    # polars keeps a value that all rows share as a literal for as long as it can.
     lasts = pl.Series(last) if isinstance(last, np.ndarray) else pl.lit(last)
     made = rows.with_columns(ranks.alias(RANK), pl.lit(kind).alias(KIND), lasts.alias(LAST))
     return made[[name for name in made.columns if name != STEP]]

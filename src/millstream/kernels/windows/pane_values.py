@@ -1,10 +1,10 @@
-"""What panes say: from the partials that each adds to the rows that come out.
+"""The values of panes: from the partials that each adds to the rows to emit.
 
-A *firing* is one pane of a window and key with what came since the pane before. The value of a pane
+A *firing* is one pane of a window and key with the events since the pane before. The value of a pane
 is the merge of all firings up to it: a prefix scan over the firings of each key, in as many rounds as
 the logarithm of the most panes that a key has in the batch (Hillis and Steele, "Data Parallel
 Algorithms", CACM 29(12), 1986). Of every key the value of the last pane is kept, so that a retraction
-equals the row that it takes back to the last bit.
+equals the row that it retracts to the last bit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PaneValues:
 
     @property
     def keeps_previous(self) -> bool:
-        """Whether anything must be known of the panes before."""
+        """Whether panes depend on those before."""
         return self.accumulates or self.emission.panes or not self.emission.suppress_unchanged
 
     @property
@@ -67,7 +67,7 @@ class PaneValues:
 
     @property
     def compares(self) -> bool:
-        """Whether a pane is looked at beside the one before; not if any event makes it another."""
+        """Whether a pane is compared with the one before; not needed if every event changes it."""
         counted = any(
             isinstance(a, Count) and a.condition is None for _, a in self.aggregation.aggregates
         )
@@ -136,7 +136,7 @@ class PaneValues:
         return latest.with_columns(pl.lit(0, pl.Int64).alias(_PLACE)) if latest.height else None
 
     def _scanned(self, fired: pl.DataFrame, before: pl.DataFrame | None) -> pl.DataFrame:
-        """Merge, for each firing, what it adds and all that was there before it."""
+        """Merge, for each firing, its partial and all partials before it."""
         columns = [_AT, _PLACE, *self.aggregation.partials]
         values = fired[columns].filter(pl.col(ROWS) > 0)
         if before is not None:
@@ -158,7 +158,7 @@ class PaneValues:
         return values.filter(pl.col(_PLACE) > 0).sort(_AT, _PLACE)
 
     def _zeros_filled(self, fired: pl.DataFrame) -> pl.DataFrame:
-        """Return an empty pane the value of nothing."""
+        """Give an empty pane the value of no events."""
         empty = pl.col(ROWS) == 0
         columns = [_AT, _PLACE, *self.aggregation.partials]
         values = fired.filter(~empty).select(columns)
@@ -174,7 +174,7 @@ class PaneValues:
     # ── rows ────────────────────────────────────────────────────────────────────────────────
 
     def mark_emitted(self, panes: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
-        """Return for each pane whether it comes out, and whether the one before is taken back.
+        """Return for each pane whether it is emitted, and whether the one before is retracted.
 
         ``results`` are the results of the panes, row by row.
         """
@@ -198,9 +198,9 @@ class PaneValues:
         return self._numbered(panes.with_columns(says.alias(_SAYS), back.alias(_BACK)))
 
     def mark_emitted_parts(self, panes: pl.DataFrame) -> pl.DataFrame:
-        """Return for each pane of new events alone whether it comes out; give no rows of panes before.
+        """Return for each pane of new events alone whether it is emitted; the rows of earlier panes are empty.
 
-        Of those it is known how many there were, and not what they said.
+        Only the number of earlier panes is kept, not their values.
         """
         is_pane = pl.col(RANK).is_not_null()
         says = is_pane & (pl.col(ROWS) > 0) if self.emission.suppress_unchanged else is_pane
@@ -208,7 +208,7 @@ class PaneValues:
         return self._numbered(judged).filter(is_pane)
 
     def _numbered(self, panes: pl.DataFrame) -> pl.DataFrame:
-        """Count the panes that come out, and tell the kind of the last one that did."""
+        """Count the emitted panes, and return the kind of the last one."""
         if not self.emission.panes:
             return panes
         was = pl.col(RANK).is_null()
@@ -220,7 +220,7 @@ class PaneValues:
 
     @property
     def has_diff(self) -> bool:
-        """Whether rows come out that take others back."""
+        """Whether retractions are emitted."""
         return self.emission.mode == "retract" or self.aggregation.weighted
 
     def pane_columns(self, panes: pl.DataFrame) -> list[pl.Series]:
@@ -232,7 +232,7 @@ class PaneValues:
         return [v.alias(name) for name, v in zip(PANE_COLUMNS, values, strict=True)]
 
     def rows(self, panes: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows that come out: a row that takes one back stands before what replaces it."""
+        """Return the rows to emit: a retraction is before the row that replaces it."""
         new = results.filter(panes[_SAYS])
         if not self.has_diff:
             return new
@@ -244,7 +244,7 @@ class PaneValues:
         return pl.concat([old, new]).sort(_PLACE, DIFF).drop(_PLACE)
 
     def events_added(self, panes: pl.DataFrame, events: int) -> int:
-        """Count what panes add to what is kept, given how many events they tell for the first time."""
+        """Count the events that panes add to the kept ones, given how many events are new in them."""
         if self.accumulates:
             return events
         return int(panes[_SAYS].sum()) if self.emission.panes else 0

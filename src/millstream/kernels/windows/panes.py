@@ -3,15 +3,15 @@
 State is in families of sorted runs, all by window and key:
 
 ===========  ====================================================================================
-``fired``    what is known of the last pane; the newest row counts
-``early``    what is pending before the on-time pane: one slot per window
+``fired``    the state of the last pane; the newest row counts
+``early``    pending rows before the on-time pane: one slot per window
 ``waiting``  late events whose split is ahead of the others: one slot per window
-``late``     what is pending after the on-time pane: slots of a few windows
+``late``     pending rows after the on-time pane: slots of a few windows
 ``… due``    timers of the early and the late phase: slots of running time
 ===========  ====================================================================================
 
 A batch looks up the keys that it touches, and scans the slots of windows whose on-time pane or
-expiry the watermark brings; it never goes over all that is open.
+expiry the watermark reaches; it never scans all open windows.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PaneWindowOperator(WindowOperator):
         inputs: Mapping[int, Sequence[pl.DataFrame]],
         context: BatchContext,
     ) -> OperatorResult:
-        """Take the batch in; give the panes that it brings."""
+        """Process the batch; return the panes that fire."""
         result = OperatorResult()
         clock_ms = max(context.clock_ms, state.values.get("clock_ms", 0))
         state.values["clock_ms"] = clock_ms
@@ -79,14 +79,14 @@ class PaneWindowOperator(WindowOperator):
     def defers_late(self) -> bool:
         """Whether a late event waits for the on-time pane of its window, if that is still to come.
 
-        It does where rows tell which pane they are, or come after so many events. Elsewhere nobody
-        can tell, and what has come is told with the next pane.
+        It does where rows name their pane, or panes fire by count. Elsewhere the difference does not
+        show, and the event is in the next pane.
         """
         by_itself = isinstance(self.emission.early, EachBatch | AfterTime)
         return not by_itself or self.emission.panes or self.by_arrival
 
     def _by_window(self, fresh: pl.DataFrame | None, context: BatchContext) -> pl.DataFrame | None:
-        """Return what came, by window and key; merged, unless panes are by count."""
+        """Return the new rows, by window and key; merged, unless panes are by count."""
         if fresh is None:
             return None
         if self.by_arrival:

@@ -1,7 +1,7 @@
-"""What windows hold that no pane has yet, and when a pane of it is due.
+"""Rows of windows that no pane has yet, and when their pane is due.
 
-Pending partials lie in sorted runs, in rows of window, key, ``__step`` and partials; what is known of
-a key and step is the merge of its rows. A step is one pane in the making:
+Pending partials are in sorted runs, in rows of window, key, ``__step`` and partials; the value of
+a key and step is the merge of its rows. A step is one pane that has not fired:
 
 ===============  ================================================================================
 ``AfterTime``    the running time at which it is due; at that time it fires, and its rows are dead
@@ -9,8 +9,8 @@ a key and step is the merge of its rows. A step is one pane in the making:
 otherwise        0; it comes with the on-time pane, or when the window expires
 ===============  ================================================================================
 
-So nothing is ever deleted: whether a row is alive can be told from the row and the time. What is due
-by running time is found by *timers*: runs of keys, in slots by when they are due.
+So nothing is ever deleted: row and time say whether a row is live. *Timers* find the panes due by
+running time: runs of keys, in slots by when they are due.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Division = Callable[[pl.DataFrame], Iterable[tuple[int, pl.DataFrame]]]
 
 @dataclass(frozen=True)
 class PendingUpdate:
-    """What became of rows taken in: what stays pending, and the panes that they complete."""
+    """The result of taking rows in: the pending rows, and the panes that they complete."""
 
     pending: pl.DataFrame
     complete: pl.DataFrame
@@ -41,7 +41,7 @@ class PendingUpdate:
 
 @dataclass(frozen=True)
 class PendingPanes:
-    """What is pending in one phase of the windows' lives.
+    """The pending rows of one phase of windows.
 
     ``slots`` divides rows by the slots of ``runs``. ``deferred``: nothing fires before the phase ends.
     ``clock_ms`` is the running time.
@@ -85,7 +85,7 @@ class PendingPanes:
         return rows.with_columns(pl.lit(0, pl.Int64).alias(STEP)).select(self.columns).clear()
 
     def _time(self, rows: pl.DataFrame, delay_ms: int) -> pl.DataFrame:
-        """Add rows to the panes in the making; begin one, and set its timer, where there is none."""
+        """Add rows to the open panes; where there is none, begin one and set its timer."""
         due_ms = self.clock_ms + delay_ms
         making = self.alive(self.known(rows)).select(*self.key, STEP)
         joined = rows.join(making, on=self.key, how="left", nulls_equal=True)
@@ -149,7 +149,7 @@ class PendingPanes:
         return pl.DataFrame(schema=schema)
 
     def merged(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Make one row of what is known of each window, key and step."""
+        """Merge the rows of each window, key and step into one."""
         merged = self.aggregation.merge(rows, *self.key, STEP, first=[HASH])
         return merged.select(self.columns)
 
@@ -163,7 +163,7 @@ class PendingPanes:
         return merged
 
     def due(self) -> pl.DataFrame | None:
-        """Return what is due by running time, merged, and forget its timers."""
+        """Return the rows due by running time, merged, and drop their timers."""
         found: list[pl.DataFrame] = []
         for due_ms in sorted(slot for slot in self.timers.slots if slot <= self.clock_ms):
             keys = pl.concat(list(self.timers.scan(due_ms)))
@@ -175,7 +175,7 @@ class PendingPanes:
     # ── storing ─────────────────────────────────────────────────────────────────────────────
 
     def store(self, rows: pl.DataFrame, complete: pl.DataFrame | None = None) -> None:
-        """Store what is pending, and what tells the number of the next pane, though it is complete."""
+        """Store pending rows, and complete ones that give the number of the next pane."""
         if complete is not None and isinstance(self.trigger, AfterCount):
             self.spend(self.of_same_panes(rows, complete))
         for slot, part in self.slots(self._to_store(rows)):
@@ -191,13 +191,13 @@ class PendingPanes:
         return rows.join(fired, on=[*self.key, STEP], how="semi", nulls_equal=True)
 
     def _to_store(self, rows: pl.DataFrame) -> pl.DataFrame:
-        # What is stored of a batch must not hang on how many rows it came in.
+        # The stored rows of a batch must not depend on how many input rows there were.
         return (
             self.aggregation.for_state(self.merged(rows)) if self.aggregation.has_deferred else rows
         )
 
     def _wanted(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Leave out, when runs are folded, what has been in a pane and tells nothing more."""
+        """Leave out, when runs are folded, rows that have been in a pane and are not needed any more."""
         if isinstance(self.trigger, AfterTime) and not self.deferred:
             return self.alive(rows)
         if isinstance(self.trigger, AfterCount) and not self.deferred:

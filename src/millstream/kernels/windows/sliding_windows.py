@@ -1,17 +1,17 @@
-"""True sliding windows: forevery event, what its key did in the time up to it.
+"""True sliding windows: for every event, an aggregate over its key's events in the time up to it.
 
 Each event at ``t`` is given the aggregate over its key's events in ``[t - size, t]``, both ends
-included, as SQL has it in ``RANGE BETWEEN size PRECEDING AND CURRENT ROW``: events at the same time
-see each other. With L the allowed lateness, W the watermark and r what an event's own split had
-reached before it:
+included, as in SQL's ``RANGE BETWEEN size PRECEDING AND CURRENT ROW``: events at the same time
+see each other. With L the allowed lateness, W the watermark and r the watermark of an event's own
+split before it:
 
 ====================  ==========================================================================
 its row is settled    when ``r > t + L``: rows of later events may still count it
 an event is too late  when ``r > t + size + L``: all rows that may count it are settled
 ``final``             its row comes once ``W > t + L``, when nothing that it counts can come any more
 ``final`` corrected   its row comes once ``W > t``, and again for each late event that it counts
-``update``            with each batch a row forevery event that came, or counts one that came
-``retract``           the same, and rows that are replaced are taken back right before
+``update``            with each batch a row for each new event, and each that counts a new one
+``retract``           the same, and rows that are replaced are retracted right before
 events are kept       while a row that is not settled may count them: until ``W > t + L + size``
 ====================  ==========================================================================
 
@@ -87,7 +87,7 @@ class SlidingWindowOperator(AggregateOperator):
         return 0 if self.emission.late_policy == "correct" else self.lateness_us
 
     def output_watermark(self, watermark_us: int) -> int:
-        """Return the watermark of what it emits: a row may come again until its event is settled."""
+        """Return the watermark of the output: a row may be emitted again until its event is settled."""
         return delayed_watermark(watermark_us, self.lateness_us)
 
     @property
@@ -121,7 +121,7 @@ class SlidingWindowOperator(AggregateOperator):
         return [*dict.fromkeys([*self.by, *sorted(self.aggregation.columns_read)]), TIME, *order]
 
     def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        """Put tables one after another."""
+        """Concatenate tables."""
         return pl.concat(tables)
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
@@ -243,7 +243,7 @@ class SlidingWindowOperator(AggregateOperator):
         return self._rows(values) if values.height else None
 
     def _changed(self, runs: SortedRuns, events: pl.DataFrame) -> pl.DataFrame | None:
-        """Return the rows of what came, and of known events that count what came."""
+        """Return the rows of new events, and of held events that count new ones."""
         size_us = self.window.size_us
         first_us = int(events[TIME].min()) - size_us  # type: ignore[arg-type]
         last_us = int(events[TIME].max()) + size_us  # type: ignore[arg-type]
@@ -266,7 +266,7 @@ class SlidingWindowOperator(AggregateOperator):
     def _corrections(
         self, now: pl.DataFrame, before: pl.DataFrame, touched: pl.Series
     ) -> pl.DataFrame | None:
-        """Put what is said of known events now beside what was said before."""
+        """Pair the new rows of held events with their earlier ones."""
         was_known = ~now[_OLD_VALUE]
         rows = now.drop(_OLD_VALUE)
         changed = touched
@@ -327,8 +327,7 @@ class SlidingWindowOperator(AggregateOperator):
 
     @property
     def _partials(self) -> list[pl.Expr]:
-        made = [e for name, a in self.aggregation.aggregates for e in a.partial(name)]
-        return [*made, pl.col(_NEW).sum()]
+        return [*self.aggregation.partial_expressions, pl.col(_NEW).sum()]
 
     def _joined_pairs(self, events: pl.DataFrame) -> pl.DataFrame:
         """Aggregate for keys whose events do not count in all the rows that look back on them."""
@@ -350,11 +349,11 @@ class SlidingWindowOperator(AggregateOperator):
         return [at.dt.replace_time_zone("UTC").alias(name) for at, name in names]
 
     def result_schema(self, events: pl.DataFrame) -> dict[str, pl.DataType]:
-        """Find the types of what comes out, given the columns of no events."""
+        """Find the types of the output, given the columns of no events."""
         own = {TIME: pl.Int64(), ORDER: pl.Int64(), HASH: pl.UInt64(), _NEW: pl.Int64()}
         none = pl.DataFrame(schema={**events.schema, **own})
         made = none.group_by(HASH, *self.by).agg(
-            *(e for name, a in self.aggregation.aggregates for e in a.partial(name)),
+            *self.aggregation.partial_expressions,
             pl.col(TIME).first(),
         )
         types = {n: t for n, t in self.aggregation.schema if n in made.columns}

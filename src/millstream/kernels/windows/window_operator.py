@@ -114,8 +114,8 @@ class WindowOperator(AggregateOperator):
         """Make partials; rows are mostly in time, so they are not grouped by what is zero for all."""
         split = [SPLIT] if SPLIT in rows.columns else []
         same = [name for name in self.lateness_columns if not (rows[name] != 0).any()]
-        told = [name for name in self.lateness_columns if name not in same]
-        partials = self.aggregation.reduce(rows, SLICE, *told, *split)
+        varying = [name for name in self.lateness_columns if name not in same]
+        partials = self.aggregation.reduce(rows, SLICE, *varying, *split)
         zeros = [pl.zeros(partials.height, pl.Int64, eager=True).alias(name) for name in same]
         own = [SLICE, *self.lateness_columns, *split, *self.by, *self.aggregation.partials]
         return partials.hstack(zeros)[own]

@@ -421,7 +421,7 @@ def test_what_an_aggregate_cannot_take_is_refused_when_it_is_declared(one, dtype
 
 @pytest.mark.parametrize("word", ["first", "last", "min_by", "max_by"])
 def test_what_has_no_place_cannot_be_taken_back_and_says_what_to_use(word):
-    with pytest.raises(ConfigError, match=f"{word} is over rows that can be taken back.*Use ms.m"):
+    with pytest.raises(ConfigError, match=f"{word} is over rows that can be retracted.*Use ms.m"):
         Pick(V, word).for_retractions()
 
 

@@ -200,7 +200,7 @@ def test_a_filter_may_follow_rows_that_are_taken_back(app):
 
 def test_aggregates_over_rows_that_are_taken_back_must_take_them_back(app):
     totals = stream_of(app).window(HOUR, by="key").emit("retract").agg(n=ms.count())
-    with refused("last is over rows that can be taken back"):
+    with refused("last is over rows that can be retracted"):
         totals.window(HOUR).agg(newest=ms.last("n"))
     with refused("cannot be emitted as parts"):
         totals.window(HOUR).emit("discard")

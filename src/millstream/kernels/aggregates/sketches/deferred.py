@@ -25,7 +25,7 @@ class DeferredSketch(Sketch):
 
     def partial(self, name: str) -> list[pl.Expr]:
         waits = self.value if self.of_sketches else self.sketch_input()
-        if self.of_sketches:  # here a row can still be told from the others
+        if self.of_sketches:  # here a row can still be identified
             waits = over_rows(waits, lambda images: self._checked(name, images), pl.Binary())
         return [
             over_groups(self.value, _nulls, pl.Binary()).alias(self._column(name)),

@@ -119,7 +119,7 @@ class Levels:
             self._halve(next(full))
 
     def _halve(self, n: int) -> None:
-        """Send every second value of a level up; of an odd number the least stays."""
+        """Send every second value of a level up; of an odd number the least is kept."""
         level = self.levels[n]
         odd = len(level) % 2
         chosen = level[odd + _coin(level, n) :: 2]

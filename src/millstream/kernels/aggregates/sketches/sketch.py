@@ -52,7 +52,7 @@ class Sketch(OverValue, ABC):
 
     def for_retractions(self) -> Aggregate:
         raise ConfigError(
-            f"A {self.display_name} sketch is over rows that can be taken back, which no sketch can do. "
+            f"A {self.display_name} sketch is over rows that can be retracted, which no sketch can do. "
             f"Use {self.exact_alternative} instead: it is exact."
         )
 
