@@ -223,6 +223,8 @@ def remove_deleted_topics(files: Files, folder: Path, catalog: Catalog) -> None:
 def remove_topic(files: Files, folder: Path, catalog: Catalog, topic: TopicMetadata) -> None:
     """Remove the files of a deleted topic, then its row; see :meth:`Catalog.mark_deleted`."""
     files.remove_folder(folder / "t" / topic.folder_name)
+    # A folder that a power cut brought back would be one of no topic, which the opening refuses.
+    sync_names(files, folder / "t")
     catalog.delete(topic.topic_id)
 
 

@@ -54,6 +54,8 @@ def build_budget(
         EVENT: pl.String(),
     }
     require_free(added, shape.columns, "budget gives its rows")
+    if shape.late_policy == "side":
+        require_free(LATE_COLUMNS, shape.columns, "budget gives late rows")
     kernel = Budget(
         name=step,
         by=by,

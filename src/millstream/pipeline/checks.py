@@ -105,6 +105,12 @@ def require_free(added: Iterable[str], columns: ColumnTypes, what: str) -> None:
             )
 
 
+def require_text(given: object, what: str, example: str) -> None:
+    """Make sure that a name is text, and not empty."""
+    if not isinstance(given, str) or not given:
+        raise ConfigError(f"{what} is {given!r}. Give a text, such as {example!r}.")
+
+
 def whole_number(number: int, least: int, most: int, what: str) -> int:
     """Return a whole number within its limits, both included."""
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:

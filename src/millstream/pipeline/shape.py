@@ -14,7 +14,7 @@ from millstream.errors import ConfigError
 from millstream.kernels.column_types import check_column, check_key
 from millstream.kernels.late import LATE_WINDOW_COLUMNS
 from millstream.kernels.trigger import EmitStrategy, LatePolicy, Mode
-from millstream.pipeline.checks import require_column
+from millstream.pipeline.checks import require_column, require_free
 from millstream.pipeline.expressions import names_given
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.window_columns import WINDOW_COLUMNS
@@ -92,6 +92,8 @@ def windowed_shape(
     window_key: tuple[str, ...],
 ) -> StreamShape:
     """Return the shape of what windows over a stream emit."""
+    if emission.late_policy == "side":
+        require_free(LATE_WINDOW_COLUMNS, shape.columns, "A window gives late rows")
     corrected = emission.mode == "final" and emission.late_policy == "correct"
     late_columns = {**shape.columns, **LATE_WINDOW_COLUMNS}
     return replace(

@@ -22,6 +22,7 @@ from millstream.kernels.plan import (
     ViewSinkSpec,
 )
 from millstream.log.topics import check_topic_name
+from millstream.pipeline.checks import require_text
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.expressions import names_given
 from millstream.pipeline.graph import GraphNode, Output
@@ -49,6 +50,7 @@ class SinkBuilder:
         self, name: str, *, key: str | Sequence[str] | None = None, store: str | None = None
     ) -> Output:
         """Make a view; see :meth:`Stream.view`."""
+        require_text(name, "A view's name", "per_minute")
         columns = self._view_key(name, key)
         address = parse_store(store or self.app.views, what=f"The store of the view {name!r}")
         if address is not None:
@@ -107,6 +109,7 @@ class SinkBuilder:
         cleanup: Cleanup,
     ) -> Output:
         """Make a topic's output; see :meth:`Stream.to`."""
+        require_text(topic, "The topic of to()", "per_minute")
         if key is not None:
             self.shape.key_columns([key], f"the key of to({topic!r})")
         check_topic_name(topic)

@@ -202,13 +202,15 @@ class Stream:
         not determined.
         """
         streams = (self, *others)
-        nodes = tuple(stream.node for stream in streams)
         for stream in others:
+            if not isinstance(stream, Stream):
+                raise ConfigError(f"union is given {stream!r}. Give streams of the app.")
             if stream.app is not self.app:
                 raise ConfigError(
                     f"union takes streams of one app; these are of {self.app.name!r} and "
                     f"{stream.app.name!r}."
                 )
+        nodes = tuple(stream.node for stream in streams)
         if len(set(nodes)) < len(nodes):
             raise ConfigError(
                 "union has the same stream twice, which would count its rows twice. Give each once."

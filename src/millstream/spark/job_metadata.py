@@ -7,7 +7,9 @@ beside it; it must belong to the views, and be as old as they are.
 
 from __future__ import annotations
 
+import os
 import uuid
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -90,14 +92,20 @@ def save_partitions(app: str, folder: Path, metadata: JobMetadata) -> None:
 
 def load_or_create_checkpoint_id(folder: Path) -> str:
     """Return the id of the folder's checkpoint; create one if there is none."""
-    # A crash after step 1 or 2 leaves an empty checkpoint without an id; after step 3 one with an id
-    # that no batch has: the next start uses it. A checkpoint that Spark has used and that has no id
-    # belongs to something else: the views refuse the new id if they hold batches.
+    # A crash after step 1 or 2 leaves an empty checkpoint without an id, and perhaps a draft of one; after
+    # step 3 one with an id that no batch has: the next start uses it. A checkpoint that Spark has used and
+    # that has no id belongs to something else: the views refuse the new id if they hold batches.
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir(parents=True, exist_ok=True)  # step 1
     identity = checkpoint / _CHECKPOINT_ID
     if not identity.exists():
-        replace_file(DISK, identity, uuid.uuid4().hex.encode())  # steps 2 and 3
+        new = uuid.uuid4().hex
+        draft = checkpoint / f"{_CHECKPOINT_ID}.{new}"
+        replace_file(DISK, draft, new.encode())  # step 2
+        with suppress(FileExistsError):  # of two first starts at once, one is the first
+            os.link(draft, identity)
+            DISK.sync_folder(checkpoint)  # step 3
+        draft.unlink()
     return identity.read_text().strip()
 
 

@@ -8,7 +8,17 @@ from decimal import Decimal
 import polars as pl
 import pytest
 
-from millstream import App, count, mean, sum, testing, tumbling, watermark  # noqa: A004
+from millstream import (
+    App,
+    count,
+    mean,
+    session,
+    sliding,
+    sum,  # noqa: A004
+    testing,
+    tumbling,
+    watermark,
+)
 from millstream.errors import ConfigError, UserCodeError
 
 
@@ -258,3 +268,36 @@ def test_a_run_that_would_read_nothing_is_refused(events, option):
 def test_the_default_watermark_follows_the_newest_event():
     rule = watermark("2 minutes")
     assert (rule.delay_us, rule.idle_ms) == (120_000_000, 60_000)
+
+
+@pytest.mark.parametrize("name", [5, None, "", pl.col("ad")])
+def test_names_of_outputs_are_text(events, name):
+    with refused(r"A view's name is .*Give a text, such as 'per_minute'"):
+        events.view(name, key="ad")
+    with refused(r"The topic of to\(\) is .*Give a text"):
+        events.to(name)
+
+
+def test_a_union_is_of_streams(events):
+    with refused("union is given 'clicks'. Give streams"):
+        events.union("clicks")
+
+
+@pytest.mark.parametrize("taken", ["late_by", "late_reason", "window_end"])
+@pytest.mark.parametrize("window", [tumbling("1 hour"), session("1 minute"), sliding("1 minute")])
+def test_columns_of_late_rows_do_not_replace_those_of_the_stream(taken, window):
+    app = App("late", log="unused")
+    columns = {"at": datetime, "ad": int, taken: str}
+    stream = app.topic("t", columns).stream(time="at", late="side")
+    with refused(f"A window gives late rows a column '{taken}'"):
+        stream.window(window, by="ad").agg(n=count())
+    dropped = app.topic("t2", columns).stream(time="at")
+    dropped.window(window, by="ad").agg(n=count())
+
+
+def test_columns_of_late_rows_do_not_replace_those_of_a_budgets_input():
+    app = App("late", log="unused")
+    columns = {"at": datetime, "ad": int, "cost": int, "late_by": str}
+    stream = app.topic("t", columns).stream(time="at", late="side")
+    with refused("budget gives late rows a column 'late_by'"):
+        stream.budget("ad", cost="cost", limit=pl.lit(5), zone="UTC")

@@ -1,5 +1,7 @@
 """What is fixed when an app's state is created, and the refusal of what does not fit it."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -133,3 +135,20 @@ def test_a_batch_that_spark_takes_for_done_must_be_in_the_views(tmp_path):
     check_checkpoint_current(tmp_path, 1)
     with pytest.raises(ConfigError, match="the views hold no batch"):
         check_checkpoint_current(tmp_path, 0)
+
+
+def test_first_starts_at_once_agree_on_the_checkpoint(tmp_path):
+    for number in range(20):
+        folder = tmp_path / str(number)
+        begin = threading.Barrier(4)
+
+        def start(folder=folder, begin=begin):
+            begin.wait()
+            return load_or_create_checkpoint_id(folder)
+
+        with ThreadPoolExecutor(4) as threads:
+            ids = [made.result() for made in [threads.submit(start) for _ in range(4)]]
+        assert len(set(ids)) == 1
+        assert [path.name for path in (folder / "checkpoint").iterdir()] == [
+            "millstream-checkpoint-id"
+        ]
