@@ -198,18 +198,15 @@ class Stream:
 
         Nothing is removed: a row of each input is a row of the union. Its time is the minimum over
         the inputs, so one that is idle delays the others (see :func:`millstream.watermark`),
-        and its lateness the longest of theirs. In which order the rows of different topics come is
-        not determined.
+        and its lateness the longest of theirs. The order of rows of different topics is not determined.
         """
         streams = (self, *others)
         for stream in others:
             if not isinstance(stream, Stream):
                 raise ConfigError(f"union is given {stream!r}. Give streams of the app.")
             if stream.app is not self.app:
-                raise ConfigError(
-                    f"union takes streams of one app; these are of {self.app.name!r} and "
-                    f"{stream.app.name!r}."
-                )
+                apps = f"{self.app.name!r} and {stream.app.name!r}"
+                raise ConfigError(f"union takes streams of one app; these are of {apps}.")
         nodes = tuple(stream.node for stream in streams)
         if len(set(nodes)) < len(nodes):
             raise ConfigError(
