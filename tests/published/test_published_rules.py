@@ -39,7 +39,7 @@ def compared(pipeline, out):
     for name, outcome in pipeline.outcomes.items():
         yield from rows_differ(name, out[name], outcome)
     if out.dead.height != pipeline.dead:
-        yield f"{out.dead.height} dead records, not {pipeline.dead}"
+        yield f"{out.dead.height} dead letters, not {pipeline.dead}"
     for step, late in pipeline.steps.items():
         lines = out.ledger.filter(step=step) if out.ledger.width else out.ledger
         told = int(lines["late"].sum()) if lines.height else 0

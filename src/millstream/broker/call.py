@@ -1,4 +1,4 @@
-"""One request of a client, as its handler gets it."""
+"""A request and its context, as a handler receives it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from millstream.broker.security.authentication import SaslSession
 
 @dataclass(slots=True)
 class Call:
-    """One request, and what the broker knows of its sender.
+    """A request, and what the broker knows about its sender.
 
     ``host`` and ``port`` are the address at which the client reached the broker: responses name it as
-    the address of the broker. ``connection`` counts connections upwards. ``login`` is the state of
-    authentication, where the broker has users. ``held_bytes`` is how much of the memory for responses
+    the address of the broker. ``connection`` is the number of the connection, in the order in which they were
+    opened. ``login`` is the state of authentication, if the broker has users. ``held_bytes`` is how much of the memory for responses
     the response holds until it is sent.
     """
 

@@ -60,7 +60,7 @@ def dead() -> None:
 def list_dead(
     app: str, *, topic: str | None, reason: str | None, limit: int, folder: Path, as_json: bool
 ) -> None:
-    """List the dead records of APP, by topic, partition and offset.
+    """List the dead letters of APP, by topic, partition and offset.
 
     \b
     Examples:
@@ -69,7 +69,7 @@ def list_dead(
     """
     found = dead_letters(folder, app, DeadLetterFilter(topic, reason))
     if found.is_empty() and not as_json:
-        click.echo(f"No dead records in {app}.")
+        click.echo(f"No dead letters in {app}.")
         return
     rows = [_row(row) for row in found.head(limit).iter_rows(named=True)]
     columns = (
@@ -90,7 +90,7 @@ def list_dead(
 @log_option
 @json_option
 def show_dead(app: str, record: str, *, folder: Path, as_json: bool) -> None:
-    """Show all of one dead RECORD of APP: why, where, and its key, headers and value.
+    """Show the dead letter of a RECORD of APP: the reason, the step, and its key, headers and value.
 
     \b
     Example:
@@ -98,7 +98,7 @@ def show_dead(app: str, record: str, *, folder: Path, as_json: bool) -> None:
     """
     found = dead_letters(folder, app, DeadLetterFilter(record_ids=[parse_record_id(record)]))
     if found.is_empty():
-        raise ConfigError(f"{app} has no dead record {record}; `millstream dead list` shows them")
+        raise ConfigError(f"{app} has no dead letter {record}; `millstream dead list` shows them")
     rows = [_row(row) | _contents(row) for row in found.iter_rows(named=True)]
     if as_json:
         print_json(rows)
@@ -156,7 +156,7 @@ def replay_dead(
     selection = DeadLetterFilter(topic, reason, [parse_record_id(record) for record in records])
     if not yes:
         found = dead_letters(folder, app, selection)
-        confirm(f"Append {pluralize(found.height, 'dead record')} of {app} again, as far as due?")
+        confirm(f"Append {pluralize(found.height, 'dead letter')} of {app} again, as far as due?")
     done = replay(folder, app, selection, again=again, late_ok=late_ok)
     sentence = f"{pluralize(done.records, 'record')} appended again"
     if done.finished:
@@ -169,8 +169,8 @@ def replay_dead(
         )
     if done.rows_without_record:
         sentence += (
-            f"; {pluralize(done.rows_without_record, 'row')} left out that died behind a shuffle, as no record of them is "
-            "kept (millstream reset reads everything again)"
+            f"; {pluralize(done.rows_without_record, 'dead letter')} from after a shuffle left out, as no record of "
+            "them is kept (millstream reset reads everything again)"
         )
     values = dataclasses.asdict(done)
     print_result(sentence, values, as_json=as_json)
@@ -181,7 +181,7 @@ def replay_dead(
 @log_option
 @json_option
 def relay_dead(app: str, *, folder: Path, as_json: bool) -> None:
-    """Forward dead records of APP to the topic APP.dead, each exactly once.
+    """Forward dead letters of APP to the topic APP.dead, each exactly once.
 
     A run does so at its end, unless another process owns the folder then.
 

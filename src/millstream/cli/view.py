@@ -151,7 +151,7 @@ def show(
     if frame.height > limit and not as_json:
         click.echo(f"The first {limit} rows; --limit shows more.")
     if note is not None:
-        click.echo(f"This view is not whole: it {note}.", err=True)
+        click.echo(f"This view is incomplete: it {note}.", err=True)
 
 
 @view.command("changes")
@@ -180,7 +180,7 @@ def changes(
     rows = [_with_json(row, kinds) for row in frame.iter_rows(named=True)]
     _print(rows, tuple(frame.columns), as_json=as_json)
     if note is not None:
-        click.echo(f"This view is not whole: it {note}.", err=True)
+        click.echo(f"This view is incomplete: it {note}.", err=True)
 
 
 @view.command("forget")

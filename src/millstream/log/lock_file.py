@@ -29,7 +29,7 @@ class LockFile:
         self._files = files
         self._handle: int | None = files.lock(path)
         _held.add(self)
-        with suppress(OSError):  # it only tells others who holds the lock
+        with suppress(OSError):  # only information: who holds the lock
             files.truncate(self._handle, 0)
             write_whole(files, self._handle, f"{os.getpid()}\n".encode("ascii"), 0)
 

@@ -10,7 +10,7 @@ a request             that is retried
 append                batches have a producer and a sequence: a batch in the log is not written again
 register              returns the next producer epoch; nobody uses the one before
 begin                 continues the transaction that is open
-end                   returns the outcome that control.db has
+end                   returns the decision that control.db has
 create_topic          carries a topic id: a topic that has this id was created by the first attempt
 delete_topic          finds no topic, and succeeds
 the others            have the same effect twice as once

@@ -100,7 +100,7 @@ class Result:
 
     @property
     def late(self) -> int:
-        """How many events came too late, over all steps."""
+        """How many events came too late: an event counts in each step that left it out."""
         return int(self.ledger["late"].sum())
 
     @property

@@ -11,7 +11,7 @@ from millstream.client.producer import Producer
 from millstream.errors import FencePassedError
 
 RECORD_ID = ("topic", "partition", "offset")
-"""The columns of the view ``dead_letters`` that tell records apart."""
+"""The columns of the view ``dead_letters`` that identify a record."""
 
 SLICE_ROWS = 10_000
 """The largest number of dead letters in one transaction."""

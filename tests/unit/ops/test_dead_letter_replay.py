@@ -222,7 +222,7 @@ def test_a_reset_says_which_records_the_next_run_reads_twice(log, capsys):
     replay(log, "ads", DeadLetterFilter(reason="1.5"))
     assert find_footprint("ads", log, log).replayed == {"clicks": 1}
     assert run(["reset", "ads", "--yes", "--log", str(log)]) == 0
-    assert "topic clicks: 1 dead record appended again" in capsys.readouterr().out
+    assert "topic clicks: 1 dead letter appended again" in capsys.readouterr().out
     take_in(log, LaxClick)
     with ms.view("all", log) as rows:
         assert rows.scan()["ad"].to_list().count(1.5) == 2
@@ -370,7 +370,7 @@ def test_the_command_lists_dead_records(said):
     found = json.loads(said("list", "ads", "--reason", "1.5", "--json"))
     assert [row["record"] for row in found] == ["clicks/1/0"]
     assert "1 of 3 rows" in said("list", "ads", "--limit", "1")
-    assert said("list", "ads", "--topic", "other") == "No dead records in ads.\n"
+    assert said("list", "ads", "--topic", "other") == "No dead letters in ads.\n"
 
 
 def test_the_command_shows_one_record_whole(said):
@@ -380,7 +380,7 @@ def test_the_command_shows_one_record_whole(said):
     assert "key:      u1" in text
     (row,) = json.loads(said("show", "ads", "clicks/0/2", "--json"))
     assert row["value"] == '{"ad":"x"}'
-    assert "no dead record clicks/0/0" in said("show", "ads", "clicks/0/0", code=2)
+    assert "no dead letter clicks/0/0" in said("show", "ads", "clicks/0/0", code=2)
 
 
 def test_the_command_replays_and_relays(said, log):

@@ -214,12 +214,12 @@ def test_a_view_in_a_database_says_its_gap_even_while_it_is_left_out(tmp_path, d
         assert is_complete(view.coverage)
 
 
-def test_the_command_tells_beside_the_rows(job, capsys):
+def test_the_command_prints_a_note_beside_the_rows(job, capsys):
     job.run("a")
     job.run("a", "b")
     assert command(["view", "show", "b", "--log", str(job.log), "--json"]) == 0
     said = capsys.readouterr()
-    assert "This view is not whole: it is written since" in said.err
+    assert "This view is incomplete: it is written since" in said.err
     assert said.out == '{"k": "1", "n": 1}\n'
 
 

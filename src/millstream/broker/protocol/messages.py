@@ -1,8 +1,8 @@
-"""Every message that the broker reads and writes, field by field: see ``schema`` for how to read it.
+"""The requests for records and topics, field by field, and the table of all requests of the broker.
 
-Records and topics come first, then groups, then transactions and administration. The ranges begin
-where Apache Kafka 4 begins, or a little before, and end where a newer version would promise what the
-broker does not support: topic ids in Produce, the newer group and transaction protocols.
+The other fields are in the modules ``messages_…`` beside this one; ``schema`` says how to read them. The
+version ranges begin where Apache Kafka 4 begins, or a little before, and end where a newer version would
+promise what the broker does not support: topic ids in Produce, the newer group and transaction protocols.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Certificate:
                 found = path.stat()
             except OSError as error:
                 raise ConfigError(
-                    f"There is no file {path} ({error.strerror}): {self._named} are to be PEM files."
+                    f"{path} cannot be read ({error.strerror}). {self._named}: give the paths of PEM files."
                 ) from error
             versions.append((found.st_ino, found.st_size, found.st_mtime_ns))
         return tuple(versions)
@@ -75,7 +75,7 @@ class Certificate:
             context.load_cert_chain(self._cert, self._key, password=password)
         except OSError as error:  # an SSLError is one, too
             raise ConfigError(
-                f"{self._named} cannot be used: {_reason(error)}. Certificate and key are to be PEM "
+                f"{self._named} cannot be used: {_reason(error)}. Certificate and key must be PEM "
                 "files that belong together."
             ) from error
 

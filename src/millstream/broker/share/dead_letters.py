@@ -7,9 +7,9 @@
 3. Markers are appended, and readers of committed records see the copies.
 
 A dead letter has the key, value, timestamp and headers of its record, and headers that name its origin
-and the reason. A record that retention has removed meanwhile has no copy. Of a record that is too large
-for the topic with these headers, only the headers are written, and one that says so: other records must
-not wait for it for ever.
+and the reason. A record that retention has removed meanwhile has no copy. If a record with these headers is
+too large for the topic, its dead letter has only these headers and one that says so. Its own key, value and
+headers are left out: otherwise the records after it would wait forever.
 
 Source: KIP-1191 for the names of the headers.
 """

@@ -76,7 +76,7 @@ class KafkaConsumer(Consumer):
         if not messages:
             return False
         self._idle.reset()
-        # Clients fetch by the topic's name: the current topic id tells which topic the records are of.
+        # Clients fetch by the topic's name: the current topic id says which topic the records are from.
         self._reader.topic_id(self._topic)
         self._fetched = self._records(messages)
         return True

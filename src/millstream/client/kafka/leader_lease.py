@@ -1,9 +1,9 @@
 """A leader lease over brokers: the member of a consumer group that has partition 0 of a topic holds it.
 
-Nothing is read in this group, and nothing is committed for it: only its members count. When the leader
-leaves, the broker assigns the partition to another member after the leader has released it. When the
-leader is silent for a session, the broker does not wait. It is a separate group, as brokers reject commits of
-others than members for a group with members.
+The group exists only for its membership: its members read and commit nothing. When the leader leaves, it
+releases the partition, and the broker assigns it to another member. When the leader sends no heartbeat for
+the session timeout, the broker assigns the partition without waiting for it. The group is separate from the
+one that commits offsets, as brokers reject commits from non-members while a group has members.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class KafkaLeaderLease:
                 raise ours  # the client recovers from anything else by itself
 
     def close(self) -> None:
-        # Leaving tells the broker, which then assigns the partition to another member at once.
+        # The broker then assigns the partition to another member at once.
         if not self._closed:
             self._closed = True
             self._held = False  # the caller has stopped its work

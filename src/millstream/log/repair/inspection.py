@@ -226,7 +226,7 @@ class _Inspection:
         names = self._names(QUARANTINE)
         size = sum(size_of(self._files, self._folder / QUARANTINE / name) for name in names)
         if names:
-            text = f"{size} bytes in {len(names)} files were put aside by recovery or repair"
+            text = f"{size} bytes in {len(names)} files were moved here by recovery or repair"
             advice = "look at them, and delete them when they are not needed"
             yield self._finding("quarantine", "harmless", text, advice, QUARANTINE)
 

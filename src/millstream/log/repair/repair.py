@@ -207,13 +207,13 @@ class _PartitionRepair:
         partition, files = self._partition, self._files
         # The file may remain after its segment was removed.
         paths = (partition.folder / name for name in files.names(partition.folder))
-        told = [
+        ranges = [
             one
             for path in paths
             if path.suffix == aborted.SUFFIX
             for one in aborted.read(files, path)
         ]
-        return _KnownEnds(told, partition.producers.last_stable(partition.log_end_offset))
+        return _KnownEnds(ranges, partition.producers.last_stable(partition.log_end_offset))
 
     # -- a segment with unreadable ranges ------------------------------------------------------
 
@@ -292,10 +292,10 @@ class _PartitionRepair:
         scan.apply_known_aborts(known.aborted, [(start, end)])
         made = [(SealedSegment(start, scan.as_seal(end, ())), scan.aborted)]
         if before is not None:
-            told = aborted.read(files, partition.path_of(before))
-            told = [one for one in told if one.last_offset < start]
-            shorter = replace(before.seal, next_offset=start, damaged=(), aborted=len(told))
-            made.insert(0, (SealedSegment(before.base_offset, shorter), told))
+            ranges = aborted.read(files, partition.path_of(before))
+            ranges = [one for one in ranges if one.last_offset < start]
+            shorter = replace(before.seal, next_offset=start, damaged=(), aborted=len(ranges))
+            made.insert(0, (SealedSegment(before.base_offset, shorter), ranges))
 
         def put() -> None:
             for segment, _ in made:
@@ -306,8 +306,8 @@ class _PartitionRepair:
             files.rename(draft, path)
             sync_names(files, partition.folder)
             replace_file(files, path.with_suffix(".idx"), bytes(scan.index.content))
-            for segment, told in reversed(made):  # what one loses, the other has by then
-                aborted.rewrite(files, partition.path_of(segment), told)
+            for segment, ranges in reversed(made):  # what one loses, the other has by then
+                aborted.rewrite(files, partition.path_of(segment), ranges)
                 seal.write(files, partition.path_of(segment), segment.seal)
             place = 0 if before is None else partition.sealed.index(before)
             partition.sealed[place : place + len(made) - 1] = [segment for segment, _ in made]

@@ -130,7 +130,7 @@ class PostgresSink:
 
     def commit(self, fence: Fence, part: SinkBatch) -> bool:
         # A crash before the server has the COMMIT leaves nothing of the batch; after it, all of it, with
-        # the fence. If the connection breaks in between, the fence tells which.
+        # the fence. If the connection breaks in between, the fence shows which.
         with self._connection.transaction() as session:
             position = self._admit(session, fence)
             if position is None:
