@@ -3,7 +3,7 @@
 Watermark W means that no further event with a time before W is expected. A partition's watermark
 follows its records as the rule says: it is the largest event time seen in it less the allowed
 delay, or its last punctuation, whichever is later; where producers are told apart, the
-minimum over the partition's producers of that (:mod:`producers`); over processing time, the latest
+minimum over the partition's producers of that (`producers.py`); over processing time, the latest
 arrival, or the planner's clock once all has been read. It never goes back. An input's watermark is
 the minimum over its partitions, leaving out the idle ones; while all are idle it holds.
 
@@ -14,7 +14,7 @@ finds its window open. The decision depends on the order within the partition al
 boundaries or on how fast other partitions were read. The events of a partition that was idle are
 compared with the input's watermark when it returns.
 
-The watermarks of splits are computed before the shuffle (:mod:`split_clocks`); here are the
+The watermarks of splits are computed before the shuffle (`split_clocks.py`); here are the
 rule, the messages and the clocks that outlive the batch.
 """
 
