@@ -222,7 +222,7 @@ def test_a_reset_says_which_records_the_next_run_reads_twice(log, capsys):
     replay(log, "ads", DeadLetterFilter(reason="1.5"))
     assert find_footprint("ads", log, log).replayed == {"clicks": 1}
     assert run(["reset", "ads", "--yes", "--log", str(log)]) == 0
-    assert "topic clicks: 1 dead record appended again" in capsys.readouterr().out
+    assert "topic clicks: 1 dead letter appended again" in capsys.readouterr().out
     take_in(log, LaxClick)
     with ms.view("all", log) as rows:
         assert rows.scan()["ad"].to_list().count(1.5) == 2
