@@ -1,6 +1,7 @@
 """The aggregates of ``agg(name=...)``.
 
-All leave nulls out, and give the same result in any batches, unless stated otherwise. A value is a column's name, or a polars expression that makes one value per row.
+All leave nulls out, and give the same result in any batches, unless stated otherwise. A value is a column's
+name, or a polars expression that makes one value per row.
 """
 
 from __future__ import annotations
