@@ -1,7 +1,7 @@
 """How events travel: each reaches the log late, out of order, and sometimes more than once.
 
 Front-end servers write events to the log as they come. On the way the network takes up to 20 seconds; some
-events wait on their device first, minutes or hours; about 3 % are sent again because an answer got lost;
+events wait on their device first, minutes or hours; about 3 % are sent again because a response got lost;
 about 0.2 % come once more a day later, from a server that replays its disk; some devices have a wrong
 clock; and three records in ten thousand are cut short. With chaos all that is more frequent. Each partition
 also gets heartbeats, "the time is now t", so that its watermark moves on while nobody clicks.

@@ -40,16 +40,16 @@ _FIELDS = {
 
 
 @dataclass(frozen=True)
-class ExpectedAnswers:
+class ExpectedResults:
     """What the views and topics must hold, by name."""
 
     views: Mapping[str, pl.DataFrame]
     topics: Mapping[str, pl.DataFrame]
 
 
-def expected_answers(
+def expected_results(
     log: EventLog, clients: Mapping[str, Client], stop: StopRule
-) -> ExpectedAnswers:
+) -> ExpectedResults:
     """Compute everything from the records of the log."""
     records = pl.concat(_records(log, number) for number in range(log.topics()[_TOPIC].partitions))
     judged = _with_lateness(records)
@@ -57,7 +57,7 @@ def expected_answers(
     once = _deduplicated(judged.filter(~pl.col("late")))
     days, decisions, events = _budgets(once, clients)
     stops = _stopped_ads(once, stop)
-    return ExpectedAnswers(
+    return ExpectedResults(
         views={
             "ad_ctr": _rates(once, "1m").sort("window_start", "ad"),
             "spend_by_day": days,

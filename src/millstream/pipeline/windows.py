@@ -222,7 +222,7 @@ def count_window(
 ) -> CountWindow:
     """Windows of ``count`` events of a key, in the order of their arrival.
 
-    That order is the partition's: for the answer to depend on the events alone, the key must decide
+    That order is the partition's: for the result to depend on the events alone, the key must decide
     the partition. The rows have ``window_number``, from 0 for each key; ``window_start`` is the time
     of the event that opened the window, ``window_end`` just after the latest. No event is late. Of
     every key that ever came a row of state is kept.
