@@ -185,7 +185,7 @@ def in_flight(
     commits: list[tuple[float, list[int]]],
 ) -> dict[str, float]:
     """Return how much was asked for between a budget's last event and the commit that tells of it."""
-    told = ads_expected.expected_answers(log, given.clients, given.stop_rule).topics[
+    told = ads_expected.expected_results(log, given.clients, given.stop_rule).topics[
         "budget-events"
     ]
     exhausted = told.filter(pl.col("budget_event") == "exhausted")

@@ -1,4 +1,7 @@
-"""Maintenance of the broker, besides that of the log: transactions that are too slow, unused offsets."""
+"""Maintenance of the broker: aborts transactions at their timeout, deletes the offsets of unused groups.
+
+Segments, retention and compaction are the log's: `log/maintenance.py`.
+"""
 
 from __future__ import annotations
 

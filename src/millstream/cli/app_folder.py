@@ -19,21 +19,21 @@ def app_folder(log: Path, app: str) -> Path:
         ConfigError: the log has no such app; the message lists its apps.
     """
     apps = log / "apps"
-    home = apps / app
-    if not home.is_dir():
+    folder = apps / app
+    if not folder.is_dir():
         known = sorted(path.name for path in apps.glob("*") if path.is_dir())
         raise ConfigError(
             f"The log {str(log)!r} has no app {app!r} (apps: {', '.join(known) or 'none'}). "
             "Correct the name or --log, or run the app first."
             f"{did_you_mean(app, known)}"
         )
-    print_failure(app, home)
-    return home
+    print_failure(app, folder)
+    return folder
 
 
-def print_failure(app: str, home: Path) -> None:
+def print_failure(app: str, folder: Path) -> None:
     """Say on standard error how the last run of an app failed, if it did."""
-    failure = last_failure(home)
+    failure = last_failure(folder)
     if failure is not None:
         at = datetime.fromtimestamp(failure.at, UTC)
         click.secho(

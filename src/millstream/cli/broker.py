@@ -101,8 +101,8 @@ def broker(
 ) -> None:
     """Serve the log in the folder DIR to Kafka's clients, until Ctrl-C or SIGTERM.
 
-    DIR is by default $MILLSTREAM_LOG, or ./data. The broker owns the folder while it runs, and
-    takes it over from a program that does. Other programs on this machine read the folder as before, and write
+    DIR is by default $MILLSTREAM_LOG, or ./data. The broker owns the folder while it runs, and takes it
+    over from a program that does. Other programs on this machine read the folder as before, and write
     through the broker. If other machines are to reach it, it needs a certificate and users.
 
     \b

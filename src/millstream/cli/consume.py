@@ -86,9 +86,9 @@ def consume(
     value is null. A TIME is ISO 8601, in UTC if it names no zone, and means the first record at it
     or later.
 
-    With --group, each record is committed after it was printed, every second and at the end. If it is killed in
-    between, the next call prints uncommitted records again, and skips none. Two
-    commands of one group at the same time do not share the records: each prints all of them.
+    With --group, each record is committed after it was printed, every second and at the end. If it is
+    killed in between, the next call prints uncommitted records again, and skips none. Two commands of one
+    group at the same time do not share the records: each prints all of them.
 
     \b
     Examples:
@@ -202,7 +202,7 @@ def _start(
 def _parts(
     reader: Reader, topic: str, partitions: list[int], stop: TopicPosition
 ) -> Iterator[tuple[list[int], int | None]]:
-    """Yield the partitions that are read together, with their end: partitions that stop early are read alone."""
+    """Yield the partitions that are read together, with their end; those that stop early are read alone."""
     if isinstance(stop, str):
         yield partitions, None
         return

@@ -111,8 +111,8 @@ def edge(
     """Take events over HTTP and UDP, and send them out as server-sent events.
 
     The log is by default $MILLSTREAM_LOG, or ./data. The edge owns the folder while it runs, unless it is
-    --read-only; over kafka:// there may be several. Ctrl-C or SIGTERM ends it, after the accepted requests are
-    appended and have their responses.
+    --read-only; over kafka:// there may be several. Ctrl-C or SIGTERM ends it, after the accepted requests
+    are appended and have their responses.
 
     \b
     Examples:

@@ -112,8 +112,8 @@ def _stays(found: AppFootprint) -> list[str]:
         count = "its records" if records is None else f"up to {pluralize(records, 'record')}"
         lines.append(f"  topic {topic}: {count}; the next run adds its own")
     lines += [
-        f"  topic {topic}: {pluralize(records, 'dead letter')} appended again by a replay; the next run reads "
-        "both, and counts twice what does not die any more"
+        f"  topic {topic}: {pluralize(records, 'dead letter')} appended again by a replay; the next run "
+        "reads both, and counts twice those that no longer fail"
         for topic, records in found.replayed.items()
     ]
     lines += [f"  what {name} was called with; it is called again" for name in found.functions]

@@ -35,20 +35,20 @@ def stop(app: str, folder: Path, timeout: str) -> None:
       millstream stop ads
       millstream stop ads --log /srv/data --timeout "10 minutes"
     """
-    home = app_folder(folder, app)
-    alive = active_runs(home)
+    of_app = app_folder(folder, app)
+    alive = active_runs(of_app)
     if not alive:
         click.echo(f"{app} is not running")
         return
     end = time.monotonic() + to_us(timeout, what="--timeout") / 1e6
-    while active_runs(home):
+    while active_runs(of_app):
         if time.monotonic() > end:
-            pids = ", ".join(str(running.pid) for running in active_runs(home))
+            pids = ", ".join(str(running.pid) for running in active_runs(of_app))
             raise JobFailedError(
                 f"{app} has not stopped within {timeout}; process {pids} still works on a batch. "
                 "It stops after that batch: wait longer with --timeout, or end the process."
             )
-        stop_request_file(home).touch()  # again and again: a run that is starting clears it once
+        stop_request_file(of_app).touch()  # again and again: a run that is starting clears it once
         time.sleep(_POLL_S)
-    stop_request_file(home).unlink(missing_ok=True)
+    stop_request_file(of_app).unlink(missing_ok=True)
     click.echo(f"{app} has stopped")

@@ -1,4 +1,4 @@
-"""The demo that `millstream demo ads` runs: a real week of advertising, or a made-up one, and its answers.
+"""The demo that `millstream demo ads` runs: a real week of advertising, or a made-up one, and its results.
 
 `ads_week.py` and `ads_generated.py` have the events, `ads_disorder.py` makes them late, repeated and out
 of order, `feed.py` writes them into the log, `ads_pipeline.py` is the pipeline, and `ads_expected.py`

@@ -1,9 +1,9 @@
 """How events travel: each reaches the log late, out of order, and sometimes more than once.
 
-Front-end servers write events to the log as they come. On the way the network takes up to 20 seconds;
-some events wait on their device first, minutes or hours; about 3 % are sent again because an answer got
-lost; about 0.2 % come once more a day later, from a server that replays its disk; some devices have a
-wrong clock; and three records in ten thousand are cut short. With chaos all that is more frequent. Each partition
+Front-end servers write events to the log as they come. On the way the network takes up to 20 seconds; some
+events wait on their device first, minutes or hours; about 3 % are sent again because a response got lost;
+about 0.2 % come once more a day later, from a server that replays its disk; some devices have a wrong
+clock; and three records in ten thousand are cut short. With chaos all that is more frequent. Each partition
 also gets heartbeats, "the time is now t", so that its watermark moves on while nobody clicks.
 
 Everything is a pure function of the seed: records, partitions and order of arrival. That is what lets
@@ -71,13 +71,13 @@ class DisorderedRecords:
 
     def records(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Write some rows of ``order`` out: key, value and timestamp_ms of each record."""
-        told = self.events[rows["event"]].hstack(rows.select("sent_us", "received_us", "broken"))
-        whole = told.select(_payload().alias("value"))["value"]
+        records = self.events[rows["event"]].hstack(rows.select("sent_us", "received_us", "broken"))
+        whole = records.select(_payload().alias("value"))["value"]
         half = whole.str.slice(0, 60)
         return pl.DataFrame(
             {
-                "key": told["key"].cast(pl.Binary),
-                "value": half.zip_with(told["broken"], whole).cast(pl.Binary),
+                "key": records["key"].cast(pl.Binary),
+                "value": half.zip_with(records["broken"], whole).cast(pl.Binary),
                 "timestamp_ms": rows["arrival_us"] // 1000,
             }
         )
@@ -114,7 +114,7 @@ def disorder(
     copies = pl.concat([first, *_more_copies(first, seed, trouble)])
     clamped = copies.with_columns(pl.min_horizontal("arrival_us", pl.lit(beats.end_us)))
     numbers = pl.int_range(once.height, events.height, eager=True, dtype=pl.UInt32)
-    told = events[once.height :].select(
+    heartbeat_order = events[once.height :].select(
         numbers.alias("event"),
         "partition",
         pl.col("at_us").alias("sent_us"),
@@ -123,7 +123,9 @@ def disorder(
         broken=pl.lit(value=False),
     )
     # Equal arrival times do occur; the record's number among all settles their order.
-    ordered = pl.concat([clamped, told]).with_row_index("number").sort("arrival_us", "number")
+    ordered = (
+        pl.concat([clamped, heartbeat_order]).with_row_index("number").sort("arrival_us", "number")
+    )
     place = pl.int_range(pl.len(), dtype=pl.Int64).over("partition").alias("place")
     return DisorderedRecords(events, ordered.drop("number").with_columns(place))
 

@@ -40,16 +40,16 @@ _FIELDS = {
 
 
 @dataclass(frozen=True)
-class ExpectedAnswers:
+class ExpectedResults:
     """What the views and topics must hold, by name."""
 
     views: Mapping[str, pl.DataFrame]
     topics: Mapping[str, pl.DataFrame]
 
 
-def expected_answers(
+def expected_results(
     log: EventLog, clients: Mapping[str, Client], stop: StopRule
-) -> ExpectedAnswers:
+) -> ExpectedResults:
     """Compute everything from the records of the log."""
     records = pl.concat(_records(log, number) for number in range(log.topics()[_TOPIC].partitions))
     judged = _with_lateness(records)
@@ -57,7 +57,7 @@ def expected_answers(
     once = _deduplicated(judged.filter(~pl.col("late")))
     days, decisions, events = _budgets(once, clients)
     stops = _stopped_ads(once, stop)
-    return ExpectedAnswers(
+    return ExpectedResults(
         views={
             "ad_ctr": _rates(once, "1m").sort("window_start", "ad"),
             "spend_by_day": days,
@@ -97,7 +97,7 @@ def _with_lateness(records: pl.DataFrame) -> pl.DataFrame:
         for name in ("occurred_at", "sent_at", "received_at")
     )
     waited = pl.when(left > made).then(left - made).otherwise(0)
-    timed = records.with_columns(at=came - waited, told=made).sort("partition", "offset")
+    timed = records.with_columns(at=came - waited, occurred_us=made).sort("partition", "offset")
     before = pl.col("at").cum_max().shift(1).over("partition") - _DISORDER_US
     late_by = (before - _LATENESS_US - pl.col("at")).fill_null(0)
     return timed.with_columns(late_by=late_by, late=late_by > 0).filter(
@@ -112,7 +112,9 @@ def _late(late: pl.DataFrame) -> pl.DataFrame:
         "kind",
         "client",
         "ad",
-        pl.from_epoch("told", time_unit="us").dt.replace_time_zone("UTC").alias("occurred_at"),
+        pl.from_epoch("occurred_us", time_unit="us")
+        .dt.replace_time_zone("UTC")
+        .alias("occurred_at"),
         pl.col("late_by").cast(pl.Duration("us")),
     ).sort("event_id")
 
@@ -162,8 +164,8 @@ def _stopped_ads(once: pl.DataFrame, stop: StopRule) -> pl.DataFrame:
         for last in range(stop.windows, windows.height + 1):
             row = windows[last - stop.windows : last]
             if row["rate"].max() < stop.floor:  # type: ignore[operator]
-                told = (row["window_end"][-1], row["rate"].max())
-                found.append((ad, *told, row["shown"].sum(), row["clicked"].sum()))
+                stopped = (row["window_end"][-1], row["rate"].max())
+                found.append((ad, *stopped, row["shown"].sum(), row["clicked"].sum()))
                 break
     schema = {
         "ad": pl.Int64(),
@@ -205,14 +207,14 @@ def _budgets(
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Decide on every event in the order of the log; return days, decisions and budget events."""
     accounts = {name: _Account(about, {}) for name, about in clients.items()}
-    decisions, told = [], []
+    decisions, budget_events = [], []
     columns = ("client", "at", "cost_micros", "event_id", "kind", "ad")
     for client, at, cost, event_id, kind, ad in once.select(columns).iter_rows():
         day, granted, event = accounts[client].charge(at, cost)
         if kind == "impression":
             decisions.append((event_id, client, ad, "served" if granted else "refused"))
         if event:
-            told.append((client, day, event, event_id))
+            budget_events.append((client, day, event, event_id))
     days = [
         (name, datetime.fromisoformat(day).date(), spent, account.about.budget_micros)
         for name, account in accounts.items()
@@ -226,7 +228,7 @@ def _budgets(
         table.sort("client", "budget_day"),
         pl.DataFrame(decisions, schema=["event_id", "client", "ad", "decision"], orient="row"),
         pl.DataFrame(
-            told,
+            budget_events,
             schema=dict.fromkeys(["client", "budget_day", "budget_event", "event_id"], pl.String),
             orient="row",
         ),

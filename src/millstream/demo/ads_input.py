@@ -1,4 +1,4 @@
-"""The two inputs of the demo, the real week and made-up events, and the parameters of the pipeline for each."""
+"""The two inputs of the demo, the real week and made-up events, and the pipeline's parameters for each."""
 
 from __future__ import annotations
 

@@ -227,11 +227,11 @@ def compare(
     """
     console.print("Comparing with one batch computation over the raw log:")
     with connect(log) as opened:
-        answers = ads_expected.expected_answers(opened, given.clients, given.stop_rule)
-        found = {name: _records(opened, name, rows) for name, rows in answers.topics.items()}
+        wanted = ads_expected.expected_results(opened, given.clients, given.stop_rule)
+        found = {name: _records(opened, name, rows) for name, rows in wanted.topics.items()}
     with StateStore(state_store_path(log if state is None else state, APP), readonly=True) as store:
-        views = {name: store.scan(name) for name in answers.views}
-    kinds = {"view": (views, answers.views), "topic": (found, answers.topics)}
+        views = {name: store.scan(name) for name in wanted.views}
+    kinds = {"view": (views, wanted.views), "topic": (found, wanted.topics)}
     equal = [
         _print_comparison(f"{kind} {name}", tables[name], rows, console)
         for kind, (tables, expected) in kinds.items()

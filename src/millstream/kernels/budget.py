@@ -15,7 +15,7 @@ too late              ``late``: its split had passed the end of the day, and the
 ====================  ==========================================================================
 
 A day ends when it has ended everywhere, twelve hours after its end in UTC, so that lateness depends
-on the date alone. *Arrival* is as in :mod:`pass_through`: results depend on the events
+on the date alone. *Arrival* is as in :mod:`millstream.kernels.pass_through`: results depend on the events
 alone if all events of a key are in one partition.
 
 A key's *budget status* is that of its newest day: exhausted while less remains than the least that is of

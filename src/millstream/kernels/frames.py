@@ -1,7 +1,8 @@
 """Frames: tables on the wire between the parts of a running job, as Arrow IPC streams.
 
 An edge of a job carries rows of ``(port, bucket, frame)``: the port says what the frame is for, the
-bucket which hash range of keys it belongs to. Columns whose names begin with ``__`` are ours and travel with the user's: see the constants.
+bucket which hash range of keys it belongs to. Columns whose names begin with ``__`` are ours and travel
+with the user's: see the constants.
 """
 
 from __future__ import annotations

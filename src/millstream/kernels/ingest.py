@@ -60,11 +60,11 @@ class RecordCount:
 class SplitInput:
     """One split of one partition's records in a batch.
 
-    It holds the offsets ``[start_offset, end_offset)``; ``batches`` have columns offset, timestamp (ms, UTC) and value, in
-    offset order, and key or headers if the source wants them; between them there may be punctuation, and
-    archived records. ``arrived_ms`` is the largest timestamp before the split, where
-    the event time is the time of arrival. ``details`` reads columns of dead records that the
-    batches lack. ``counter`` has, after reading, the number of records by the log's batch headers.
+    It holds the offsets ``[start_offset, end_offset)``; ``batches`` have columns offset, timestamp (ms, UTC)
+    and value, in offset order, and key or headers if the source wants them; between them there may be
+    punctuation, and archived records. ``arrived_ms`` is the largest timestamp before the split, where the
+    event time is the time of arrival. ``details`` reads the columns of dead letters that the batches lack.
+    ``counter`` has, after reading, the number of records by the log's batch headers.
     """
 
     partition: int

@@ -1,8 +1,9 @@
-"""Lateness: when an event is late, and the columns of the side output. Only this module decides it.
+"""Lateness: when an event is late, and the columns of the side output.
 
-An event has a *deadline*: the watermark up to which its operator still takes it. It is compared with the
-watermark that the event saw, which is that of its partition, in its split, before it; so the
-decision depends on the records before the event, and not on batch boundaries. ``L`` is the allowed lateness.
+An event has a *deadline*: the watermark up to which its operator still takes it. :func:`is_late` compares
+it with the watermark that the event saw, which is that of its partition, in its split, before it. So the
+decision depends on the records before the event, and not on batch boundaries. Each operator computes its
+own deadlines; all compare them here. ``L`` is the allowed lateness.
 
 ==========  ==================================  ===================  ==================  ===============
 operator    deadline                            late when the        ``late_by`` counts  ``late_reason``
@@ -20,9 +21,11 @@ deadlines are times at which an event still counts. The end of a session here is
 which an event joins it. A session takes an event that is late in this way if another open session covers
 it: see :mod:`millstream.kernels.sessions.operator`. Count windows take every event.
 
-An event that missed only some of its windows is held, not late: the operator counts the windows that it
-missed. The step's largest ``late_by_us`` in the ledger counts from the deadline, for every operator that
-reports it.
+An event that missed only some of its windows is held, not late. Window operators count the windows that an
+event missed with ``count_ended`` of their assigner: those that end at or before the watermark it saw, less L.
+When these are all of its windows, the watermark has reached the deadline above, and the event is late.
+
+The step's largest ``late_by_us`` in the ledger counts from the deadline, for every operator that reports it.
 """
 
 from __future__ import annotations

@@ -72,10 +72,10 @@ class SourcePlan:
     """One stream read from a topic. ``fields`` are the value's fields that the plan needs.
 
     ``number`` is its place among the sources, ``topic_number`` that of its topic in the order of the
-    log: the same in every program that reads these topics. ``time`` gives the event time (a Datetime) from the
-    fields; None: the record's timestamp. ``time_ports`` are the operators that receive
-    this source's time. ``values`` is how the topic's values are written, ``bad`` what becomes of
-    those that cannot be decoded.
+    log: the same in every program that reads these topics. ``time`` gives the event time (a Datetime)
+    from the fields; None: the record's timestamp. ``time_ports`` are the operators that receive this
+    source's time. ``values`` is the format of the topic's values, ``bad`` the policy for those that
+    cannot be decoded.
     """
 
     number: int

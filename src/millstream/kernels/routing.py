@@ -1,9 +1,9 @@
 """From a node's rows to the frames of its outgoing edges: steps, partials, buckets, ledger.
 
-The paths from a node are a tree. A table goes through a shared step once, and is counted there
-once; what the step gives is counted as ``rows_out``, and read by whatever comes next, so that an event
-can be followed through the ledger from its source to its end. Rows on which the user's code fails
-are sent to the side output: see :mod:`kernels/errors/user_code.py`.
+The paths from a node are a tree. A table goes through a shared step once, and is counted there once. The
+rows that the step passes on are counted as ``rows_out``, and as ``read`` by the next steps, so that an event
+can be followed through the ledger from its source to its sink. Rows on which the user's code fails
+become dead letters: see :mod:`millstream.kernels.errors.user_code`.
 """
 
 from __future__ import annotations

@@ -134,9 +134,9 @@ class OperatorRun:
         state = OperatorState.from_message(self._check_hash_seed(stored), self.store)
         clocks = self._clocks(stored)
         before_us = NO_WATERMARK if stored is None else stored["watermark"]
-        baselines, clock_ms, idle = self._advance(clocks, batch.messages, before_us)
+        split_watermarks_us, clock_ms, idle = self._advance(clocks, batch.messages, before_us)
         watermark_us, seed = _watermark(clocks, before_us), self.buckets.seed
-        context = BatchContext(before_us, watermark_us, baselines, clock_ms, seed)
+        context = BatchContext(before_us, watermark_us, split_watermarks_us, clock_ms, seed)
         if self.bucket == 0:  # the same in all buckets, so one reports it
             self.ledger.clocks[kernel.name] = {
                 name: {**clock.to_status(), "idle": sorted(idle.get(name, ()))}
@@ -194,9 +194,10 @@ class OperatorRun:
     ) -> tuple[dict[int, int], int, dict[str, frozenset[int]]]:
         """Advance the clocks by the messages of the batch.
 
-        Return the splits' baselines, the running time, and which partitions are idle, by input.
+        Return the watermark of each split before its first row, the running time, and which partitions are
+        idle, by input.
         """
-        baselines: dict[int, int] = {}
+        split_watermarks_us: dict[int, int] = {}
         idle: dict[str, frozenset[int]] = {}
         clock_ms = 0
         for plan in self.operator.clocks:
@@ -214,12 +215,12 @@ class OperatorRun:
                 seen = SourceTime.merge(message["source"] for message in received)
                 clock, splits = clocks[plan.name].advanced(seen, plan.rule, plan.source, before_us)
                 clocks[plan.name] = clock
-                baselines |= splits
+                split_watermarks_us |= splits
                 if clock.forgotten:
                     self.ledger.forgotten[plan.name] = clock.forgotten
                 clock_ms = max(clock_ms, seen.clock_ms)
                 idle[plan.name] = seen.idle
-        return baselines, clock_ms, idle
+        return split_watermarks_us, clock_ms, idle
 
     def _emit(
         self, emitted: pl.DataFrame | None, edges: tuple[PlanEdge, ...]

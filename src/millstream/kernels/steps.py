@@ -2,7 +2,7 @@
 
 A step processes each row by itself, so results do not depend on where one table ends and
 the next begins. It is applied to whole tables, keeps the hidden columns, and reports for how many of
-the input rows it gave rows. :mod:`kernels/errors/user_code.py` handles failing rows.
+the input rows it gave rows. :mod:`millstream.kernels.errors.user_code` handles failing rows.
 """
 
 from __future__ import annotations

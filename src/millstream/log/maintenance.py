@@ -1,8 +1,9 @@
-"""What the owner does periodically: close old segments, remove, compact, abort transactions at their timeout.
+"""Maintenance of the log by its owner: closes old segments, removes, compacts, aborts expired transactions.
 
 A pass goes over every partition in turn and takes the commit lock only briefly, so appends continue
-meanwhile. ``retention``, ``log/compaction/cleaner.py`` and ``transactions`` decide what it does. It can be
-killed at any point: the next opening finishes or discards what was begun.
+meanwhile. `retention.py`, `compaction/cleaner.py` and `transactions.py` decide what it does. It can be
+killed at any point: the next opening finishes or discards what was begun. A broker has more to maintain,
+and does it every second: `broker/maintenance.py`.
 """
 
 from __future__ import annotations

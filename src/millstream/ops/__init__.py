@@ -1,1 +1,1 @@
-"""Operating pipelines: open windows and late events explained, dead letters, resets, a check of the machine."""
+"""Operating pipelines: dead letters, resets, checks of the machine; why events are late or windows open."""

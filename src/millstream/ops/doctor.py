@@ -177,7 +177,7 @@ def _file_system(folder: Path) -> DoctorCheck:
 
 
 def file_system_of(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """Return the type of the file system that holds a folder, or ``unknown`` where none tells.
+    """Return the type of the file system that holds a folder, or ``unknown`` if no mount has it.
 
     Of several mounted over each other the last is the one that is seen.
     """

@@ -1,6 +1,7 @@
 """The aggregates of ``agg(name=...)``.
 
-All leave nulls out, and give the same result in any batches, unless stated otherwise. A value is a column's name, or a polars expression that makes one value per row.
+All leave nulls out, and give the same result in any batches, unless stated otherwise. A value is a column's
+name, or a polars expression that makes one value per row.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ def quantile(
         q: 0 to 1; taken as written, so that 0.7 is seven tenths.
         method: ``"exact"`` takes values of any type that can be sorted, and holds the different
             ones. ``"kll"`` takes numbers and holds a sketch of about 3 KiB (see :func:`kll_sketch`);
-            the rank of its answer is within 1.33 % in 99 of 100 cases, for ``k`` = 200.
+            the rank of its result is within 1.33 % in 99 of 100 cases, for ``k`` = 200.
         k: 8 to 65535; the error falls as 1 / k^0.9.
         of_sketches: The values are such sketches, made before with the same ``k``.
     """
@@ -230,11 +231,11 @@ def top_k(
 ) -> Aggregate:
     """Return the most frequent values with their counts, most frequent first; ties by value.
 
-    The answer is a list of ``{value, count}``, of ``k`` at most.
+    The result is a list of ``{value, count}``, of ``k`` at most.
 
     Args:
         method: ``"exact"`` holds every different value with its count. ``"frequent_items"`` takes
-            text and whole numbers and holds a sketch (see :func:`frequent_items_sketch`); its answers
+            text and whole numbers and holds a sketch (see :func:`frequent_items_sketch`); its results
             also have ``count_min``, and the true count is between the two, which are at most
             3.5 / 2^lg_size of all values apart; every value more frequent than that is known.
         lg_size: 3 to 26.
@@ -335,7 +336,7 @@ def _is_exact(method: str, other: str, word: str, *, of_sketches: bool) -> bool:
     choose(f"{word}'s method", method, ("exact", other))
     if of_sketches and method == "exact":
         raise ConfigError(
-            f'{word} is over sketches, which give no exact answer. Set method="{other}".'
+            f'{word} is over sketches, which give no exact result. Set method="{other}".'
         )
     return method == "exact"
 

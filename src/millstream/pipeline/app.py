@@ -74,8 +74,9 @@ class App(AppDeclaration):
             exceeds it at any step, the run raises an alarm and has failed: ``report.ok`` is
             False, and `millstream run` ends with the exit code 1. What was committed is kept. With
             1 no run fails for this reason.
-        late_alarm: A share of late events, such as 0.01. When a larger share of the events in the last 20 batches
-            was late, the run raises one alarm: in the log, to ``run``'s on_alarm, and in the report.
+        late_alarm: A share of late events, such as 0.01. When a larger share of the events in the last 20
+            batches was late, the run raises one alarm: in the log, to ``run``'s on_alarm, and in the
+            report.
 
     Example::
 
@@ -145,8 +146,9 @@ class App(AppDeclaration):
         A run creates the topic, with that many partitions, where the log has none of the name.
 
         Args:
-            schema: A dataclass, a pydantic model, a TypedDict, or a mapping of names to types. By default all fields of the
-                newest Avro schema; with ``format="bytes"`` the columns are ``value`` and ``key``.
+            schema: A dataclass, a pydantic model, a TypedDict, or a mapping of names to types. By default
+                all fields of the newest Avro schema; with ``format="bytes"`` the columns are ``value`` and
+                ``key``.
             key: The field that chooses the partition.
             format: How the values are written: ``"json"`` objects, ``"avro"``, or ``"bytes"``, as
                 they are.
@@ -342,9 +344,9 @@ class App(AppDeclaration):
             UserCodeError: an expression or function failed; the message names the step.
             FencedError: a newer run of this app has replaced this one.
             JobFailedError: the job stopped for another reason; the message says where.
-        Guarantees: effectively once. All outputs of a batch take effect, or the next run completes them; views in the
-            app's own store, position and ledger are committed together. After a kill at any moment, the next run
-            continues and the results are the same.
+        Guarantees: effectively once. All outputs of a batch take effect, or the next run completes them;
+            views in the app's own store, position and ledger are committed together. After a kill at any
+            moment, the next run continues and the results are the same.
         """
         with spark_extra():
             from millstream.spark.job import RunOptions, run_job  # noqa: PLC0415 - loads pyspark

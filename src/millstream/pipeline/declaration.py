@@ -38,7 +38,7 @@ class AppDeclaration(ABC):
 
         An app cannot write to a topic that it reads, even where the graph has no loop: what a batch
         writes is read by a later one, so a run "until caught up" would end before its own records
-        are read, and the answer would depend on where batches end.
+        are read, and the result would depend on where batches end.
 
         Raises:
             ConfigError: the app would write to a topic that it reads.

@@ -69,7 +69,7 @@ def bloom(*, fpr: float, rotate: Duration, expect: int, exact_check: bool = Fals
         expect: How many different ids to expect within one ``within`` of dedup. When more come,
             filters are added, and the rate that is reported rises.
         exact_check: Look up what the filters have in an exact store, too. No event is lost, the
-            answer is that of dedup without filters, and the filters only save look-ups.
+            result is that of dedup without filters, and the filters only save look-ups.
 
     Example::
 

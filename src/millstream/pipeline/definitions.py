@@ -1,4 +1,4 @@
-"""The definition of each stateful step and each output of a graph: all that its state, or its rows, depend on.
+"""The definition of each stateful step and output of a graph: all that its state, or its rows, depend on.
 
 That is the step itself, and everything on the paths from the sources to it: topics, the fields that are
 read, event time, watermarks, stateless steps. A stateful step on a path represents all above it. The

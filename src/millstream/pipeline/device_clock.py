@@ -30,8 +30,8 @@ def device_time(
         created: When the device made the event, by its own clock.
         sent: When it sent the event, by the same clock.
         received: When the event was received, by a clock that is right.
-        true: A time that is known to be right; where it is not null, it is the answer.
-        max_backdate: The most by which the answer lies before ``received``: a device that was off
+        true: A time that is known to be right; where it is not null, it is the result.
+        max_backdate: The most by which the result lies before ``received``: a device that was off
             for a month, or claims so, cannot reach back further. ``true`` is not held by it.
 
     Example::

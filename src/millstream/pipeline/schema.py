@@ -1,9 +1,10 @@
 """Topic schemas from classes: which fields a value has, of which type, and which must be there.
 
-A class is a dataclass, a pydantic model or a TypedDict; a mapping of names to types is read as a TypedDict. `type_hints.py` lists the types of fields
-(:data:`~millstream.pipeline.type_hints.KNOWN_TYPES`); `pydantic_models.py` has what pydantic adds. A
-field that has a default may be missing, and has its default then. Null is accepted only where the
-type allows None, and such a field of a dataclass may be missing as well.
+A class is a dataclass, a pydantic model or a TypedDict; a mapping of names to types is read as a TypedDict.
+`type_hints.py` lists the types of fields (:data:`~millstream.pipeline.type_hints.KNOWN_TYPES`);
+`pydantic_models.py` has what pydantic adds. A field that has a default may be missing, and has its default
+then. Null is accepted only where the type allows None, and such a field of a dataclass may be missing as
+well.
 """
 
 from __future__ import annotations

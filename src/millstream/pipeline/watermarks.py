@@ -38,15 +38,17 @@ def watermark(
     Args:
         delay: How much disorder to expect: an event this much older than the newest one of its
             partition is still in time. None: only ``punctuation`` moves the watermark.
-        idle: A partition that has had no new record for this long, while the job ran, no longer delays the others. None: it delays them without a limit, and results depend on the
-            events alone. With ``per``, the same for a producer.
+        idle: A partition that has had no new record for this long, while the job ran, no longer delays the
+            others. None: it delays them without a limit, and results depend on the events alone. With
+            ``per``, the same for a producer.
         idle_advance: While *all* partitions are idle the watermark advances with running time: it is the
             latest watermark of a partition plus the running time since the last record was read. So the
             last windows close although no records come any more. False: it holds, and they stay open. Later
             events may then be late, if they are older than this watermark: do not use it where time in the
             log runs slower than here. The time is recorded with each batch, so a repeated batch closes the
             same windows; but which events are late depends on when they were read. It costs a batch without
-            records every tenth of ``idle`` (a second at least) while no records come. A run ``until="caught-up"`` does not wait for it.
+            records every tenth of ``idle`` (a second at least) while no records come. A run
+            ``until="caught-up"`` does not wait for it.
         per: The column that says who sent the record: a device, an instance. Each producer has a
             watermark of its own, by which its events are judged, and the partition's is the
             minimum over them; so a producer whose clock or link lags loses nothing because others are
@@ -144,10 +146,11 @@ def processing_time(
 ) -> ProcessingTime:
     """Take the time of arrival as the event time: ``topic.stream(time=ms.processing_time())``.
 
-    It is the record's timestamp in the log, and never goes back within a partition. So a backlog,
-    or the same log read again, falls into the same windows as when it came, without an artificial spike. The watermark follows the arrivals while there is something to read; in
-    partitions that are read to their end it follows the clock of this machine, so the last window
-    closes without another event. For that, a running job makes a batch a second, even without records; ``until="caught-up"`` does not wait for it.
+    It is the record's timestamp in the log, and never goes back within a partition. So a backlog, or the
+    same log read again, falls into the same windows as when it came, without an artificial spike. The
+    watermark follows the arrivals while there is something to read; in partitions that are read to their
+    end it follows the clock of this machine, so the last window closes without another event. For that, a
+    running job makes a batch a second, even without records; ``until="caught-up"`` does not wait for it.
 
     Args:
         settle: How far the watermark stays behind the clock: as long as it can take from a record's

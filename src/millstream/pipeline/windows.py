@@ -1,7 +1,7 @@
 """Windows as a program declares them, and the triggers of their panes.
 
-:func:`tumbling`, :func:`hopping`, :func:`cumulating` and :func:`calendar` divide time; :func:`session`, :func:`sliding`
-and :func:`count_window` depend on the events.
+:func:`tumbling`, :func:`hopping`, :func:`cumulating` and :func:`calendar` divide time; :func:`session`,
+:func:`sliding` and :func:`count_window` depend on the events.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def cumulating(size: Duration, step: Duration, *, offset: Duration = "0 seconds"
     """Windows that begin together and grow by ``step`` up to ``size``: a day's figures up to each hour.
 
     With ``cumulating("1 day", "1 hour")`` a day has 24 windows, ``[00:00, 01:00)``, ``[00:00, 02:00)``
-    and so on to ``[00:00, 24:00)``, in UTC. ``window_end`` tells them apart, and is part of a view's key.
+    and so on to ``[00:00, 24:00)``, in UTC. ``window_end`` distinguishes them, and is part of a view's key.
     Each event is kept once, in its step.
 
     Args:
@@ -222,7 +222,7 @@ def count_window(
 ) -> CountWindow:
     """Windows of ``count`` events of a key, in the order of their arrival.
 
-    That order is the partition's: for the answer to depend on the events alone, the key must decide
+    That order is the partition's: for the result to depend on the events alone, the key must decide
     the partition. The rows have ``window_number``, from 0 for each key; ``window_start`` is the time
     of the event that opened the window, ``window_end`` just after the latest. No event is late. Of
     every key that ever came a row of state is kept.

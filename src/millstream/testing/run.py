@@ -100,7 +100,7 @@ class Result:
 
     @property
     def late(self) -> int:
-        """How many events came too late: an event counts in each step that left it out."""
+        """The late events of each step, summed: an event that is late at two steps counts twice."""
         return int(self.ledger["late"].sum())
 
     @property

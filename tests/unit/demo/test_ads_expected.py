@@ -11,7 +11,7 @@ import pytest
 
 import millstream as ms
 from millstream.demo.ads_events import Client
-from millstream.demo.ads_expected import difference, expected_answers
+from millstream.demo.ads_expected import difference, expected_results
 from millstream.demo.ads_input import StopRule
 
 NOON = datetime(2026, 3, 10, 12, tzinfo=UTC)
@@ -54,7 +54,7 @@ def answered(tmp_path):
                 for value in events:
                     text = value if isinstance(value, bytes) else json.dumps(value).encode()
                     producer.send("ad-events", text)
-            return expected_answers(log, CLIENTS, RULE)
+            return expected_results(log, CLIENTS, RULE)
 
     return run
 

@@ -12,7 +12,7 @@ import pytest
 import millstream as ms
 from millstream import testing
 from millstream.demo.ads_events import PARTITIONS, TOPIC
-from millstream.demo.ads_expected import difference, expected_answers
+from millstream.demo.ads_expected import difference, expected_results
 from millstream.demo.ads_input import AdsInput, StopRule
 from millstream.demo.ads_pipeline import build
 
@@ -43,7 +43,7 @@ def logged(tmp_path):
                 producer.send_many(
                     TOPIC, keys=records["key"].to_arrow(), values=records["value"].to_arrow()
                 ).result()
-            return expected_answers(log, given.clients, rule)
+            return expected_results(log, given.clients, rule)
 
     return write
 

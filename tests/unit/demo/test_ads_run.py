@@ -44,7 +44,7 @@ def expected(tmp_path):
             producer.send_many(
                 TOPIC, keys=records["key"].to_arrow(), values=records["value"].to_arrow()
             ).result()
-            found = ads_expected.expected_answers(log, GIVEN.clients, GIVEN.stop_rule)
+            found = ads_expected.expected_results(log, GIVEN.clients, GIVEN.stop_rule)
             for topic, rows in found.topics.items():
                 log.create_topic(topic, partitions=2)
                 for row in rows.to_dicts():

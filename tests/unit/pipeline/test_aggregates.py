@@ -210,7 +210,7 @@ def test_sketches_of_short_windows_are_merged_over_longer_ones():
         (lambda: ms.quantile("n", 0.5, method="tdigest"), 'Choose "exact" or "kll"'),
         (lambda: ms.quantile("n", 0.5, method="kll", k=7), "k is 7. Give a whole number from 8 to"),
         (lambda: ms.distinct("n", method="hll", lg_k=22), "lg_k is 22.*from 4 to 21"),
-        (lambda: ms.distinct("n", of_sketches=True), 'no exact answer. Set method="hll"'),
+        (lambda: ms.distinct("n", of_sketches=True), 'no exact result. Set method="hll"'),
         (lambda: ms.hll_sketch("n", lg_k=3), "hll_sketch's lg_k is 3"),
         (lambda: ms.kll_sketch("n", k=2.5), "kll_sketch's k is 2.5"),
         (lambda: ms.top_k("n", 0), "top_k's k is 0"),

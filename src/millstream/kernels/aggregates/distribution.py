@@ -66,8 +66,8 @@ class DistinctOfBag(BagAggregate):
 class Quantiles(BagAggregate):
     """Quantiles by the nearest rank: the first value that at least the share q is not above.
 
-    So the answer is always one of the values, of their own type; q = 0 gives the smallest. (SQL's
-    ``percentile_disc``.) With ``several`` the answer is a list in the order of ``shares``.
+    So the result is always one of the values, of their own type; q = 0 gives the smallest. (SQL's
+    ``percentile_disc``.) With ``several`` the result is a list in the order of ``shares``.
     """
 
     shares: tuple[Fraction, ...] = ()

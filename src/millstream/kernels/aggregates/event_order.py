@@ -1,7 +1,7 @@
 """First, last and list by event time, and the value where another is least or greatest.
 
 Order is that of event time, and of place in the log where times are equal. It belongs to the rows and
-not to their arrival, so the answer is the same however they were batched. Rows that an operator made
+not to their arrival, so the result is the same however they were batched. Rows that an operator made
 have no place; see :func:`with_order`. Nulls are left out. (Rows
 that share time and place, such as those that one record was exploded into, stay in the order in which
 they stand; they are never divided among batches.)

@@ -1,8 +1,8 @@
-"""What an aggregate is: partial columns, a way to merge them, and a result read off.
+"""What an aggregate is: partial columns, a way to merge them, and a result.
 
 ``partial`` turns the rows of a group into partial columns; ``merge`` turns partials of one key into
-one; ``result`` reads the answer off. Merging is associative and commutative, so partials may be made
-before the shuffle, kept apart in state and put together in any order. Everything that a partial
+one; ``result`` computes the result from it. Merging is associative and commutative, so partials may be
+made before the shuffle, kept apart in state and merged in any order. Everything that a partial
 depends on, such as the size of a sketch, stands in the names and types of its columns, by which a
 changed pipeline is distinguished from the one that made its state.
 """
@@ -52,7 +52,7 @@ class Aggregate(Protocol):
         ...
 
     def result(self, name: str) -> pl.Expr:
-        """Read the answer off merged partials, under ``name``."""
+        """Return the result of merged partials, under ``name``."""
         ...
 
     def for_retractions(self) -> Aggregate:

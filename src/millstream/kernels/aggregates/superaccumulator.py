@@ -3,7 +3,8 @@
 Every float is a few digits to the base 2^30, at places that are the same for all floats. A sum keeps
 the sums of the digits, as whole numbers, from its highest place downwards: a fixed number of them in
 columns (``top``), which is where nearly all sums of one size of number end, and what lies below in
-``more``, as many as there are, which is at most 75. Nothing is lost, so a retraction removes its value exactly.
+``more``, as many as there are, which is at most 75. Nothing is lost, so a retraction removes its value
+exactly.
 
 Sums that fit into their columns are added column by column. The others are *gathered*: digit by digit,
 then made *tidy*, which means digits of one sign, each below the base, without zeros at either end. Only

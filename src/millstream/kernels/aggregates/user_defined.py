@@ -30,7 +30,7 @@ class UserAggregate(ABC):
     """How to aggregate, with your own class; used as ``ms.aggregate(Product(), "factor")``.
 
     Rows of a key are taken up by :meth:`add` into states that begin as :meth:`zero`; states are kept,
-    and put together by :meth:`merge` when it suits. So that the answer does not depend on when that
+    and put together by :meth:`merge` when it suits. So that the result does not depend on when that
     is, ``merge`` must be associative and commutative, ``zero`` must change nothing in it, and the
     order of rows must not matter. Every method may change the state that it is given, and gives the
     new one back. Nulls are handed to ``add`` like other values.
@@ -78,7 +78,7 @@ class UserAggregate(ABC):
         raise NotImplementedError
 
     def result(self, state: UserState) -> Any:
-        """Read the answer off; the state itself, if you do not say otherwise."""
+        """Return the result of a state; by default the state itself."""
         return state
 
 
@@ -183,8 +183,8 @@ class UserDefined(OverValue):
         return reduce(self.own.merge, states) if states else self.own.zero()
 
     def _results(self, name: str, states: pl.Series) -> pl.Series:
-        answers = [self._run(name, self.own.result, state) for state in self._live(states)]
-        return pl.Series(answers, dtype=self._result_type, strict=True)
+        results = [self._run(name, self.own.result, state) for state in self._live(states)]
+        return pl.Series(results, dtype=self._result_type, strict=True)
 
     def _kept(self, states: list[UserState]) -> pl.Series:
         if self.own.state_type is None:

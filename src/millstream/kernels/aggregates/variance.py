@@ -83,13 +83,13 @@ class Variance(OverValue):
         counts = states.struct.field("count").to_list()
         none = [False] * len(counts) if odd is None else [any(kinds) for kinds in odd.tolist()]
         rows = zip(counts, none, sums.wholes(), squares.wholes(), strict=True)
-        answers = [
-            math.nan if none and count > (1 if self.sample else 0) else self._answer(count, *sums)
+        results = [
+            math.nan if none and count > (1 if self.sample else 0) else self._result(count, *sums)
             for count, none, *sums in rows
         ]
-        return pl.Series(answers, dtype=pl.Float64)
+        return pl.Series(results, dtype=pl.Float64)
 
-    def _answer(self, count: int, total: tuple[int, int], squares: tuple[int, int]) -> float | None:
+    def _result(self, count: int, total: tuple[int, int], squares: tuple[int, int]) -> float | None:
         degrees = count - 1 if self.sample else count
         if degrees <= 0:
             return None

@@ -94,7 +94,7 @@ class Field:
         name: The column's name.
         type: The column's type.
         required: Whether it must be there. If it need not, a missing one is ``default``.
-        default: A plain value, as :mod:`row_reader` makes them.
+        default: A plain value, as `row_reader.py` makes them.
         null: Whether null may be given; by default where it is not required.
         wire: Its name in the value; by default the column's.
         shape: By default what its type says.

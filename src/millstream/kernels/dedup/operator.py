@@ -1,8 +1,9 @@
 """Deduplication: of the events with one id, the first one, and the next that is far enough from it.
 
 An event is kept if and only if there is no kept one before it with the same id and a time that is
-at most ``within`` away, earlier or later. *Before* is the order of arrival (:mod:`kernels/pass_through.py`), so the
-answer depends on the events alone as long as an id keeps to one partition.
+at most ``within`` away, earlier or later. *Before* is the order of arrival
+(:mod:`millstream.kernels.pass_through`), so the result depends on the events alone as long as an id keeps
+to one partition.
 
 ====================  ==========================================================================
 an event               leaves as
@@ -14,8 +15,8 @@ a repeat               ``duplicate``
 any other              ``emitted``, in the batch of its arrival, as it came
 ====================  ==========================================================================
 
-State is exact (:mod:`kept_ids`), or a few bits per id (:mod:`bloom_generations`), or the second in
-front of the first.
+State is exact (`kept_ids.py`), or a few bits per id (`bloom_generations.py`), or the second in front of
+the first.
 """
 
 from __future__ import annotations

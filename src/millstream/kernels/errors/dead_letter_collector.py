@@ -1,9 +1,9 @@
-"""Collects dead letters: records and rows that failed, with their log order, the step, and the reason.
+"""Collects the rows on which the user's code fails, and makes dead letters of them.
 
-A record that cannot be decoded, or has no event time, is dead at its source. A row on which the
-user's code fails is dead at that step: before the first shuffle the record's own bytes are kept,
-after it the row, as JSON. Where a row no longer belongs to one record (it is the result
-of a window, or came from Spark), topic is "" and partition and offset are -1.
+A dead letter names the step and the reason. Before the first shuffle it keeps the record's own bytes; after
+it, the row as JSON. Where a row no longer belongs to one record (it is the result of a window, or came from
+Spark), topic is "" and partition and offset are -1. Records that cannot be decoded, or have no event time,
+do not pass through here: `ingest.py` makes dead letters of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DeadLetterCollector:
     def drain_with_records(
         self, batch: pa.RecordBatch, topic: str, partition: int, details: FullRecordReader | None
     ) -> list[pl.DataFrame]:
-        """Return what was sent to the side output of a batch of records as dead letters, and start over.
+        """Return the failed rows of a batch of records as dead letters with the records' bytes; start over.
 
         The batch has the columns offset, in its order, timestamp, and value or none.
         """
@@ -68,7 +68,7 @@ class DeadLetterCollector:
         return letters
 
     def drain_rows(self, topics: Sequence[str] = ()) -> list[pl.DataFrame]:
-        """Return what was sent to the side output as dead letters that hold the rows; start over.
+        """Return the failed rows as dead letters that hold the rows as JSON; start over.
 
         ``topics`` names all topics that are read, by number.
         """

@@ -1,7 +1,7 @@
-"""Dead letters: how records that cannot be processed are kept, and the policies of topics for them.
+"""Dead letters: the columns in which failed records are kept, and the policies of topics for them.
 
-A dead record is kept whole, with partition and offset, the step that failed and the reason, so that it can
-be inspected, and replayed once the fault is corrected.
+A dead letter holds the whole record, its partition and offset, the step that failed and the reason, so that
+it can be inspected, and replayed once the fault is corrected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEAD_LETTER_SCHEMA: dict[str, Any] = {
     "partition": pl.Int64,
     "offset": pl.Int64,
     "step": pl.String,
-    "number": pl.Int64,  # distinguishes several dead rows of one record and step
+    "number": pl.Int64,  # distinguishes several dead letters of one record and step
     "reason": pl.String,
     "time": pl.Datetime("us", "UTC"),  # the record's own, in the log
     "key": pl.Binary,
@@ -85,7 +85,7 @@ def dead_letter_rows(
 
 
 def with_all_columns(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return dead rows all their columns: numbers where there are none, nulls for the rest."""
+    """Add to dead letters the columns that they lack: numbers where there are none, nulls for the rest."""
     if "number" not in rows.columns:
         number = pl.int_range(pl.len()).over("topic", "partition", "offset", "step")
         rows = rows.with_columns(number.alias("number"))

@@ -1,9 +1,9 @@
-"""When the user's code fails: which rows it fails on, where its error stands, and what is said.
+"""Failures of the user's code: which rows fail, where the error was raised, and the message.
 
-An expression or function that fails, fails for the whole table. The rows that it fails on alone are
-found by halving, which is cheap while they are few; the others go on, through one more run without
-them. Code that fails on all is wrong itself: where the first 1,000 rows of a table fail one and
-all, or every one of more than 100, the job stops. A table without failing rows costs nothing extra.
+An expression or function that fails, fails for the whole table. The failing rows are found by halving,
+which is cheap while they are few; the others are processed by one more run without them. Code that fails on
+every row is wrong itself: the job stops where all of the first 1,000 rows of a table fail, or every row of a
+table of more than 100. A table without failing rows costs nothing extra.
 """
 
 from __future__ import annotations

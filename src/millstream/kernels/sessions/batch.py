@@ -295,8 +295,6 @@ class SessionBatch:
         found = spans.with_columns(cover.alias(_COVERING_END)).filter(~is_session).sort(_AT)
         return found[_COVERING_END]
 
-    # ── expired neighbours ──────────────────────────────────────────────────────────────────
-
     # ── state ───────────────────────────────────────────────────────────────────────────────
 
     def _keep(self, hashes: Hashes, held: pl.DataFrame | None, rest: pl.DataFrame) -> None:

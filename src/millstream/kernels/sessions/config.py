@@ -21,7 +21,8 @@ _SLOTS_PER_GAP = 4
 class SessionConfig:
     """One declared operator of session windows. Durations in microseconds.
 
-    ``row_schema`` gives the types of the columns that come in, for rows that go to the side output as they came.
+    ``row_schema`` gives the types of the columns that come in, for rows that go to the side output as they
+    came.
     """
 
     name: str

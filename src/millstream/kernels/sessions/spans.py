@@ -40,7 +40,8 @@ START = "__start"  # Int64: time of the earliest event
 END = "__end"  # Int64: the end, outside the session
 FROM = "__from"  # Int64: how far back it reaches
 TILL = "__till"  # Int64: how far on, inclusive: spans join when one's FROM <= the other's TILL
-EXPIRED_END = "__expired_end"  # Int64: the latest TILL of an expired session of its key; null: not looked up yet
+# Int64: the latest TILL of an expired session of its key; null: not looked up yet
+EXPIRED_END = "__expired_end"
 DEFERRED = "__deferred"  # Boolean: the row is an event that waits, not a session
 PART = "__part"  # Int64: number of the connected part that a span is in
 SPAN = [START, END, FROM, TILL]
@@ -125,7 +126,7 @@ def earliest_from(spans: pl.DataFrame) -> pl.Series:
 
 
 def whole_spans(spans: pl.DataFrame) -> list[pl.Series]:
-    """Return the span of each part, and the latest watermark of its splits; they stand one part after another."""
+    """Return the span of each part, and the latest watermark of its splits, one part after another."""
     begins = np.flatnonzero(~_same(spans, [PART]))
     least, most = (START, FROM), (END, TILL, WATERMARK_SEEN)
     return [

@@ -1,7 +1,7 @@
 """Tables in the order of key hashes, as runs are: where they meet they are merged, not hashed again.
 
-Two keys may share a hash. It is looked for, and then the answer is found by the keys alone, which takes
-several times as long.
+Two keys may share a hash. Such a collision is detected, and the tables are then merged by the keys alone,
+which takes several times as long.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 What is held is counted from what is stored: each run's manifest entry has the sum that was made of its
 table when that was written, and what was given out of it since is known by what was read for it
-(:mod:`millstream.kernels.state.sorted_runs`). What came is counted when it arrives, and what went out on the rows
-that go out; so the four numbers are made at four places.
+(`sorted_runs.py`). What came is counted when it arrives, and what went out on the rows that go out; so the
+four numbers are made at four places.
 
 ===================  ================  ===========================  ==================================
 kind                 counts            comes in                     goes out

@@ -2,7 +2,7 @@
 
 Of two records of one partition that with the lower offset goes first; of two partitions the lower
 number; of two topics that whose name sorts first. The place of a row (``__order``) says nothing of when
-and by whom it was read, so whatever takes rows in this order gives the same answer however they were
+and by whom it was read, so whatever takes rows in this order gives the same result however they were
 divided among batches, tasks and producers; and nothing of how many streams a program declares, so that
 places in state mean the same to the next one. Rows that were made of one record share its place: by one
 stream they keep their order, of several streams of a topic the one declared first goes first.

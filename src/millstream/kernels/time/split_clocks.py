@@ -1,10 +1,10 @@
-"""Time within one split, before the shuffle: what each record says, and what was known before it.
+"""Event time within one split, before the shuffle: the watermark that each event saw.
 
-A split clock takes the rows of a split, table by table, and gives the events back with ``__split`` and
-``__watermark``: the watermark that the records before them *in this split* gave their partition, or
-their producer. What earlier splits and batches gave is added behind the shuffle, as the baseline of
-the split; for that, the clock returns a summary at the end. Records that are only punctuation
-go no further.
+A split clock takes the rows of a split, table by table, and returns the events with ``__split`` and
+``__watermark``: the watermark that their partition, or their producer, had from the records before them
+*in this split*. It does not decide whether they are late: see :mod:`millstream.kernels.late`. At the end
+it returns a summary. From the summaries, :mod:`millstream.kernels.time.watermarks` computes after the
+shuffle the watermark of each split before its first row. Records that are only punctuation go no further.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SplitClock(Protocol):
     """Follows the time of one split."""
 
     def observe(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Take the next rows (with ``__time``); give the events among them, judged."""
+        """Take the next rows (with ``__time``); return the events with the watermark that each saw."""
         ...
 
     def punctuate(self, at_us: int) -> None:
@@ -49,7 +49,7 @@ class SplitClock(Protocol):
         ...
 
     def summary(self) -> SplitTime:
-        """Return what the split showed."""
+        """Return the time of the split as a whole."""
         ...
 
 
@@ -131,11 +131,11 @@ class ProducerSplitClock:
         numbers = interval_of + np.searchsorted(first_rows, np.arange(rows.height), side="right")
         self._record_history(said.with_columns(pl.Series("interval", numbers)))
         self.rows_taken += rows.height
-        judged = rows.with_columns(
+        events = rows.with_columns(
             pl.Series(SPLIT, self.number + sessions),
             pl.Series(WATERMARK_SEEN, np.maximum(said["before"].to_numpy(), self.punctuation_us)),
         )
-        return judged.filter(~said[_ONLY]) if _ONLY in said.columns else judged
+        return events.filter(~said[_ONLY]) if _ONLY in said.columns else events
 
     def _marks(self) -> list[pl.Expr]:
         marks = self.rule.marks

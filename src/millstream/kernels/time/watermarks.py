@@ -3,7 +3,7 @@
 Watermark W means that no further event with a time before W is expected. A partition's watermark
 follows its records as the rule says: it is the largest event time seen in it less the allowed
 delay, or its last punctuation, whichever is later; where producers are told apart, the
-minimum over the partition's producers of that (:mod:`producers`); over processing time, the latest
+minimum over the partition's producers of that (`producers.py`); over processing time, the latest
 arrival, or the planner's clock once all has been read. It never goes back. An input's watermark is
 the minimum over its partitions, leaving out the idle ones; while all are idle it holds.
 
@@ -14,7 +14,7 @@ finds its window open. The decision depends on the order within the partition al
 boundaries or on how fast other partitions were read. The events of a partition that was idle are
 compared with the input's watermark when it returns.
 
-The watermarks of splits are computed before the shuffle (:mod:`split_clocks`); here are the
+The watermarks of splits are computed before the shuffle (`split_clocks.py`); here are the
 rule, the messages and the clocks that outlive the batch.
 """
 
@@ -68,7 +68,7 @@ class WatermarkRule:
     ``delay_us`` is how far it stays behind the newest event; None: only punctuation moves it.
     ``idle_ms`` is the running time after which a partition (or producer) without new records is
     left out of the minimum; None keeps it in forever. An event whose time is more than
-    ``future_max_us`` after its arrival is dead. A partition that is ``align_us`` ahead of the
+    ``future_max_us`` after its arrival is dead-lettered. A partition that is ``align_us`` ahead of the
     slowest waits while there is a backlog. With ``producers_max`` producers are told apart, and at
     most so many of a partition are followed. With ``settle_us`` the time is processing time: the
     event time is the time of arrival, and the watermark of a partition that has been read to its end is
@@ -209,7 +209,7 @@ class InputClock:
         held_to_us = max(self.watermark_us, operator_us)
         reached = dict(self.partitions)
         told_apart = {number: known.copy() for number, known in self.producers.items()}
-        baselines: dict[int, int] = {}
+        split_watermarks_us: dict[int, int] = {}
         for split in seen.splits:
             before_us = reached.get(split.partition, NO_WATERMARK)
             if split.history is None:
@@ -221,7 +221,7 @@ class InputClock:
                 after_us = producers.watermark_us
             for session, session_us in enumerate(sessions_us):
                 number = split_number(source, split.partition, split.split, session)
-                baselines[number] = max(session_us, held_to_us)
+                split_watermarks_us[number] = max(session_us, held_to_us)
             reached[split.partition] = max(before_us, after_us)
         for number, producers in told_apart.items():
             producers.evict(
@@ -243,7 +243,7 @@ class InputClock:
         clock = InputClock(
             reached, max(self.watermark_us, low_us), bool(active), told_apart, advances
         )
-        return Advance(clock, baselines)
+        return Advance(clock, split_watermarks_us)
 
     def advanced_to(self, watermark_us: int, *, active: bool, advances: bool) -> InputClock:
         """Return the clock after an upstream operator announced its watermark."""

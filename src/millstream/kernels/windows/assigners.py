@@ -43,7 +43,7 @@ class WindowAssigner(Protocol):
 
     @property
     def window_key(self) -> tuple[str, ...]:
-        """The result columns that tell windows apart."""
+        """The result columns that identify a window."""
         ...
 
     def slices(self, times: pl.Series) -> pl.Series:

@@ -6,7 +6,7 @@ event that opened it. A window that is timed out is complete as it is, and the n
 one; whether an event comes before that is judged by the watermark of its split before it.
 
 The order of arrival is that of the log, partition by partition: for a key whose events are all in one
-partition the answer depends on the events alone. Events of one key from several partitions are
+partition the result depends on the events alone. Events of one key from several partitions are
 counted in the order of reading. No event is late: these windows depend on arrival, not on event time.
 
 The time of a row is that at which its window was complete: the latest of its events' times, of their

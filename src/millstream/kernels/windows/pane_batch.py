@@ -40,8 +40,8 @@ _TIMED, _EARLY, _ON_TIME, _LATE, _CLOSING = (n << _STAGE_BITS for n in range(5))
 class PaneBatch:
     """One batch of one bucket. ``context`` has a running time that never goes back.
 
-    ``pending_ledger`` is the ledger of rows that no pane has yet, ``emitted_ledger`` that of rows that panes have emitted, if that
-    is kept; ``last`` has, by slot, the last panes of a slot.
+    ``pending_ledger`` is the ledger of rows that no pane has yet, ``emitted_ledger`` that of rows that panes
+    have emitted, if that is kept; ``last`` has, by slot, the last panes of a slot.
     """
 
     step: WindowOperator
@@ -296,7 +296,7 @@ class PaneBatch:
         return values.rows(panes, results.hstack(values.pane_columns(panes)))
 
     def _known(self, firings: list[pl.DataFrame]) -> pl.DataFrame | None:
-        """Look up the emitted panes of the keys that fire; rows of other keys with the same hash are included."""
+        """Look up the emitted panes of the keys that fire, with rows of other keys of the same hash."""
         runs = self._fired
         if not runs.slots:
             return None

@@ -198,7 +198,7 @@ class PaneValues:
         return self._numbered(panes.with_columns(says.alias(_SAYS), back.alias(_BACK)))
 
     def mark_emitted_parts(self, panes: pl.DataFrame) -> pl.DataFrame:
-        """Return for each pane of new events alone whether it is emitted; the rows of earlier panes are empty.
+        """Return for each pane of new events alone whether it is emitted; rows of earlier panes are empty.
 
         Only the number of earlier panes is kept, not their values.
         """

@@ -4,8 +4,8 @@ Pending partials are in sorted runs, in rows of window, key, ``__step`` and part
 a key and step is the merge of its rows. A step is one pane that has not fired:
 
 ===============  ================================================================================
-``AfterTime``    the running time at which it is due; at that time it fires, and its rows are dead
-``AfterCount``   its number, the count of earlier events divided by the pane's; dead when complete
+``AfterTime``    the running time at which it is due; at that time it fires, and its rows are stale
+``AfterCount``   its number, the count of earlier events divided by the pane's; stale once complete
 otherwise        0; it comes with the on-time pane, or when the window expires
 ===============  ================================================================================
 

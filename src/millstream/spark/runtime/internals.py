@@ -86,7 +86,7 @@ def launch_jvm(
         )
         try:
             port, secret = _await_gateway(process, answer, log, output_start)
-            # This is how spark-submit itself tells PySpark of a JVM that runs already.
+            # spark-submit itself points PySpark to a running JVM in this way.
             with environment(PYSPARK_GATEWAY_PORT=str(port), PYSPARK_GATEWAY_SECRET=secret):
                 gateway = launch_gateway()  # type: ignore[no-untyped-call]
         except BaseException:

@@ -1,10 +1,10 @@
-"""The commit of a batch: its result is collected and given to its sinks, the state store last.
+"""The commit of a batch: its result is collected and committed to its sinks, the state store last.
 
-The rows of every output are put together, the counts of every step become ledger entries that must
-balance, and the offsets that were read become the position. Then every sink commits its part in a
-transaction of its own, and the app's state store commits the views that it keeps, and all the rest, in
-one more. A repeated batch finds its fences and changes nothing. `views/sink.py` says why this holds
-across a crash.
+The rows of every output are concatenated, the counts of every step become ledger entries that must
+balance, and the offsets that were read become the position. Then every sink commits its share in a
+transaction of its own. Last, the app's state store commits its views, state, ledger, position and fence in
+one transaction. A repeated batch finds its fences and changes nothing. The crash table in `views/sink.py`
+shows why this holds across a crash.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def check_late_share(share: float | None) -> None:
 class LateAlarm:
     """Watches the batches of a run; ``on_alarm`` is called with the message.
 
-    The share is that of late events, over all steps, among the events that the last ``BATCHES_WATCHED``
+    The share is that of late events, each counted once, among the events that the last ``BATCHES_WATCHED``
     batches read.
     """
 

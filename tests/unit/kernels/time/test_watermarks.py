@@ -38,8 +38,8 @@ def test_a_partition_that_has_shown_nothing_holds_the_watermark():
 def test_an_idle_partition_is_left_out_and_finds_the_watermark_when_it_returns():
     clock = after(saw((0, 0, 100), (1, 0, 10)), saw(idle=[1]))
     assert clock.watermark_us == 100
-    clock, baselines = clock.advanced(saw((1, 0, 50)), RULE, 0)
-    assert baselines[split_number(0, 1, 0)] == 100  # so 50 is late, by 50
+    clock, split_watermarks_us = clock.advanced(saw((1, 0, 50)), RULE, 0)
+    assert split_watermarks_us[split_number(0, 1, 0)] == 100  # so 50 is late, by 50
     assert clock.watermark_us == 100
     clock, _ = clock.advanced(saw((1, 0, 120), (0, 0, 105)), RULE, 0)
     assert clock.watermark_us == 105
@@ -51,8 +51,8 @@ def test_when_all_partitions_are_idle_the_watermark_holds():
 
 def test_a_second_split_is_held_to_what_the_first_had_seen():
     clock = after(saw((0, 0, 95), count=1))
-    _, baselines = clock.advanced(saw((0, 0, 195), (0, 1, 295), count=1), RULE, 0)
-    assert baselines == {split_number(0, 0, 0): 95, split_number(0, 0, 1): 195}
+    _, split_watermarks_us = clock.advanced(saw((0, 0, 195), (0, 1, 295), count=1), RULE, 0)
+    assert split_watermarks_us == {split_number(0, 0, 0): 95, split_number(0, 0, 1): 195}
 
 
 def test_a_partition_read_to_its_end_reaches_the_wall_clock_less_what_settles():

@@ -1,4 +1,4 @@
-"""Approximate answers from sketches: little state, and an error that is stated.
+"""Approximate results from sketches: little state, and an error that is stated.
 
 Sketches are Apache DataSketches', by the package ``datasketches`` (the extra ``sketches``), and their
 bytes are those that Spark's functions of the same names write and read: ``hll_sketch_agg``,

@@ -5,7 +5,7 @@ beyond, each count is out by at most 3.5 / 2^lg_size of all values, 0.34 % with 
 ``count_min`` ≤ true count ≤ ``count``, and every value more frequent than that is found.
 (DataSketches' ``ItemsSketch``; Anderson and others, "A High-Performance Algorithm for Identifying
 Frequent Items in Data Streams", 2017.) Which other values are found, and how near the counts are, may
-depend within these bounds on where batches end; a batch that is repeated gives the same answer.
+depend within these bounds on where batches end; a batch that is repeated gives the same result.
 """
 
 from __future__ import annotations

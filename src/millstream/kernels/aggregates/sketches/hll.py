@@ -8,7 +8,7 @@ practice.)
 A sketch is the set of what its values hash to, so merging in any grouping gives the same, and a value
 seen again changes nothing. DataSketches besides keeps an estimate that depends on the order of
 arrival, and lists few values in the order of arrival; both are left out here, as DataSketches itself
-does when it merges, so that equal sets have equal bytes, and equal answers.
+does when it merges, so that equal sets have equal bytes, and equal results.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """KLL: quantiles, approximately.
 
-With ``k`` = 200 the rank of an answer is within 1.33 % of the one asked for, in 99 of 100 sketches
+With ``k`` = 200 the rank of a result is within 1.33 % of the one asked for, in 99 of 100 sketches
 (DataSketches' ``normalized_rank_error``; Karnin, Lang and Liberty, "Optimal Quantile Approximation in
-Streams", 2016), and a sketch is about 3 KiB. Up to ``k`` values the answer is exact. Beyond, a sketch
+Streams", 2016), and a sketch is about 3 KiB. Up to ``k`` values the result is exact. Beyond, a sketch
 throws coins to choose which values it keeps. They are hashes of the values (see :mod:`.kll_levels`), and
 the values of a batch are kept as they are until its state is stored: so a batch that is repeated gives
-the same answer. It depends, within that error, on where batches end.
+the same result. It depends, within that error, on where batches end.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Kll(DeferredSketch):
 
     def read(self, sketches: pl.Series) -> pl.Series:
         read = datasketches().kll_doubles_sketch.deserialize
-        answers = []
+        results = []
         for image in sketches.to_list():
             sketch = read(image)
             found = [] if sketch.is_empty() else sketch.get_quantiles(list(self.shares), True)
-            answers.append(found if self.several else next(iter(found), None))
-        return pl.Series(answers, dtype=self.result_type)
+            results.append(found if self.several else next(iter(found), None))
+        return pl.Series(results, dtype=self.result_type)

@@ -97,4 +97,4 @@ class Sketch(OverValue, ABC):
 
     @abstractmethod
     def read(self, sketches: pl.Series) -> pl.Series:
-        """Read the answer off each sketch."""
+        """Return the result of each sketch."""
