@@ -1,4 +1,4 @@
-"""Schemas, formats and dead records on Spark: what travels to the workers, and what comes of it."""
+"""Schemas, formats and dead letters on Spark: what travels to the workers, and what comes of it."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -532,6 +532,6 @@ def test_what_died_behind_a_shuffle_is_listed_and_shown_and_left_out_of_a_replay
     assert run(["dead", "replay", "ads", "--yes", "--log", str(log)]) == 0
     said = capsys.readouterr().out
     assert "3 records appended again" in said
-    assert "2 rows left out" in said
+    assert "2 dead letters from after a shuffle left out" in said
     assert len(records(log, "clicks")) == ends + 3
     assert replay(log, "ads", again=True).records == 3
