@@ -17,7 +17,7 @@ import pyarrow as pa
 
 TIME = "__time"  # Int64: event time, microseconds since 1970 UTC
 SPLIT = "__split"  # Int64: which split of which partition of which source a row was read from
-WATERMARK_SEEN = "__watermark"  # Int64: the watermark of its partition, in its split, before it
+WATERMARK_SEEN = "__watermark"  # Int64: the watermark in its split before it: see kernels/late.py
 ORDER = "__order"  # Int64: its log order, see kernels/time/log_order.py
 UNPLACED = "__unplaced"  # Int64: the position of rows without a log order among others, by time
 DIFF = "__diff"  # Int8: +1, or -1 for a retraction

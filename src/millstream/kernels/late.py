@@ -1,7 +1,8 @@
 """Lateness: when an event is late, and the columns of the side output.
 
 An event has a *deadline*: the watermark up to which its operator still takes it. :func:`is_late` compares
-it with the watermark that the event saw, which is that of its partition, in its split, before it. So the
+it with the watermark that the event saw: that of its partition before it, or of its producer where producers
+are distinguished; for rows of another operator, this operator's own before the batch. So the
 decision depends on the records before the event, and not on batch boundaries. Each operator computes its
 own deadlines; all compare them here. ``L`` is the allowed lateness.
 
@@ -19,7 +20,7 @@ sessions    end of the event's own session + L  above it             the event's
 The end of a window or day is outside of it, so a watermark at the end has passed all of it. The other
 deadlines are times at which an event still counts. The end of a session here is the last microsecond at
 which an event joins it. A session takes an event that is late in this way if another open session covers
-it: see :mod:`millstream.kernels.sessions.operator`. Count windows take every event.
+it: see ``_admit_late`` in :mod:`millstream.kernels.sessions.batch`. Count windows take every event.
 
 An event that missed only some of its windows is held, not late. Window operators count the windows that an
 event missed with ``count_ended`` of their assigner: those that end at or before the watermark it saw, less L.

@@ -8,6 +8,7 @@ forked child (closed at the fork, so that the lock ends with its process).
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from millstream.log.files import Files, read_whole, write_whole
 
 _held: weakref.WeakSet[LockFile] = weakref.WeakSet()
+_taking = threading.Lock()  # a fork waits until a lock that is being taken is in ``_held``
 
 
 class LockFile:
@@ -27,8 +29,9 @@ class LockFile:
 
     def __init__(self, path: Path, files: Files) -> None:
         self._files = files
-        self._handle: int | None = files.lock(path)
-        _held.add(self)
+        with _taking:
+            self._handle: int | None = files.lock(path)
+            _held.add(self)
         with suppress(OSError):  # only information: who holds the lock
             files.truncate(self._handle, 0)
             write_whole(files, self._handle, f"{os.getpid()}\n".encode("ascii"), 0)
@@ -57,11 +60,14 @@ class LockFile:
 def _close_in_child() -> None:
     # A flock belongs to the open file, which parent and child share: if the child kept its copy,
     # the file would remain locked after the parent's death.
+    _taking.release()
     for lock in list(_held):
         lock.close_in_child()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+os.register_at_fork(
+    before=_taking.acquire, after_in_parent=_taking.release, after_in_child=_close_in_child
+)
 
 
 def lock_holder(path: Path, files: Files) -> str:

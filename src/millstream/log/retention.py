@@ -1,9 +1,9 @@
-"""Which segments are old enough to be removed, and which groups have not yet read what is removed next.
+"""Which segments may be removed by age or size, and which groups have not yet read what is removed next.
 
 Only whole sealed segments are removed, from the oldest on, and never past the last stable offset. The age of
 a segment is that of its largest timestamp, so records written today about last year are old. A clock that
-jumps forward must not empty a topic at once: by age, a pass removes a tenth of the segments at most, and the
-owner's clock counts only as far as monotonic time has passed.
+jumps forward must not empty a topic at once: by age, a pass removes a tenth of the segments at most (one at the least), and
+the owner's clock advances with monotonic time and ``CLOCK_SLACK_MS``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RetentionRisk:
 
 
 class BoundedClock:
-    """A wall clock that advances no faster than monotonic time.
+    """A wall clock that advances with monotonic time, and is at most ``CLOCK_SLACK_MS`` ahead of it.
 
     After a jump forward it shows what it would have shown without; a jump back it follows.
     """

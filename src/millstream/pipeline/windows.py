@@ -77,7 +77,8 @@ def cumulating(size: Duration, step: Duration, *, offset: Duration = "0 seconds"
 
     With ``cumulating("1 day", "1 hour")`` a day has 24 windows, ``[00:00, 01:00)``, ``[00:00, 02:00)``
     and so on to ``[00:00, 24:00)``, in UTC. ``window_end`` distinguishes them, and is part of a view's key.
-    Each event is kept once, in its step.
+    Each event is kept once, in its step. Every window is a row, for each key: with small steps these are many,
+    and ``"update"`` emits again all open windows that hold a new event.
 
     Args:
         size: How long the largest window is.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import uuid
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -102,10 +101,14 @@ def load_or_create_checkpoint_id(folder: Path) -> str:
         new = uuid.uuid4().hex
         draft = checkpoint / f"{_CHECKPOINT_ID}.{new}"
         replace_file(DISK, draft, new.encode())  # step 2
-        with suppress(FileExistsError):  # of two first starts at once, one is the first
+        try:
             os.link(draft, identity)
-            DISK.sync_folder(checkpoint)  # step 3
-        draft.unlink()
+            draft.unlink()
+        except FileExistsError:  # of two first starts at once, one is the first
+            draft.unlink()
+        except OSError:  # a file system without links: of two first starts the last one counts
+            draft.replace(identity)
+        DISK.sync_folder(checkpoint)  # step 3
     return identity.read_text().strip()
 
 

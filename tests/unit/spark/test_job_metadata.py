@@ -152,3 +152,15 @@ def test_first_starts_at_once_agree_on_the_checkpoint(tmp_path):
         assert [path.name for path in (folder / "checkpoint").iterdir()] == [
             "millstream-checkpoint-id"
         ]
+
+
+def test_where_files_cannot_have_two_names_the_checkpoint_has_an_id_too(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuse)
+    made = load_or_create_checkpoint_id(tmp_path)
+    assert load_or_create_checkpoint_id(tmp_path) == made
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == [
+        "millstream-checkpoint-id"
+    ]

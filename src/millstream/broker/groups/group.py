@@ -13,10 +13,14 @@ Stable                    every member has its assignment
 ===========================================  ====================  =======================
 what happens                                 in                    then
 ===========================================  ====================  =======================
-a member joins, or changes its metadata      any                   PreparingRebalance
+a member joins, or joins again with other    any                   PreparingRebalance
+metadata; the leader joins again             Stable                PreparingRebalance
+a static member returns, nothing changed     Stable                Stable
 a member leaves, or its session expires      Completing, Stable    PreparingRebalance
 all members have joined, or the time is up   Preparing             CompletingRebalance, or
-                                                                   Empty without members
+                                                                   Empty without members, or
+                                                                   the same while only static
+                                                                   members remain
 the leader sends the assignment              Completing            Stable
 a member does not sync in time               Completing, Stable    the member is removed
 ===========================================  ====================  =======================

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from millstream.broker.log_access import LogAccess
+from millstream.broker.log_access import LogAccess, storage_errors
 from millstream.errors import MillstreamError
 from millstream.log.clocks import wall_clock_ms
 from millstream.log.groups import Offsets, put_offsets
@@ -62,7 +62,7 @@ def _write(writer: LogWriter, commits: Sequence[_Commit]) -> None:
         topic_ids = writer.topic_ids(
             sorted({name.topic for one in commits for name in one.offsets})
         )
-        with writer.control.commit() as connection:
+        with storage_errors(), writer.control.commit() as connection:
             for one in commits:
                 put_offsets(
                     connection, one.group, one.offsets, topic_ids=topic_ids, now_ms=wall_clock_ms()
@@ -70,6 +70,7 @@ def _write(writer: LogWriter, commits: Sequence[_Commit]) -> None:
     except MillstreamError:  # a topic was deleted just now, for example
         for one in commits:
             try:
-                writer.commit_offsets(one.group, one.offsets)
+                with storage_errors():
+                    writer.commit_offsets(one.group, one.offsets)
             except MillstreamError as error:
                 one.error = error

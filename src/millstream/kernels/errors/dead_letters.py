@@ -1,7 +1,8 @@
 """Dead letters: the columns in which failed records are kept, and the policies of topics for them.
 
-A dead letter holds the whole record, its partition and offset, the step that failed and the reason, so that
-it can be inspected, and replayed once the fault is corrected.
+A dead letter holds the step that failed, the reason, and the whole record with its partition and offset, so
+that it can be inspected, and replayed once the fault is corrected. After a shuffle it holds the row as JSON
+instead of the record.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def decode_rows(
 
 
 def encode_parameter(value: Any, kind: str) -> Any:
-    """Return a parameter of a statement for a value that `sqlite_values.py` has encoded."""
+    """Return a parameter of a statement for a value that `state_store/sqlite_values.py` has encoded."""
     if kind in _TEXTS:
         return _escape(value)
     return bool(value) if kind == "bool" else value

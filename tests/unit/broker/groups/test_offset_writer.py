@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pytest
 
 from millstream.broker.groups.offset_writer import OffsetWriter
 from millstream.broker.log_access import LogAccess
+from millstream.broker.protocol.error_codes import StorageError
 from millstream.log.groups import committed_offsets
 from millstream.log.writer import LogWriter
 from millstream.record import TopicPartition
@@ -47,3 +50,36 @@ def test_whatever_fails_nobody_waits_for_ever_and_the_next_commit_is_made(tmp_pa
         asyncio.run(scenario(writer))
         assert committed_offsets(writer.control, "b1")[name].offset == 7
         assert committed_offsets(writer.control, "a1") == {}
+
+
+def test_an_error_of_the_system_is_that_of_its_group_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = TopicPartition("t", 0)
+    one_by_one = LogWriter.commit_offsets
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    def commit_offsets(writer: LogWriter, group: str, *arguments: Any) -> None:
+        if group == "b":
+            refuse()
+        one_by_one(writer, group, *arguments)
+
+    monkeypatch.setattr("millstream.broker.groups.offset_writer.put_offsets", refuse)
+    monkeypatch.setattr(LogWriter, "commit_offsets", commit_offsets)
+
+    async def scenario(writer: LogWriter) -> list[object]:
+        log = LogAccess(writer, asyncio.get_running_loop(), on_failure=lambda _: None)
+        commits = OffsetWriter(log)
+        waits = (commits.commit(group, {name: 7}) for group in "abc")
+        found = await asyncio.gather(*waits, return_exceptions=True)
+        log.close()
+        return found
+
+    with LogWriter(tmp_path, background=False) as writer:
+        writer.create_topic("t")
+        found = asyncio.run(scenario(writer))
+        assert [type(one) for one in found] == [type(None), StorageError, type(None)]
+        for group in "ac":
+            assert committed_offsets(writer.control, group)[name].offset == 7

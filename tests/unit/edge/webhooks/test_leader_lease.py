@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import zlib
 
 import pytest
@@ -17,6 +18,8 @@ from millstream.edge.webhooks.delivery import Delivery, Webhook
 from millstream.edge.webhooks.leader_lease import FolderLease, file_name
 from millstream.edge.webhooks.runner import WebhookRunner
 from millstream.errors import ConfigError, UnknownTopicError
+from millstream.log.files import DiskFiles
+from millstream.log.lock_file import LockFile
 from millstream.record import TopicPartition
 
 HOLDS = """
@@ -77,6 +80,43 @@ def test_a_forked_child_does_not_keep_it(folder):
     while not other.held:  # until the child has come to closing its copy
         other.poll(0.01)
     other.close()
+    os.close(ends)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_child_that_is_forked_while_a_lock_is_taken_does_not_keep_it_either(folder):
+    locked = threading.Event()
+
+    class SlowFiles(DiskFiles):
+        def lock(self, path):
+            handle = super().lock(path)
+            locked.set()
+            time.sleep(0.2)  # the fork comes now
+            return handle
+
+    folder.mkdir(parents=True, exist_ok=True)
+    taken = []
+    taker = threading.Thread(target=lambda: taken.append(LockFile(folder / "f", SlowFiles())))
+    taker.start()
+    assert locked.wait(60)
+    lived, ends = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(ends)
+        os.read(lived, 1)
+        os._exit(0)
+    os.close(lived)
+    taker.join()
+    (lock,) = taken
+    lock.close_in_child()  # as the parent's death would
+    deadline = time.monotonic() + 60
+    while True:  # until the child has come to closing its copy
+        try:
+            LockFile(folder / "f", DiskFiles()).release()
+            break
+        except BlockingIOError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     os.close(ends)
     assert os.waitpid(child, 0)[1] == 0
 
