@@ -200,8 +200,13 @@ class _Pipeline:
     def _ends(self) -> list[int]:
         return [end for _, end in self._reader.offsets(TOPIC)]
 
-    def _all_read(self, progress: Progress) -> bool:
-        return self._ends() == self._lengths and not any(progress.lag.values())
+    def _all_read(self, _: Progress) -> bool:
+        # Not by the lag of the progress: the feed may have added the last records since it was measured.
+        with StateStore(state_store_path(self._options.folder, APP), readonly=True) as store:
+            position = store.position(APP).get(TOPIC, {})
+        return [
+            position.get(str(number), 0) for number in range(len(self._lengths))
+        ] == self._lengths
 
     def _take(self, display: Display, feeding: FeedThread, progress: Progress) -> None:
         feeding.start()
