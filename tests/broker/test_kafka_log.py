@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import threading
@@ -34,15 +33,14 @@ from millstream.errors import (
     TopicRecreatedError,
 )
 from millstream.record import TopicPartition
+from millstream.testing.free_ports import free_ports
 
 WAIT_S = 60
 
 
 def nobody() -> str:
     """Return an address where nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_ports(1)[0]}"
 
 
 def test_every_error_of_the_library_becomes_one_of_ours() -> None:

@@ -19,7 +19,6 @@ import platform
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,6 +34,8 @@ from soak.anomalies import SHOWN_MAX, Finding, findings
 from soak.clients import TOPICS
 from soak.history import History, Operation, read_journals
 from soak.proxy import Proxy
+
+from millstream.testing.free_ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = {
@@ -118,7 +119,7 @@ class Broker:
     def __init__(self, folder: Path, run: Run, words: Sequence[str]) -> None:
         self._folder, self._run, self._words = folder, run, words
         self._ready = folder / "ready"
-        self.port = _free_port()
+        (self.port,) = free_ports(1)
         self.advertised = ""
         self.process: Process
 
@@ -199,12 +200,6 @@ class Client:
             return f"exit code {code}"
         said = (self._folder / f"{self.name}.txt").read_text().split("ended ")[-1]
         return said.partition(" ")[2].strip()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Faults:

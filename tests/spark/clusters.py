@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,19 +16,12 @@ from pathlib import Path
 import pyspark
 
 from millstream.spark.runtime.java import find_java
+from millstream.testing.free_ports import free_ports
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 DEPLOY = "org.apache.spark.deploy"
 START_S = 120
-
-
-def free_ports(count):
-    with ExitStack() as held:
-        found = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in found]
 
 
 def end(process):

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+
+from millstream.testing.free_ports import free_ports
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
 yaml = pytest.importorskip("ruamel.yaml", reason="what checks compose.yaml is not installed here")
@@ -42,9 +43,7 @@ class Services:
 
     def __init__(self, folder, database, opened):
         self.folder, self.database, self.opened = folder, database, opened
-        with socket.socket() as held:
-            held.bind(("127.0.0.1", 0))
-            self.broker = f"127.0.0.1:{held.getsockname()[1]}"
+        self.broker = f"127.0.0.1:{free_ports(1)[0]}"
 
     def here(self, word):
         """Translate what containers see."""

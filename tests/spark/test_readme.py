@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+
+from millstream.testing.free_ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text()
@@ -122,12 +123,6 @@ def running(folder, command, said):
             process.wait()
 
 
-def free_address():
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{held.getsockname()[1]}"
-
-
 def answers(url):
     with suppress(OSError), urllib.request.urlopen(url) as answer:
         return bool(answer.status == 200)
@@ -140,7 +135,7 @@ def test_the_program_prints_what_is_shown_and_every_command_does_what_it_says(fo
     assert run(folder, "python app.py") == shown
     others = [command for command in COMMANDS if command not in ELSEWHERE | NOT_ALONE]
     alive = folder / "data" / "apps" / "ads"
-    address = free_address()
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     page = f"http://{address}"
     with (
         running(folder, BEFORE[0], lambda: list(alive.glob("running-*.json"))) as app,

@@ -22,6 +22,7 @@ from typing import Self
 
 from millstream.errors import EnvironmentProblem
 from millstream.spark.runtime.java import find_java
+from millstream.testing.free_ports import free_ports
 
 VERSION = "4.3.1"
 _FETCH_S = 600.0
@@ -164,7 +165,7 @@ class ApacheKafka:
         raise EnvironmentProblem(f"Apache Kafka did not start: {output}")
 
     def _start(self, settings: Mapping[str, str]) -> bool:
-        port, control = _free_ports(2)
+        port, control = free_ports(2)
         self.address = f"127.0.0.1:{port}"
         data = self.folder / f"data-{port}"
         given = {
@@ -236,14 +237,3 @@ class ApacheKafka:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()

@@ -11,7 +11,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from millstream.errors import EnvironmentProblem
+from millstream.testing.free_ports import free_ports
 
 _SYSTEM = Path("/usr/lib/postgresql")  # Debian and Ubuntu; elsewhere the programs are on the PATH
 _START_S = 60.0
@@ -112,7 +112,7 @@ class PostgresServer:
             "max_connections": "50",
         }
         for _ in range(3):  # another program may take the port between the look and the start
-            self.port = _free_port()
+            (self.port,) = free_ports(1)
             options = [f"-c{name}={value}" for name, value in settings.items()]
             with (self.folder / "server.log").open("wb") as log:
                 self._process = subprocess.Popen(  # noqa: S603 - the system's own program
@@ -183,9 +183,3 @@ def _account() -> pwd.struct_passwd | None:
         except KeyError:
             continue
     raise EnvironmentProblem("There is no user postgres or nobody to run a server as.")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
