@@ -14,9 +14,7 @@ import polars as pl
 from millstream.kernels.aggregates.event_order import with_order
 from millstream.kernels.aggregates.protocol import Aggregate
 from millstream.kernels.aggregates.sketches.deferred import DeferredSketch
-from millstream.kernels.frames import DIFF, ROWS
-
-WEIGHT = "__weight"
+from millstream.kernels.frames import DIFF, ROWS, WEIGHT
 
 
 @dataclass(frozen=True)

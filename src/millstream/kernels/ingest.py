@@ -24,6 +24,7 @@ from millstream.kernels.errors.dead_letter_collector import DeadLetterCollector
 from millstream.kernels.errors.dead_letters import FullRecordReader, dead_letter_rows
 from millstream.kernels.errors.user_code import error_reason
 from millstream.kernels.frames import (
+    DELETED,
     ORDER,
     PORT_DEAD_LETTERS,
     TIME,
@@ -101,7 +102,7 @@ class Ingest:
     dead_letters: list[pl.DataFrame] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._decoder = RecordDecoder(self.source.values, self.source.fields)
+        self._decoder = RecordDecoder(self.source.values, self.source.fields, self.source.table_key)
 
     def run(self, splits: Iterable[SplitInput], planned: SourceTime) -> Iterator[FrameRow]:
         """Yield the task's frames, then its messages about time, then its ledger.
@@ -206,7 +207,12 @@ class Ingest:
             times = table.with_columns(self.source.time.alias(TIME))[TIME]
         except pl.exceptions.PolarsError as error:
             raise self._failed("time", error) from error
-        return table.hstack([epoch_us(times)])
+        event_times = epoch_us(times)
+        if DELETED in table.columns:
+            # A deletion has no columns but its key, so its time is that of its record.
+            without = table[DELETED] & times.is_null()
+            event_times = event_times.zip_with(~without, pl.Series(TIME, arrived_us))
+        return table.hstack([event_times])
 
     def _invalid_times(self, timed: pl.DataFrame, arrived_us: Int64s) -> list[tuple[int, str]]:
         """Find the rows without a valid event time, with the reason."""

@@ -75,7 +75,8 @@ class SourcePlan:
     log: the same in every program that reads these topics. ``time`` gives the event time (a Datetime)
     from the fields; None: the record's timestamp. ``time_ports`` are the operators that receive this
     source's time. ``values`` is the format of the topic's values, ``bad`` the policy for those that
-    cannot be decoded.
+    cannot be decoded. ``table_key``: the topic is a table with that key, and a record without a value
+    deletes the row of its key.
     """
 
     number: int
@@ -89,6 +90,7 @@ class SourcePlan:
     values: ValueFormat = JSON
     bad: BadRecordPolicy = "dead-letter"
     topic_number: int = 0
+    table_key: str | None = None
 
 
 @dataclass(frozen=True)

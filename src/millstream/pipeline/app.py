@@ -17,6 +17,7 @@ from millstream.kernels.errors.dead_letters import BadRecordPolicy
 from millstream.kernels.frames import polars_table
 from millstream.kernels.plan import JobPlan, ViewSinkSpec
 from millstream.kernels.state.keyhash import Buckets
+from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.pipeline.avro import AvroSchema
 from millstream.pipeline.checks import check_time, checked_on_error
@@ -29,6 +30,7 @@ from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.spark_extra import spark_extra
 from millstream.pipeline.stream import Stream
+from millstream.pipeline.table import Table
 from millstream.pipeline.topic import Topic
 from millstream.pipeline.topic_declaration import (
     FormatName,
@@ -175,6 +177,35 @@ class App(AppDeclaration):
         self.topics[name] = Topic(self, name, fields, key, partitions, values, bad)
         self.partitions[name] = partitions
         return self.topics[name]
+
+    def table(
+        self,
+        name: str,
+        schema: type | Mapping[str, Any] | None = None,
+        *,
+        key: str,
+        order: VersionOrder = "offset",
+        deleted: Column | None = None,
+        time: Column | None = None,
+        watermark: WatermarkRule = IN_ORDER,
+        **topic: Any,
+    ) -> Table:
+        """Declare a topic that is a table, and read it as one: of each key its latest record is a row.
+
+        A record without a value (a tombstone) deletes the row of its key. The topic may be compacted.
+
+        Args:
+            name: The topic's name.
+            schema: As in :meth:`topic`, which also takes the other options in ``topic``.
+            key: The column that identifies a row, and is the record's key.
+            order: See :meth:`Topic.table`, as for ``deleted``, ``time`` and ``watermark``.
+
+        Example::
+
+            users = app.table("users", User, key="id")
+        """
+        declared = self.topic(name, schema, key=key, **topic)
+        return declared.table(order=order, deleted=deleted, time=time, watermark=watermark)
 
     def spark_session(
         self,

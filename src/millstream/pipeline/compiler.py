@@ -71,7 +71,8 @@ class _Compiler:
     outputs: Sequence[Output]
     buckets: Buckets
     on_error: OnError
-    children: dict[GraphNode, list[GraphNode | Output]] = field(default_factory=dict)
+    # Each with the number of its input: a node may take the same rows twice.
+    children: dict[GraphNode, list[tuple[GraphNode | Output, int]]] = field(default_factory=dict)
     ports: dict[ConsumerNode, tuple[int, ...]] = field(default_factory=dict)
     depths: dict[OperatorNode, int] = field(default_factory=dict)
     sources: dict[SourceNode | DataFrameNode, int] = field(default_factory=dict)
@@ -112,8 +113,8 @@ class _Compiler:
 
     def _register(self, node: GraphNode | Output) -> None:
         """Register a node below its parents; number its ports, or its place among the sources."""
-        for parent in parents(node):
-            self.children.setdefault(parent, []).append(node)
+        for number, parent in enumerate(parents(node)):
+            self.children.setdefault(parent, []).append((node, number))
         if isinstance(node, (SourceNode, DataFrameNode)):
             self.sources[node] = len(self.sources)
             if len(self.sources) > SOURCES_MAX:
@@ -140,24 +141,24 @@ class _Compiler:
 
     def _paths(self, node: GraphNode) -> Iterator[ConsumerPath]:
         """Follow steps and unions below a node to the consumers of its rows."""
-        for child in self.children.get(node, ()):
+        for child, number in self.children.get(node, ()):
             if isinstance(child, (StepNode, UnionNode)):
                 steps = (child.step,) if isinstance(child, StepNode) else ()
                 for path in self._paths(child):
                     yield path._replace(steps=(*steps, *path.steps))
             elif isinstance(child, (NativeNode, OperatorNode, Output)):
-                yield ConsumerPath((), child, parents(child).index(node))
+                yield ConsumerPath((), child, number)
 
     def _edges(self, node: GraphNode) -> tuple[PlanEdge, ...]:
         """Return the edges below a node as a tree, so that shared steps are run once."""
         edges: list[PlanEdge] = []
-        for child in self.children.get(node, ()):
+        for child, number in self.children.get(node, ()):
             if isinstance(child, StepNode):
                 edges.append(StepEdge(child.step, child.schema_out, child.code, self._edges(child)))
             elif isinstance(child, UnionNode):
                 edges += self._edges(child)
             elif isinstance(child, (NativeNode, OperatorNode, Output)):
-                edges.append(self._edge(ConsumerPath((), child, parents(child).index(node))))
+                edges.append(self._edge(ConsumerPath((), child, number)))
         return tuple(edges)
 
     def _edge(self, path: ConsumerPath) -> ConsumerEdge:
@@ -212,6 +213,7 @@ class _Compiler:
             values=node.values,
             bad=node.bad,
             topic_number=self._topics.index(node.topic),
+            table_key=node.table_key,
         )
 
     def _columns_needed(self, node: GraphNode) -> set[str] | None:
@@ -241,7 +243,8 @@ class _Compiler:
         return wanted
 
     def _late_nodes(self, node: OperatorNode) -> list[LateNode]:
-        return [child for child in self.children.get(node, ()) if isinstance(child, LateNode)]
+        children = (child for child, _ in self.children.get(node, ()))
+        return [child for child in children if isinstance(child, LateNode)]
 
     def _ordered_below(self, node: GraphNode) -> bool:
         """Return whether a consumer of this node's rows needs their order."""

@@ -132,7 +132,8 @@ def _read(node: SourceNode | DataFrameNode, wanted: WantedColumns) -> dict[str, 
         wanted |= set() if node.time is None else set(node.time.meta.root_names())
     read = sorted((f for f in node.fields if wanted is None or f.name in wanted), key=_name)
     fields = {f.name: describe_step(f) for f in read}
-    return {"topic": node.topic, "format": _format(node.values), "fields": fields, **clock}
+    table = {} if node.table_key is None else {"table_key": node.table_key}
+    return {"topic": node.topic, "format": _format(node.values), "fields": fields, **table, **clock}
 
 
 def _name(named: Any) -> str:

@@ -23,7 +23,10 @@ from millstream.kernels.windows.window_operator import WindowOperator
 
 @dataclass(frozen=True, eq=False)
 class SourceNode:
-    """A topic read as a stream, with its time rule."""
+    """A topic read as a stream, with its time rule.
+
+    ``table_key``: the topic is a table with that key.
+    """
 
     name: str
     topic: str
@@ -32,6 +35,7 @@ class SourceNode:
     rule: WatermarkRule
     values: ValueFormat = JSON
     bad: BadRecordPolicy = "dead-letter"
+    table_key: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +80,7 @@ class OperatorNode:
     def __post_init__(self) -> None:
         # first and last of a window compare event time, and the log order only if that is equal.
         by_time = isinstance(self.kernel, WindowOperator) and not self.kernel.by_arrival
-        if self.kernel.ordered and not by_time and len(_placed(self)) > 1:
+        if self.kernel.ordered and not by_time and len(placed_inputs(*self.inputs)) > 1:
             raise ConfigError(
                 f"{self.kernel.name} takes rows in the order of the log. It gets some that have no "
                 "place in it, after a window, a native step or a DataFrame, together with "
@@ -123,10 +127,10 @@ class Output:
     replaces: bool = False
 
 
-def _placed(operator: OperatorNode) -> set[bool]:
-    """Return whether an operator's input has a log order: both, if some rows have and some not."""
+def placed_inputs(*nodes: GraphNode) -> set[bool]:
+    """Return whether the rows of nodes have a log order: both, if some rows have and some not."""
     found: set[bool] = set()
-    above: list[GraphNode] = [*operator.inputs]
+    above: list[GraphNode] = [*nodes]
     while above:
         node = above.pop()
         passes = isinstance(node, (StepNode, UnionNode))

@@ -42,6 +42,9 @@ class StreamShape:
         late_columns: The columns of the side output of the step right above; None if it has none.
         is_late: Whether the stream is such a side output.
         window_key: The columns that distinguish windows; by default part of a view's key.
+        primary_key: The columns that identify a row of a table; None of a stream, and of a table whose
+            rows may be equal.
+        is_table: Whether the rows are a table, and come as signed changes.
         names: The names that the app's steps have so far.
 
     Raises:
@@ -56,6 +59,8 @@ class StreamShape:
     late_columns: ColumnTypes | None = None
     is_late: bool = False
     window_key: tuple[str, ...] = WINDOW_COLUMNS[:1]
+    primary_key: tuple[str, ...] | None = None
+    is_table: bool = False
     names: StepNames = field(default_factory=StepNames, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -64,6 +64,8 @@ class SinkBuilder:
     def _view_key(self, name: str, key: str | Sequence[str] | None) -> tuple[str, ...]:
         """Return the key of a view: the given one, or the columns that distinguish windows and keys."""
         shape = self.shape
+        if shape.is_table:
+            return self._table_key(f"The view {name!r}", key)
         columns = shape.key if key is None else shape.key_columns(key, "view's key")
         if shape.mode is not None and key is None:
             columns = (*shape.window_key, *columns)
@@ -81,6 +83,26 @@ class SinkBuilder:
                 f"The view {name!r} has no key"
                 + (f": its column {missing[0]!r} was left out by a select" if missing else "")
                 + '. Say which columns identify a row: view(name, key="…").'
+            )
+        return columns
+
+    def _table_key(self, what: str, key: str | Sequence[str] | None) -> tuple[str, ...]:
+        """Return the key of a sink that keeps the rows of a table by a key.
+
+        Raises:
+            ConfigError: two rows of the table may have one key, so that one of them would be lost.
+        """
+        primary = self.shape.primary_key
+        columns = primary if key is None else self.shape.key_columns(key, f"the key of {what}")
+        if primary is None or columns is None or not set(primary) <= set(columns):
+            identity = (
+                "Rows of the table may be equal: a step left its key out, or made it anew"
+                if primary is None
+                else f"Its rows are identified by {', '.join(primary)}, which the key does not have"
+            )
+            raise ConfigError(
+                f"{what} keeps one row for each key. {identity}. Keep the key in the table, or make rows "
+                "differ: distinct(), or group_by(…).agg(…)."
             )
         return columns
 
@@ -120,6 +142,8 @@ class SinkBuilder:
             raise ConfigError(
                 f"{what} is compacted and has no key. Say key=, the column to keep by."
             )
+        if "compact" in cleanup and self.shape.is_table:
+            self._table_key(what, key)
         if partitions is not None and not 1 <= partitions <= 10_000:
             raise ConfigError(f"{what} has partitions={partitions}. Allowed are 1 to 10,000.")
         count = partitions or self.app.partitions.get(topic, _PARTITIONS)

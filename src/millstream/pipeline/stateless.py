@@ -12,7 +12,15 @@ from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.kernels.frames import HIDDEN_PREFIX
 from millstream.kernels.map_frames import ROW_COLUMN, FrameFunction, MapFrames, RowsRule
-from millstream.kernels.steps import Drop, Explode, Filter, Rename, Select
+from millstream.kernels.steps import (
+    Drop,
+    Explode,
+    Filter,
+    Rename,
+    Select,
+    Step,
+    WithColumns,
+)
 from millstream.pipeline.checks import column_names, columns_after, require_columns
 from millstream.pipeline.expressions import Column, as_expression, names_given
 from millstream.pipeline.schema import ColumnTypes, columns_of, fields_of
@@ -162,6 +170,29 @@ def _require_free(column: str, what: str) -> None:
             f"{what} makes the column {column!r}: names that begin with {HIDDEN_PREFIX!r} are "
             "reserved. Choose another name."
         )
+
+
+def primary_key_after(step: Step, key: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return the columns that identify a row behind a step; None if that is not known.
+
+    A step that leaves a column of the key out, or makes it anew, may make rows equal.
+    """
+    if key is None or isinstance(step, Filter):
+        return key
+    if isinstance(step, Rename):
+        names = dict(step.names)
+        return tuple(names.get(column, column) for column in key)
+    kept: set[str] = set()
+    if isinstance(step, Drop):
+        kept = set(key) - set(step.columns)
+    elif isinstance(step, WithColumns):
+        kept = set(key) - {
+            e.meta.output_name(raise_if_undetermined=False) for e in step.expressions
+        }
+        kept = set() if any(e.meta.has_multiple_outputs() for e in step.expressions) else kept
+    elif isinstance(step, Select):
+        kept = {column for column in key for e in step.expressions if e.meta.eq(pl.col(column))}
+    return key if kept == set(key) else None
 
 
 def union_of(shapes: Sequence[StreamShape]) -> StreamShape:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from millstream.choices import choose
@@ -14,17 +14,19 @@ from millstream.kernels.decode import Field
 from millstream.kernels.decode.archive_columns import ArchiveColumns
 from millstream.kernels.decode.formats import JSON, ValueFormat
 from millstream.kernels.errors.dead_letters import BadRecordPolicy
+from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.kernels.trigger import LatePolicy
 from millstream.log.archive import RECORD_SCHEMA
 from millstream.log.archiver import PartitionArchive
 from millstream.pipeline.checks import check_time
 from millstream.pipeline.declaration import AppDeclaration
-from millstream.pipeline.expressions import Column, as_expression
+from millstream.pipeline.expressions import Column, as_expression, names_given
 from millstream.pipeline.graph import SourceNode
 from millstream.pipeline.schema import columns_of
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.stream import Stream
+from millstream.pipeline.table import Table
 from millstream.pipeline.watermarks import (
     IN_ORDER,
     ProcessingTime,
@@ -86,6 +88,49 @@ class Topic:
             columns, lateness_us=lateness_us, late_policy=late, names=self.app.names
         )
         return Stream(self.app, node, shape)
+
+    def table(
+        self,
+        *,
+        key: str | Sequence[str] | None = None,
+        order: VersionOrder = "offset",
+        deleted: Column | None = None,
+        time: Column | None = None,
+        watermark: WatermarkRule = IN_ORDER,
+        name: str | None = None,
+    ) -> Table:
+        """Read the topic as a table: of each key its latest record is a row.
+
+        A record without a value (a tombstone) deletes the row of its key, so the topic may be compacted.
+
+        Args:
+            key: The columns that identify a row; by default the topic's ``key``. With tombstones it is
+                that column, which the record's key holds.
+            order: Which of two records of a key is the later one. ``"offset"``: the one with the
+                greater offset; all records of a key must be in one partition, as they are where
+                the record's key is the table's. ``"time"``: the one with the later event time; the
+                other order of arrival changes nothing. A key that was deleted stays in state then.
+            deleted: A condition that is true of a record that deletes its key, besides tombstones.
+            time: The event time; by default the time that the record carries in the log.
+            watermark: How the watermark follows the records. Where a join waits for the table, give
+                ``ms.watermark(idle="30 seconds")``: else a table that rests makes it wait.
+            name: The table's name in ledger and errors; by default the topic's.
+
+        Raises:
+            ConfigError: there is no key, or a column is not there.
+        """
+        columns = key if key is not None else self.key
+        if columns is None:
+            raise ConfigError(
+                f"The table {self.name!r} has no key. Declare it: app.topic({self.name!r}, …, key=…), "
+                "or say table(key=…)."
+            )
+        stream = self.stream(time=time, watermark=watermark, name=name)
+        if names_given(columns, "table's key") == (self.key,) and isinstance(
+            stream.node, SourceNode
+        ):
+            stream = replace(stream, node=replace(stream.node, table_key=self.key))
+        return stream.table(key=columns, order=order, deleted=deleted)
 
     def archive(
         self, *, close_active: bool = False, on_progress: Callable[[int, int], None] | None = None

@@ -58,7 +58,7 @@ class Tick:
 class Row:
     """A row with its time of arrival, partition, key and headers.
 
-    ``values`` is a mapping, a dataclass instance or bytes. ``at``: when it arrives; by default with the row
+    ``values`` is a mapping, a dataclass instance or bytes; None with a ``key`` is a tombstone. ``at``: when it arrives; by default with the row
     before it. ``partition``: by default by its ``key``, by the field that is the topic's key, or at random.
     ``headers`` are names with bytes.
     """
@@ -93,7 +93,7 @@ class InputRecord:
     """One record as it arrives."""
 
     partition: int
-    value: bytes
+    value: bytes | None
     at_ms: int | None = None
     key: bytes | None = None
     headers: tuple[tuple[str, bytes], ...] = ()
@@ -141,7 +141,8 @@ def _mark(given: Watermark, topic: str, partition_count: int) -> WatermarkAdvanc
 
 
 def _record(row: Row, topic: Topic, partition_count: int, dice: random.Random) -> InputRecord:
-    values = _as_mapping(row.values)
+    deletes = row.values is None and row.key is not None
+    values = None if deletes else _as_mapping(row.values)
     key = row.key.encode() if isinstance(row.key, str) else row.key
     if row.partition is not None:
         _check_partition(row.partition, partition_count, topic.name)
@@ -155,7 +156,7 @@ def _record(row: Row, topic: Topic, partition_count: int, dice: random.Random) -
         )
     return InputRecord(
         partition,
-        row.values if isinstance(row.values, bytes) else _encode(values, topic),
+        row.values if deletes or isinstance(row.values, bytes) else _encode(values, topic),
         None if row.at is None else milliseconds(row.at, what="Row's at"),
         key,
         tuple(row.headers.items()),

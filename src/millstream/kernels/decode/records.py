@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.kernels.decode.archive_columns import ArchivedRecords
+from millstream.kernels.decode.deletions import DeletedKeys, DeletionDecoder
 from millstream.kernels.decode.fields import (
     Decoded,
     Decoder,
@@ -38,26 +39,42 @@ def meta_field(meta: Meta) -> Field:
     return Field(meta, META_TYPES[meta], required=meta != "key", meta=meta)
 
 
-def columns_read(fields: tuple[Field, ...]) -> tuple[str, ...]:
-    """Return the columns of the log that decoding into the fields needs."""
-    also = [name for name in ("key", "headers") if any(field.meta == name for field in fields)]
+def columns_read(fields: tuple[Field, ...], *, deletions: bool = False) -> tuple[str, ...]:
+    """Return the columns of the log that decoding into the fields needs.
+
+    ``deletions``: a record without a value deletes the row of its key.
+    """
+    wanted = {field.meta for field in fields} | ({"key"} if deletions else set())
+    also = [name for name in ("key", "headers") if name in wanted]
     return ("offset", "timestamp", "value", *also)
 
 
 @dataclass
 class RecordDecoder:
-    """Decodes the records of a topic into fields. Keep it: it caches what is costly to make."""
+    """Decodes the records of a topic into fields. Keep it: it caches what is costly to make.
+
+    ``table_key``: the topic is a table with that key, and the rows also have ``__deleted``.
+    """
 
     format: ValueFormat
     fields: tuple[Field, ...]
+    table_key: str | None = None
 
     def __post_init__(self) -> None:
-        self._values: Decoder = self.format.decoder(
-            tuple(field for field in self.fields if field.meta is None)
-        )
+        in_value = tuple(field for field in self.fields if field.meta is None)
+        self._values: Decoder = self.format.decoder(in_value)
+        self._deleted: DeletedKeys | None = None
+        if self.table_key is not None:
+            self._values = DeletionDecoder(self._values, in_value)
+            (key,) = (field for field in in_value if field.name == self.table_key)
+            self._deleted = DeletedKeys(key)
 
     def decode(self, batch: pa.RecordBatch | ArchivedRecords, partition: int) -> Decoded:
         """Decode the records of a partition. Rows come in their order."""
+        decoded = self._with_meta(batch, partition)
+        return decoded if self._deleted is None else self._deleted.mark(batch, decoded)
+
+    def _with_meta(self, batch: pa.RecordBatch | ArchivedRecords, partition: int) -> Decoded:
         if isinstance(batch, ArchivedRecords):
             records, decoded = batch.records, self._completed(batch)
         else:

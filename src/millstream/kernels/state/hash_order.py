@@ -6,6 +6,7 @@ which takes several times as long.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -65,6 +66,15 @@ def latest_per_key(rows: pl.DataFrame, key: list[str]) -> pl.DataFrame:
         return rows.unique(key, keep="last", maintain_order=True)
     found: pl.DataFrame = rows[order[ends]]
     return found
+
+
+def last_of_key(rows: pl.DataFrame, key: Sequence[str]) -> pl.Series:
+    """Return which rows are the last of their key, in the order in which they stand."""
+    if len(key) == 1:
+        return rows[key[0]].is_last_distinct()
+    # Numbers for names: polars takes a name such as "^a.*$" for a pattern.
+    keys = pl.DataFrame({str(number): rows[name] for number, name in enumerate(key)})
+    return keys.to_struct("key").is_last_distinct()
 
 
 def positions_in(table: pl.DataFrame, rows: pl.DataFrame, key: list[str]) -> Int64s | None:

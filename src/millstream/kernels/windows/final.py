@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from millstream.kernels.aggregation import WEIGHT, event_count
-from millstream.kernels.frames import HASH, ROWS, WINDOW
+from millstream.kernels.aggregation import event_count
+from millstream.kernels.frames import HASH, ROWS, WEIGHT, WINDOW
 from millstream.kernels.operator import BatchContext, OperatorResult
 from millstream.kernels.state.hash_order import sort_by_window_and_hash
 from millstream.kernels.state.ledger import StateLedger

@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.aggregates.count import Count
-from millstream.kernels.aggregation import WEIGHT, Aggregation
-from millstream.kernels.frames import DIFF, HASH, ROWS, WINDOW
+from millstream.kernels.aggregation import Aggregation
+from millstream.kernels.frames import DIFF, HASH, ROWS, WEIGHT, WINDOW
 from millstream.kernels.state.hash_order import (
     last_of_each,
     latest_per_key,

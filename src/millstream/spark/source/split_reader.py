@@ -81,7 +81,7 @@ class SplitReader:
                 partition,
                 start,
                 end,
-                columns=columns_read(self.source.fields),
+                columns=self._columns_read,
                 bytes_max=CHUNK_BYTES,
                 tally=tally,
             )
@@ -111,7 +111,12 @@ class SplitReader:
 
     @cached_property
     def _record_columns(self) -> tuple[str, ...]:
-        return tuple(name for name in columns_read(self.source.fields) if name != "value")
+        return tuple(name for name in self._columns_read if name != "value")
+
+    @cached_property
+    def _columns_read(self) -> tuple[str, ...]:
+        deletions = self.source.table_key is not None
+        return columns_read(self.source.fields, deletions=deletions)
 
     @cached_property
     def _schema(self) -> pa.Schema:

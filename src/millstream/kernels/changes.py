@@ -1,0 +1,85 @@
+"""Signed changes: a table as a bag of rows, and what a batch does to it.
+
+A row with ``__diff`` +1 was added, one with -1 was taken back; rows without the column were all added. Inside
+operators a row has a weight instead, which is how many times it was added, less how many times it was taken
+back. Two rows are equal if all their columns are, the event time among them; NaN is equal to NaN, and -0.0
+to 0.0, as in keys.
+
+Source: Budiu et al., "DBSP: Automatic Incremental View Maintenance for Rich Query Languages", PVLDB 16(7),
+2023 (arXiv 2203.16684), section 4: tables and their changes are Z-sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from millstream.kernels.frames import DIFF, HASH, WEIGHT
+
+
+def with_weight(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows with ``__weight`` instead of ``__diff``."""
+    if DIFF not in rows.columns:
+        return rows.with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
+    return rows.with_columns(pl.col(DIFF).cast(pl.Int64).alias(WEIGHT)).drop(DIFF)
+
+
+def with_diff(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows with ``__diff`` instead of ``__weight``: each as many times as it weighs."""
+    weights = rows[WEIGHT].to_numpy()
+    sign = pl.Series(DIFF, np.sign(weights).astype(np.int8))
+    signed = rows.drop(WEIGHT).hstack([sign])
+    times = np.abs(weights)
+    if (times == 1).all():
+        return signed
+    repeated: pl.DataFrame = signed[np.repeat(np.arange(len(times)), times)]
+    return repeated
+
+
+def consolidate(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add up the weights of equal rows, and leave out those that come to nothing.
+
+    Equal rows have equal values of ``__hash``. Rows that were only added stay as they are, however many are
+    equal; the order of rows is kept.
+    """
+    negative = rows[WEIGHT].to_numpy() < 0
+    if not negative.any():
+        return rows
+    hashes = rows[HASH].to_numpy()
+    touched = np.isin(hashes, hashes[negative])
+    if touched.all():
+        return _summed(rows)
+    # In the order of their places, so that a batch that is repeated gives the same.
+    numbered = rows.with_columns(pl.Series(_PLACE, np.arange(rows.height)))
+    apart = numbered.filter(pl.Series(~touched))
+    summed = _summed(numbered.filter(pl.Series(touched)), place=_PLACE)
+    return pl.concat([apart, summed.select(apart.columns)]).sort(_PLACE).drop(_PLACE)
+
+
+_PLACE = "__place"
+
+
+def _summed(rows: pl.DataFrame, place: str | None = None) -> pl.DataFrame:
+    own = [name for name in rows.columns if name not in (WEIGHT, place)]
+    # Numbers for names meanwhile: polars takes a name such as "^a.*$" for a pattern.
+    numbers = {name: str(number) for number, name in enumerate(own)}
+    made = [pl.col(WEIGHT).sum(), *([] if place is None else [pl.col(place).first()])]
+    summed = rows.rename(numbers).group_by(list(numbers.values()), maintain_order=True).agg(*made)
+    names = {number: name for name, number in numbers.items()}
+    kept = summed.filter(pl.col(WEIGHT) != 0).rename(names)
+    return kept.select(rows.columns)
+
+
+def total_weight(rows: pl.DataFrame | None) -> int:
+    """Return the sum of the weights of rows."""
+    return 0 if rows is None else int(rows[WEIGHT].sum())
+
+
+def concat_present(tables: Sequence[pl.DataFrame | None]) -> pl.DataFrame | None:
+    """Put the tables that have rows into one; None if there are none."""
+    present = [table for table in tables if table is not None and table.height]
+    if not present:
+        return None
+    return present[0] if len(present) == 1 else pl.concat(present)

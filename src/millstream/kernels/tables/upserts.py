@@ -1,0 +1,180 @@
+"""From a stream of rows to a table: of each key the latest row counts, and a deletion removes it.
+
+What comes out are signed changes: the row that was, with -1, and the row that is, with +1. Which of two rows
+of a key is later is decided by ``order``:
+
+``time``    the one with the later event time; of equal times, the one that is later in the log
+``offset``  the one that is later in the log (by topic, partition, offset), whatever its event time
+
+So the table after all rows is the same however they are divided into batches. A row that is older than the
+one held changes nothing.
+
+A deletion is a row with ``__deleted``. By time, an older row may still come after it, so the key stays in
+state with the time of its deletion. By offset nothing is left of it, because the key chooses the partition
+and a partition is read in order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from millstream.kernels.changes import with_diff
+from millstream.kernels.frames import DELETED, HASH, ORDER, ROWS, TIME, WEIGHT, visible
+from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.state.hash_order import last_of_key, sorted_distinct
+from millstream.kernels.state.keyed_rows import KeyedRows
+from millstream.kernels.state.keyhash import Hashes, digest_columns, hash_columns
+from millstream.kernels.state.ledger import StateLedger
+from millstream.kernels.state.operator_state import OperatorState
+
+VersionOrder = Literal["time", "offset"]
+
+_TIE = "__tie"  # Int64: orders rows of one time: the place in the log, or a digest of the row
+_HELD = "__held"  # Boolean: the row is in state
+_FAMILY = "rows"
+
+
+@dataclass(frozen=True)
+class Upserts:
+    """The operator that keeps the latest row of each key, and emits how that changes.
+
+    ``by`` is the key; ``columns`` are all columns with their types. ``deleted`` is true of a row that deletes
+    its key, as ``__deleted`` is.
+    """
+
+    name: str
+    by: tuple[str, ...]
+    columns: tuple[tuple[str, pl.DataType], ...]
+    order: VersionOrder = "time"
+    deleted: pl.Expr | None = None
+
+    @property
+    def transparent(self) -> bool:
+        return False
+
+    @property
+    def ordered(self) -> bool:
+        return True
+
+    @property
+    def heartbeat_ms(self) -> int | None:
+        return None
+
+    def output_watermark(self, watermark_us: int) -> int:
+        return watermark_us
+
+    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
+        conditions = set() if self.deleted is None else set(self.deleted.meta.root_names())
+        return {name for name, _ in self.columns} | conditions
+
+    # ── before the shuffle ──────────────────────────────────────────────────────────────────
+
+    def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
+        """Take the columns, the time, the place in the log, and whether the row is a deletion."""
+        tie = rows[ORDER] if ORDER in rows.columns else _digest(rows)
+        named = [rows[name] for name, _ in self.columns]
+        deleted = self._deleted(rows)
+        if deleted.any():
+            # What is no longer wanted is not kept.
+            named = [
+                column if column.name in self.by else column.zip_with(~deleted, _nulls(column))
+                for column in named
+            ]
+        return Prepared(pl.DataFrame([*named, rows[TIME], tie.alias(_TIE), deleted]))
+
+    def _deleted(self, rows: pl.DataFrame) -> pl.Series:
+        deleted = pl.repeat(False, rows.height, eager=True).alias(DELETED)
+        if DELETED in rows.columns:
+            deleted |= rows[DELETED].fill_null(value=False)
+        if self.deleted is not None:
+            deleted |= rows.select(self.deleted.fill_null(value=False)).to_series()
+        return deleted.alias(DELETED)
+
+    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
+        return pl.concat(tables)
+
+    # ── after the shuffle ───────────────────────────────────────────────────────────────────
+
+    def process(
+        self,
+        state: OperatorState,
+        inputs: Mapping[int, Sequence[pl.DataFrame]],
+        context: BatchContext,
+    ) -> OperatorResult:
+        """Return how the table changes with the batch; keep the latest row of each key."""
+        result = OperatorResult(counts=Counter())
+        kept = KeyedRows(state, _FAMILY, ROWS)
+        ledger = StateLedger(self.name, (kept.runs,))
+        if tables := inputs.get(0, ()):
+            rows = pl.concat(tables)
+            rows = rows.hstack([pl.Series(HASH, hash_columns(rows, self.by, context.seed))])
+            self._take(kept, rows, result, ledger)
+        ledger.check()
+        return result
+
+    def _take(
+        self, kept: KeyedRows, rows: pl.DataFrame, result: OperatorResult, ledger: StateLedger
+    ) -> None:
+        known = kept.get(sorted_distinct(rows[HASH].to_numpy()))
+        every = rows.with_columns(pl.lit(value=False).alias(_HELD))
+        if known is not None:
+            # Behind the new ones, so that of two equal versions the one held stays.
+            held = known.select(rows.columns).with_columns(pl.lit(value=True).alias(_HELD))
+            every = pl.concat([every, held])
+        version = [TIME, _TIE] if self.order == "time" else [_TIE]
+        every = every.sort(version, maintain_order=True)
+        latest = last_of_key(every, self.by)
+        replaced = every.filter(~latest & every[_HELD])
+        current = every.filter(latest)
+        new = current.filter(~current[_HELD])
+        result.counts.update(held=rows.height)
+        changes = [self._changes(replaced, -1), self._changes(new, 1)]
+        changed = pl.concat([table for table in changes if table.height] or changes[:1])
+        result.rows = with_diff(changed) if changed.height else None
+        self._keep(kept, known, current, new, ledger)
+
+    def _changes(self, rows: pl.DataFrame, weight: int) -> pl.DataFrame:
+        there = rows.filter(~rows[DELETED])
+        names = [*visible(there.columns), TIME]
+        return there.select(pl.col(names), pl.lit(weight, pl.Int64).alias(WEIGHT))
+
+    def _keep(
+        self,
+        kept: KeyedRows,
+        known: pl.DataFrame | None,
+        current: pl.DataFrame,
+        new: pl.DataFrame,
+        ledger: StateLedger,
+    ) -> None:
+        """Keep the current rows of the keys that changed, with all others that share their hashes."""
+        hashes = sorted_distinct(new[HASH].to_numpy())
+        if not len(hashes):
+            return
+        stored = _with_hashes(current, hashes).drop(_HELD)
+        if self.order == "offset":
+            stored = stored.filter(~stored[DELETED])
+        stored = stored.with_columns(pl.lit(1, pl.Int64).alias(ROWS))
+        before = None if known is None else _with_hashes(known, hashes)
+        ledger.events_in += stored.height
+        ledger.events_out += 0 if before is None else before.height
+        kept.put(hashes, stored, before)
+
+
+def _with_hashes(rows: pl.DataFrame, hashes: Hashes) -> pl.DataFrame:
+    return rows.filter(pl.Series(np.isin(rows[HASH].to_numpy(), hashes)))
+
+
+def _nulls(like: pl.Series) -> pl.Series:
+    return pl.Series(like.name, [None], dtype=like.dtype).new_from_index(0, len(like))
+
+
+def _digest(rows: pl.DataFrame) -> pl.Series:
+    """Return a number by which rows of one time are ordered that have no place in the log."""
+    plain = tuple(name for name in visible(rows.columns) if not rows.schema[name].is_nested())
+    return pl.Series(digest_columns(rows, plain).view(np.int64))

@@ -1,0 +1,237 @@
+"""What streams and tables have in common: named, typed columns, the stateless operators, and the sinks.
+
+A stream is a collection of events, a table one of rows with a key. Both are immutable: every operator
+returns a new one, and is checked where it is called, against the columns that are there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import polars as pl
+
+from millstream.kernels.errors.user_code import OnError, UserCode
+from millstream.kernels.map_frames import FrameFunction, RowsRule
+from millstream.kernels.plan import Cleanup
+from millstream.kernels.steps import Filter, Select, Step, WithColumns
+from millstream.pipeline.checks import checked_on_error, column_names, columns_after, declared_at
+from millstream.pipeline.declaration import AppDeclaration
+from millstream.pipeline.expressions import Column, as_expression
+from millstream.pipeline.graph import GraphNode, Output, StepNode
+from millstream.pipeline.schema import ColumnTypes
+from millstream.pipeline.shape import StreamShape
+from millstream.pipeline.sinks import ForeachFunction, SinkBuilder
+from millstream.pipeline.stateless import (
+    FrameSchema,
+    drop_step,
+    explode_step,
+    expressions_of,
+    map_frames_step,
+    primary_key_after,
+    rename_step,
+)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Rows with named, typed columns: a :class:`Stream` or a :class:`Table`."""
+
+    app: AppDeclaration
+    node: GraphNode
+    shape: StreamShape
+
+    @property
+    def columns(self) -> ColumnTypes:
+        """The columns of the rows, with their types."""
+        return self.shape.columns
+
+    # ── stateless operators ─────────────────────────────────────────────────────────────────
+
+    def filter(
+        self, *conditions: pl.Expr, name: str | None = None, on_error: OnError | None = None
+    ) -> Self:
+        """Keep the rows for which all conditions are true (null counts as false).
+
+        ``name`` is the step's in errors and the ledger. Rows on which an expression fails go to the dead
+        letters, with the step, the reason and the record; ``on_error="stop"`` stops the job
+        instead, and the default is the app's. An expression that fails on each of more than 100
+        rows of one table stops the job in any case. This holds for every operator here.
+        """
+        self.shape.refuse_after_update("filter", "a row that passed once and later no longer does")
+        conditions = tuple(as_expression(c, what="filter's condition") for c in conditions)
+        step_name = name or f"filter({column_names(conditions)})"
+        return self._step(Filter(self.shape.names.unique(step_name), conditions), on_error)
+
+    def with_columns(
+        self,
+        *expressions: pl.Expr,
+        name: str | None = None,
+        on_error: OnError | None = None,
+        **named: pl.Expr,
+    ) -> Self:
+        """Add columns, or replace those of the same name: ``rate=pl.col("a") / pl.col("b")``."""
+        every, step_name = expressions_of(expressions, named, "with_columns", name, self.columns)
+        return self._step(WithColumns(self.shape.names.unique(step_name), every), on_error)
+
+    def select(
+        self,
+        *expressions: Column,
+        name: str | None = None,
+        on_error: OnError | None = None,
+        **named: pl.Expr,
+    ) -> Self:
+        """Keep only the named columns and expressions."""
+        every, step_name = expressions_of(expressions, named, "select", name, self.columns)
+        return self._step(Select(self.shape.names.unique(step_name), every), on_error)
+
+    def rename(self, names: Mapping[str, str], *, name: str | None = None) -> Self:
+        """Rename columns: ``rename({"old": "new"})``. Names may be swapped."""
+        step = rename_step(name, names, self.columns)
+        renamed = self._step(replace(step, name=self.shape.names.unique(step.name)))
+        key = tuple(names.get(column, column) for column in self.shape.key)
+        return replace(renamed, shape=replace(renamed.shape, key=key))
+
+    def drop(self, *columns: str, name: str | None = None) -> Self:
+        """Leave columns out."""
+        step = drop_step(name, columns, self.columns)
+        return self._step(replace(step, name=self.shape.names.unique(step.name)))
+
+    def explode(
+        self, *columns: str, name: str | None = None, on_error: OnError | None = None
+    ) -> Self:
+        """Make a row of each element of a list column.
+
+        The other columns are repeated, and so is the event time. A row whose list is empty or null
+        gives none, and counts as filtered. Several columns are exploded together: a row whose
+        lists are not equally long is a dead letter.
+        """
+        self.shape.refuse_after_update("explode", "a row whose list later becomes shorter")
+        step = explode_step(name, columns, self.columns)
+        return self._step(replace(step, name=self.shape.names.unique(step.name)), on_error)
+
+    def map_frames(
+        self,
+        function: FrameFunction,
+        *,
+        schema: FrameSchema | None = None,
+        rows: RowsRule = "same",
+        name: str | None = None,
+        on_error: OnError | None = None,
+    ) -> Self:
+        """Run a function of yours over polars frames of the rows.
+
+        Args:
+            function: Takes a frame with the stream's columns and gives one. Which rows
+                share a frame is arbitrary: it must treat each by itself, and keep nothing between calls.
+                It is called again with fewer rows when it raises an error, to find those that it
+                fails on.
+            schema: The columns that come out: a dataclass, or a dict of polars types. By default
+                the function is called with no rows, to find out.
+            rows: ``"same"``: one row comes out for each that goes in, in the same order. ``"any"``:
+                the frame has one more column, ``row``, which the function must give back: it says
+                of each row from which one it was made. That is whose event time it has.
+            name: The step's name; by default the function's.
+            on_error: See :meth:`filter`. What the function raises concerns rows; a result that is
+                not as declared stops the job in any case.
+        """
+        if rows != "same":
+            self.shape.refuse_after_update(
+                "map_frames", "a row from which later fewer rows are made"
+            )
+        step = map_frames_step(name, function, schema, rows, self.columns)
+        step = replace(step, name=self.shape.names.unique(step.name))
+        return self._with_step(step, dict(step.schema_out), on_error)
+
+    def _step(self, step: Step, on_error: OnError | None = None) -> Self:
+        return self._with_step(step, columns_after(step, self.columns), on_error)
+
+    def _with_step(self, step: Step, columns: ColumnTypes, on_error: OnError | None = None) -> Self:
+        code = UserCode(step.name, declared_at(), checked_on_error(on_error or self.app.on_error))
+        node = StepNode(self.node, step, tuple(columns.items()), code)
+        key = primary_key_after(step, self.shape.primary_key)
+        return self._below(node, replace(self.shape, columns=columns, primary_key=key))
+
+    def _below(self, node: GraphNode, shape: StreamShape) -> Self:
+        return replace(self, node=node, shape=shape)
+
+    # ── sinks ───────────────────────────────────────────────────────────────────────────────
+
+    def view(
+        self, name: str, *, key: str | Sequence[str] | None = None, store: str | None = None
+    ) -> Self:
+        """Keep the stream as a view: a table with the latest row per key, read with ``ms.view``.
+
+        Args:
+            key: By default the window and its ``by`` columns, or what :meth:`key_by` said.
+            store: ``"sqlite"`` (the app's own store, in its folder), or the URL of a PostgreSQL
+                database, ``postgresql://user:password@host/database``; by default the app's
+                ``views``. The view is then a table of its name there.
+        """
+        return self._into(self._sinks.view(name, key=key, store=store))
+
+    def to(
+        self,
+        topic: str,
+        *,
+        key: str | None = None,
+        value: str | Sequence[str] | None = None,
+        partitions: int | None = None,
+        cleanup: Cleanup = "delete",
+    ) -> Self:
+        """Write the stream to a topic of the app's log, a batch in one transaction.
+
+        A record's timestamp is the row's event time. While such an app runs, its process owns the
+        log's folder; other processes on this machine write to the log through it.
+
+        Args:
+            key: The column that is the record's key; without one, batches take turns.
+            value: By default the value is a JSON object of all columns: datetimes as RFC 3339,
+                decimals as text. Give columns for an object of these, or one column of text or
+                bytes that is the value as it is.
+            partitions: Of a topic that does not exist yet; by default what ``app.topic`` declares
+                for it, or 4.
+            cleanup: "delete", "compact" or "compact,delete", as ``create_topic`` has it. Rows that
+                retract others are tombstones in a compacted topic; elsewhere they have
+                ``"_diff": -1``.
+        """
+        return self._into(
+            self._sinks.topic(topic, key=key, value=value, partitions=partitions, cleanup=cleanup)
+        )
+
+    def dataset(
+        self, path: str | os.PathLike[str], *, partition_by: str | Sequence[str] = ()
+    ) -> Self:
+        """Append the stream to a dataset: Parquet files in a folder, read with ``ms.dataset``.
+
+        A manifest names the files that count; each batch replaces it. Many small files are merged into
+        few. Rows that retract others have ``_diff`` -1.
+
+        Args:
+            path: A folder of its own, which is made; relative to where the program runs.
+            partition_by: Columns whose values divide the files into folders, as in ``day=2026-01-31``.
+        """
+        return self._into(self._sinks.dataset(path, partition_by))
+
+    def foreach(self, function: ForeachFunction, *, name: str | None = None) -> Self:
+        """Call ``function(rows, context)`` with the rows of each batch, where the job was started.
+
+        ``rows`` is a polars frame that is not empty; ``context`` has app, name, batch_id and key.
+        The function is called at least once for each batch: again, with the same rows and the same
+        key, after a crash. It works exactly once if it keeps the key together with what it does,
+        and does nothing for a key that it has kept. An exception stops the job.
+
+        Args:
+            name: The step's name, a part of the key; by default the function's.
+        """
+        return self._into(self._sinks.foreach(function, name))
+
+    @property
+    def _sinks(self) -> SinkBuilder:
+        return SinkBuilder(self.app, self.node, self.shape)
+
+    def _into(self, output: Output) -> Self:
+        self.app.add_output(output)
+        return self
