@@ -41,7 +41,8 @@ class BatchContext:
 
     ``watermark_before_us`` and ``watermark_us`` are the operator's watermark before and after the batch;
     ``split_watermarks_us`` gives the watermark that was in force in each split before its first row, and
-    ``clock_ms`` is the running time of the job, and ``seed`` that of its hashes of keys.
+    ``clock_ms`` is the running time of the job, and ``seed`` that of its hashes of keys. ``bucket`` is one of
+    ``bucket_count``.
     """
 
     watermark_before_us: int
@@ -49,6 +50,8 @@ class BatchContext:
     split_watermarks_us: Mapping[int, int] = field(default_factory=dict)
     clock_ms: int = 0
     seed: int = 0
+    bucket: int = 0
+    bucket_count: int = 1
 
     def watermarks_seen(self, rows: pl.DataFrame) -> Int64s:
         """Give, for each row, the watermark that was in force in its split before the row.

@@ -110,7 +110,8 @@ class ClockPlan:
 class OperatorPlan:
     """An operator in its place.
 
-    ``ports`` take the rows of its inputs, in their order; the first also names it. ``clocks`` are
+    ``ports`` take the rows of its inputs, in their order; the first also names it. An operator without
+    inputs has a port, too, to which sources send their time, so that it runs in every batch. ``clocks`` are
     what its time follows; ``late_edges`` take the rows that came too late for it; ``time_ports``
     are the operators that receive its output's time. ``key`` is what its state is kept under: it comes from
     what the step means, and not from its name or place.

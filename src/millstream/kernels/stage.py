@@ -135,9 +135,17 @@ class OperatorRun:
         clocks = self._clocks(stored)
         before_us = NO_WATERMARK if stored is None else stored["watermark"]
         split_watermarks_us, clock_ms, idle = self._advance(clocks, batch.messages, before_us)
-        watermark_us, seed = _watermark(clocks, before_us), self.buckets.seed
-        context = BatchContext(before_us, watermark_us, split_watermarks_us, clock_ms, seed)
-        if self.bucket == 0:  # the same in all buckets, so one reports it
+        watermark_us = _watermark(clocks, before_us)
+        context = BatchContext(
+            before_us,
+            watermark_us,
+            split_watermarks_us,
+            clock_ms,
+            self.buckets.seed,
+            self.bucket,
+            self.buckets.count,
+        )
+        if self.bucket == 0 and clocks:  # the same in all buckets, so one reports it
             self.ledger.clocks[kernel.name] = {
                 name: {**clock.to_status(), "idle": sorted(idle.get(name, ()))}
                 for name, clock in clocks.items()
@@ -152,7 +160,8 @@ class OperatorRun:
         self.ledger.note_lateness(kernel.name, result.late_by_us)
         if result.gauges:
             self.ledger.gauges[kernel.name] = result.gauges
-        self.ledger.watermarks[kernel.name] = context.watermark_us
+        if clocks:  # what follows no input holds nobody's watermark
+            self.ledger.watermarks[kernel.name] = context.watermark_us
         self.ledger.state_bytes += state.size_bytes
         frames = [
             *self._emit(result.rows, self.operator.edges),

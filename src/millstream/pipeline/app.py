@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from millstream.pipeline.checks import check_time, checked_on_error
 from millstream.pipeline.compiler import compile_plan
 from millstream.pipeline.declaration import AppDeclaration
 from millstream.pipeline.expressions import Column, as_expression
-from millstream.pipeline.graph import DataFrameNode, GraphNode, Output
+from millstream.pipeline.graph import DataFrameNode, GraphNode, OperatorNode, Output
 from millstream.pipeline.progress_table import ProgressTable
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
@@ -39,6 +39,7 @@ from millstream.pipeline.topic_declaration import (
     check_policy,
     check_topic_key,
 )
+from millstream.pipeline.upserts import build_static_table
 from millstream.pipeline.watermarks import IN_ORDER, check_dataframe_watermark
 from millstream.views.address import parse_store
 from millstream.views.dead_letter_relay import relay
@@ -207,6 +208,31 @@ class App(AppDeclaration):
         declared = self.topic(name, schema, key=key, **topic)
         return declared.table(order=order, deleted=deleted, time=time, watermark=watermark)
 
+    def static_table(
+        self, rows: Any, *, key: str | Sequence[str], name: str = "static table"
+    ) -> Table:
+        """Make a table of rows that are given here: a side input, such as a list of countries.
+
+        Args:
+            rows: A DataFrame of polars or pandas, or an Arrow table, of up to 16 MiB: it travels with the plan.
+                Larger ones belong into a topic: see :meth:`table`.
+            key: The columns that identify a row.
+            name: The table's name in ledger and errors.
+
+        A run that gives other rows replaces them all at once, with its first batch, and what is derived
+        from them changes as far as they differ. They are rows of the year 1970 to what goes by time.
+
+        Raises:
+            ConfigError: two rows have one key, they are too many, or a column has a type that cannot be
+                kept.
+
+        Example::
+
+            countries = app.static_table(pl.read_csv("countries.csv"), key="code")
+        """
+        kernel, shape = build_static_table(rows, key, name, self.names)
+        return Table(self, OperatorNode((), kernel), shape)
+
     def spark_session(
         self,
         *,
@@ -275,16 +301,22 @@ class App(AppDeclaration):
         """Compile the part of the graph that leads to the outputs.
 
         Raises:
-            ConfigError: there is no output.
+            ConfigError: there is no output, or nothing is read.
         """
         if not self.outputs:
             raise ConfigError(
                 f"The app {self.name!r} has no view and no other output. End a stream with "
                 ".view(name), .to(topic), .dataset(path) or .foreach(function)."
             )
-        return compile_plan(
+        plan = compile_plan(
             self.name, self.outputs, buckets or Buckets(self.buckets), self.on_error
         )
+        if not plan.sources and not plan.frames:
+            raise ConfigError(
+                f"The app {self.name!r} reads no topic, and a batch begins with records of one. Read one, or "
+                "write the static table where it is wanted without an app."
+            )
+        return plan
 
     def dashboard(self, *panels: Panel) -> None:
         """Declare what the page of `millstream ui` shows for this app, above what it shows for any.

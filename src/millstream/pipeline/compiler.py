@@ -125,11 +125,11 @@ class _Compiler:
                 )
         elif isinstance(node, (NativeNode, OperatorNode, Output)):
             first = PORT_FIRST + sum(len(ports) for ports in self.ports.values())
-            count = len(node.inputs) if isinstance(node, OperatorNode) else 1
+            count = max(1, len(node.inputs)) if isinstance(node, OperatorNode) else 1
             self.ports[node] = tuple(range(first, first + count))
         if isinstance(node, OperatorNode):
             above = [self._depth_above(parent) for parent in node.inputs]
-            self.depths[node] = max(above)
+            self.depths[node] = max(above, default=0)
 
     def _depth_above(self, node: GraphNode) -> int:
         """Return the earliest stage for an operator right below a node."""
@@ -193,6 +193,10 @@ class _Compiler:
                 ports += self._time_ports(path.consumer)
         return tuple(dict.fromkeys(ports))
 
+    @property
+    def _ports_without_input(self) -> tuple[int, ...]:
+        return tuple(self.ports[node][0] for node in self.depths if not node.inputs)
+
     # ── sources and native steps ────────────────────────────────────────────────────────────
 
     def _source(self, node: SourceNode) -> SourcePlan:
@@ -209,7 +213,7 @@ class _Compiler:
             time=node.time,
             rule=node.rule,
             edges=self._edges(node),
-            time_ports=self._time_ports(node),
+            time_ports=(*self._time_ports(node), *self._ports_without_input),
             values=node.values,
             bad=node.bad,
             topic_number=self._topics.index(node.topic),
@@ -287,7 +291,7 @@ class _Compiler:
             time=node.time,
             delay_us=node.rule.delay_us,
             edges=self._edges(node),
-            time_ports=self._time_ports(node),
+            time_ports=(*self._time_ports(node), *self._ports_without_input),
         )
 
     # ── operators ───────────────────────────────────────────────────────────────────────────
@@ -295,7 +299,7 @@ class _Compiler:
     def _operators(self, depth: int) -> Iterable[OperatorPlan]:
         for node, at in self.depths.items():
             if at == depth:
-                transparent = node.kernel.transparent
+                passes_no_time = node.kernel.transparent or not node.inputs
                 late = self._late_nodes(node)
                 yield OperatorPlan(
                     ports=self.ports[node],
@@ -304,7 +308,7 @@ class _Compiler:
                     clocks=_with_distinct_keys(dict.fromkeys(self._clocks(node))),
                     edges=self._edges(node),
                     late_edges=tuple(edge for child in late for edge in self._edges(child)),
-                    time_ports=() if transparent else self._time_ports(node),
+                    time_ports=() if passes_no_time else self._time_ports(node),
                 )
 
     def _clocks(self, node: GraphNode) -> Iterator[ClockPlan]:
@@ -313,6 +317,8 @@ class _Compiler:
             if isinstance(parent, (SourceNode, DataFrameNode)):
                 key = self.definitions.clock_key(parent)
                 yield ClockPlan(parent.name, self.sources[parent], parent.rule, key)
+            elif isinstance(parent, OperatorNode) and not parent.inputs:
+                continue
             elif isinstance(parent, OperatorNode) and not parent.kernel.transparent:
                 yield ClockPlan(parent.kernel.name, None, None, self.definitions.clock_key(parent))
             else:

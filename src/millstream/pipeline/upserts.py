@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import polars as pl
 
 from millstream.choices import choose
+from millstream.client.tables import to_arrow
 from millstream.errors import ConfigError
+from millstream.kernels.frames import polars_table
+from millstream.kernels.tables.static_rows import StaticRows
 from millstream.kernels.tables.upserts import Upserts, VersionOrder
 from millstream.pipeline.checks import type_of
 from millstream.pipeline.expressions import Column, as_expression
-from millstream.pipeline.shape import StreamShape
+from millstream.pipeline.shape import StepNames, StreamShape
+
+STATIC_BYTES_MAX = 16 << 20  # of rows that travel with a plan
 
 
 def build_upserts(
@@ -45,6 +50,34 @@ def build_upserts(
         order,
         deletion,
     )
+    return kernel, table_shape(shape, columns)
+
+
+def build_static_table(
+    rows: Any, key: str | Sequence[str], name: str, names: StepNames
+) -> tuple[StaticRows, StreamShape]:
+    """Build the operator of a table of given rows, and its shape."""
+    frame = polars_table(to_arrow(rows, f"rows of {name!r}"))
+    shape = StreamShape(dict(frame.schema), names=names)
+    columns = shape.key_columns(key, f"the key of {name!r}")
+    if not columns:
+        raise ConfigError(f'{name!r} has no key. Say which columns identify a row: key="id".')
+    size = int(frame.estimated_size())
+    if size > STATIC_BYTES_MAX:
+        raise ConfigError(
+            f"{name!r} has {size >> 20} MiB of rows. Up to {STATIC_BYTES_MAX >> 20} MiB "
+            "travel with a plan. Write them to a compacted topic, and read that: app.table(…)."
+        )
+    keys = pl.DataFrame({str(n): frame[column] for n, column in enumerate(columns)})
+    if keys.is_duplicated().any():
+        twice = keys.filter(keys.is_duplicated()).row(0)
+        raise ConfigError(
+            f"{name!r} has two rows with the key {', '.join(map(repr, twice))}. Leave one out, or "
+            "give more columns as key=."
+        )
+    # By the key, so that it does not matter in which order they are given.
+    ordered = frame[keys.with_row_index("at").sort(keys.columns)["at"]]
+    kernel = StaticRows(names.unique(name), columns, ordered)
     return kernel, table_shape(shape, columns)
 
 

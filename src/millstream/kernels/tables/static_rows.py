@@ -1,0 +1,102 @@
+"""A table whose rows are given with the program, and replaced as a whole when the program gives others.
+
+The rows are compared with those that the state holds in the first batch of a run. What differs comes out as
+signed changes of that one batch, so what is derived from the table sees the old rows or the new ones, and
+nothing between. The program's definition has the columns and the key, and not the rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import polars as pl
+
+from millstream.kernels.changes import consolidate, total_weight, with_diff
+from millstream.kernels.frames import HASH, TIME, WEIGHT, encode_frame
+from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.state.arrangement import Arrangement
+from millstream.kernels.state.keyhash import buckets_of, hash_columns
+from millstream.kernels.state.ledger import StateLedger
+from millstream.kernels.state.operator_state import OperatorState
+
+_DIGEST = "digest"
+
+
+@dataclass(frozen=True)
+class StaticRows:
+    """An operator without inputs. ``by`` is the key, which is different in all of ``rows``.
+
+    The rows are in the order of the key, so that it does not matter in which order they were given.
+    """
+
+    name: str
+    by: tuple[str, ...]
+    rows: pl.DataFrame
+
+    @cached_property
+    def _digest(self) -> str:
+        """A text that says which rows these are: computed once, as they may be many."""
+        return hashlib.sha256(encode_frame(self.rows)).hexdigest()
+
+    @property
+    def transparent(self) -> bool:
+        return False
+
+    @property
+    def ordered(self) -> bool:
+        return False
+
+    @property
+    def heartbeat_ms(self) -> int | None:
+        return None
+
+    def columns_read(self, number: int) -> set[str]:
+        raise NotImplementedError(f"{self.name} has no input {number}")
+
+    def prepare(self, rows: pl.DataFrame, number: int) -> Prepared:
+        raise NotImplementedError(f"{self.name} has no input {number}, and got {rows.height} rows")
+
+    def pack(self, tables: Sequence[pl.DataFrame], number: int) -> pl.DataFrame:
+        raise NotImplementedError(f"{self.name} has no input {number}, and got {len(tables)}")
+
+    def output_watermark(self, watermark_us: int) -> int:
+        return watermark_us
+
+    def process(
+        self,
+        state: OperatorState,
+        inputs: Mapping[int, Sequence[pl.DataFrame]],
+        context: BatchContext,
+    ) -> OperatorResult:
+        """Return how the rows differ from those that the state holds; hold these."""
+        assert not inputs, "nothing leads to it"
+        result = OperatorResult()
+        if state.values.get(_DIGEST) == self._digest:
+            return result
+        kept = Arrangement(state, "rows")
+        ledger = StateLedger(self.name, (kept.runs,))
+        rows = self._of_bucket(context)
+        held = kept.scan()
+        if held is not None:
+            taken_back = held.with_columns(-pl.col(WEIGHT)).select(rows.columns)
+            rows = consolidate(pl.concat([taken_back, rows]))
+        if rows.height:
+            result.rows = with_diff(rows.drop(HASH))
+        ledger.events_in = total_weight(rows)
+        kept.add(rows)
+        ledger.check()
+        state.values[_DIGEST] = self._digest
+        return result
+
+    def _of_bucket(self, context: BatchContext) -> pl.DataFrame:
+        """Return the rows whose keys are in the bucket."""
+        hashes = hash_columns(self.rows, self.by, context.seed)
+        rows = self.rows.with_columns(
+            pl.lit(0, pl.Int64).alias(TIME),
+            pl.lit(1, pl.Int64).alias(WEIGHT),
+            pl.Series(HASH, hashes),
+        )
+        return rows.filter(pl.Series(buckets_of(hashes, context.bucket_count) == context.bucket))
