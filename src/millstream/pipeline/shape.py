@@ -44,6 +44,7 @@ class StreamShape:
         window_key: The columns that distinguish windows; by default part of a view's key.
         primary_key: The columns that identify a row of a table; None of a stream, and of a table whose
             rows may be equal.
+        key_not_null: Whether no column of the primary key is ever null.
         is_table: Whether the rows are a table, and come as signed changes.
         names: The names that the app's steps have so far.
 
@@ -60,6 +61,7 @@ class StreamShape:
     is_late: bool = False
     window_key: tuple[str, ...] = WINDOW_COLUMNS[:1]
     primary_key: tuple[str, ...] | None = None
+    key_not_null: bool = False
     is_table: bool = False
     names: StepNames = field(default_factory=StepNames, repr=False, compare=False)
 

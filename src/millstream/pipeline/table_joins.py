@@ -132,15 +132,23 @@ def build_table_join(
     )
     renamed = {n: new for n, new, _ in columns.right.columns}
     renamed |= dict(zip(keys.right, keys.left, strict=True))
+    key, not_null = _primary_key(
+        left, right, keys, renamed, how, conditional=condition is not None, nulls_equal=nulls_equal
+    )
     shape = StreamShape(
         columns.types,
         mode="retract",
         window_key=(),
-        primary_key=_primary_key(left, right, keys, renamed, how),
+        primary_key=key,
+        key_not_null=not_null,
         is_table=True,
         names=left.names,
     )
     return kernel, shape
+
+
+PrimaryKey = tuple[tuple[str, ...] | None, bool]
+"""The columns that identify a row, and whether they are never null."""
 
 
 def _primary_key(
@@ -149,19 +157,52 @@ def _primary_key(
     keys: JoinKeys,
     renamed: Mapping[str, str],
     how: JoinKind,
-) -> tuple[str, ...] | None:
+    *,
+    conditional: bool,
+    nulls_equal: bool,
+) -> PrimaryKey:
     """Return the columns of the result that identify a row.
 
     A row has at most one partner where the partner's key is compared as a whole. Then the own key is enough,
     unless partners that have no row of ours are in the result, too.
     """
     if how in ("semi", "anti"):
-        return left.primary_key
+        return left.primary_key, left.key_not_null
     if left.primary_key is None or right.primary_key is None:
-        return None
+        return None, False
     ours, theirs = left.primary_key, tuple(renamed[column] for column in right.primary_key)
     if set(right.primary_key) <= set(keys.right) and how in ("inner", "left"):
-        return ours
+        return ours, left.key_not_null
     if set(left.primary_key) <= set(keys.left) and how in ("inner", "right"):
-        return theirs
-    return tuple(dict.fromkeys((*ours, *theirs)))
+        return theirs, right.key_not_null
+    both = tuple(dict.fromkeys((*ours, *theirs)))
+    if how == "full" and not _sides_differ(
+        left, right, keys, both, conditional=conditional, nulls_equal=nulls_equal
+    ):
+        return None, False
+    return both, how == "inner" and left.key_not_null and right.key_not_null
+
+
+def _sides_differ(
+    left: StreamShape,
+    right: StreamShape,
+    keys: JoinKeys,
+    both: tuple[str, ...],
+    *,
+    conditional: bool,
+    nulls_equal: bool,
+) -> bool:
+    """Return whether a left row and a right row, each without a partner, differ in the columns of both keys.
+
+    They do if one side has a key column that the other side's rows have as null. Else they do only if rows that
+    agree in these columns are partners: all that is compared is among them, and not null, or null is equal
+    to null.
+    """
+    of_left = set(left.primary_key or ()) - set(keys.left)
+    of_right = set(right.primary_key or ()) - set(keys.right)
+    if (of_left and left.key_not_null) or (of_right and right.key_not_null):
+        return True
+    never_null = (set(keys.left) <= set(left.primary_key or ()) and left.key_not_null) or (
+        set(keys.right) <= set(right.primary_key or ()) and right.key_not_null
+    )
+    return not conditional and set(keys.left) <= set(both) and (nulls_equal or never_null)

@@ -50,7 +50,7 @@ def build_upserts(
         order,
         deletion,
     )
-    return kernel, table_shape(shape, columns)
+    return kernel, table_shape(shape, columns, not_null=True)
 
 
 def build_static_table(
@@ -69,6 +69,8 @@ def build_static_table(
             "travel with a plan. Write them to a compacted topic, and read that: app.table(…)."
         )
     keys = pl.DataFrame({str(n): frame[column] for n, column in enumerate(columns)})
+    if keys.null_count().sum_horizontal().sum():
+        raise ConfigError(f"{name!r} has a row whose key is null. Leave it out, or give it a key.")
     if keys.is_duplicated().any():
         twice = keys.filter(keys.is_duplicated()).row(0)
         raise ConfigError(
@@ -78,11 +80,11 @@ def build_static_table(
     # By the key, so that it does not matter in which order they are given.
     ordered = frame[keys.with_row_index("at").sort(keys.columns)["at"]]
     kernel = StaticRows(names.unique(name), columns, ordered)
-    return kernel, table_shape(shape, columns)
+    return kernel, table_shape(shape, columns, not_null=True)
 
 
-def table_shape(shape: StreamShape, key: tuple[str, ...]) -> StreamShape:
-    """Return the shape of a table with a stream's columns."""
+def table_shape(shape: StreamShape, key: tuple[str, ...], *, not_null: bool) -> StreamShape:
+    """Return the shape of a table with a stream's columns. ``not_null``: the key has no nulls."""
     return replace(
         shape,
         key=(),
@@ -92,5 +94,6 @@ def table_shape(shape: StreamShape, key: tuple[str, ...]) -> StreamShape:
         late_columns=None,
         window_key=(),
         primary_key=key,
+        key_not_null=not_null,
         is_table=True,
     )

@@ -54,6 +54,12 @@ _INSTALLED = tuple(
 )
 
 
+class UnusableRowError(Exception):
+    """Raised by an operator about rows that it cannot take: these become dead letters, as rows do on which the
+    user's code fails.
+    """
+
+
 class FailedRow(NamedTuple):
     """A row on which the user's code fails, by its position in the table."""
 
@@ -93,7 +99,7 @@ class UserCode:
         except MillstreamError:
             raise
         except _FAILURES as error:
-            if _is_ours(error):
+            if _is_ours(error) and not isinstance(error, UnusableRowError):
                 raise
             if isinstance(error, pl.exceptions.PolarsError) and not isinstance(error, _OF_DATA):
                 raise self._refusal(
@@ -206,6 +212,8 @@ def error_reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     said = lines[0].rstrip(".") if lines else ""
     kind = type(error).__name__
+    if isinstance(error, UnusableRowError):
+        return said
     if isinstance(error, TypeError) and (lost := _LOST.match(said)):
         kind, said = lost.group(1) or "UnicodeError", ""
     return f"{kind}: {said}" if said else kind

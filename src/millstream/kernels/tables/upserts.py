@@ -25,6 +25,7 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.changes import with_diff
+from millstream.kernels.errors.user_code import UnusableRowError
 from millstream.kernels.frames import DELETED, HASH, ORDER, ROWS, TIME, WEIGHT, visible
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.hash_order import last_of_key, sorted_distinct
@@ -76,7 +77,14 @@ class Upserts:
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
-        """Take the columns, the time, the place in the log, and whether the row is a deletion."""
+        """Take the columns, the time, the place in the log, and whether the row is a deletion.
+
+        Raises:
+            UnusableRowError: the key of a row is null.
+        """
+        for name in self.by:
+            if rows[name].null_count():
+                raise UnusableRowError(f"the key {name!r} is null")
         tie = rows[ORDER] if ORDER in rows.columns else _digest(rows)
         named = [rows[name] for name, _ in self.columns]
         deleted = self._deleted(rows)
