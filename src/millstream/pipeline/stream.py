@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import EllipsisType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import polars as pl
 
+from millstream.choices import choose
 from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.aggregates.protocol import Aggregate
@@ -44,7 +45,7 @@ from millstream.pipeline.stateless import (
     union_of,
 )
 from millstream.pipeline.table import Table
-from millstream.pipeline.upserts import build_upserts
+from millstream.pipeline.upserts import RowsKept, build_upserts, check_all_kept, table_shape
 from millstream.pipeline.windowed import aggregate_windows, emit_strategy
 from millstream.pipeline.windows import EventWindow, TriggerSpec
 
@@ -129,15 +130,19 @@ class Stream(Collection):
         self,
         key: str | Sequence[str] | None = None,
         *,
+        keep: RowsKept = "latest",
         order: VersionOrder = "time",
         deleted: Column | None = None,
+        unbounded: bool = False,
         name: str | None = None,
     ) -> Table:
-        """Make a table of the stream: of each key the latest row.
+        """Make a table of the stream: of each key the latest row, or of all rows.
 
         Args:
             key: The columns that identify a row. What a window emits with ``"update"`` or ``"retract"`` is a
                 table already: its key is the window and its ``by`` columns, and none is given.
+            keep: ``"latest"``: the latest row of each key. ``"all"``: every event is a row for ever; there is no
+                key, and ``unbounded=True`` must be given, because what joins the table keeps all of them.
             order: Which of two rows of a key is the later one. ``"time"``: the one with the later event
                 time, and of equal times the later one in the log; the order of arrival changes
                 nothing. ``"offset"``: the one that is later in its partition; all rows of a key
@@ -146,7 +151,8 @@ class Stream(Collection):
                 state, as an older row may come after it.
             name: The step's name; by default ``table by`` with the key.
 
-        The state holds one row for each key, without end: a key leaves it when it is deleted.
+        The state holds one row for each key, without end: a key leaves it when it is deleted. A row whose
+        key is null is a dead letter.
 
         Raises:
             ConfigError: there is no key, or the stream has no order by offset.
@@ -158,6 +164,10 @@ class Stream(Collection):
                 f'table comes after emit("{self.shape.mode}"), whose rows replace one another or add up. '
                 'Emit "final" there.'
             )
+        choose("table's keep", keep, get_args(RowsKept))
+        if keep == "all":
+            check_all_kept(key, deleted, unbounded=unbounded)
+            return Table(self.app, self.node, table_shape(self.shape, None, not_null=False))
         if key is None and self.shape.mode == "final":
             key = (*self.shape.window_key, *self.shape.key)
         if key is None:

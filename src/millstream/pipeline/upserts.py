@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import polars as pl
 
@@ -18,6 +18,7 @@ from millstream.pipeline.checks import type_of
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.shape import StepNames, StreamShape
 
+RowsKept = Literal["latest", "all"]
 STATIC_BYTES_MAX = 16 << 20  # of rows that travel with a plan
 
 
@@ -83,7 +84,24 @@ def build_static_table(
     return kernel, table_shape(shape, columns, not_null=True)
 
 
-def table_shape(shape: StreamShape, key: tuple[str, ...], *, not_null: bool) -> StreamShape:
+def check_all_kept(
+    key: str | Sequence[str] | None, deleted: Column | None, *, unbounded: bool
+) -> None:
+    """Make sure that a table of all rows is meant."""
+    if key is not None or deleted is not None:
+        raise ConfigError(
+            'table has keep="all" and key= or deleted=, by which rows would replace one another. Leave them '
+            'out, or say keep="latest".'
+        )
+    if not unbounded:
+        raise ConfigError(
+            'table has keep="all": what joins or groups it keeps every event of the stream, without end. Join '
+            "the streams within an interval (stream.join), keep the latest row of a key, or say that this "
+            "much may be kept: unbounded=True."
+        )
+
+
+def table_shape(shape: StreamShape, key: tuple[str, ...] | None, *, not_null: bool) -> StreamShape:
     """Return the shape of a table with a stream's columns. ``not_null``: the key has no nulls."""
     return replace(
         shape,
