@@ -59,11 +59,17 @@ def to_signed_us(duration: Duration, *, what: str) -> int:
     Raises:
         ConfigError: it is neither a timedelta nor numbers with units, with or without a sign.
     """
+    positive: Duration | None = None
     if isinstance(duration, timedelta) and duration < timedelta(0):
-        return -to_us(-duration, what=what)
-    if isinstance(duration, str) and duration.lstrip().startswith("-"):
-        return -to_us(duration.lstrip()[1:], what=what)
-    return to_us(duration, what=what)
+        positive = -duration
+    elif isinstance(duration, str) and duration.lstrip().startswith("-"):
+        positive = duration.lstrip()[1:]
+    if positive is None:
+        return to_us(duration, what=what)
+    try:
+        return -to_us(positive, what=what)
+    except ConfigError as error:
+        raise _error(duration, what) from error
 
 
 def _part_us(number: str, unit: str, what: str) -> float:
