@@ -53,6 +53,25 @@ def to_us(duration: Duration, *, what: str) -> int:
     return microseconds
 
 
+def to_signed_us(duration: Duration, *, what: str) -> int:
+    """Return a duration in microseconds that may be below zero: ``"-5 seconds"``.
+
+    Raises:
+        ConfigError: it is neither a timedelta nor numbers with units, with or without a sign.
+    """
+    positive: Duration | None = None
+    if isinstance(duration, timedelta) and duration < timedelta(0):
+        positive = -duration
+    elif isinstance(duration, str) and duration.lstrip().startswith("-"):
+        positive = duration.lstrip()[1:]
+    if positive is None:
+        return to_us(duration, what=what)
+    try:
+        return -to_us(positive, what=what)
+    except ConfigError as error:
+        raise _error(duration, what) from error
+
+
 def _part_us(number: str, unit: str, what: str) -> float:
     name = unit_named(unit)
     if name is None:
@@ -78,8 +97,10 @@ def _error(seen: object, what: str, near: str = "") -> ConfigError:
 def format_us(duration_us: int) -> str:
     """Format a duration in the largest units that state it exactly: ``1 hour 30 minutes``.
 
-    Weeks are said of whole weeks only: 30 days are not ``4 weeks 2 days``.
+    Weeks are said of whole weeks only: 30 days are not ``4 weeks 2 days``. Below zero there is a minus in front.
     """
+    if duration_us < 0:
+        return f"-{format_us(-duration_us)}"
     parts: list[str] = []
     for unit, size_us in sorted(_UNITS_US.items(), key=lambda item: -item[1]):
         if unit == "week" and duration_us % size_us:

@@ -19,6 +19,7 @@ from millstream.errors import ConfigError
 from millstream.kernels.aggregates.protocol import Aggregate
 from millstream.kernels.errors.user_code import OnError
 from millstream.kernels.frames import plain_schema
+from millstream.kernels.joins.interval_join import IntervalJoinKind, UnmatchedEmit
 from millstream.kernels.operator import Operator
 from millstream.kernels.steps import AssignBranch, SelectBranch
 from millstream.kernels.tables.upserts import VersionOrder
@@ -38,6 +39,7 @@ from millstream.pipeline.graph import (
     placed_inputs,
     time_of,
 )
+from millstream.pipeline.interval_joins import Within, build_interval_join
 from millstream.pipeline.schema import columns_of, fields_of
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.stateless import (
@@ -45,6 +47,7 @@ from millstream.pipeline.stateless import (
     union_of,
 )
 from millstream.pipeline.table import Table
+from millstream.pipeline.table_joins import On
 from millstream.pipeline.upserts import RowsKept, build_upserts, check_all_kept, table_shape
 from millstream.pipeline.windowed import aggregate_windows, emit_strategy
 from millstream.pipeline.windows import EventWindow, TriggerSpec
@@ -280,6 +283,74 @@ class Stream(Collection):
             name=name,
         )
         return self._operator(kernel, shape)
+
+    # ── joins ───────────────────────────────────────────────────────────────────────────────
+
+    def join(
+        self,
+        other: Stream,
+        on: On,
+        *,
+        within: Within,
+        how: IntervalJoinKind = "inner",
+        emit: UnmatchedEmit = "final",
+        nulls_equal: bool = False,
+        suffix: str = "_right",
+        name: str | None = None,
+    ) -> Stream:
+        """Join two streams by equal columns and nearness in time.
+
+        ::
+
+            # clicks within 30 minutes after the query, and queries without any
+            queries.join(clicks, "query_id", within=("0 seconds", "30 minutes"), how="left")
+
+        Args:
+            other: A stream of the same app; it may be this one.
+            on: The columns that are equal: a name, several, or a mapping of names of this stream to
+                names of the other.
+            within: The earliest and the latest time of the other stream's row, seen from the time of this
+                one's, both inclusive. Before it is negative: ``("-5 minutes", "5 minutes")`` is up to
+                five minutes to both sides, ``("-1 hour", "0 seconds")`` is the hour before.
+            how: ``"inner"``: pairs of rows. ``"left"``, ``"right"``, ``"full"``: also the rows of this
+                stream, the other, or both, that have no partner; the other side's columns are null.
+            emit: When rows without a partner come out. ``"final"``: once, when no partner can come any more.
+                ``"eager"``: at once; when its first partner comes, the row is taken back (``_diff`` -1).
+            nulls_equal: Null is equal to null. By default it is equal to nothing, as in SQL.
+            suffix: What is added to the name of a column of the other stream that this one has, too.
+            name: The step's name.
+
+        The result has the columns of this stream, then those of the other but for its ``on``. Each pair comes
+        out once, as soon as both rows are there; its event time is the later of the two. A row without a
+        partner has its own time. It comes out when the watermark, the minimum over both streams, is above
+        its time plus how long a partner may come after it, plus the partner's lateness. Equal rows are
+        several rows. An event that is below its partition's watermark by more than its stream's lateness is
+        late, and counted. The state holds the rows that may get a partner yet.
+
+        Raises:
+            ConfigError: a column is not there, or two that are compared differ in type; the interval is
+                empty; a stream takes rows back, or is read with another ``late`` than ``"drop"``.
+        """
+        if not isinstance(other, Stream):
+            raise ConfigError(
+                f"join is given {other!r}. Give a stream. To join a stream with a table: "
+                "stream.lookup(table, …)."
+            )
+        if other.app is not self.app:
+            apps = f"{self.app.name!r} and {other.app.name!r}"
+            raise ConfigError(f"join takes streams of one app; these are of {apps}.")
+        kernel, shape = build_interval_join(
+            self.shape,
+            other.shape,
+            on,
+            within=within,
+            how=how,
+            emit=emit,
+            nulls_equal=nulls_equal,
+            suffix=suffix,
+            name=name,
+        )
+        return self._below(OperatorNode((self.node, other.node), kernel), shape)
 
     # ── windows ─────────────────────────────────────────────────────────────────────────────
 

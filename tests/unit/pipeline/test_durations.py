@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream import calendar
-from millstream.durations import format_us, to_us
+from millstream.durations import format_us, to_signed_us, to_us
 from millstream.errors import ConfigError
 
 
@@ -74,3 +74,16 @@ def test_calendar_windows_take_the_same_units(span, same):
 def test_a_letter_is_no_month():
     with pytest.raises(ConfigError, match="calendar's span is '1M'"):
         calendar("1M", tz="UTC")
+
+
+def test_a_duration_with_a_sign_may_be_below_zero():
+    assert to_signed_us("-1h30m", what="it") == -5_400_000_000
+    assert to_signed_us(" - 5 seconds", what="it") == -5_000_000
+    assert to_signed_us(timedelta(seconds=-5), what="it") == -5_000_000
+    assert to_signed_us("5 seconds", what="it") == 5_000_000
+    assert format_us(-5_400_000_000) == "-1 hour 30 minutes"
+    for bad in ("--5 seconds", "-", "5 seconds -1 minute", "-5"):
+        with pytest.raises(ConfigError, match=f"it is {bad!r}"):
+            to_signed_us(bad, what="it")
+    with pytest.raises(ConfigError):
+        to_us("-5 seconds", what="it")

@@ -21,6 +21,8 @@ sliding windows      events            in time                      when no row 
 sliding, rows due    rows not settled  in time for a row            the settled row (``final``)
 exact deduplication  ids               emitted with an id           when nothing can repeat them
 Bloom filters        ids               emitted with an id           with their generation
+interval joins       rows              in time, and not past their  alone; with their slot, of whose rows
+                                       end                          the others must have had a partner
 budgets              money             granted, less refunds        with a day that is over
 ===================  ================  ===========================  ==================================
 
@@ -33,7 +35,8 @@ what was not, and so does the end of the slot (:meth:`SortedRuns.check_slot`). K
 sliding windows are looked up and stay, so nothing shows whether a look-up found all of them.
 
 A second equation finds what is never looked at again: of what waits for a time, nothing may be left
-when that has come (:class:`millstream.kernels.state.timers.WaitingLedger`).
+when that has come (:class:`millstream.kernels.state.timers.WaitingLedger`; of joined rows, that is found with
+their slot).
 """
 
 from __future__ import annotations
