@@ -127,16 +127,19 @@ def build_table_join(
             of_both,
         )
     said = ", ".join(keys.left)
-    kernel = TableJoin(
-        left.names.unique(name or f"{how} join on {said}"), how, columns, nulls_equal, condition
-    )
     renamed = {n: new for n, new, _ in columns.right.columns}
     renamed |= dict(zip(keys.right, keys.left, strict=True))
+    primary_key = None
+    if condition is None or how != "full":  # a pair for which it is false is two rows of one key
+        primary_key = _primary_key(left, right, keys, renamed, how)
+    step = left.names.unique(name or f"{how} join on {said}")
+    unique_by = (primary_key or ()) if how == "full" else ()
+    kernel = TableJoin(step, how, columns, nulls_equal, condition, unique_by)
     shape = StreamShape(
         columns.types,
         mode="retract",
         window_key=(),
-        primary_key=_primary_key(left, right, keys, renamed, how),
+        primary_key=primary_key,
         is_table=True,
         names=left.names,
     )

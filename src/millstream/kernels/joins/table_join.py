@@ -35,9 +35,11 @@ from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT
 from millstream.kernels.joins.join_input import (
     JoinedColumns,
     JoinInput,
+    compared,
     null_keys,
     pair_weighted,
 )
+from millstream.kernels.joins.lone_rows import LoneRows
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.arrangement import Arrangement
 from millstream.kernels.state.keyhash import hash_columns
@@ -57,6 +59,7 @@ class TableJoin:
     """The operator of the join of two tables.
 
     ``condition`` is over the columns of the result, and holds for pairs besides the equality of keys.
+    ``unique_by`` are the columns that identify a row of a full join, if there are such.
     """
 
     name: str
@@ -64,6 +67,7 @@ class TableJoin:
     columns: JoinedColumns
     nulls_equal: bool = False
     condition: pl.Expr | None = None
+    unique_by: tuple[str, ...] = ()
 
     @property
     def by(self) -> tuple[str, ...]:
@@ -129,11 +133,14 @@ class TableJoin:
         left, right = (self._changes(inputs.get(n, ()), n, context.seed) for n in (0, 1))
         kept = Arrangement(state, "left"), Arrangement(state, "right")
         made: list[pl.DataFrame] = []
+        lone = self._lone_rows(state)
+        ledger = StateLedger(self.name, (kept[0].runs, kept[1].runs, *(lone.runs if lone else ())))
         if not self.nulls_equal:
-            made += self._without_key(left, right)
+            without = [rows.filter(null_keys(rows, self.by)) for rows in (left, right)]
             left, right = (rows.filter(~null_keys(rows, self.by)) for rows in (left, right))
-        ledger = StateLedger(self.name, (kept[0].runs, kept[1].runs))
-        ledger.events_in = total_weight(left) + total_weight(right)
+            made += self._without_key(*without)
+            ledger.events_in += _keep_lone(lone, without)
+        ledger.events_in += total_weight(left) + total_weight(right)
         if left.height or right.height:
             made += _JoinBatch(self, kept, left, right).changes()
         rows = [table for table in made if table.height]
@@ -157,12 +164,18 @@ class TableJoin:
         """Return the joined rows of those whose key is null: they have no partner."""
         made = []
         if self.keeps_left:
-            lone = left.filter(null_keys(left, self.by))
-            made.append(self.columns.of_left_alone(lone, *_HIDDEN))
+            made.append(self.columns.of_left_alone(left, *_HIDDEN))
         if self.keeps_right:
-            lone = right.filter(null_keys(right, self.by))
-            made.append(self.columns.of_right_alone(lone, *_HIDDEN))
+            made.append(self.columns.of_right_alone(right, *_HIDDEN))
         return made
+
+    def _lone_rows(self, state: OperatorState) -> LoneRows | None:
+        if self.how != "full" or self.nulls_equal or not self.unique_by:
+            return None
+        compared = {name for name, _ in self.columns.key_columns}
+        others = [name for name in self.unique_by if name not in compared]
+        ours, theirs = ([n for n in others if n in side.names] for side in self.inputs)
+        return LoneRows(self.name, self.by, (tuple(ours), tuple(theirs)), state)
 
     def pairs(self, left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
         """Pair rows whose keys are equal and for which the condition holds.
@@ -174,13 +187,25 @@ class TableJoin:
         if self.condition is None or not pairs.height:
             return pairs
         try:
-            return pairs.filter(self.condition)
+            # Of an expression such as pl.all(), the columns are those of the result, and no others.
+            true = self.columns.visible(pairs).select(pl.all_horizontal(self.condition)).to_series()
         except pl.exceptions.PolarsError as error:
             raise UserCodeError(
                 f"the condition of step {self.name!r} failed: {error_reason(error)}. Write it so that "
                 "it gives true or false for every pair of rows.",
                 step=self.name,
             ) from error
+        return pairs.filter(
+            true if len(true) == pairs.height else true.new_from_index(0, pairs.height)
+        )
+
+
+def _keep_lone(lone: LoneRows | None, rows: Sequence[pl.DataFrame]) -> int:
+    if lone is None or not any(table.height for table in rows):
+        return 0
+    weight = sum(lone.take(table, number) for number, table in enumerate(rows) if table.height)
+    lone.check(pl.concat([table[HASH] for table in rows]))
+    return weight
 
 
 @dataclass
@@ -209,7 +234,7 @@ class _JoinBatch:
     def _look_up(self, number: int, hashes: pl.Series) -> pl.DataFrame:
         found = self.kept[number].look_up(hashes.to_numpy())
         like = (self.left, self.right)[number]
-        return like.clear() if found is None else found.select(like.columns)
+        return like.clear() if found is None else found[like.columns]
 
     def changes(self) -> list[pl.DataFrame]:
         """Return the changes of the result."""
@@ -242,30 +267,33 @@ class _JoinBatch:
         )
         if self.join.condition is not None:
             return self._alone_by_pairs(number, changed, before)
-        marked, marked_before = (self._marked(rows, number) for rows in (changed, before))
+        presence = self._presence(number)
+        marked, marked_before = (self._marked(rows, presence) for rows in (changed, before))
         with_partner = self.join.how == "semi"
         was, now = (pl.col(name) == with_partner for name in (_BEFORE, _AFTER))
         came = marked_before.filter(~was & now)
         went = marked_before.filter(was & ~now).with_columns(-pl.col(WEIGHT))
         return pl.concat([marked.filter(now), came, went]).drop(_BEFORE, _AFTER)
 
-    def _marked(self, rows: pl.DataFrame, number: int) -> pl.DataFrame:
-        """Say of each row whether its key has partners before the batch, and after it."""
+    def _presence(self, number: int) -> pl.DataFrame:
+        """Say of each key that the batch touches whether the other input has rows of it, before and after."""
         others, came = (
             (self.right_before, self.right) if number == 0 else (self.left_before, self.left)
         )
-        keys = list(self.join.by)
-        weights = pl.concat(
-            [
-                others.select(*keys, pl.col(WEIGHT).alias(_BEFORE), pl.col(WEIGHT).alias(_AFTER)),
-                came.select(
-                    *keys, pl.lit(0, pl.Int64).alias(_BEFORE), pl.col(WEIGHT).alias(_AFTER)
-                ),
-            ]
-        )
-        present = weights.group_by(keys).agg(pl.col(_BEFORE, _AFTER).sum() > 0)
+        on = compared(others, self.join.by)
+        before, none = pl.col(WEIGHT).alias(_BEFORE), pl.lit(0, pl.Int64).alias(_BEFORE)
+        after = pl.col(WEIGHT).alias(_AFTER)
+        weights = pl.concat([others.select(*on, before, after), came.select(*on, none, after)])
+        return weights.group_by(on).agg(pl.col(_BEFORE, _AFTER).sum() > 0)
+
+    def _marked(self, rows: pl.DataFrame, presence: pl.DataFrame) -> pl.DataFrame:
+        """Say of each row whether its key has partners before the batch, and after it."""
         return rows.join(
-            present, on=keys, how="left", nulls_equal=self.join.nulls_equal, maintain_order="left"
+            presence,
+            on=compared(rows, self.join.by),
+            how="left",
+            nulls_equal=self.join.nulls_equal,
+            maintain_order="left",
         ).with_columns(pl.col(_BEFORE, _AFTER).fill_null(value=False))
 
     def _alone_by_pairs(
