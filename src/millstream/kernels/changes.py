@@ -55,7 +55,7 @@ def consolidate(rows: pl.DataFrame) -> pl.DataFrame:
     numbered = rows.with_columns(pl.Series(_PLACE, np.arange(rows.height)))
     apart = numbered.filter(pl.Series(~touched))
     summed = _summed(numbered.filter(pl.Series(touched)), place=_PLACE)
-    return pl.concat([apart, summed.select(apart.columns)]).sort(_PLACE).drop(_PLACE)
+    return pl.concat([apart, summed[apart.columns]]).sort(_PLACE).drop(_PLACE)
 
 
 _PLACE = "__place"
@@ -69,7 +69,7 @@ def _summed(rows: pl.DataFrame, place: str | None = None) -> pl.DataFrame:
     summed = rows.rename(numbers).group_by(list(numbers.values()), maintain_order=True).agg(*made)
     names = {number: name for name, number in numbers.items()}
     kept = summed.filter(pl.col(WEIGHT) != 0).rename(names)
-    return kept.select(rows.columns)
+    return kept[rows.columns]
 
 
 def total_weight(rows: pl.DataFrame | None) -> int:

@@ -96,7 +96,7 @@ class SinkBuilder:
         columns = primary if key is None else self.shape.key_columns(key, f"the key of {what}")
         if primary is None or columns is None or not set(primary) <= set(columns):
             identity = (
-                "Rows of the table may be equal: a step left its key out, or made it anew"
+                "Its rows have no key: a step left it out or made it anew, or a full join has a where="
                 if primary is None
                 else f"Its rows are identified by {', '.join(primary)}, which the key does not have"
             )

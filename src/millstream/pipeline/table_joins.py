@@ -127,14 +127,13 @@ def build_table_join(
             of_both,
         )
     said = ", ".join(keys.left)
-    kernel = TableJoin(
-        left.names.unique(name or f"{how} join on {said}"), how, columns, nulls_equal, condition
-    )
     renamed = {n: new for n, new, _ in columns.right.columns}
     renamed |= dict(zip(keys.right, keys.left, strict=True))
     key, not_null = _primary_key(
         left, right, keys, renamed, how, conditional=condition is not None, nulls_equal=nulls_equal
     )
+    step = left.names.unique(name or f"{how} join on {said}")
+    kernel = TableJoin(step, how, columns, nulls_equal, condition)
     shape = StreamShape(
         columns.types,
         mode="retract",

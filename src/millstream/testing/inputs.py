@@ -200,7 +200,18 @@ def _as_mapping(row: InputRow) -> Mapping[str, Any] | None:
 
 def _key_of(values: Mapping[str, Any], topic: Topic) -> bytes | None:
     found = next((values.get(f.key) for f in topic.fields if f.name == topic.key), None)
-    return None if found is None else str(found).encode()
+    if found is None or isinstance(found, bytes):
+        return found
+    return _text_of(found).encode()
+
+
+def _text_of(value: Any) -> str:
+    """Return a key as text: text as it is, anything else as JSON has it."""
+    try:
+        written = json.loads(json.dumps(value, default=plain_value))
+    except TypeError:
+        return str(value)
+    return written if isinstance(written, str) else json.dumps(written, separators=(",", ":"))
 
 
 def _encode(values: Mapping[str, Any] | None, topic: Topic) -> bytes:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from millstream.kernels.decode.archive_columns import ArchivedRecords
 from millstream.kernels.decode.decode_error import DecodeError
@@ -71,29 +70,38 @@ class DeletedKeys:
                 errors.append((int(decoded.good[at]), error.reason()))
         table = decoded.table.filter(pa.array(keep))
         deleted = deleted[keep]
+        good = decoded.good[keep]
+        if self.field.meta is not None:  # the record's own, which has it already
+            return Decoded(_marked(table, deleted), good, sorted(errors))
         number = table.schema.get_field_index(self.field.name)
-        column = pc.replace_with_mask(
-            table.column(number).combine_chunks(),
-            pa.array(deleted),
-            pa.array(keys, self.field.type),
-        )
+        given = pa.chunked_array([*table.column(number).chunks, pa.array(keys, self.field.type)])
+        places = np.arange(table.num_rows)
+        places[deleted] = table.num_rows + np.arange(len(keys))
+        column = given.take(pa.array(places))
         table = table.set_column(number, table.schema.field(number), column)
-        return Decoded(_marked(table, deleted), decoded.good[keep], sorted(errors))
+        return Decoded(_marked(table, deleted), good, sorted(errors))
 
     def _read(self, raw: bytes | None) -> object:
         """Read a record's key as a value of the field."""
-        shape = self.field.value_shape
-        assert isinstance(shape, Scalar), "a key is a single value"
         if raw is None:
             raise DecodeError("a deletion has no key", raw)
+        if self.field.meta is not None:
+            return raw
+        shape = self.field.value_shape
+        assert isinstance(shape, Scalar), "a key is a single value"
         if shape.kind == "bytes":
             return raw
         try:
             text = raw.decode()
             value = json.loads(text) if shape.kind in _NUMBERS else text
-        except ValueError:
+        except (ValueError, RecursionError):
             raise DecodeError(f"the key of a deletion is no {shape.kind}", raw) from None
-        return READERS[shape.kind](value)
+        plain = READERS[shape.kind](value)
+        try:
+            pa.scalar(plain, self.field.type)
+        except (pa.ArrowInvalid, OverflowError):
+            raise DecodeError(f"the key of a deletion is no {self.field.type}", raw) from None
+        return plain
 
 
 def _deleted(batch: pa.RecordBatch | ArchivedRecords) -> Mask:

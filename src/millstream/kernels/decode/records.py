@@ -66,7 +66,7 @@ class RecordDecoder:
         self._deleted: DeletedKeys | None = None
         if self.table_key is not None:
             self._values = DeletionDecoder(self._values, in_value)
-            (key,) = (field for field in in_value if field.name == self.table_key)
+            (key,) = (field for field in self.fields if field.name == self.table_key)
             self._deleted = DeletedKeys(key)
 
     def decode(self, batch: pa.RecordBatch | ArchivedRecords, partition: int) -> Decoded:

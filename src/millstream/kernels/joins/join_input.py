@@ -64,6 +64,16 @@ def null_keys(rows: pl.DataFrame, keys: Sequence[str]) -> pl.Series:
     return rows.select(pl.any_horizontal(pl.col(list(keys)).is_null())).to_series()
 
 
+def compared(rows: pl.DataFrame, keys: Sequence[str]) -> list[str]:
+    """Return the columns by which polars is to join rows whose keys are equal; both sides have ``__hash``.
+
+    Where polars knows of one column of floats that it is sorted, as it does of any single row, it merges, and
+    NaN is then not equal to NaN. Of two columns it never does so.
+    """
+    alone = len(keys) == 1 and rows[keys[0]].dtype.is_float()
+    return [*keys, HASH] if alone else list(keys)
+
+
 @dataclass(frozen=True)
 class JoinedColumns:
     """Which columns a joined row has, in their order.
@@ -85,6 +95,10 @@ class JoinedColumns:
     def of_pairs(self, pairs: pl.DataFrame, *hidden: str) -> pl.DataFrame:
         """Return the joined rows of pairs."""
         return pairs.select(*_columns(pairs, [*self.types, *hidden]))
+
+    def visible(self, pairs: pl.DataFrame) -> pl.DataFrame:
+        """Return the columns of pairs over which a condition is, as they were when it was declared."""
+        return pairs.select(*_columns(pairs, [*self.left.names, *self.right.names]))
 
     def of_left_alone(self, rows: pl.DataFrame, *hidden: str) -> pl.DataFrame:
         """Return the joined rows of left rows that have no partner: the right columns are null."""
@@ -119,8 +133,10 @@ def pair_weighted(
     left: pl.DataFrame, right: pl.DataFrame, keys: tuple[str, ...], *, nulls_equal: bool
 ) -> pl.DataFrame:
     """Pair rows with equal keys; a pair's time is the later one, its weight the product."""
-    renamed = right.drop(HASH).rename({TIME: _RIGHT_TIME, WEIGHT: _RIGHT_WEIGHT})
-    pairs = left.join(renamed, on=list(keys), nulls_equal=nulls_equal, maintain_order="left_right")
+    on = compared(left, keys)
+    renamed = right.rename({TIME: _RIGHT_TIME, WEIGHT: _RIGHT_WEIGHT})
+    renamed = renamed if HASH in on else renamed.drop(HASH)
+    pairs = left.join(renamed, on=on, nulls_equal=nulls_equal, maintain_order="left_right")
     return pairs.with_columns(
         pl.max_horizontal(TIME, _RIGHT_TIME).alias(TIME),
         (pl.col(WEIGHT) * pl.col(_RIGHT_WEIGHT)).alias(WEIGHT),

@@ -35,6 +35,7 @@ from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT
 from millstream.kernels.joins.join_input import (
     JoinedColumns,
     JoinInput,
+    compared,
     null_keys,
     pair_weighted,
 )
@@ -129,11 +130,12 @@ class TableJoin:
         left, right = (self._changes(inputs.get(n, ()), n, context.seed) for n in (0, 1))
         kept = Arrangement(state, "left"), Arrangement(state, "right")
         made: list[pl.DataFrame] = []
-        if not self.nulls_equal:
-            made += self._without_key(left, right)
-            left, right = (rows.filter(~null_keys(rows, self.by)) for rows in (left, right))
         ledger = StateLedger(self.name, (kept[0].runs, kept[1].runs))
-        ledger.events_in = total_weight(left) + total_weight(right)
+        if not self.nulls_equal:
+            without = [rows.filter(null_keys(rows, self.by)) for rows in (left, right)]
+            left, right = (rows.filter(~null_keys(rows, self.by)) for rows in (left, right))
+            made += self._without_key(*without)
+        ledger.events_in += total_weight(left) + total_weight(right)
         if left.height or right.height:
             made += _JoinBatch(self, kept, left, right).changes()
         rows = [table for table in made if table.height]
@@ -157,11 +159,9 @@ class TableJoin:
         """Return the joined rows of those whose key is null: they have no partner."""
         made = []
         if self.keeps_left:
-            lone = left.filter(null_keys(left, self.by))
-            made.append(self.columns.of_left_alone(lone, *_HIDDEN))
+            made.append(self.columns.of_left_alone(left, *_HIDDEN))
         if self.keeps_right:
-            lone = right.filter(null_keys(right, self.by))
-            made.append(self.columns.of_right_alone(lone, *_HIDDEN))
+            made.append(self.columns.of_right_alone(right, *_HIDDEN))
         return made
 
     def pairs(self, left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
@@ -174,13 +174,17 @@ class TableJoin:
         if self.condition is None or not pairs.height:
             return pairs
         try:
-            return pairs.filter(self.condition)
+            # Of an expression such as pl.all(), the columns are those of the result, and no others.
+            true = self.columns.visible(pairs).select(pl.all_horizontal(self.condition)).to_series()
         except pl.exceptions.PolarsError as error:
             raise UserCodeError(
                 f"the condition of step {self.name!r} failed: {error_reason(error)}. Write it so that "
                 "it gives true or false for every pair of rows.",
                 step=self.name,
             ) from error
+        return pairs.filter(
+            true if len(true) == pairs.height else true.new_from_index(0, pairs.height)
+        )
 
 
 @dataclass
@@ -209,7 +213,7 @@ class _JoinBatch:
     def _look_up(self, number: int, hashes: pl.Series) -> pl.DataFrame:
         found = self.kept[number].look_up(hashes.to_numpy())
         like = (self.left, self.right)[number]
-        return like.clear() if found is None else found.select(like.columns)
+        return like.clear() if found is None else found[like.columns]
 
     def changes(self) -> list[pl.DataFrame]:
         """Return the changes of the result."""
@@ -242,30 +246,33 @@ class _JoinBatch:
         )
         if self.join.condition is not None:
             return self._alone_by_pairs(number, changed, before)
-        marked, marked_before = (self._marked(rows, number) for rows in (changed, before))
+        presence = self._presence(number)
+        marked, marked_before = (self._marked(rows, presence) for rows in (changed, before))
         with_partner = self.join.how == "semi"
         was, now = (pl.col(name) == with_partner for name in (_BEFORE, _AFTER))
         came = marked_before.filter(~was & now)
         went = marked_before.filter(was & ~now).with_columns(-pl.col(WEIGHT))
         return pl.concat([marked.filter(now), came, went]).drop(_BEFORE, _AFTER)
 
-    def _marked(self, rows: pl.DataFrame, number: int) -> pl.DataFrame:
-        """Say of each row whether its key has partners before the batch, and after it."""
+    def _presence(self, number: int) -> pl.DataFrame:
+        """Say of each key that the batch touches whether the other input has rows of it, before and after."""
         others, came = (
             (self.right_before, self.right) if number == 0 else (self.left_before, self.left)
         )
-        keys = list(self.join.by)
-        weights = pl.concat(
-            [
-                others.select(*keys, pl.col(WEIGHT).alias(_BEFORE), pl.col(WEIGHT).alias(_AFTER)),
-                came.select(
-                    *keys, pl.lit(0, pl.Int64).alias(_BEFORE), pl.col(WEIGHT).alias(_AFTER)
-                ),
-            ]
-        )
-        present = weights.group_by(keys).agg(pl.col(_BEFORE, _AFTER).sum() > 0)
+        on = compared(others, self.join.by)
+        before, none = pl.col(WEIGHT).alias(_BEFORE), pl.lit(0, pl.Int64).alias(_BEFORE)
+        after = pl.col(WEIGHT).alias(_AFTER)
+        weights = pl.concat([others.select(*on, before, after), came.select(*on, none, after)])
+        return weights.group_by(on).agg(pl.col(_BEFORE, _AFTER).sum() > 0)
+
+    def _marked(self, rows: pl.DataFrame, presence: pl.DataFrame) -> pl.DataFrame:
+        """Say of each row whether its key has partners before the batch, and after it."""
         return rows.join(
-            present, on=keys, how="left", nulls_equal=self.join.nulls_equal, maintain_order="left"
+            presence,
+            on=compared(rows, self.join.by),
+            how="left",
+            nulls_equal=self.join.nulls_equal,
+            maintain_order="left",
         ).with_columns(pl.col(_BEFORE, _AFTER).fill_null(value=False))
 
     def _alone_by_pairs(

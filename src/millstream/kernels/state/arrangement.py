@@ -6,6 +6,9 @@ taken back leaves the state with it; rows that are only added are never compared
 
 Source: McSherry et al., "Shared Arrangements: practical inter-query sharing for streaming dataflows",
 PVLDB 13(10), 2020 (a multiversioned index over a log-structured merge tree of changes).
+
+Whenever all changes of a key are seen, in a look-up or in a fold of all runs, no row may be owed: one that was
+taken back without having been added shows that a change was lost.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from millstream.errors import CorruptionError
 from millstream.kernels.changes import concat_present, consolidate
 from millstream.kernels.frames import HASH, WEIGHT
 from millstream.kernels.state.hash_order import sorted_distinct
@@ -46,15 +50,35 @@ class Arrangement:
         found = concat_present(list(self.runs.look_up(_SLOT, sorted_distinct(hashes))))
         if found is None:
             return None
-        held = consolidate(found)
+        held = _nothing_owed(consolidate(found))
         return held if held.height else None
 
     def add(self, changes: pl.DataFrame) -> None:
         """Add changes: rows with ``__hash`` and ``__weight``."""
         if changes.height:
-            self.runs.add(_SLOT, changes, consolidate)
+            self.runs.add(_SLOT, changes, self._folded)
+
+    def _folded(self, rows: pl.DataFrame) -> pl.DataFrame:
+        held = consolidate(rows)
+        return held if self.runs.slots.get(_SLOT) else _nothing_owed(held)  # no run is older
 
     def scan(self) -> pl.DataFrame | None:
         """Return all rows. It costs all that is held: for tests and for looking at state."""
         held = concat_present(list(self.runs.scan(_SLOT)))
         return None if held is None else consolidate(held.sort(HASH, maintain_order=True))
+
+
+def _nothing_owed(held: pl.DataFrame) -> pl.DataFrame:
+    """Return the sum of all changes of some keys, in which no row is there less than not at all.
+
+    Raises:
+        CorruptionError: a row was taken back more often than it was added.
+    """
+    if not held.height or int(held[WEIGHT].min()) > 0:  # type: ignore[arg-type]
+        return held
+    raise CorruptionError(
+        "The ledger of the state does not balance: a row of a table was taken back that is not in it. "
+        "Nothing of this batch was committed. A function or expression above that does not give the same "
+        "for the same row (by chance, or by the clock) would do that; if there is none, please report this. "
+        "The log still holds every event."
+    )

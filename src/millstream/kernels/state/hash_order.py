@@ -70,9 +70,9 @@ def latest_per_key(rows: pl.DataFrame, key: list[str]) -> pl.DataFrame:
 
 def last_of_key(rows: pl.DataFrame, key: Sequence[str]) -> pl.Series:
     """Return which rows are the last of their key, in the order in which they stand."""
-    if len(key) == 1:
-        return rows[key[0]].is_last_distinct()
     # Numbers for names: polars takes a name such as "^a.*$" for a pattern.
+    if len(key) == 1:
+        return rows[key[0]].alias("0").is_last_distinct()
     keys = pl.DataFrame({str(number): rows[name] for number, name in enumerate(key)})
     return keys.to_struct("key").is_last_distinct()
 

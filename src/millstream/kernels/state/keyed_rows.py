@@ -72,7 +72,7 @@ class KeyedRows:
             marks = pl.DataFrame({HASH: gone}).with_columns(
                 pl.lit(version, pl.Int64).alias(_VERSION), pl.lit(value=True).alias(_GONE)
             )
-            versioned = pl.concat([versioned, marks], how="diagonal").select(versioned.columns)
+            versioned = pl.concat([versioned, marks], how="diagonal")[versioned.columns]
         if versioned.height:
             self.runs.add(_SLOT, versioned, lambda rows: rows, alive=self._alive)
 

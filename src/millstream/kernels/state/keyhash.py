@@ -86,6 +86,7 @@ def _scaled(words: Hashes, scale: np.uint64) -> Hashes:
 
 
 def _column_words(column: pl.Series, scale: np.uint64) -> Hashes:
+    column = column.alias("0")  # polars takes a name such as "^a.*$" for a pattern
     if column.dtype in (pl.String, pl.Binary):
         words = _hash_bytes(column, scale)
     elif column.dtype.is_float():

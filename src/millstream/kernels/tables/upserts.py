@@ -11,7 +11,7 @@ one held changes nothing.
 
 A deletion is a row with ``__deleted``. By time, an older row may still come after it, so the key stays in
 state with the time of its deletion. By offset nothing is left of it, because the key chooses the partition
-and a partition is read in order.
+and a partition is read in order. A key whose rows are found in two partitions stops the job.
 """
 
 from __future__ import annotations
@@ -24,19 +24,23 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
+from millstream.errors import UserCodeError
 from millstream.kernels.changes import with_diff
 from millstream.kernels.errors.user_code import UnusableRowError
 from millstream.kernels.frames import DELETED, HASH, ORDER, ROWS, TIME, WEIGHT, visible
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.hash_order import last_of_key, sorted_distinct
 from millstream.kernels.state.keyed_rows import KeyedRows
-from millstream.kernels.state.keyhash import Hashes, digest_columns, hash_columns
+from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.tables.row_digest import digest_rows
+from millstream.kernels.time.log_order import partitions_of
 
 VersionOrder = Literal["time", "offset"]
 
 _TIE = "__tie"  # Int64: orders rows of one time: the place in the log, or a digest of the row
+_PARTITION = "__partition"
 _HELD = "__held"  # Boolean: the row is in state
 _FAMILY = "rows"
 
@@ -101,8 +105,15 @@ class Upserts:
         if DELETED in rows.columns:
             deleted |= rows[DELETED].fill_null(value=False)
         if self.deleted is not None:
-            deleted |= rows.select(self.deleted.fill_null(value=False)).to_series()
+            deleted |= self._condition(rows)
         return deleted.alias(DELETED)
+
+    def _condition(self, rows: pl.DataFrame) -> pl.Series:
+        assert self.deleted is not None, "there is a condition"
+        # Of an expression such as pl.all(), the columns are those of the stream, and no others.
+        plain = rows[[name for name, _ in self.columns]]
+        true = plain.select(self.deleted.fill_null(value=False)).to_series()
+        return true if len(true) == rows.height else true.new_from_index(0, rows.height)
 
     def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
         return pl.concat(tables)
@@ -133,8 +144,10 @@ class Upserts:
         every = rows.with_columns(pl.lit(value=False).alias(_HELD))
         if known is not None:
             # Behind the new ones, so that of two equal versions the one held stays.
-            held = known.select(rows.columns).with_columns(pl.lit(value=True).alias(_HELD))
+            held = known[rows.columns].with_columns(pl.lit(value=True).alias(_HELD))
             every = pl.concat([every, held])
+        if self.order == "offset":
+            self._check_partitions(every)
         version = [TIME, _TIE] if self.order == "time" else [_TIE]
         every = every.sort(version, maintain_order=True)
         latest = last_of_key(every, self.by)
@@ -147,10 +160,40 @@ class Upserts:
         result.rows = with_diff(changed) if changed.height else None
         self._keep(kept, known, current, new, ledger)
 
+    def _check_partitions(self, rows: pl.DataFrame) -> None:
+        """Make sure that all rows of a key are in one partition, so that offsets order them.
+
+        Raises:
+            UserCodeError: they are not.
+        """
+        hashes, partitions = rows[HASH].to_numpy(), partitions_of(rows[_TIE].to_numpy())
+        if (partitions == partitions[0]).all():
+            return
+        order = np.argsort(hashes, kind="stable")
+        alike = hashes[order[1:]] == hashes[order[:-1]]
+        suspect = order[1:][alike & (partitions[order[1:]] != partitions[order[:-1]])]
+        if not len(suspect):
+            return
+        found = rows.hstack([pl.Series(_PARTITION, partitions)])
+        found = _with_hashes(found, sorted_distinct(hashes[suspect]))
+        # Numbers for names: polars takes a name such as "^a.*$" for a pattern.
+        keys = found[[*self.by, _PARTITION]].rename({k: str(n) for n, k in enumerate(self.by)})
+        numbers = keys.columns[:-1]
+        spread = keys.group_by(numbers, maintain_order=True).agg(pl.col(_PARTITION).n_unique())
+        moved = spread.filter(pl.col(_PARTITION) > 1)
+        if moved.height:
+            key = ", ".join(repr(value) for value in moved[numbers].row(0))
+            raise UserCodeError(
+                f"step {self.name!r} has rows of the key {key} in several partitions, and offsets order "
+                "only those of one. Did the topic get more partitions, or another key? Say "
+                'order="time" for the table, or write the rows to a topic whose key is the table\'s.',
+                step=self.name,
+            )
+
     def _changes(self, rows: pl.DataFrame, weight: int) -> pl.DataFrame:
         there = rows.filter(~rows[DELETED])
-        names = [*visible(there.columns), TIME]
-        return there.select(pl.col(names), pl.lit(weight, pl.Int64).alias(WEIGHT))
+        weights = pl.repeat(weight, there.height, dtype=pl.Int64, eager=True).alias(WEIGHT)
+        return there[[*visible(there.columns), TIME]].hstack([weights])
 
     def _keep(
         self,
@@ -184,5 +227,4 @@ def _nulls(like: pl.Series) -> pl.Series:
 
 def _digest(rows: pl.DataFrame) -> pl.Series:
     """Return a number by which rows of one time are ordered that have no place in the log."""
-    plain = tuple(name for name in visible(rows.columns) if not rows.schema[name].is_nested())
-    return pl.Series(digest_columns(rows, plain).view(np.int64))
+    return pl.Series(digest_rows([rows[name] for name in visible(rows.columns)]))

@@ -54,6 +54,11 @@ def topic_in(orders: Int64s) -> Int64s:
     return orders >> (_PARTITION_BITS + _OFFSET_BITS)
 
 
+def partitions_of(orders: Int64s) -> Int64s:
+    """Return a number for the partition of each place, of whichever topic."""
+    return orders >> _OFFSET_BITS
+
+
 def partition_in(orders: Int64s) -> Int64s:
     """Return the partitions of places."""
     return (orders >> _OFFSET_BITS) & ((1 << _PARTITION_BITS) - 1)
