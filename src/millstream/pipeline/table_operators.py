@@ -16,7 +16,7 @@ from millstream.kernels.tables.set_operations import (
     SetRule,
     counted_by,
 )
-from millstream.kernels.tables.top import Ties, Top
+from millstream.kernels.tables.top import Ties, TopRows
 from millstream.pipeline.checks import column_differences, whole_number
 from millstream.pipeline.group_by import aggregation_by, check_rows_add_up, derived_table
 from millstream.pipeline.schema import ColumnTypes
@@ -38,7 +38,7 @@ def build_top(
     ties: Ties,
     rank: str | None,
     name: str | None,
-) -> tuple[Top, StreamShape]:
+) -> tuple[TopRows, StreamShape]:
     """Build the operator of the first rows of groups, and the shape of its table."""
     check_rows_add_up(shape, "top")
     whole_number(count, 1, _RANK_MAX, "top's n")
@@ -51,7 +51,7 @@ def build_top(
         columns[rank] = _RANK_TYPE
     told_apart = shape.primary_key or tuple(shape.columns)
     place = {column: str(number) for number, column in enumerate(shape.columns)}
-    kernel = Top(
+    kernel = TopRows(
         shape.names.unique(name or f"top {count} by {', '.join(order)}"),
         tuple(shape.columns.items()),
         tuple(place[column] for column in groups),

@@ -44,7 +44,7 @@ _RANK = "__rank"
 
 
 @dataclass(frozen=True)
-class Top:
+class TopRows:
     """The operator that keeps the first rows of each group.
 
     Inside, columns are named by their places: "0", "1", …; ``per``, ``order`` and ``tie_break`` are such names.
