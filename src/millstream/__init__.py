@@ -33,7 +33,7 @@ _MODULES: dict[str, str] = {
         "millstream.pipeline.dedup": "bloom",
         "millstream.pipeline.device_clock": "device_time",
         "millstream.pipeline.stream": "Stream Windowed",
-        "millstream.pipeline.table": "Table",
+        "millstream.pipeline.table": "Grouped Table",
         "millstream.pipeline.topic": "Topic",
         "millstream.pipeline.watermarks": "processing_time watermark",
         "millstream.pipeline.windows": (
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from millstream.pipeline.device_clock import device_time as device_time
     from millstream.pipeline.stream import Stream as Stream
     from millstream.pipeline.stream import Windowed as Windowed
+    from millstream.pipeline.table import Grouped as Grouped
     from millstream.pipeline.table import Table as Table
     from millstream.pipeline.topic import Topic as Topic
     from millstream.pipeline.watermarks import processing_time as processing_time

@@ -105,6 +105,18 @@ def require_free(added: Iterable[str], columns: ColumnTypes, what: str) -> None:
             )
 
 
+def column_differences(columns: ColumnTypes, others: ColumnTypes) -> list[str]:
+    """Say how other columns differ from the first, in names and types."""
+    missing = [f"it has no {name!r}" for name in columns if name not in others]
+    added = [f"it has {name!r} besides" for name in others if name not in columns]
+    typed = [
+        f"its {name!r} is {others[name]} and not {dtype}"
+        for name, dtype in columns.items()
+        if name in others and others[name] != dtype
+    ]
+    return [*missing, *added, *typed]
+
+
 def require_text(given: object, what: str, example: str) -> None:
     """Make sure that a name is text, and not empty."""
     if not isinstance(given, str) or not given:

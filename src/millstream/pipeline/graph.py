@@ -17,6 +17,7 @@ from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.operator import Operator
 from millstream.kernels.plan import SinkSpec, ViewSinkSpec
 from millstream.kernels.steps import Step
+from millstream.kernels.tables.group_by import GroupBy
 from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.kernels.windows.window_operator import WindowOperator
 
@@ -78,8 +79,10 @@ class OperatorNode:
     kernel: Operator
 
     def __post_init__(self) -> None:
-        # first and last of a window compare event time, and the log order only if that is equal.
-        by_time = isinstance(self.kernel, WindowOperator) and not self.kernel.by_arrival
+        # first and last of a window or group compare event time, and the log order only if that is equal.
+        by_time = isinstance(self.kernel, GroupBy) or (
+            isinstance(self.kernel, WindowOperator) and not self.kernel.by_arrival
+        )
         if self.kernel.ordered and not by_time and len(placed_inputs(*self.inputs)) > 1:
             raise ConfigError(
                 f"{self.kernel.name} takes rows in the order of the log. It gets some that have no "

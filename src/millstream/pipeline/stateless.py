@@ -21,7 +21,12 @@ from millstream.kernels.steps import (
     Step,
     WithColumns,
 )
-from millstream.pipeline.checks import column_names, columns_after, require_columns
+from millstream.pipeline.checks import (
+    column_differences,
+    column_names,
+    columns_after,
+    require_columns,
+)
 from millstream.pipeline.expressions import Column, as_expression, names_given
 from millstream.pipeline.schema import ColumnTypes, columns_of, fields_of
 from millstream.pipeline.shape import StreamShape
@@ -205,7 +210,7 @@ def union_of(shapes: Sequence[StreamShape]) -> StreamShape:
     if len(shapes) < 2:
         raise ConfigError("union has one stream. Give the others: a.union(b, c).")
     for number, shape in enumerate(shapes[1:], 2):
-        if differences := _differences(first.columns, shape.columns):
+        if differences := column_differences(first.columns, shape.columns):
             raise ConfigError(
                 f"union takes streams with the same columns and types. Stream {number} differs "
                 f"from the first: {'; '.join(differences)}. Make them equal, with select or rename."
@@ -227,14 +232,3 @@ def union_of(shapes: Sequence[StreamShape]) -> StreamShape:
 
 def _listed(modes: set[Any]) -> str:
     return ", ".join(sorted("plain rows" if mode is None else repr(mode) for mode in modes))
-
-
-def _differences(columns: ColumnTypes, others: ColumnTypes) -> list[str]:
-    missing = [f"it has no {name!r}" for name in columns if name not in others]
-    added = [f"it has {name!r} besides" for name in others if name not in columns]
-    typed = [
-        f"its {name!r} is {others[name]} and not {dtype}"
-        for name, dtype in columns.items()
-        if name in others and others[name] != dtype
-    ]
-    return [*missing, *added, *typed]

@@ -22,6 +22,7 @@ from millstream.kernels.frames import plain_schema
 from millstream.kernels.joins.interval_join import IntervalJoinKind, UnmatchedEmit
 from millstream.kernels.operator import Operator
 from millstream.kernels.steps import AssignBranch, SelectBranch
+from millstream.kernels.tables.top import Ties
 from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.trigger import EmitStrategy, Mode
 from millstream.kernels.windows.assigners import WindowAssigner
@@ -39,6 +40,7 @@ from millstream.pipeline.graph import (
     placed_inputs,
     time_of,
 )
+from millstream.pipeline.group_by import group_columns
 from millstream.pipeline.interval_joins import Within, build_interval_join
 from millstream.pipeline.schema import columns_of, fields_of
 from millstream.pipeline.shape import StreamShape
@@ -46,8 +48,9 @@ from millstream.pipeline.stateless import (
     split_conditions,
     union_of,
 )
-from millstream.pipeline.table import Table
+from millstream.pipeline.table import Grouped, Table
 from millstream.pipeline.table_joins import On
+from millstream.pipeline.table_operators import OrderBy, build_top
 from millstream.pipeline.upserts import RowsKept, build_upserts, check_all_kept, table_shape
 from millstream.pipeline.windowed import aggregate_windows, emit_strategy
 from millstream.pipeline.windows import EventWindow, TriggerSpec
@@ -181,6 +184,36 @@ class Stream(Collection):
                 'native step or a DataFrame. Say order="time".'
             )
         kernel, shape = build_upserts(self.shape, key, order=order, deleted=deleted, name=name)
+        return Table(self.app, OperatorNode((self.node,), kernel), shape)
+
+    def group_by(self, *columns: str, name: str | None = None) -> Grouped:
+        """Divide all rows that ever come by the values of columns, without a window.
+
+        ``events.group_by("day", "kind").agg(n=ms.count())`` is a table, of which no row is late. See
+        :meth:`Grouped.agg`. The state has a row for each group, and never forgets one: for
+        groups without end, such as sessions or minutes, use windows.
+        """
+        return Grouped(self, group_columns(self.shape, columns), name)
+
+    def top(
+        self,
+        n: int,
+        by: OrderBy,
+        *,
+        per: str | Sequence[str] = (),
+        ties: Ties = "row_number",
+        rank: str | None = None,
+        name: str | None = None,
+    ) -> Table:
+        """Keep of all rows that ever come those whose rank is at most ``n``, in all or in each group.
+
+        The arguments are those of :meth:`Table.top`. Of rows that are equal in ``by``, all their columns
+        decide, then the event time. The state holds only the rows of the result.
+
+        The result has a primary key if its rows have a number: ``top(3, by="price", per="item", rank="place")`` is
+        identified by item and place.
+        """
+        kernel, shape = build_top(self.shape, n, by=by, per=per, ties=ties, rank=rank, name=name)
         return Table(self.app, OperatorNode((self.node,), kernel), shape)
 
     # ── duplicates ──────────────────────────────────────────────────────────────────────────

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
 from millstream.errors import ConfigError
+from millstream.kernels.aggregates.protocol import Aggregate
 from millstream.kernels.joins.table_join import JoinKind
+from millstream.kernels.tables.set_operations import SetRule
+from millstream.kernels.tables.top import Ties
 from millstream.pipeline.collection import Collection
-from millstream.pipeline.graph import OperatorNode
+from millstream.pipeline.graph import OperatorNode, UnionNode
+from millstream.pipeline.group_by import build_group_by, derived_table, group_columns
 from millstream.pipeline.table_joins import On, build_table_join
+from millstream.pipeline.table_operators import (
+    OrderBy,
+    build_distinct,
+    build_set_operation,
+    build_top,
+    check_same_columns,
+)
 
 
 @dataclass(frozen=True)
@@ -77,3 +89,166 @@ class Table(Collection):
             name=name,
         )
         return Table(self.app, OperatorNode((self.node, other.node), kernel), shape)
+
+    # ── groups ──────────────────────────────────────────────────────────────────────────────
+
+    def group_by(self, *columns: str, name: str | None = None) -> Grouped:
+        """Divide the rows by the values of columns: ``table.group_by("city").agg(n=ms.count())``.
+
+        See :meth:`Grouped.agg`. Null is a value like any other.
+        """
+        return Grouped(self, group_columns(self.shape, columns), name)
+
+    def top(
+        self,
+        n: int,
+        by: OrderBy,
+        *,
+        per: str | Sequence[str] = (),
+        ties: Ties = "row_number",
+        rank: str | None = None,
+        name: str | None = None,
+    ) -> Table:
+        """Keep the rows whose rank is at most ``n``, in all or in each group of ``per``.
+
+        ::
+
+            newest = timeline.top(10, by="posted_at", per="user", rank="place")
+
+        Args:
+            n: The greatest rank to keep.
+            by: What orders rows: a column, the greatest value first, or several, each alone or with its
+                direction: ``[("price", "desc"), ("id", "asc")]``. What is not a number is behind
+                all numbers, and null behind that, in both directions.
+            per: The columns that make groups; by default all rows are one.
+            ties: Rows that are equal in ``by``: with ``"row_number"`` the table's primary key decides (or all
+                columns, if it has none), so a group has ``n`` rows at most. ``"rank"`` gives
+                them the same rank and leaves out the next ones; ``"dense_rank"`` leaves none out.
+            rank: The name of a column with the rank, from 1; by default there is none.
+            name: The step's name.
+
+        A row that stays, and keeps its rank if that is shown, is not emitted again. Its state holds all
+        rows of the table, and a batch reads the groups that it touches.
+
+        Raises:
+            ConfigError: a column is not there, or has a type that has no order.
+        """
+        kernel, shape = build_top(self.shape, n, by=by, per=per, ties=ties, rank=rank, name=name)
+        return Table(self.app, OperatorNode((self.node,), kernel), shape)
+
+    # ── set operations ──────────────────────────────────────────────────────────────────────
+
+    def distinct(self, *columns: str, name: str | None = None) -> Table:
+        """Keep each row once: of the given columns, or of all if none is given.
+
+        They are the key of the result. As in all set operations here, null is equal to null. A row has the
+        least event time of the rows that are equal to it.
+        """
+        kernel, shape = build_distinct(self.shape, columns, name)
+        return Table(self.app, OperatorNode((self.node,), kernel), shape)
+
+    def union(self, *others: Table, all: bool = False, name: str | None = None) -> Table:  # noqa: A002 - SQL's word
+        """Put tables with the same columns together; the order of columns is free.
+
+        Args:
+            others: Tables of the same app.
+            all: Keep equal rows as several rows, as SQL's ``UNION ALL``: rows pass as they are, and no state is
+                kept. By default each is one row, and all columns are the key.
+            name: The step's name.
+
+        Raises:
+            ConfigError: there is no other table, or one differs in its columns or their types.
+        """
+        if not others:
+            raise ConfigError("union has one table. Give the others: a.union(b, c).")
+        tables = (self, *(self._checked(other, "union") for other in others))
+        if not all:
+            return self._set_operation(tables, "union", bag=False, name=name)
+        check_same_columns([table.shape for table in tables], "union")
+        nodes = tuple(table.node for table in tables)
+        if len(set(nodes)) < len(nodes):
+            raise ConfigError(
+                "union(all=True) has the same table twice. Give each once, or make one a table of its own: "
+                "table.filter(pl.lit(True))."
+            )
+        return Table(
+            self.app, UnionNode(nodes), derived_table(self.shape, self.shape.columns, None)
+        )
+
+    def except_(self, other: Table, *, all: bool = False, name: str | None = None) -> Table:  # noqa: A002 - SQL's word
+        """Keep the rows that the other table does not have, compared by all columns.
+
+        Args:
+            other: A table of the same app, with the same columns and types.
+            all: Of rows that are here a times and there b times keep ``max(a - b, 0)``, as SQL's ``EXCEPT
+                ALL``. By default a row is there once if the other table does not have it.
+            name: The step's name.
+
+        A row has the least event time of the rows of this table that are equal to it.
+
+        Raises:
+            ConfigError: the tables differ in their columns or their types.
+        """
+        tables = (self, self._checked(other, "except_"))
+        return self._set_operation(tables, "except", bag=all, name=name)
+
+    def intersect(self, other: Table, *, all: bool = False, name: str | None = None) -> Table:  # noqa: A002 - SQL's word
+        """Keep the rows that both tables have, compared by all columns.
+
+        Args:
+            other: A table of the same app, with the same columns and types.
+            all: Of rows that are here a times and there b times keep ``min(a, b)``, as SQL's ``INTERSECT ALL``.
+                By default a row is there once.
+            name: The step's name.
+
+        A row has the least event time of the rows of this table that are equal to it.
+
+        Raises:
+            ConfigError: the tables differ in their columns or their types.
+        """
+        tables = (self, self._checked(other, "intersect"))
+        return self._set_operation(tables, "intersect", bag=all, name=name)
+
+    def _set_operation(
+        self, tables: Sequence[Table], rule: SetRule, *, bag: bool, name: str | None
+    ) -> Table:
+        shapes = [table.shape for table in tables]
+        kernel, shape = build_set_operation(shapes, rule, bag=bag, name=name)
+        nodes = tuple(table.node for table in tables)
+        return Table(self.app, OperatorNode(nodes, kernel), shape)
+
+    def _checked(self, other: object, what: str) -> Table:
+        """Return another table of the app."""
+        if not isinstance(other, Table):
+            raise ConfigError(
+                f"{what} is given {other!r}. Give a table; of a stream make one: stream.table(key=…)."
+            )
+        if other.app is not self.app:
+            apps = f"{self.app.name!r} and {other.app.name!r}"
+            raise ConfigError(f"{what} takes tables of one app; these are of {apps}.")
+        return other
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Rows divided by the values of columns; say with :meth:`agg` what is computed of each group."""
+
+    rows: Collection
+    columns: tuple[str, ...]
+    name: str | None = None
+
+    def agg(self, **aggregates: Aggregate) -> Table:
+        """Aggregate each group: ``agg(n=ms.count(), paid=ms.sum("price"))``.
+
+        The result is a table with the columns of the groups, which are its primary key, and the aggregates. It has
+        a row for each group that has rows: when the last one goes, the group's row goes. No row is
+        late. A row's event time is the greatest of its group's rows.
+
+        Its state has a row for each group. If rows can be taken back it also has their times, and some
+        aggregates keep the values of a group: ``min``, ``max``, ``distinct``, ``quantile``, ``list``.
+
+        Raises:
+            ConfigError: an aggregate does not fit the column, or cannot take rows back.
+        """
+        kernel, shape = build_group_by(self.rows.shape, self.columns, aggregates, self.name)
+        return Table(self.rows.app, OperatorNode((self.rows.node,), kernel), shape)

@@ -12,7 +12,7 @@ from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.kernels.aggregates.protocol import Aggregate
 from millstream.kernels.aggregation import Aggregation
-from millstream.kernels.frames import HIDDEN_PREFIX, WINDOW, visible
+from millstream.kernels.frames import WINDOW, visible
 from millstream.kernels.operator import Operator
 from millstream.kernels.trigger import EachBatch, EmitStrategy, Mode, Trigger
 from millstream.kernels.windows.assigners import WindowAssigner
@@ -20,6 +20,7 @@ from millstream.kernels.windows.final import FinalWindowOperator
 from millstream.kernels.windows.pane_values import PANE_COLUMNS
 from millstream.kernels.windows.panes import PaneWindowOperator
 from millstream.kernels.windows.window_operator import WindowOperator
+from millstream.pipeline.aggregate_types import check_aggregates
 from millstream.pipeline.event_windows import aggregate_event_windows
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape, windowed_shape
@@ -85,7 +86,8 @@ def aggregate_windows(
     emission: EmitStrategy,
 ) -> tuple[Operator, StreamShape]:
     """Build the operator that aggregates windows; return it and the shape of its rows."""
-    _check_names(aggregates, by, emission)
+    panes = PANE_COLUMNS if emission.panes else ()
+    check_aggregates(aggregates, (*WINDOW_COLUMNS, *by, *panes))
     emission = replace(emission, late_policy=shape.late_policy)
     name = (name or f"{window} by {', '.join(by)}").removesuffix(" by ")
     if isinstance(window, EventWindow):
@@ -101,22 +103,6 @@ def aggregate_windows(
     )
     kernel, columns = _typed(untyped, shape.columns)
     return kernel, windowed_shape(shape, emission, columns, by, window.window_key)
-
-
-def _check_names(
-    aggregates: dict[str, Aggregate], by: tuple[str, ...], emission: EmitStrategy
-) -> None:
-    if not aggregates:
-        raise ConfigError("agg has no aggregates. Name at least one: agg(n=ms.count()).")
-    taken = (*WINDOW_COLUMNS, *by, *(PANE_COLUMNS if emission.panes else ()))
-    for name, aggregate in aggregates.items():
-        if name in taken or name.startswith(HIDDEN_PREFIX):
-            raise ConfigError(f"The aggregate's name {name!r} is taken. Choose another.")
-        if not hasattr(aggregate, "partial"):
-            raise ConfigError(
-                f"The aggregate {name!r} is {aggregate!r}. Use one of Millstream's, such as "
-                "ms.count, ms.sum or ms.mean."
-            )
 
 
 def _typed(kernel: WindowOperator, columns: ColumnTypes) -> tuple[Any, ColumnTypes]:

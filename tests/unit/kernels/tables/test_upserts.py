@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_model import TIME, Folded, KernelRun, plain
 
+import millstream as ms
+from millstream import testing
 from millstream.errors import UserCodeError
 from millstream.kernels.frames import DELETED, ORDER
 from millstream.kernels.tables.row_digest import digest_rows
@@ -24,11 +26,11 @@ COLUMNS = {
 }
 SCHEMA = {**COLUMNS, TIME: pl.Int64(), ORDER: pl.Int64(), DELETED: pl.Boolean()}
 
-keys = st.sampled_from([None, 0.0, -0.0, NAN, 1.0])
+keys = st.sampled_from([0.5, 0.0, -0.0, NAN, 1.0])
 rows = st.fixed_dictionaries(
     {
         "k": keys,
-        "^v.*$": st.sampled_from([None, 1, 2, 3]),
+        "^v.*$": st.sampled_from([4, 1, 2, 3]),
         "vx": st.sampled_from(["", "a"]),
         "n": st.sampled_from([None, {"a": None}, {"a": [0.0, NAN]}]),
         TIME: st.integers(0, 3),
@@ -155,3 +157,14 @@ def test_a_batch_of_nothing_new_changes_nothing():
     before = run.manifests[0]
     assert run.batch({0: [frame_of(3), frame_of(4, deleted=True)]}) is None
     assert run.manifests[0] == before
+
+
+def test_a_row_without_a_key_is_a_dead_letter_and_the_others_go_on():
+    app = ms.App("keys", log="unused")
+    stream = app.topic("t", {"id": int | None, "v": int}, partitions=1).stream()
+    stream.table("id").view("rows")
+    rows = [{"id": 1, "v": 1}, {"id": None, "v": 2}, {"id": 2, "v": 3}]
+    found = testing.run(app, {"t": rows}, batches=2)
+    assert found["rows"].rows() == [(1, 1), (2, 3)]
+    assert found.dead["reason"].to_list() == ["the key 'id' is null"]
+    assert found.dead["offset"].to_list() == [1]
