@@ -11,6 +11,7 @@ operator    deadline                            late when the        ``late_by``
                                                 watermark is         from
 ==========  ==================================  ===================  ==================  ===============
 dedup       time + L                            above it             the deadline        below_watermark
+as-of joins time + L of the row's input         above it             the deadline        below_watermark
 budgets     end of the day everywhere + L       at or above it       the deadline        expired_day
 windows     end of the event's last window + L  at or above it       the event's time    expired_window
 sliding     time + size + L                     above it             the event's time    expired_window
@@ -65,6 +66,7 @@ class LatenessRule:
 
 
 DEDUP = LatenessRule("below_watermark", at_deadline=False)
+ASOF = LatenessRule("below_watermark", at_deadline=False)
 BUDGET = LatenessRule("expired_day", at_deadline=True)
 WINDOW = LatenessRule("expired_window", at_deadline=True)
 SLIDING = LatenessRule("expired_window", at_deadline=False)
