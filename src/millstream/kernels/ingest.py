@@ -24,6 +24,7 @@ from millstream.kernels.errors.dead_letter_collector import DeadLetterCollector
 from millstream.kernels.errors.dead_letters import FullRecordReader, dead_letter_rows
 from millstream.kernels.errors.user_code import error_reason
 from millstream.kernels.frames import (
+    ARRIVED,
     DELETED,
     ORDER,
     PORT_DEAD_LETTERS,
@@ -188,6 +189,8 @@ class Ingest:
         timed = self._timed(table, arrived_us)
         # The log order identifies rows that fail in a step; edges drop it where it is not needed.
         timed = timed.hstack([self._order(batch, good, split.partition)])
+        if self.source.arrived:
+            timed = timed.hstack([pl.Series(ARRIVED, arrived_us)])
         timeless = self._invalid_times(timed, arrived_us)
         if timeless:
             dead = sorted(dead + [(int(good[at]), reason) for at, reason in timeless])

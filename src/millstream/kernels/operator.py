@@ -112,10 +112,11 @@ class Operator(Protocol):
 
     @property
     def transparent(self) -> bool:
-        """Whether it emits, in the batch of their arrival, only rows that came in, as they were.
+        """Whether it emits, in the batch of their arrival, only rows of its first input.
 
-        Such rows keep their split and the watermark that was in force before them, so the next
-        operator decides on their lateness as if they came straight from the source.
+        They may get more columns. Such rows keep their split and the watermark that was in force before
+        them, so the next operator decides on their lateness as if they came straight from the source.
+        Of other inputs neither rows nor time are passed on: no watermark waits for them.
         """
         ...
 

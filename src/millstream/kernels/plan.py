@@ -35,7 +35,7 @@ class ConsumerEdge:
     ``step`` names the consumer in ledger and errors. ``operator`` is what the rows are prepared for,
     as its input ``number``; None when the consumer is a sink or a native step. ``columns`` are those
     that go on, in their order; None stands for all, in the order of their names. ``ordered``: the
-    rows keep their place in the partition. ``code`` says what rows lead to that the operator fails
+    rows keep their place in the partition; ``arrived``: their time of arrival. ``code`` says what rows lead to that the operator fails
     on. ``latest_by``: of rows with a place the last one for each value of these columns is enough,
     because it would replace the others.
     """
@@ -48,6 +48,7 @@ class ConsumerEdge:
     ordered: bool
     code: UserCode
     latest_by: tuple[str, ...] = ()
+    arrived: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class SourcePlan:
     from the fields; None: the record's timestamp. ``time_ports`` are the operators that receive this
     source's time. ``values`` is the format of the topic's values, ``bad`` the policy for those that
     cannot be decoded. ``table_key``: the topic is a table with that key, and a record without a value
-    deletes the row of its key.
+    deletes the row of its key. ``arrived``: its rows carry their time of arrival.
     """
 
     number: int
@@ -91,6 +92,7 @@ class SourcePlan:
     bad: BadRecordPolicy = "dead-letter"
     topic_number: int = 0
     table_key: str | None = None
+    arrived: bool = False
 
 
 @dataclass(frozen=True)

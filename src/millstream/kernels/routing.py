@@ -18,11 +18,14 @@ import polars as pl
 from millstream.errors import UserCodeError
 from millstream.kernels.errors.dead_letter_collector import DeadLetterCollector
 from millstream.kernels.frames import (
+    ARRIVED,
     DIFF,
     HIDDEN_PREFIX,
     ORDER,
     PORT_LEDGER,
     PORT_TIME,
+    RELEASED,
+    RELEASED_TIE,
     WATERMARK_SEEN,
     Frame,
     FrameRow,
@@ -211,9 +214,19 @@ class ConsumerRouter:
         """Select the columns to send, in an order that is the same on all edges to the consumer."""
         wanted = self.edge.columns
         kept = sorted(visible(there)) if wanted is None else [c for c in wanted if c in there]
-        left_out = set() if self.edge.ordered else {ORDER}
+        left_out = {name for name, kept in self._optional() if not kept}
         hidden = [c for c in there if c.startswith(HIDDEN_PREFIX) and c not in left_out]
         return [*kept, *hidden]
+
+    def _optional(self) -> list[tuple[str, bool]]:
+        """List the hidden columns that not all consumers want, and whether this one does."""
+        at_sink = self.edge.operator is None
+        return [
+            (ORDER, self.edge.ordered),
+            (ARRIVED, self.edge.arrived),
+            (RELEASED, at_sink),
+            (RELEASED_TIE, at_sink),
+        ]
 
     def _keep(self, table: pl.DataFrame) -> None:
         if table.height:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from millstream.errors import ConfigError
 from millstream.kernels.errors.user_code import OnError, UserCode
 from millstream.kernels.frames import PORT_FIRST
+from millstream.kernels.joins.lookup import Lookup
 from millstream.kernels.plan import (
     ClockPlan,
     ConsumerEdge,
@@ -38,6 +39,7 @@ from millstream.pipeline.graph import (
     StepNode,
     UnionNode,
     parents,
+    time_parents,
     upstream_nodes,
 )
 
@@ -175,6 +177,7 @@ class _Compiler:
             number=path.number,
             columns=columns,
             ordered=self._needs_order(consumer),
+            arrived=self._needs_arrival(path),
             code=UserCode(name, on_error=self.on_error),
             latest_by=consumer.key if isinstance(consumer, Output) else (),
         )
@@ -186,8 +189,11 @@ class _Compiler:
         ports: list[int] = []
         for path in self._paths(node):
             if isinstance(path.consumer, OperatorNode):
+                transparent = path.consumer.kernel.transparent
+                if transparent and path.number:
+                    continue
                 ports.append(self.ports[path.consumer][0])
-                if path.consumer.kernel.transparent:
+                if transparent:
                     ports += self._time_ports(path.consumer)
             elif isinstance(path.consumer, NativeNode):
                 ports += self._time_ports(path.consumer)
@@ -218,6 +224,7 @@ class _Compiler:
             bad=node.bad,
             topic_number=self._topics.index(node.topic),
             table_key=node.table_key,
+            arrived=self._arrival_below(node),
         )
 
     def _columns_needed(self, node: GraphNode) -> set[str] | None:
@@ -239,12 +246,17 @@ class _Compiler:
         if isinstance(consumer, NativeNode):
             return set(consumer.schema_in.names)
         wanted: set[str] | None = consumer.kernel.columns_read(path.number)
-        passed_on: list[GraphNode] = [consumer] if consumer.kernel.transparent else []
-        passed_on += self._late_nodes(consumer)
-        for node in passed_on:
+        for node in self._passed_on(path):
             below = self._columns_needed(node)
             wanted = None if wanted is None or below is None else wanted | below
         return wanted
+
+    def _passed_on(self, path: ConsumerPath) -> list[GraphNode]:
+        """Return the nodes with rows of a path that its operator passes on: itself, and its late rows."""
+        node = path.consumer
+        if not isinstance(node, OperatorNode) or path.number:
+            return []
+        return [*([node] if node.kernel.transparent else []), *self._late_nodes(node)]
 
     def _late_nodes(self, node: OperatorNode) -> list[LateNode]:
         children = (child for child, _ in self.children.get(node, ()))
@@ -253,6 +265,16 @@ class _Compiler:
     def _ordered_below(self, node: GraphNode) -> bool:
         """Return whether a consumer of this node's rows needs their order."""
         return any(self._needs_order(path.consumer) for path in self._paths(node))
+
+    def _arrival_below(self, node: GraphNode) -> bool:
+        """Return whether a consumer of this node's rows needs the time of their arrival."""
+        return any(self._needs_arrival(path) for path in self._paths(node))
+
+    def _needs_arrival(self, path: ConsumerPath) -> bool:
+        looks_up = isinstance(path.consumer, OperatorNode) and isinstance(
+            path.consumer.kernel, Lookup
+        )
+        return looks_up or any(map(self._arrival_below, self._passed_on(path)))
 
     def _needs_order(self, consumer: ConsumerNode) -> bool:
         if isinstance(consumer, OperatorNode):
@@ -313,7 +335,7 @@ class _Compiler:
 
     def _clocks(self, node: GraphNode) -> Iterator[ClockPlan]:
         """Name what a node's time follows: the nearest sources and operators that make time."""
-        for parent in parents(node):
+        for parent in time_parents(node):
             if isinstance(parent, (SourceNode, DataFrameNode)):
                 key = self.definitions.clock_key(parent)
                 yield ClockPlan(parent.name, self.sources[parent], parent.rule, key)

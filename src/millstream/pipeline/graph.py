@@ -83,7 +83,11 @@ class OperatorNode:
         by_time = isinstance(self.kernel, GroupBy) or (
             isinstance(self.kernel, WindowOperator) and not self.kernel.by_arrival
         )
-        if self.kernel.ordered and not by_time and len(placed_inputs(*self.inputs)) > 1:
+        if (
+            self.kernel.ordered
+            and not by_time
+            and any(len(placed_inputs(one)) > 1 for one in self.inputs)
+        ):
             raise ConfigError(
                 f"{self.kernel.name} takes rows in the order of the log. It gets some that have no "
                 "place in it, after a window, a native step or a DataFrame, together with "
@@ -138,7 +142,7 @@ def placed_inputs(*nodes: GraphNode) -> set[bool]:
         node = above.pop()
         passes = isinstance(node, (StepNode, UnionNode))
         if passes or (isinstance(node, OperatorNode) and node.kernel.transparent):
-            above += parents(node)
+            above += time_parents(node)
         else:
             found.add(isinstance(node, SourceNode))
     return found
@@ -151,6 +155,13 @@ def parents(node: GraphNode | Output) -> tuple[GraphNode, ...]:
     if isinstance(node, (UnionNode, OperatorNode)):
         return node.inputs
     return (node.parent,)
+
+
+def time_parents(node: GraphNode) -> tuple[GraphNode, ...]:
+    """Return the nodes whose time a node follows: a transparent operator follows its first input alone."""
+    if isinstance(node, OperatorNode) and node.kernel.transparent:
+        return node.inputs[:1]
+    return parents(node)
 
 
 def time_of(node: GraphNode) -> pl.Expr | None:

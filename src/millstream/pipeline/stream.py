@@ -17,8 +17,10 @@ from millstream.choices import choose
 from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.aggregates.protocol import Aggregate
-from millstream.kernels.errors.user_code import OnError
+from millstream.kernels.errors.user_code import OnError, UserCode
 from millstream.kernels.frames import plain_schema
+from millstream.kernels.joins.asof_join import AsofKind
+from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.interval_join import IntervalJoinKind, UnmatchedEmit
 from millstream.kernels.operator import Operator
 from millstream.kernels.steps import AssignBranch, SelectBranch
@@ -27,7 +29,7 @@ from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.trigger import EmitStrategy, Mode
 from millstream.kernels.windows.assigners import WindowAssigner
 from millstream.pipeline.budget import Zone, build_budget
-from millstream.pipeline.checks import check_time
+from millstream.pipeline.checks import check_time, declared_at
 from millstream.pipeline.collection import Collection
 from millstream.pipeline.dedup import Bloom, LateIds, NullIds, build_dedup
 from millstream.pipeline.expressions import Column, as_expression
@@ -51,7 +53,14 @@ from millstream.pipeline.stateless import (
 from millstream.pipeline.table import Grouped, Table
 from millstream.pipeline.table_joins import On
 from millstream.pipeline.table_operators import OrderBy, build_top
+from millstream.pipeline.temporal_joins import (
+    AsofOptions,
+    RightInput,
+    build_asof_join,
+    build_lookup,
+)
 from millstream.pipeline.upserts import RowsKept, build_upserts, check_all_kept, table_shape
+from millstream.pipeline.versions import TableOrigin
 from millstream.pipeline.windowed import aggregate_windows, emit_strategy
 from millstream.pipeline.windows import EventWindow, TriggerSpec
 
@@ -184,7 +193,138 @@ class Stream(Collection):
                 'native step or a DataFrame. Say order="time".'
             )
         kernel, shape = build_upserts(self.shape, key, order=order, deleted=deleted, name=name)
-        return Table(self.app, OperatorNode((self.node,), kernel), shape)
+        origin = TableOrigin(
+            self.node,
+            self.columns,
+            kernel.deleted,
+            by_offset=order == "offset",
+            lateness_us=self.shape.lateness_us,
+            code=UserCode(kernel.name, declared_at(), self.app.on_error),
+        )
+        return Table(self.app, OperatorNode((self.node,), kernel), shape, origin=origin)
+
+    def join_asof(
+        self,
+        right: Table | Stream,
+        on: On,
+        *,
+        how: AsofKind = "left",
+        direction: Direction = "backward",
+        tolerance: Duration | None = None,
+        allow_equal: bool = True,
+        nulls_equal: bool = False,
+        suffix: str = "_right",
+        name: str | None = None,
+    ) -> Stream:
+        """Join each row with what a table had at the row's event time, or with the nearest row of a stream.
+
+        ::
+
+            rates = app.table("rates", Rate, key="currency", watermark=ms.watermark(idle="30 seconds", …))
+            orders.join_asof(rates, on="currency")
+
+        A version of a table is valid from its event time until the next one of its key, in event time, whatever
+        the table's ``order``; a deletion leaves no row from its own time on. A row waits until the watermarks of
+        both inputs have passed its time and the lateness that they allow (with ``"forward"`` and ``"nearest"``
+        also the tolerance), and is then emitted once, with its event time. So the result depends on the events
+        alone, and not on their order of arrival or on batches. What comes later than its input allows is
+        counted as late: a late row is left out (or is in ``late``), a late version or quote corrects nothing.
+
+        A table that rests, or a quiet stream, makes the join wait. Read it with
+        ``watermark=ms.watermark("5 seconds", idle="30 seconds")``: then it is left out of the minimum after so
+        long. Where versions are announced ahead, or come in another order than that of their times, give
+        a delay that covers it: the default expects the order of time in each partition.
+
+        Args:
+            right: A table made directly of a topic or stream, perhaps with ``filter``, ``with_columns``,
+                ``select``, ``rename`` and ``drop``; or a stream, of which each row is a quote.
+            on: The columns that are equal: a name, several, or a mapping of names of this stream to names of
+                the other input. Of a table they are its primary key.
+            how: ``"left"``: a row without a match is emitted, too, with nulls. ``"inner"``: it is not.
+            direction: Of a stream: ``"backward"`` takes the last row up to the time, ``"forward"`` the first one
+                from it on, ``"nearest"`` the one that is less far away, the earlier one if both are equally far.
+            tolerance: How far from the row's time a match may be, inclusive. ``"forward"`` and ``"nearest"``
+                need it.
+            allow_equal: Whether a row of the same time matches. False: only earlier (or later) ones do.
+            nulls_equal: Null is equal to null. By default it is equal to nothing, as in SQL.
+            suffix: What is added to the name of a column of the other input that this stream has, too.
+            name: The step's name.
+
+        Of versions or quotes of one time that counts which is later in the log. The state holds the rows that wait,
+        and of each key the newest version that they may need, and those after it.
+
+        Raises:
+            ConfigError: a column is not there, or two that are compared differ in type; the table's versions
+                are not known, or ``on`` is not its key.
+        """
+        options = AsofOptions(how, direction, tolerance, allow_equal, nulls_equal)
+        kernel, node, shape = build_asof_join(
+            self.shape,
+            self._right_input(right, "join_asof"),
+            on,
+            options,
+            suffix=suffix,
+            name=name,
+        )
+        return self._below(OperatorNode((self.node, node), kernel), shape)
+
+    def lookup(
+        self,
+        table: Table,
+        on: On,
+        *,
+        how: AsofKind = "left",
+        nulls_equal: bool = False,
+        suffix: str = "_right",
+        name: str | None = None,
+    ) -> Stream:
+        """Join each row with the row that a table has when it arrives.
+
+        The row is emitted in the batch of its arrival, with its event time, and waits for nothing: it sees the
+        records of the table that arrived before it, or in the same millisecond, by the clocks of the log. Later
+        ones correct nothing. What comes after it judges lateness as without the join.
+
+        The result is not deterministic. Of two topics a batch takes what is there, so where a row and a record of
+        the table arrive in short order, a rebuilt app may see them in the other order. Where the answer must not
+        depend on that, use :meth:`join_asof`.
+
+        Args:
+            table: A table with a primary key. Of one that is derived from others, all changes of a batch are
+                applied before its rows.
+            on: As for :meth:`join_asof`; of a derived table there may be more than the key.
+            how: As for :meth:`join_asof`, as are ``nulls_equal``, ``suffix`` and ``name``.
+
+        The state holds the rows of the table.
+
+        Raises:
+            ConfigError: a column is not there, or two that are compared differ in type; ``on`` lacks a part
+                of the table's key.
+        """
+        right = self._right_input(table, "lookup")
+        if not right.shape.is_table:
+            raise ConfigError(
+                'lookup is given a stream. Make a table of it, of which each key has one row: table(key="…"); '
+                "or take the nearest row by event time: join_asof(…)."
+            )
+        kernel, node, shape = build_lookup(
+            self.shape,
+            right,
+            on,
+            how=how,
+            nulls_equal=nulls_equal,
+            suffix=suffix,
+            name=name,
+        )
+        return self._below(OperatorNode((self.node, node), kernel), shape)
+
+    def _right_input(self, right: object, what: str) -> RightInput:
+        if not isinstance(right, (Table, Stream)):
+            raise ConfigError(f"{what} is given {right!r}. Give a table of the app.")
+        if right.app is not self.app:
+            apps = f"{self.app.name!r} and {right.app.name!r}"
+            raise ConfigError(f"{what} takes inputs of one app; these are of {apps}.")
+        origin = right.origin if isinstance(right, Table) else None
+        return RightInput(right.node, right.shape, origin)
 
     def group_by(self, *columns: str, name: str | None = None) -> Grouped:
         """Divide all rows that ever come by the values of columns, without a window.

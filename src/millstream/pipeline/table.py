@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
 from millstream.errors import ConfigError
 from millstream.kernels.aggregates.protocol import Aggregate
+from millstream.kernels.errors.user_code import OnError
 from millstream.kernels.joins.table_join import JoinKind
+from millstream.kernels.steps import Step
 from millstream.kernels.tables.set_operations import SetRule
 from millstream.kernels.tables.top import Ties
 from millstream.pipeline.collection import Collection
 from millstream.pipeline.graph import OperatorNode, UnionNode
 from millstream.pipeline.group_by import build_group_by, derived_table, group_columns
+from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.table_joins import On, build_table_join
 from millstream.pipeline.table_operators import (
     OrderBy,
@@ -23,6 +26,7 @@ from millstream.pipeline.table_operators import (
     build_top,
     check_same_columns,
 )
+from millstream.pipeline.versions import TableOrigin
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,20 @@ class Table(Collection):
     the same expression would give over all that was read so far.
     """
 
+    origin: TableOrigin | None = field(default=None, kw_only=True, repr=False, compare=False)
+
     @property
     def primary_key(self) -> tuple[str, ...] | None:
         """The columns that identify a row; None where rows may be equal."""
         return self.shape.primary_key
+
+    def _with_step(
+        self, step: Step, columns: ColumnTypes, on_error: OnError | None = None
+    ) -> Table:
+        made = super()._with_step(step, columns, on_error)
+        if self.origin is None or made.primary_key is None:
+            return replace(made, origin=None)
+        return replace(made, origin=self.origin.after(made.node, self.primary_key))
 
     def join(
         self,

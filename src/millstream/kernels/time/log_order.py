@@ -17,7 +17,7 @@ import polars as pl
 
 from millstream.errors import ConfigError
 from millstream.kernels.arrays import Int64s
-from millstream.kernels.frames import ORDER, SPLIT
+from millstream.kernels.frames import ORDER, RELEASED, RELEASED_TIE, SPLIT
 
 SOURCES_MAX = 1 << 7
 _PARTITION_BITS = 16
@@ -89,10 +89,12 @@ def split_number(source: int, partition: int, split: int, session: int = 0) -> i
 def in_log_order(rows: pl.DataFrame) -> pl.DataFrame:
     """Sort rows by their place in the log.
 
-    Rows that only know their split are sorted by split, in which they stand as they were read; those
-    that know neither did not come from a source, and keep their order.
+    Rows that only know their split are sorted by split, in which they stand as they were read; rows that
+    waited for their time are sorted by it; all others did not come from a source, and keep their order.
     """
     keys = []
+    if RELEASED in rows.columns:
+        keys += [_whole(rows[RELEASED_TIE]), _whole(rows[RELEASED])]
     if SPLIT in rows.columns:
         keys.append(_whole(rows[SPLIT]) >> _SESSION_BITS)
     if ORDER in rows.columns:

@@ -1,0 +1,108 @@
+"""The nearest row before or after a time, for many rows at once.
+
+All rows of both sides are sorted together, by key and time; so the row before another one is found by looking
+back, whatever the numbers of rows and of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from millstream.kernels.arrays import Int64s
+
+Direction = Literal["backward", "forward", "nearest"]
+NO_MATCH = -1
+_NUMBER = "__number"
+
+
+def key_numbers(
+    left: pl.DataFrame, right: pl.DataFrame, keys: Sequence[str], *, nulls_equal: bool
+) -> tuple[Int64s, Int64s]:
+    """Return the numbers of the keys of both sides: a left key that the right has not is -1.
+
+    NaN is equal to NaN, and -0.0 to 0.0, as in joins; right keys are numbered as they come.
+    """
+    names = list(keys)
+    known = right[names].unique(maintain_order=True).with_row_index(_NUMBER)
+    left_numbers, right_numbers = (
+        rows[names]
+        .join(known, on=names, how="left", nulls_equal=equal, maintain_order="left")[_NUMBER]
+        .cast(pl.Int64)
+        .fill_null(NO_MATCH)
+        .to_numpy()
+        for rows, equal in ((left, nulls_equal), (right, True))
+    )
+    return left_numbers, right_numbers
+
+
+def last_before(
+    left: tuple[Int64s, Int64s], right: tuple[Int64s, Int64s, Int64s], *, allow_equal: bool
+) -> Int64s:
+    """Return for each left row the position of the last right row of its key up to its time, or -1.
+
+    ``left`` are key numbers and times, ``right`` key numbers, times, and what orders rows of one time.
+    ``allow_equal``: a row of the same time counts, too.
+    """
+    keys, times = (np.concatenate(pair) for pair in zip(left, right[:2], strict=True))
+    count = len(left[0])
+    is_right = np.arange(len(keys)) >= count
+    first = ~is_right if allow_equal else is_right  # what comes later of one time
+    ties = np.concatenate([np.zeros(count, np.int64), right[2]])
+    order = np.lexsort((ties, first, times, keys))
+    places = np.where(is_right[order], np.arange(len(order)), NO_MATCH)
+    latest = np.maximum.accumulate(places) if len(places) else places
+    found = order[np.maximum(latest, 0)]
+    same = (latest >= 0) & (keys[found] == keys[order]) & (keys[order] >= 0)
+    matches = np.full(len(order), NO_MATCH, np.int64)
+    matches[order] = np.where(same, found - count, NO_MATCH)
+    return matches[:count]
+
+
+def nearest_rows(
+    left: tuple[Int64s, Int64s],
+    right: tuple[Int64s, Int64s, Int64s],
+    *,
+    direction: Direction,
+    allow_equal: bool,
+    tolerance_us: int | None,
+) -> Int64s:
+    """Return for each left row the position of the right row that matches it, or -1.
+
+    Of right rows of one time the last one matches. Of two that are equally near the earlier one does.
+    """
+    times = left[1]
+    limit = np.iinfo(np.int64).max if tolerance_us is None else tolerance_us
+    earlier = later = np.full(len(times), NO_MATCH, np.int64)
+    if direction != "forward":
+        earlier = last_before(left, right, allow_equal=allow_equal)
+        earlier = _within(earlier, times, right[1], limit)
+    if direction != "backward":
+        mirrored = (left[0], -times), (right[0], -right[1], right[2])
+        later = last_before(*mirrored, allow_equal=allow_equal)
+        later = _within(later, times, right[1], limit)
+    if direction == "nearest":
+        by_earlier = _distance(earlier, times, right[1]) <= _distance(later, times, right[1])
+        return np.where(by_earlier, earlier, later)
+    return earlier if direction == "backward" else later
+
+
+def _distance(matches: Int64s, times: Int64s, right_times: Int64s) -> Int64s:
+    far = np.full(len(matches), np.iinfo(np.int64).max)
+    if len(right_times):
+        there = matches >= 0
+        far[there] = np.abs(times[there] - right_times[matches[there]])
+    return far
+
+
+def _within(matches: Int64s, times: Int64s, right_times: Int64s, limit: int) -> Int64s:
+    return np.where(_distance(matches, times, right_times) <= limit, matches, NO_MATCH)
+
+
+def taken(rows: pl.DataFrame, names: Sequence[str], matches: Int64s) -> list[pl.Series]:
+    """Return columns of the rows that match, null where none does."""
+    places = pl.Series(matches).replace(NO_MATCH, None)
+    return [rows[name].gather(places) for name in names]

@@ -1,0 +1,185 @@
+"""Joins of a stream with what a table was: as of the time of each row, and when each row arrived."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from millstream.choices import choose
+from millstream.durations import Duration, to_us
+from millstream.errors import ConfigError
+from millstream.kernels.joins.asof_join import AsofJoin, AsofKind
+from millstream.kernels.joins.asof_match import Direction
+from millstream.kernels.joins.join_input import JoinedColumns
+from millstream.kernels.joins.lookup import Lookup
+from millstream.kernels.late import LATE_COLUMNS
+from millstream.pipeline.checks import require_free
+from millstream.pipeline.graph import GraphNode
+from millstream.pipeline.shape import StreamShape
+from millstream.pipeline.table_joins import On, join_keys, joined_columns
+from millstream.pipeline.versions import TableOrigin
+
+
+@dataclass(frozen=True)
+class RightInput:
+    """The right input of a join: a stream, or a table with its origin, if that is known."""
+
+    node: GraphNode
+    shape: StreamShape
+    origin: TableOrigin | None = None
+
+
+@dataclass(frozen=True)
+class AsofOptions:
+    """How an as-of join matches, as the caller said it: see :meth:`millstream.Stream.join_asof`."""
+
+    how: AsofKind
+    direction: Direction
+    tolerance: Duration | None
+    allow_equal: bool
+    nulls_equal: bool
+
+
+def build_asof_join(
+    left: StreamShape,
+    right: RightInput,
+    on: On,
+    options: AsofOptions,
+    *,
+    suffix: str,
+    name: str | None,
+) -> tuple[AsofJoin, GraphNode, StreamShape]:
+    """Build the operator, the node of its right input, and the shape of its rows."""
+    what = "join_asof"
+    _check_events(left, what)
+    choose(f"{what}'s how", options.how, get_args(AsofKind))
+    choose(f"{what}'s direction", options.direction, get_args(Direction))
+    tolerance_us = _tolerance_us(options)
+    node, lateness_us = right.node, right.shape.lateness_us
+    columns = _columns(left, right, on, suffix, what)
+    if right.shape.is_table:
+        node, lateness_us = _versions(left, right, columns, options)
+    else:
+        _check_events(right.shape, f"{what}'s right input")
+    side_output = left.late_policy == "side"
+    if side_output:
+        require_free(LATE_COLUMNS, left.columns, "join_asof gives late rows")
+    said = ", ".join(columns.left.on)
+    kernel = AsofJoin(
+        left.names.unique(name or f"as-of join on {said}"),
+        options.how,
+        columns,
+        options.direction,
+        tolerance_us,
+        options.allow_equal,
+        options.nulls_equal and not right.shape.is_table,  # the key of a table is never null
+        (left.lateness_us, lateness_us),
+        side_output,
+    )
+    late_columns = {**left.columns, **LATE_COLUMNS} if side_output else None
+    shape = replace(
+        left,
+        columns=columns.types,
+        lateness_us=0,
+        late_policy="drop",
+        late_columns=late_columns,
+    )
+    return kernel, node, shape
+
+
+def build_lookup(
+    left: StreamShape,
+    right: RightInput,
+    on: On,
+    *,
+    how: AsofKind,
+    nulls_equal: bool,
+    suffix: str,
+    name: str | None,
+) -> tuple[Lookup, GraphNode, StreamShape]:
+    """Build the operator, the node of its right input, and the shape of its rows."""
+    what = "lookup"
+    _check_events(left, what)
+    choose(f"{what}'s how", how, get_args(AsofKind))
+    columns = _columns(left, right, on, suffix, what)
+    _check_key(right.shape, columns, what, whole=right.origin is not None)
+    node = right.node if right.origin is None else right.origin.versions(left.names)
+    said = ", ".join(columns.left.on)
+    kernel = Lookup(
+        left.names.unique(name or f"look-up by {said}"),
+        how,
+        columns,
+        signed=right.origin is None,
+        by_offset=right.origin is not None and right.origin.by_offset,
+        nulls_equal=nulls_equal and right.origin is None,  # else its key is never null
+    )
+    return kernel, node, replace(left, columns=columns.types, late_columns=None)
+
+
+def _check_events(shape: StreamShape, what: str) -> None:
+    """Make sure that a stream only adds rows."""
+    if shape.is_late:
+        raise ConfigError(f"{what} comes after late rows. View them, or send them to a topic.")
+    if shape.mode not in (None, "final"):
+        raise ConfigError(
+            f'{what} comes after emit("{shape.mode}"), whose rows replace one another or add up. '
+            'Emit "final" there.'
+        )
+
+
+def _tolerance_us(options: AsofOptions) -> int | None:
+    if options.tolerance is not None:
+        return to_us(options.tolerance, what="join_asof's tolerance")
+    if options.direction != "backward":
+        raise ConfigError(
+            f'join_asof has direction="{options.direction}" and no tolerance, so a row would wait for a '
+            'later one without end. Say how far away a match may be: tolerance="1 minute".'
+        )
+    return None
+
+
+def _columns(left: StreamShape, right: RightInput, on: On, suffix: str, what: str) -> JoinedColumns:
+    keys = join_keys(on, left, right.shape, what)
+    return joined_columns(left, right.shape, keys, suffix, what)
+
+
+def _versions(
+    left: StreamShape, right: RightInput, columns: JoinedColumns, options: AsofOptions
+) -> tuple[GraphNode, int]:
+    """Return the node of the table's versions, and the lateness that they are allowed."""
+    if options.direction != "backward":
+        raise ConfigError(
+            f'join_asof has direction="{options.direction}" and a table. A table has a row for each time, '
+            'the one that is valid then: say direction="backward", or join a stream.'
+        )
+    if right.origin is None:
+        raise ConfigError(
+            "join_asof is given a table whose versions are not known: it is derived from others, or a step "
+            "left its key out or made other rows. Join the table that is made of the topic "
+            "or stream, and do the rest after the join; or look up the latest row: lookup(…)."
+        )
+    _check_key(right.shape, columns, "join_asof", whole=True)
+    return right.origin.versions(left.names), right.origin.lateness_us
+
+
+def _check_key(shape: StreamShape, columns: JoinedColumns, what: str, *, whole: bool) -> None:
+    """Make sure that at most one row of the table matches; ``whole``: and that the key is all of ``on``."""
+    primary, on = shape.primary_key, columns.right.on
+    if primary is None:
+        raise ConfigError(
+            f"{what} is given a table whose rows may be equal: a step left its key out, or made it anew. Keep "
+            "the key in the table."
+        )
+    missing = [name for name in primary if name not in on]
+    if missing:
+        raise ConfigError(
+            f"{what} compares {', '.join(on)}, and the table's rows are identified by {', '.join(primary)}: "
+            f"several may match. Compare {', '.join(missing)}, too, or make a table with the key that you "
+            "compare."
+        )
+    others = [name for name in on if name not in primary]
+    if others and whole:
+        raise ConfigError(
+            f"{what} compares {', '.join(others)} besides the table's key, {', '.join(primary)}. Compare the "
+            "key alone, and the rest after the join: filter(…)."
+        )
