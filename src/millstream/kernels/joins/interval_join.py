@@ -61,8 +61,8 @@ IntervalJoinKind = Literal["inner", "left", "right", "full"]
 UnmatchedEmit = Literal["final", "eager"]
 
 _LEFT, _RIGHT = 0, 1
-_SLOTS = 8  # the time for which a row is held is divided into about this many slots
-_SLOT_US_MIN = 10_000_000  # a slot costs a few runs however little it holds
+_SLOTS_PER_WAIT = 8  # the time for which a row is held is divided into about this many slots
+_WAIT_SLOT_US_MIN = 10_000_000  # a slot costs a few runs however little it holds
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class IntervalJoin:
 
     @property
     def slot_us(self) -> int:
-        return max(_SLOT_US_MIN, -(-max(*self.waits_us, *self.lateness_us) // _SLOTS))
+        return max(_WAIT_SLOT_US_MIN, -(-max(*self.waits_us, *self.lateness_us) // _SLOTS_PER_WAIT))
 
     @property
     def transparent(self) -> bool:
