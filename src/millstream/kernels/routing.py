@@ -23,6 +23,7 @@ from millstream.kernels.frames import (
     ORDER,
     PORT_LEDGER,
     PORT_TIME,
+    REPLACED,
     WATERMARK_SEEN,
     Frame,
     FrameRow,
@@ -30,7 +31,7 @@ from millstream.kernels.frames import (
     encode_message,
     visible,
 )
-from millstream.kernels.plan import ConsumerEdge, PlanEdge, StepEdge
+from millstream.kernels.plan import ConsumerEdge, PlanEdge, StepEdge, Updates
 from millstream.kernels.state.keyhash import Buckets, buckets_of, hash_columns
 from millstream.kernels.steps import StepResult
 from millstream.kernels.time.log_order import in_log_order
@@ -191,6 +192,11 @@ class ConsumerRouter:
     def take(self, rows: pl.DataFrame) -> None:
         """Prepare a table for what takes it."""
         self.ledger.count(self.edge.step, read=rows.height)
+        if self.edge.updates is not None:
+            rows, read = _updates(rows, self.edge.updates), rows.height
+            self.ledger.count(self.edge.step, filtered=read - rows.height)
+        if self.edge.signed and DIFF not in rows.columns:
+            rows = rows.with_columns(pl.lit(1, pl.Int8).alias(DIFF))
         operator = self.edge.operator
         columns = self._columns(rows.columns)
         if operator is None:
@@ -211,9 +217,9 @@ class ConsumerRouter:
         """Select the columns to send, in an order that is the same on all edges to the consumer."""
         wanted = self.edge.columns
         kept = sorted(visible(there)) if wanted is None else [c for c in wanted if c in there]
-        left_out = set() if self.edge.ordered else {ORDER}
+        left_out = {REPLACED} if self.edge.ordered else {REPLACED, ORDER}
         hidden = [c for c in there if c.startswith(HIDDEN_PREFIX) and c not in left_out]
-        return [*kept, *hidden]
+        return [*kept, *(sorted(hidden) if self.edge.signed else hidden)]
 
     def _keep(self, table: pl.DataFrame) -> None:
         if table.height:
@@ -246,6 +252,12 @@ class ConsumerRouter:
         )
         for (bucket,), part in divided.items():
             yield self.ledger.frame(self.edge.port, int(bucket), part)
+
+
+def _updates(rows: pl.DataFrame, updates: Updates) -> pl.DataFrame:
+    """Leave out the retractions of rows that others replace."""
+    kept = rows.filter(~pl.col(REPLACED))
+    return kept if updates.signed else kept.drop(DIFF)
 
 
 def make_routers(
