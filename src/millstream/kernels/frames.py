@@ -26,6 +26,7 @@ RELEASED_TIE = "__released_tie"  # Int64: ... and the order of those of one time
 DIFF = "__diff"  # Int8: +1, or -1 for a retraction
 WEIGHT = "__weight"  # Int64: the sum of ``__diff`` of equal rows, or of the rows of a key
 DIFF_COLUMN = "_diff"  # ... as those see it who take a stream out
+REPLACED = "__replaced"  # Boolean: a retraction, and a row of the same window and key comes with it
 DELETED = "__deleted"  # Boolean: the row says that its key is no longer in the table
 WINDOW = "__window"  # Int64: label of the window, microseconds since 1970 UTC: see WindowAssigner
 ROWS = "__rows"  # Int64: how many events a partial aggregate stands for

@@ -29,15 +29,27 @@ from millstream.kernels.time.watermarks import WatermarkRule
 
 
 @dataclass(frozen=True)
+class Updates:
+    """What a sink shows of a window that emits changes, where rows that replace one another were declared.
+
+    Those changes, but for the retractions of rows that others replace. ``signed``: rows have ``__diff``,
+    because some are taken back for good.
+    """
+
+    signed: bool
+
+
+@dataclass(frozen=True)
 class ConsumerEdge:
     """The last edge of a path: the port of the consumer of the rows.
 
     ``step`` names the consumer in ledger and errors. ``operator`` is what the rows are prepared for,
     as its input ``number``; None when the consumer is a sink or a native step. ``columns`` are those
     that go on, in their order; None stands for all, in the order of their names. ``ordered``: the
-    rows keep their place in the partition; ``arrived``: their time of arrival. ``code`` says what rows lead to that the operator fails
-    on. ``latest_by``: of rows with a place the last one for each value of these columns is enough,
-    because it would replace the others.
+    rows keep their place in the partition; ``arrived``: their time of arrival. ``code`` says what rows
+    lead to that the operator fails on. ``latest_by``: of rows with a place the last one for each value of these columns is enough,
+    because it would replace the others. ``signed``: some of its rows are signed changes, and those without
+    a sign are additions. ``updates``: it shows rows that replace one another.
     """
 
     step: str
@@ -49,6 +61,8 @@ class ConsumerEdge:
     code: UserCode
     latest_by: tuple[str, ...] = ()
     arrived: bool = False
+    signed: bool = False
+    updates: Updates | None = None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from millstream.kernels.frames import (
     PORT_TIME,
     RELEASED,
     RELEASED_TIE,
+    REPLACED,
     WATERMARK_SEEN,
     Frame,
     FrameRow,
@@ -33,7 +34,7 @@ from millstream.kernels.frames import (
     encode_message,
     visible,
 )
-from millstream.kernels.plan import ConsumerEdge, PlanEdge, StepEdge
+from millstream.kernels.plan import ConsumerEdge, PlanEdge, StepEdge, Updates
 from millstream.kernels.state.keyhash import Buckets, buckets_of, hash_columns
 from millstream.kernels.steps import StepResult
 from millstream.kernels.time.log_order import in_log_order
@@ -194,6 +195,11 @@ class ConsumerRouter:
     def take(self, rows: pl.DataFrame) -> None:
         """Prepare a table for what takes it."""
         self.ledger.count(self.edge.step, read=rows.height)
+        if self.edge.updates is not None:
+            rows, read = _updates(rows, self.edge.updates), rows.height
+            self.ledger.count(self.edge.step, filtered=read - rows.height)
+        if self.edge.signed and DIFF not in rows.columns:
+            rows = rows.with_columns(pl.lit(1, pl.Int8).alias(DIFF))
         operator = self.edge.operator
         columns = self._columns(rows.columns)
         if operator is None:
@@ -214,9 +220,9 @@ class ConsumerRouter:
         """Select the columns to send, in an order that is the same on all edges to the consumer."""
         wanted = self.edge.columns
         kept = sorted(visible(there)) if wanted is None else [c for c in wanted if c in there]
-        left_out = {name for name, kept in self._optional() if not kept}
+        left_out = {REPLACED, *(name for name, kept in self._optional() if not kept)}
         hidden = [c for c in there if c.startswith(HIDDEN_PREFIX) and c not in left_out]
-        return [*kept, *hidden]
+        return [*kept, *(sorted(hidden) if self.edge.signed else hidden)]
 
     def _optional(self) -> list[tuple[str, bool]]:
         """List the hidden columns that not all consumers want, and whether this one does."""
@@ -259,6 +265,12 @@ class ConsumerRouter:
         )
         for (bucket,), part in divided.items():
             yield self.ledger.frame(self.edge.port, int(bucket), part)
+
+
+def _updates(rows: pl.DataFrame, updates: Updates) -> pl.DataFrame:
+    """Leave out the retractions of rows that others replace."""
+    kept = rows.filter(~pl.col(REPLACED))
+    return kept if updates.signed else kept.drop(DIFF)
 
 
 def make_routers(

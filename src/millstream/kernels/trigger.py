@@ -26,7 +26,7 @@ Source: Akidau et al., "The Dataflow Model", VLDB 2015, sections 2.3 (triggers a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 Mode = Literal["final", "update", "discard", "retract"]
@@ -87,7 +87,36 @@ class EmitStrategy:
     panes: bool = False
 
     @property
+    def replaces(self) -> bool:
+        """Whether a row may replace an earlier one without a retraction."""
+        return self.mode == "update" or (self.mode == "final" and self.late_policy == "correct")
+
+    @property
+    def marks_replaced(self) -> bool:
+        """Whether rows have ``__replaced``."""
+        return False
+
+    @property
     def heartbeat_ms(self) -> int | None:
         """How often a batch must come, in running time, even without input; None: never."""
         delays = [one.delay_ms for one in (self.early, self.late) if isinstance(one, AfterTime)]
         return min(delays, default=None)
+
+
+@dataclass(frozen=True)
+class EmitChanges(EmitStrategy):
+    """``retract``, where rows that replace one another were declared, and an operator below needs retractions.
+
+    The retraction of a row that another replaces is marked with ``__replaced``: without those, and otherwise
+    as they are, the rows are the ones that were declared.
+    """
+
+    @property
+    def marks_replaced(self) -> bool:
+        return True
+
+    @classmethod
+    def of(cls, declared: EmitStrategy) -> EmitChanges:
+        """Return how to emit the changes of what was declared with ``update``, or is corrected."""
+        given = {one.name: getattr(declared, one.name) for one in fields(declared)}
+        return cls(**{**given, "mode": "retract"})

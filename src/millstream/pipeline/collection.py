@@ -30,8 +30,8 @@ from millstream.pipeline.stateless import (
     explode_step,
     expressions_of,
     map_frames_step,
-    primary_key_after,
     rename_step,
+    shape_after,
 )
 
 
@@ -58,12 +58,13 @@ class Collection:
         ``name`` is the step's in errors and the ledger. Rows on which an expression fails go to the dead
         letters, with the step, the reason and the record; ``on_error="stop"`` stops the job
         instead, and the default is the app's. An expression that fails on each of more than 100
-        rows of one table stops the job in any case. This holds for every operator here.
+        rows of one table stops the job in any case. Where a row is taken back, its expressions and
+        functions are evaluated again, and must give the same. All this holds for every operator here.
         """
-        self.shape.refuse_after_update("filter", "a row that passed once and later no longer does")
         conditions = tuple(as_expression(c, what="filter's condition") for c in conditions)
         step_name = name or f"filter({column_names(conditions)})"
-        return self._step(Filter(self.shape.names.unique(step_name), conditions), on_error)
+        step = Filter(self.shape.names.unique(step_name), conditions)
+        return self._step(step, on_error)
 
     def with_columns(
         self,
@@ -108,7 +109,6 @@ class Collection:
         gives none, and counts as filtered. Several columns are exploded together: a row whose
         lists are not equally long is a dead letter.
         """
-        self.shape.refuse_after_update("explode", "a row whose list later becomes shorter")
         step = explode_step(name, columns, self.columns)
         return self._step(replace(step, name=self.shape.names.unique(step.name)), on_error)
 
@@ -137,10 +137,6 @@ class Collection:
             on_error: See :meth:`filter`. What the function raises concerns rows; a result that is
                 not as declared stops the job in any case.
         """
-        if rows != "same":
-            self.shape.refuse_after_update(
-                "map_frames", "a row from which later fewer rows are made"
-            )
         step = map_frames_step(name, function, schema, rows, self.columns)
         step = replace(step, name=self.shape.names.unique(step.name))
         return self._with_step(step, dict(step.schema_out), on_error)
@@ -151,8 +147,7 @@ class Collection:
     def _with_step(self, step: Step, columns: ColumnTypes, on_error: OnError | None = None) -> Self:
         code = UserCode(step.name, declared_at(), checked_on_error(on_error or self.app.on_error))
         node = StepNode(self.node, step, tuple(columns.items()), code)
-        key = primary_key_after(step, self.shape.primary_key)
-        return self._below(node, replace(self.shape, columns=columns, primary_key=key))
+        return self._below(node, shape_after(step, self.shape, columns))
 
     def _below(self, node: GraphNode, shape: StreamShape) -> Self:
         return replace(self, node=node, shape=shape)

@@ -11,6 +11,7 @@ from millstream.errors import ConfigError
 from millstream.kernels.errors.user_code import OnError, UserCode
 from millstream.kernels.frames import PORT_FIRST
 from millstream.kernels.joins.lookup import Lookup
+from millstream.kernels.operator import Operator
 from millstream.kernels.plan import (
     ClockPlan,
     ConsumerEdge,
@@ -23,6 +24,7 @@ from millstream.kernels.plan import (
     SourcePlan,
     StagePlan,
     StepEdge,
+    Updates,
 )
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.steps import Step
@@ -42,6 +44,7 @@ from millstream.pipeline.graph import (
     time_parents,
     upstream_nodes,
 )
+from millstream.pipeline.promotion import emitting_changes, replaces_rows, updates_of
 
 ConsumerNode = NativeNode | OperatorNode | Output
 
@@ -52,6 +55,16 @@ class ConsumerPath(NamedTuple):
     steps: tuple[Step, ...]
     consumer: ConsumerNode
     number: int
+
+
+class RowKind(NamedTuple):
+    """What the rows of an edge are: see :class:`ConsumerEdge`."""
+
+    signed: bool = False
+    updates: Updates | None = None
+
+
+AS_EMITTED = RowKind()
 
 
 def compile_plan(
@@ -78,6 +91,7 @@ class _Compiler:
     ports: dict[ConsumerNode, tuple[int, ...]] = field(default_factory=dict)
     depths: dict[OperatorNode, int] = field(default_factory=dict)
     sources: dict[SourceNode | DataFrameNode, int] = field(default_factory=dict)
+    kernels: dict[OperatorNode, Operator] = field(default_factory=dict)
     definitions: Definitions = field(init=False)
 
     def plan(self) -> JobPlan:
@@ -85,6 +99,9 @@ class _Compiler:
         self.definitions = Definitions(nodes)
         for node in nodes:
             self._register(node)
+        for node in self.depths:
+            emits = replaces_rows(node.kernel) and self._takes_changes(node)
+            self.kernels[node] = emitting_changes(node.kernel) if emits else node.kernel
         stages = max(self.depths.values(), default=-1) + 1
         return JobPlan(
             app=self.app,
@@ -151,24 +168,33 @@ class _Compiler:
             elif isinstance(child, (NativeNode, OperatorNode, Output)):
                 yield ConsumerPath((), child, number)
 
-    def _edges(self, node: GraphNode) -> tuple[PlanEdge, ...]:
+    def _takes_changes(self, node: OperatorNode) -> bool:
+        """Return whether anything takes a node's rows as signed changes, and not as they replace one another."""
+        consumers = (path.consumer for path in self._paths(node))
+        return not all(isinstance(one, Output) and one.replaces for one in consumers)
+
+    def _edges(self, node: GraphNode, kind: RowKind = AS_EMITTED) -> tuple[PlanEdge, ...]:
         """Return the edges below a node as a tree, so that shared steps are run once."""
+        if isinstance(node, OperatorNode) and self.kernels[node] is not node.kernel:
+            kind = kind._replace(updates=updates_of(node.kernel))
         edges: list[PlanEdge] = []
         for child, number in self.children.get(node, ()):
             if isinstance(child, StepNode):
-                edges.append(StepEdge(child.step, child.schema_out, child.code, self._edges(child)))
+                below = self._edges(child, kind)
+                edges.append(StepEdge(child.step, child.schema_out, child.code, below))
             elif isinstance(child, UnionNode):
-                edges += self._edges(child)
+                edges += self._edges(child, kind._replace(signed=kind.signed or child.signed))
             elif isinstance(child, (NativeNode, OperatorNode, Output)):
-                edges.append(self._edge(ConsumerPath((), child, number)))
+                edges.append(self._edge(ConsumerPath((), child, number), kind))
         return tuple(edges)
 
-    def _edge(self, path: ConsumerPath) -> ConsumerEdge:
+    def _edge(self, path: ConsumerPath, kind: RowKind) -> ConsumerEdge:
         consumer, wanted = path.consumer, self._columns_wanted(path)
         columns = None if wanted is None else tuple(sorted(wanted))
         if isinstance(consumer, Output):
             columns = tuple(name for name, _ in consumer.schema)
-        operator = consumer.kernel if isinstance(consumer, OperatorNode) else None
+        operator = self.kernels[consumer] if isinstance(consumer, OperatorNode) else None
+        replaces = isinstance(consumer, Output) and consumer.replaces
         name = consumer.kernel.name if isinstance(consumer, OperatorNode) else consumer.name
         return ConsumerEdge(
             step=name,
@@ -180,6 +206,8 @@ class _Compiler:
             arrived=self._needs_arrival(path),
             code=UserCode(name, on_error=self.on_error),
             latest_by=consumer.key if isinstance(consumer, Output) else (),
+            signed=kind.signed,
+            updates=kind.updates if replaces else None,
         )
 
     def _time_ports(self, node: GraphNode) -> tuple[int, ...]:
@@ -326,7 +354,7 @@ class _Compiler:
                 yield OperatorPlan(
                     ports=self.ports[node],
                     key=self.definitions.keys[node],
-                    kernel=node.kernel,
+                    kernel=self.kernels[node],
                     clocks=_with_distinct_keys(dict.fromkeys(self._clocks(node))),
                     edges=self._edges(node),
                     late_edges=tuple(edge for child in late for edge in self._edges(child)),

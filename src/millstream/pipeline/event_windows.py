@@ -20,7 +20,7 @@ from millstream.kernels.windows.sliding_windows import Sliding, SlidingWindowOpe
 from millstream.pipeline.checks import type_of
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape, windowed_shape
-from millstream.pipeline.window_columns import typed_aggregation
+from millstream.pipeline.window_columns import WINDOW_COLUMNS, typed_aggregation
 from millstream.pipeline.windows import EventWindow
 
 
@@ -36,8 +36,8 @@ def aggregate_event_windows(
     """Build the operator of windows that depend on the events; the aggregates' names are checked."""
     if shape.mode == "retract":
         raise ConfigError(
-            f'{window} comes after emit("retract"), whose rows take others back. It takes rows that '
-            'stay: emit "final" there.'
+            f"{window} comes after rows of which some take others back. It takes rows that stay: emit "
+            '"final" in the window above, or use one of a fixed length here, such as tumbling.'
         )
     builder = _EventWindowBuilder(
         shape, emission, shape.names.unique(name), Aggregation(by, tuple(aggregates.items()))
@@ -49,7 +49,18 @@ def aggregate_event_windows(
     else:
         kernel, columns, key = builder.count_window(window)
     window_key = builder.window_key(window)
-    return kernel, windowed_shape(shape, emission, columns, key, window_key)
+    starts = WINDOW_COLUMNS if isinstance(window, Sliding) else ()
+    shape_out = windowed_shape(
+        shape,
+        emission,
+        columns,
+        key,
+        window_key,
+        row_keys=tuple((label, *by) for label in starts) or ((*window_key, *by),),
+        stable=(*starts, *by),
+        only_replaces=builder.only_replaces(window),
+    )
+    return kernel, shape_out
 
 
 BuiltOperator = tuple[Operator, ColumnTypes, tuple[str, ...]]
@@ -74,6 +85,20 @@ class _EventWindowBuilder:
         return (
             ("window_start", "window_end") if self.emission.mode == "discard" else window.window_key
         )
+
+    def only_replaces(self, window: EventWindow) -> str:
+        """Say why the window cannot emit changes where rows that replace one another are declared.
+
+        It can where it would emit the same rows at the same time, and their retractions besides.
+        """
+        emission = self.emission
+        if isinstance(window, CountWindow):
+            return 'count_window has none to tell: emit "final" there.'
+        if isinstance(window, Sliding):
+            return "" if emission.mode == "update" else 'Emit "retract" there.'
+        by_batch = emission.early == EachBatch() and emission.late in (None, EachBatch())
+        plain = by_batch and emission.suppress_unchanged and not emission.panes
+        return "" if plain else 'Emit "retract" there, with the same options.'
 
     def session(self, window: SessionWindow) -> BuiltOperator:
         aggregation = self._typed(OVERLAPS)

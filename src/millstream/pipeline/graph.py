@@ -62,9 +62,13 @@ class StepNode:
 
 @dataclass(frozen=True, eq=False)
 class UnionNode:
-    """The rows of several streams with the same columns, as one stream."""
+    """The rows of several streams with the same columns, as one stream.
+
+    ``signed``: some are signed changes, and those without a sign are additions.
+    """
 
     inputs: tuple[GraphNode, ...]
+    signed: bool = False
 
 
 @dataclass(frozen=True, eq=False)

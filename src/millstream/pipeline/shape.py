@@ -46,6 +46,11 @@ class StreamShape:
             rows may be equal.
         key_not_null: Whether no column of the primary key is ever null.
         is_table: Whether the rows are a table, and come as signed changes.
+        row_keys: Of a stream whose rows are replaced or taken back: sets of columns, each of which
+            identifies a row.
+        stable: Of such a stream, while no row is taken back without another in its place: the columns that
+            both have in common.
+        only_replaces: Why the window above cannot emit changes, and what to do; empty if it can.
         names: The names that the app's steps have so far.
 
     Raises:
@@ -63,6 +68,9 @@ class StreamShape:
     primary_key: tuple[str, ...] | None = None
     key_not_null: bool = False
     is_table: bool = False
+    row_keys: tuple[tuple[str, ...], ...] = ()
+    stable: tuple[str, ...] = ()
+    only_replaces: str = ""
     names: StepNames = field(default_factory=StepNames, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -82,13 +90,22 @@ class StreamShape:
             check_key(name, self.columns[name], what)
         return names
 
-    def refuse_after_update(self, operator: str, row: str) -> None:
-        """Refuse an operator that could leave an outdated row in a view."""
-        if self.mode == "update":
+    def as_changes(self, operator: str) -> StreamShape:
+        """Return the shape for an operator that must be told which rows no longer hold.
+
+        Where a row replaces another, the window above then emits both, as with ``"retract"``.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        if self.mode != "update":
+            return self
+        if self.only_replaces:
             raise ConfigError(
-                f'{operator} comes after emit("update"): {row} would stay in the view. '
-                'Do it where the view is read, or emit("final").'
+                f"{operator} comes after rows that replace one another, and must be told which no longer "
+                f"hold. {self.only_replaces}"
             )
+        return replace(self, mode="retract")
 
 
 def windowed_shape(
@@ -97,19 +114,27 @@ def windowed_shape(
     columns: ColumnTypes,
     key: tuple[str, ...],
     window_key: tuple[str, ...],
+    *,
+    row_keys: tuple[tuple[str, ...], ...] = (),
+    stable: tuple[str, ...] = (),
+    only_replaces: str = "",
 ) -> StreamShape:
     """Return the shape of what windows over a stream emit."""
     if emission.late_policy == "side":
         require_free(LATE_WINDOW_COLUMNS, shape.columns, "A window gives late rows")
-    corrected = emission.mode == "final" and emission.late_policy == "correct"
+    mode: Mode = "update" if emission.replaces else emission.mode
+    changes = mode in ("update", "retract")
     late_columns = {**shape.columns, **LATE_WINDOW_COLUMNS}
     return replace(
         shape,
         columns=columns,
         key=key,
-        mode="update" if corrected else emission.mode,
+        mode=mode,
         lateness_us=0,
         late_policy="drop",
         late_columns=late_columns if emission.late_policy == "side" else None,
         window_key=window_key,
+        row_keys=row_keys if changes else (),
+        stable=stable if changes else (),
+        only_replaces=only_replaces,
     )

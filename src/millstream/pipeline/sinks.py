@@ -78,13 +78,43 @@ class SinkBuilder:
                 )
             columns = (*columns, "pane_index")
         missing = [column for column in columns if column not in shape.columns]
+        if missing and key is None and shape.row_keys:
+            columns, missing = shape.row_keys[0], []
         if not columns or missing:
             raise ConfigError(
                 f"The view {name!r} has no key"
                 + (f": its column {missing[0]!r} was left out by a select" if missing else "")
                 + '. Say which columns identify a row: view(name, key="…").'
             )
+        self._check_key_of_changes(f"The view {name!r}", columns)
         return columns
+
+    def _check_key_of_changes(self, what: str, key: Sequence[str]) -> None:
+        """Make sure that a row which is taken back does not delete another one of its key.
+
+        A key has at most one row, or each row that is taken back is replaced by one of its key.
+
+        Raises:
+            ConfigError: it may have several.
+        """
+        shape, of_key = self.shape, set(key)
+        if shape.mode != "retract" or any(set(one) <= of_key for one in shape.row_keys):
+            return
+        if of_key <= set(shape.stable):
+            return
+        identity = (
+            f"They are identified by {', '.join(shape.row_keys[0])}, which the key {', '.join(key)} does "
+            "not have. Give that key"
+            if shape.row_keys
+            else "What identifies them is not known: a step (explode, map_frames, union, select) may have made "
+            "rows of one key, or changed it. Keep the window and its by columns up to here, with rename or "
+            "with_columns"
+        )
+        raise ConfigError(
+            f"{what} keeps one row for each key, of rows of which some are taken back: one of two rows of a key "
+            f"would delete the other. {identity}, add the rows up by the key in a window, or write all changes "
+            "to a topic or dataset."
+        )
 
     def _table_key(self, what: str, key: str | Sequence[str] | None) -> tuple[str, ...]:
         """Return the key of a sink that keeps the rows of a table by a key.
@@ -142,8 +172,11 @@ class SinkBuilder:
             raise ConfigError(
                 f"{what} is compacted and has no key. Say key=, the column to keep by."
             )
-        if "compact" in cleanup and self.shape.is_table:
-            self._table_key(what, key)
+        if "compact" in cleanup and key is not None:
+            if self.shape.is_table:
+                self._table_key(what, key)
+            else:
+                self._check_key_of_changes(what, [key])
         if partitions is not None and not 1 <= partitions <= 10_000:
             raise ConfigError(f"{what} has partitions={partitions}. Allowed are 1 to 10,000.")
         count = partitions or self.app.partitions.get(topic, _PARTITIONS)

@@ -13,14 +13,17 @@ from millstream.errors import ConfigError
 from millstream.kernels.frames import HIDDEN_PREFIX
 from millstream.kernels.map_frames import ROW_COLUMN, FrameFunction, MapFrames, RowsRule
 from millstream.kernels.steps import (
+    AssignBranch,
     Drop,
     Explode,
     Filter,
     Rename,
     Select,
+    SelectBranch,
     Step,
     WithColumns,
 )
+from millstream.kernels.trigger import Mode
 from millstream.pipeline.checks import (
     column_differences,
     column_names,
@@ -182,7 +185,7 @@ def primary_key_after(step: Step, key: tuple[str, ...] | None) -> tuple[str, ...
 
     A step that leaves a column of the key out, or makes it anew, may make rows equal.
     """
-    if key is None or isinstance(step, Filter):
+    if key is None or isinstance(step, (Filter, AssignBranch, SelectBranch)):
         return key
     if isinstance(step, Rename):
         names = dict(step.names)
@@ -196,8 +199,65 @@ def primary_key_after(step: Step, key: tuple[str, ...] | None) -> tuple[str, ...
         }
         kept = set() if any(e.meta.has_multiple_outputs() for e in step.expressions) else kept
     elif isinstance(step, Select):
-        kept = {column for column in key for e in step.expressions if e.meta.eq(pl.col(column))}
+        names = {
+            c: n for c in key for e in step.expressions if (n := _name_given(e, c)) is not None
+        }
+        return tuple(names[column] for column in key) if len(names) == len(key) else None
     return key if kept == set(key) else None
+
+
+def _name_given(expression: pl.Expr, column: str) -> str | None:
+    """Return the name under which an expression gives a column as it is; None if it is another one."""
+    if not expression.meta.undo_aliases().meta.eq(pl.col(column)):
+        return None
+    return expression.meta.output_name(raise_if_undetermined=False)
+
+
+def shape_after(step: Step, shape: StreamShape, columns: ColumnTypes) -> StreamShape:
+    """Return the shape of the rows behind a step that makes these columns.
+
+    Raises:
+        ConfigError: the step must be told which rows no longer hold, and the window above cannot do that.
+    """
+    if (operator := _changing_rows(step)) is not None:
+        shape = shape.as_changes(operator)
+    keys = (primary_key_after(step, key) for key in shape.row_keys)
+    return dataclasses.replace(
+        shape,
+        columns=columns,
+        primary_key=primary_key_after(step, shape.primary_key),
+        row_keys=tuple(key for key in keys if key is not None),
+        stable=_stable_after(step, shape.stable),
+    )
+
+
+def _changing_rows(step: Step) -> str | None:
+    """Return the operator of a step that may give no row for a row, or several; None of another step."""
+    if isinstance(step, MapFrames):
+        return None if step.rows == "same" else 'map_frames with rows="any"'
+    return next((name for kind, name in _DROPPING.items() if isinstance(step, kind)), None)
+
+
+_DROPPING = {Filter: "filter", Explode: "explode", AssignBranch: "split"}
+
+
+def _stable_after(step: Step, stable: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the columns that a row and the one in its place have in common, behind a step.
+
+    What is made of such columns alone is one, too. A step that may keep one of two such rows leaves none.
+    """
+    if isinstance(step, Rename):
+        names = dict(step.names)
+        return tuple(names.get(column, column) for column in stable)
+    if isinstance(step, Drop):
+        return tuple(column for column in stable if column not in step.columns)
+    if not isinstance(step, (Select, WithColumns)) or not stable:
+        return ()
+    if any(e.meta.has_multiple_outputs() for e in step.expressions):
+        return ()
+    made = {e.meta.output_name(): set(e.meta.root_names()) <= set(stable) for e in step.expressions}
+    kept = [c for c in stable if c not in made] if isinstance(step, WithColumns) else []
+    return (*kept, *(name for name, same in made.items() if same))
 
 
 def union_of(shapes: Sequence[StreamShape]) -> StreamShape:
@@ -215,18 +275,22 @@ def union_of(shapes: Sequence[StreamShape]) -> StreamShape:
                 f"union takes streams with the same columns and types. Stream {number} differs "
                 f"from the first: {'; '.join(differences)}. Make them equal, with select or rename."
             )
+    shapes = [shape.as_changes("union") for shape in shapes]
     modes = {shape.mode for shape in shapes}
-    if "update" in modes or (len(modes) > 1 and modes != {None, "final"}):
+    if "discard" in modes and len(modes) > 1:
         raise ConfigError(
-            f"union takes streams whose rows mean the same; these emit {_listed(modes)}. Results "
-            'that replace one another cannot be mixed with others: emit("final").'
+            f"union takes streams whose rows mean the same; these emit {_listed(modes)}. Parts cannot be "
+            'mixed with what they are parts of: emit another mode than "discard".'
         )
+    together: Mode = "retract" if "retract" in modes else "final"
     return dataclasses.replace(
         first,
         lateness_us=max(shape.lateness_us for shape in shapes),
         key=first.key if len({shape.key for shape in shapes}) == 1 else (),
-        mode=first.mode if len(modes) == 1 else "final",
+        mode=first.mode if len(modes) == 1 else together,
         window_key=max((shape.window_key for shape in shapes), key=len),
+        row_keys=(),
+        stable=(),
     )
 
 

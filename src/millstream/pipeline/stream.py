@@ -108,7 +108,8 @@ class Stream(Collection):
             raise ConfigError(
                 "union has the same stream twice, which would count its rows twice. Give each once."
             )
-        return self._below(UnionNode(nodes), union_of([stream.shape for stream in streams]))
+        shape = union_of([stream.shape for stream in streams])
+        return self._below(UnionNode(nodes, signed=shape.mode == "retract"), shape)
 
     def split(
         self, *conditions: pl.Expr, name: str | None = None, on_error: OnError | None = None
@@ -119,7 +120,6 @@ class Stream(Collection):
         at the end one with all other rows, those whose conditions are null among them. So each row
         is in exactly one of the streams.
         """
-        self.shape.refuse_after_update("split", "a row that later belongs to another part")
         conditions, step_name = split_conditions(conditions, name, self.columns)
         step_name = self.shape.names.unique(step_name)
         branches = self._with_step(AssignBranch(step_name, conditions), self.columns, on_error)
@@ -539,18 +539,14 @@ class Stream(Collection):
         ``by`` is by default what :meth:`key_by` said, or the window above was divided by; with
         neither, or with ``by=()``, a window is one group.
         """
-        if self.shape.mode == "update":
-            raise ConfigError(
-                'window comes after emit("update") or late="correct", whose rows replace one '
-                'another: adding them up would count events twice. Emit "retract" or "final" there.'
-            )
         if self.shape.is_late:
             raise ConfigError(
                 "window comes after late rows, whose time has passed: no watermark says when a "
                 "window of them is complete. View them, or count them in the ledger."
             )
         columns = self.shape.key if by is None else self.shape.key_columns(by, "window's by")
-        return Windowed(self, window, columns, name)
+        stream = replace(self, shape=self.shape.as_changes("window"))
+        return Windowed(stream, window, columns, name)
 
     # ── Spark ───────────────────────────────────────────────────────────────────────────────
 

@@ -57,7 +57,7 @@ def emit_strategy(
         )
     if mode == "discard" and shape.mode == "retract":
         raise ConfigError(
-            'emit("discard") comes after emit("retract"): rows that take others back cannot be '
+            'emit("discard") comes after rows of which some take others back: those cannot be '
             'emitted as parts. Choose "final", "update" or "retract".'
         )
     early_trigger: Trigger | None = None if mode == "final" else EachBatch()
@@ -102,7 +102,18 @@ def aggregate_windows(
         lateness_us=shape.lateness_us,
     )
     kernel, columns = _typed(untyped, shape.columns)
-    return kernel, windowed_shape(shape, emission, columns, by, window.window_key)
+    # The windows of a cumulating one share their start; of all others, start and end say the same.
+    labels = WINDOW_COLUMNS if len(window.window_key) == 1 else WINDOW_COLUMNS[1:]
+    shape_out = windowed_shape(
+        shape,
+        emission,
+        columns,
+        by,
+        window.window_key,
+        row_keys=tuple((label, *by) for label in labels),
+        stable=() if aggregation.weighted else (*WINDOW_COLUMNS, *by),
+    )
+    return kernel, shape_out
 
 
 def _typed(kernel: WindowOperator, columns: ColumnTypes) -> tuple[Any, ColumnTypes]:

@@ -132,14 +132,6 @@ def test_modes_and_aggregates_are_checked(events):
         windowed.agg(n=pl.len())
 
 
-def test_rows_that_replace_one_another_are_not_added_up_nor_filtered(events):
-    counted = events.window(tumbling("1 hour"), by="ad").emit("update").agg(n=count())
-    with refused("would count events twice"):
-        counted.window(tumbling("1 day"))
-    with refused("would stay in the view"):
-        counted.filter(pl.col("n") > 5)
-
-
 def test_a_view_needs_a_key(events):
     with refused("no key"):
         events.view("latest")

@@ -338,21 +338,10 @@ def test_a_union_says_in_what_its_streams_differ():
         stream.union(other)
     with refused("one app"):
         stream.union(new_app()[1])
-    windowed = stream.window(tumbling("1 day"), by="id").emit("update").agg(n=count())
-    with refused("these emit 'update'"):
-        windowed.union(windowed.rename({"n": "n"}))
-
-
-def test_rows_that_replace_one_another_are_not_dropped_or_multiplied():
-    _, stream = new_app()
-    updates = stream.window(tumbling("1 day"), by=["id"]).emit("update").agg(n=count())
-    for verb in (
-        lambda: updates.filter(pl.col("n") > 1),
-        lambda: updates.split(pl.col("n") > 1),
-        lambda: updates.map_frames(lambda frame: frame, rows="any"),
-    ):
-        with refused('after emit\\("update"\\)'):
-            verb()
+    windowed = stream.window(tumbling("1 day"), by="id")
+    parts = windowed.emit("discard").agg(n=count())
+    with refused("these emit 'discard', 'final'.*Parts cannot be mixed"):
+        parts.union(windowed.agg(n=count()))
 
 
 @pytest.mark.parametrize(

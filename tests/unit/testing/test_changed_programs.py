@@ -210,3 +210,56 @@ def test_state_of_other_steps_is_refused_where_it_is_read():
     engine.plan = other
     with pytest.raises(ConfigError, match=r"belongs to other steps: 'tumbling\(1 minute\) by ad'"):
         engine._batch(engine._all())
+
+
+@dataclass
+class Amount:
+    ad: str
+    n: int
+    at: datetime
+
+
+def updated(kind, *, filtered):
+    """Declare a window whose rows replace one another, and perhaps a filter below it."""
+    windows = {
+        "hour": ms.tumbling("1 hour"),
+        "hops": ms.hopping("1 hour", "1 hour"),
+        "gap": ms.session("1 minute"),
+        "slide": ms.sliding("1 minute"),
+    }
+    app = ms.App("edited", log="unused")
+    topic = app.topic("t", Amount, partitions=1)
+    stream = topic.stream(
+        time="at", watermark=ms.watermark("0 seconds", idle=None), lateness="1 hour"
+    )
+    rows = stream.window(windows[kind], by="ad").emit("update").agg(n=ms.sum("n"))
+    rows.view("all", key="ad")
+    if filtered:
+        rows.filter(pl.col("n") < 4).view("few")
+    return app
+
+
+@pytest.mark.filterwarnings("ignore::millstream.views.coverage.PartialOutputWarning")
+@pytest.mark.parametrize("kind", ["hour", "hops", "gap", "slide"])
+@pytest.mark.parametrize("seen", [[False, True], [True, False], [False, True, False, True]])
+def test_a_filter_that_comes_and_goes_below_updates_leaves_the_windows_state(tmp_path, kind, seen):
+    programs = [
+        (updated(kind, filtered=filtered), [Amount("x", 1, START), Amount("y", 3, START)])
+        for filtered in seen
+    ]
+    plan, engine = None, None
+    for batch_id, (app, rows) in enumerate(programs):
+        plan = app.plan()
+        if engine is None:
+            engine = KernelEngine(plan, tmp_path / "views.db", {"t": 1}, random.Random(0))
+            engine.now_ms = 0
+        engine.plan = plan
+        with ExitStack() as opened:
+            committer = engine._begin(opened)
+            for ends in engine._ends({"t": items_of(app.topics["t"], rows, 1, 0)}, 1):
+                engine._commit(committer, batch_id, engine._batch(ends))
+    runs = len(seen)
+    with StateStore(tmp_path / "views.db", readonly=True) as state_store:
+        assert state_store.scan("all").sort("ad")["n"].to_list() == [runs, 3 * runs]
+        if seen[-1]:
+            assert state_store.scan("few")["n"].to_list() == ([2] if runs == 2 else [])

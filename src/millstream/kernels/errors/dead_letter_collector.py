@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from millstream.kernels.errors.dead_letters import (
     with_all_columns,
 )
 from millstream.kernels.errors.user_code import UserCodeResult, rows_as_json
-from millstream.kernels.frames import ORDER, SPLIT
+from millstream.kernels.frames import DIFF, ORDER, SPLIT
 from millstream.kernels.state.keyhash import digest_columns
 from millstream.kernels.time.log_order import offset_in, partition_in, topic_in
 
@@ -43,9 +44,16 @@ class DeadLetterCollector:
     failed: list[FailedRows] = field(default_factory=list)
 
     def add(self, step: str, done: UserCodeResult[Any]) -> None:
-        """Take the failing rows of one table."""
-        if done.failing.height:
-            self.failed.append(FailedRows(step, done.failing, done.reasons))
+        """Take the failing rows of one table.
+
+        The retraction of a row fails as the row did, which has its letter.
+        """
+        rows, reasons = done.failing, done.reasons
+        if DIFF in rows.columns:
+            added = (rows[DIFF] > 0).to_list()
+            rows, reasons = rows.filter(added), list(compress(reasons, added))
+        if rows.height:
+            self.failed.append(FailedRows(step, rows, reasons))
 
     def drain_with_records(
         self, batch: pa.RecordBatch, topic: str, partition: int, details: FullRecordReader | None

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from millstream.kernels.aggregation import Aggregation
-from millstream.kernels.frames import DIFF, HASH, TIME
+from millstream.kernels.frames import DIFF, HASH, REPLACED, TIME
 from millstream.kernels.sessions.spans import END, EXPIRED_END, START, TILL
 from millstream.kernels.trigger import AfterCount, AfterTime, EachBatch, EmitStrategy, Trigger
 
@@ -264,8 +264,8 @@ class SessionPanes:
             .unnest(EMITTED_ROWS)
         )
         results = results.with_columns(pl.int_range(pl.len()).alias(_AT))
-        if self.emission.mode != "retract":  # a row of the same window key is replaced
-            same = [_AT, *self.window_key]
+        same = [_AT, *self.window_key]  # a row of the same window key is replaced
+        if self.emission.mode != "retract":
             earlier = earlier.join(results.select(same), on=same, how="anti")
         retracted = earlier.with_columns(pl.lit(-1, pl.Int8).alias(DIFF), pl.lit(0).alias(_RANK))
         retracted = retracted.with_columns((pl.col("window_end").dt.epoch("us") - 1).alias(TIME))
@@ -274,7 +274,14 @@ class SessionPanes:
             results.with_columns(pl.lit(1, pl.Int8).alias(DIFF), pl.lit(1).alias(_RANK)),
         ]
         ordered = pl.concat(rows, how="diagonal").sort(_AT, _RANK, "window_start", "window_end")
-        return ordered.select(*results.drop(_AT).columns, DIFF)
+        own = [*results.drop(_AT).columns, DIFF]
+        if not self.emission.marks_replaced:
+            return ordered.select(own)
+        new = results.select(
+            *same, pl.lit(-1, pl.Int8).alias(DIFF), pl.lit(value=True).alias(REPLACED)
+        )
+        marked = ordered.join(new, on=[*same, DIFF], how="left", maintain_order="left")
+        return marked.select(*own, pl.col(REPLACED).fill_null(value=False))
 
     def result_rows(self, sessions: pl.DataFrame, now: pl.Expr) -> pl.DataFrame:
         """Turn sessions into result rows, whose time is their last microsecond."""

@@ -17,7 +17,7 @@ import polars as pl
 
 from millstream.kernels.aggregates.count import Count
 from millstream.kernels.aggregation import Aggregation
-from millstream.kernels.frames import DIFF, HASH, ROWS, WEIGHT, WINDOW
+from millstream.kernels.frames import DIFF, HASH, REPLACED, ROWS, WEIGHT, WINDOW
 from millstream.kernels.state.hash_order import (
     last_of_each,
     latest_per_key,
@@ -241,6 +241,9 @@ class PaneValues:
         new = numbered.filter(panes[_SAYS]).with_columns(pl.lit(1, pl.Int8).alias(DIFF))
         old = numbered.with_columns(pl.all().exclude(_PLACE).shift(1)).filter(panes[_BACK])
         old = old.with_columns(pl.lit(-1, pl.Int8).alias(DIFF))
+        if self.emission.marks_replaced:
+            new = new.with_columns(pl.lit(value=False).alias(REPLACED))
+            old = old.with_columns(panes.filter(_BACK)[_SAYS].alias(REPLACED))
         return pl.concat([old, new]).sort(_PLACE, DIFF).drop(_PLACE)
 
     def events_added(self, panes: pl.DataFrame, events: int) -> int:

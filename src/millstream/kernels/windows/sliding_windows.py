@@ -33,7 +33,15 @@ from millstream.durations import format_us
 from millstream.kernels import late
 from millstream.kernels.aggregates.event_order import with_order
 from millstream.kernels.arrays import Int64s
-from millstream.kernels.frames import DIFF, HASH, ORDER, SPLIT, TIME, WATERMARK_SEEN
+from millstream.kernels.frames import (
+    DIFF,
+    HASH,
+    ORDER,
+    REPLACED,
+    SPLIT,
+    TIME,
+    WATERMARK_SEEN,
+)
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes, hash_columns
@@ -282,14 +290,17 @@ class SlidingWindowOperator(AggregateOperator):
         if self.emission.mode != "retract":
             return said.drop(_AT) if said.height else None
         numbered = before.with_columns(rows.filter(was_known)[_AT])
-        back = self._signed(numbered.filter(changed.filter(was_known)), -1)
+        back = self._signed(numbered.filter(changed.filter(was_known)), -1)  # each has its new row
         both = pl.concat([back, said.select(back.columns)]).sort(_AT, DIFF)
         return both.drop(_AT) if both.height else None
 
     def _signed(self, rows: pl.DataFrame, sign: int) -> pl.DataFrame:
         if self.emission.mode != "retract":
             return rows
-        return rows.with_columns(pl.lit(sign, pl.Int8).alias(DIFF))
+        signed = rows.with_columns(pl.lit(sign, pl.Int8).alias(DIFF))
+        if not self.emission.marks_replaced:
+            return signed
+        return signed.with_columns(pl.lit(sign < 0).alias(REPLACED))
 
     def _known(
         self, runs: SortedRuns, hashes: Hashes, first_us: int, last_us: int

@@ -1,0 +1,520 @@
+"""What comes after rows that replace one another: as if it had been computed over the rows that are left."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+from example_counts import some
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millstream as ms
+from millstream import testing
+from millstream.demo.ads_input import AdsInput, StopRule
+from millstream.demo.ads_pipeline import build
+from millstream.errors import ConfigError
+from millstream.kernels.trigger import EmitChanges
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+END = START + timedelta(days=3)
+
+
+@dataclass
+class Event:
+    at: datetime
+    key: str
+    n: int
+    user: int = 0
+
+
+def events(drawn):
+    """Make events of ``(second, key, n)``; no two are at the same time."""
+    return [
+        Event(START + timedelta(seconds=second, microseconds=number), key, n)
+        for number, (second, key, n) in enumerate(drawn)
+    ]
+
+
+def app_with(late="drop", lateness=8):
+    app = ms.App("after", log="unused", buckets=2)
+    stream = app.topic("events", Event, key="key").stream(
+        time="at",
+        watermark=ms.watermark("0 seconds", idle=None),
+        lateness=timedelta(seconds=lateness),
+        late=late,
+    )
+    return app, stream
+
+
+# ── windows ─────────────────────────────────────────────────────────────────────────────────────
+
+FIXED = {
+    "tumbling": ms.tumbling("10 seconds"),
+    "hopping": ms.hopping("10 seconds", "4 seconds"),
+    "cumulating": ms.cumulating("20 seconds", "5 seconds"),
+    "calendar": ms.calendar("1 day", tz="Europe/Berlin"),
+}
+EVERY = {**FIXED, "session": ms.session("3 seconds"), "sliding": ms.sliding("4 seconds")}
+EMITS = [
+    {"mode": "update"},
+    {"mode": "retract"},
+    {"mode": "final"},
+    {"mode": "correct"},
+    {"mode": "update", "early": "each"},
+    {"mode": "update", "early": ms.after_count(2), "late": ms.after_count(2)},
+    {"mode": "update", "early": None, "late": None},
+    {"mode": "update", "early": None, "suppress_unchanged": False},
+]
+DEFAULT_ONLY = ("session", "sliding")
+
+
+def counted(kind, emit, lateness=8):
+    """Return an app, and what a window of that kind emits: a row for each window and key."""
+    emit = dict(emit)
+    if kind in DEFAULT_ONLY:
+        emit = {"mode": "update" if emit["mode"] == "correct" else emit["mode"]}
+    corrected = emit["mode"] == "correct"
+    app, stream = app_with("correct" if corrected else "drop", lateness)
+    windowed = stream.window(EVERY[kind], by="key", name="first")
+    if not corrected:
+        windowed = windowed.emit(**emit)
+    result = windowed.agg(n=ms.count(), s=ms.sum("n"))
+    return app, result.select("window_start", "window_end", "key", "n", "s")
+
+
+# ── steps, and the same on rows that are left ───────────────────────────────────────────────────
+
+
+def fails_on_three(n):
+    """Give 1; the expression fails on a row with three events."""
+    return pl.when(n == 3).then(pl.lit("x")).otherwise(pl.lit("1")).str.to_integer()
+
+
+def repeated(frame):
+    times = frame.select("row", pl.int_ranges(0, pl.col("n") % 3).alias("part"))
+    parts = times.explode("part").drop_nulls()
+    return (
+        frame.join(parts, on="row", maintain_order="left")
+        .with_columns(m=pl.col("m") + pl.col("part"))
+        .drop("part")
+    )
+
+
+def triple(frame):
+    return frame.with_columns(m=pl.col("m") * 3)
+
+
+STEPS = {
+    "filter": (
+        lambda rows: rows.filter(pl.col("n") % 2 == 1),
+        lambda row: [row] if row["n"] % 2 == 1 else [],
+    ),
+    "filter by null": (
+        lambda rows: rows.filter(pl.when(pl.col("s") > 1).then(pl.col("s") % 2 == 0)),
+        lambda row: [row] if row["s"] > 1 and row["s"] % 2 == 0 else [],
+    ),
+    "with_columns": (
+        lambda rows: rows.with_columns(m=pl.col("n") % 3),
+        lambda row: [{**row, "m": row["n"] % 3}],
+    ),
+    "rename": (
+        lambda rows: rows.rename({"n": "s", "s": "n"}),
+        lambda row: [{**row, "n": row["s"], "s": row["n"]}],
+    ),
+    "split": (
+        lambda rows: rows.split(pl.col("n") > 2, pl.col("s") > 1)[1],
+        lambda row: [row] if row["n"] <= 2 and row["s"] > 1 else [],
+    ),
+    "the rest of a split": (
+        lambda rows: rows.split(pl.col("n") > 2)[-1],
+        lambda row: [row] if row["n"] <= 2 else [],
+    ),
+    "failing": (
+        lambda rows: rows.with_columns(m=pl.col("m") + fails_on_three(pl.col("n"))),
+        lambda row: [{**row, "m": row["m"] + 1}] if row["n"] != 3 else [],
+    ),
+    "failing filter": (
+        lambda rows: rows.filter(fails_on_three(pl.col("n")) == 1),
+        lambda row: [row] if row["n"] != 3 else [],
+    ),
+    "explode": (
+        lambda rows: rows.with_columns(m=pl.int_ranges(0, pl.col("n") % 3)).explode("m"),
+        lambda row: [{**row, "m": m} for m in range(row["n"] % 3)],
+    ),
+    "map_frames": (
+        lambda rows: rows.map_frames(triple),
+        lambda row: [{**row, "m": row["m"] * 3}],
+    ),
+    "map_frames of any rows": (
+        lambda rows: rows.map_frames(repeated, rows="any"),
+        lambda row: [{**row, "m": row["m"] + part} for part in range(row["n"] % 3)],
+    ),
+}
+KEEPING = [
+    name for name in STEPS if name not in ("explode", "map_frames", "map_frames of any rows")
+]
+
+
+def after(steps, stream, rows):
+    """Put steps behind a stream; return it, and what they make of the rows that are left of it."""
+    stream = stream.with_columns(m=pl.lit(1, pl.Int64))
+    rows = [{**row, "m": 1} for row in rows]
+    for name in steps:
+        declare, compute = STEPS[name]
+        stream = declare(stream)
+        rows = [made for row in rows for made in compute(row)]
+    return stream, rows
+
+
+def left_in(out, view):
+    return out[view].to_dicts()
+
+
+def in_order(rows):
+    return sorted(repr(sorted(row.items())) for row in rows)
+
+
+drawn_events = st.lists(
+    st.tuples(st.integers(0, 40), st.sampled_from("abc"), st.integers(-3, 3)), max_size=30
+)
+batchings = st.fixed_dictionaries(
+    {
+        "batches": st.integers(1, 6),
+        "partitions": st.sampled_from([1, 4, 7]),
+        "seed": st.integers(0, 99),
+        "crash": st.integers(0, 2),
+    }
+)
+ENDED = testing.Watermark("events", at=END)
+
+
+@settings(max_examples=some(60))
+@given(
+    drawn_events,
+    st.sampled_from(list(EVERY)),
+    st.sampled_from(EMITS),
+    st.lists(st.sampled_from(KEEPING), max_size=3),
+    st.booleans(),
+    batchings,
+)
+def test_a_view_behind_steps_is_what_they_make_of_the_rows_that_are_left(
+    drawn, kind, emit, steps, ended, batching
+):
+    app, windows = counted(kind, emit)
+    windows.view("first")
+    after(steps, windows, [])[0].view(
+        "then", key=["window_end", "key"] if kind != "session" else None
+    )
+    inputs = {"events": [*events(drawn), *([ENDED] if ended else [])]}
+    out = testing.run(app, inputs, **batching)
+    expected = after(steps, windows, left_in(out, "first"))[1]
+    assert in_order(left_in(out, "then")) == in_order(expected)
+
+
+def second(rows, by, size):
+    """Count and sum rows by window and columns, as a table of them would give."""
+    groups = defaultdict(list)
+    for row in rows:
+        time = row["window_end"] - timedelta(microseconds=1)
+        start = time - (time - START) % size
+        groups[start, *(row[name] for name in by)].append(row)
+    return [
+        {
+            "window_start": key[0],
+            "window_end": key[0] + size,
+            **dict(zip(by, key[1:], strict=True)),
+            "rows": len(group),
+            "total": sum(row["m"] for row in group),
+            "most": max(row["s"] for row in group),
+            "kinds": len({row["n"] for row in group}),
+        }
+        for key, group in groups.items()
+    ]
+
+
+@settings(max_examples=some(60))
+@given(
+    drawn_events,
+    st.sampled_from(list(EVERY)),
+    st.sampled_from(EMITS),
+    st.lists(st.sampled_from(list(STEPS)), max_size=3),
+    st.sampled_from([[], ["key"], ["m"], ["key", "n"]]),
+    st.sampled_from(["final", "update", "retract"]),
+    st.booleans(),
+    batchings,
+)
+def test_a_window_behind_steps_adds_up_the_rows_that_are_left(
+    drawn, kind, emit, steps, by, mode, filtered, batching
+):
+    app, windows = counted(kind, emit)
+    windows.view("first")
+    size = timedelta(minutes=1)
+    above = after(steps, windows, [])[0].window(ms.tumbling(size), by=by).emit(mode)
+    totals = above.agg(rows=ms.count(), total=ms.sum("m"), most=ms.max("s"), kinds=ms.distinct("n"))
+    totals = totals.filter(pl.col("total") > 1) if filtered else totals
+    totals.view("then")
+    out = testing.run(app, {"events": [*events(drawn), ENDED]}, **batching)
+    rows = after(steps, windows, left_in(out, "first"))[1]
+    expected = second(rows, by, size)
+    if filtered:
+        expected = [row for row in expected if row["total"] > 1]
+    assert in_order(left_in(out, "then")) == in_order(expected)
+
+
+# ── sinks beside ────────────────────────────────────────────────────────────────────────────────
+
+
+def with_sinks(app, windows, seen):
+    def note(rows, context):
+        seen.append(rows.to_dicts())
+
+    direct = windows.with_columns(double=pl.col("n") + fails_on_three(pl.col("n"))).map_frames(
+        lambda frame: frame.with_columns(id=pl.col("key") + pl.col("window_start").cast(pl.String)),
+        name="mapped",
+    )
+    direct.view("last", key="key")
+    direct.view("rows", key=["window_start", "window_end", "key"])
+    windows.to("changes", partitions=1)
+    direct.to("latest", key="id", cleanup="compact", partitions=1)
+    direct.dataset("rows")
+    direct.foreach(note)
+
+
+@settings(max_examples=some(40))
+@given(drawn_events, st.sampled_from(list(EVERY)), st.sampled_from(EMITS), st.booleans(), batchings)
+def test_sinks_show_the_same_whether_another_operator_needs_retractions_or_not(
+    drawn, kind, emit, ended, batching
+):
+    found = []
+    for beside in (False, True):
+        app, windows = counted(kind, emit)
+        seen = []
+        with_sinks(app, windows, seen)
+        if beside:
+            windows.filter(pl.col("n") > 1).view("many")
+        inputs = {"events": [*events(drawn), *([ENDED] if ended else [])]}
+        out = testing.run(app, inputs, **batching | {"crash": 0})
+        found.append(
+            {
+                "views": [out[view].to_dicts() for view in ("last", "rows")],
+                "changes": [out.changes(view).to_dicts() for view in ("last", "rows")],
+                "topics": [
+                    out.topic(name).drop("timestamp").to_dicts() for name in ("changes", "latest")
+                ],
+                "dataset": out.dataset("rows").to_dicts(),
+                "foreach": seen,
+                "dead": sorted(out.dead["value"].to_list()),
+            }
+        )
+    assert found[0] == found[1]
+
+
+# ── unions ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=some(40))
+@given(drawn_events, st.sampled_from(list(FIXED)), st.sampled_from(EMITS), batchings)
+def test_a_union_of_events_and_changes_counts_an_event_once_and_a_window_as_it_is_left(
+    drawn, kind, emit, batching
+):
+    app, windows = counted(kind, emit)
+    windows.view("first")
+    other = app.topic("others", Event, key="key").stream(
+        time="at", watermark=ms.watermark("0 seconds", idle=None)
+    )
+    plain = other.select("key", m=pl.col("n"), s=pl.lit("event"))
+    changes = windows.select("key", m=pl.col("n"), s=pl.lit("window"))
+    both = plain.union(changes)
+    both.window(ms.tumbling("10 days"), by="s").emit("update").agg(
+        n=ms.count(), m=ms.sum("m")
+    ).view("then")
+    both.to("all", partitions=1)
+    both.dataset("all")
+    mapped = [event.__dict__ for event in events(drawn)]
+    inputs = {
+        "events": [*events(drawn), ENDED],
+        "others": sorted(events(drawn), key=lambda e: e.at),
+    }
+    out = testing.run(app, inputs, **batching | {"partitions": 1})
+    left = left_in(out, "first")
+    wanted = {}
+    if mapped:
+        wanted["event"] = (len(mapped), sum(row["n"] for row in mapped))
+    if left:
+        wanted["window"] = (len(left), sum(row["n"] for row in left))
+    found = out["then"].group_by("s").agg(pl.col("n", "m").sum())
+    assert {s: (n, m) for s, n, m in found.select("s", "n", "m").iter_rows()} == wanted
+    for rows in (out.topic("all"), out.dataset("all")):
+        if rows.height:
+            assert set(rows["_diff"].unique()) <= {-1, 1}
+            standing = rows.group_by("s").agg(pl.col("_diff").sum())
+            assert dict(standing.iter_rows()) == {s: n for s, (n, _) in wanted.items()}
+
+
+# ── what sinks show ─────────────────────────────────────────────────────────────────────────────
+
+ONE_BY_ONE = [Event(START, "a", 1), Event(START, "a", 1), Event(START, "a", 1)]
+
+
+def shown(out):
+    return out.select("n", "_diff").rows()
+
+
+def test_a_topic_a_dataset_and_a_function_show_what_is_taken_back():
+    app, windows = counted("tumbling", {"mode": "update", "early": "each"})
+    some_rows, seen = windows.filter(pl.col("n") != 2), []
+
+    def note(rows, _context):
+        seen.extend(rows.select("n", "_diff").rows())
+
+    some_rows.to("some", partitions=1)
+    some_rows.dataset("some")
+    some_rows.foreach(note)
+    out = testing.run(app, {"events": ONE_BY_ONE}, partitions=1)
+    assert shown(out.topic("some")) == [(1, 1), (1, -1), (3, 1)]
+    assert shown(out.dataset("some")) == [(1, 1), (1, -1), (3, 1)]
+    assert seen == [(1, 1), (1, -1), (3, 1)]
+
+
+def test_a_compacted_topic_deletes_the_key_of_a_row_that_no_longer_passes():
+    app, stream = app_with()
+    windows = stream.window(ms.tumbling("10 seconds"), by=()).emit("update").agg(n=ms.count())
+    windows.filter(pl.col("n") < 3).to("few", key="window_start", cleanup="compact", partitions=1)
+    rows = [ONE_BY_ONE[0], testing.Tick("1 second"), *ONE_BY_ONE[1:]]
+    out = testing.run(app, {"events": rows}, partitions=1)
+    last = out.topic("few").row(-1, named=True)
+    assert (last["n"], last["key"]) == (None, "2026-01-01T00:00:00.000000Z")
+
+
+def test_the_retraction_of_a_failed_row_fails_too_and_has_no_letter_of_its_own():
+    app, windows = counted("tumbling", {"mode": "update", "early": "each"})
+    parsed = windows.with_columns(m=fails_on_three(pl.col("n")), name="parse")
+    parsed.filter(pl.col("n") > 0).view("out")
+    out = testing.run(app, {"events": [*ONE_BY_ONE, Event(START, "a", 1)]}, partitions=1)
+    assert out["out"]["n"].to_list() == [4]
+    line = out.ledger.filter(step="parse").select("read", "emitted", "dead").sum().row(0)
+    assert line == (7, 5, 2)  # 1, -1 2, -2 3, -3 4
+    assert out.dead["step"].to_list() == ["parse"]
+
+
+def test_a_sink_of_updates_says_how_many_retractions_it_left_out():
+    app, windows = counted("tumbling", {"mode": "update", "early": "each"})
+    windows.view("all")
+    windows.filter(pl.col("n") > 1).view("many")
+    out = testing.run(app, {"events": ONE_BY_ONE}, partitions=1)
+    line = out.ledger.filter(step="all").select("read", "emitted", "filtered").sum().row(0)
+    assert line == (5, 3, 2)
+
+
+# ── plans ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def emitting_changes(app):
+    return [
+        operator.kernel.name
+        for stage in app.plan().stages
+        for operator in stage.operators
+        if isinstance(getattr(operator.kernel, "emission", None), EmitChanges)
+    ]
+
+
+def test_only_a_window_before_an_operator_that_needs_retractions_emits_them():
+    app, windows = counted("tumbling", {"mode": "update"})
+    windows.with_columns(m=pl.col("n") + 1).rename({"m": "k"}).drop("k").view("all")
+    windows.filter(pl.col("n") > 1)  # leads to no output
+    assert emitting_changes(app) == []
+    windows.filter(pl.col("n") > 1).view("many")
+    assert emitting_changes(app) == ["first"]
+
+
+def test_the_demo_emits_as_it_is_declared():
+    given = AdsInput("generated", seed=3, rate=60, minutes=4)
+    rule = StopRule("1 minute", shown_min=20, windows=2, floor=0.006)
+    assert emitting_changes(build("unused", given.clients, rule)) == []
+
+
+@pytest.mark.parametrize("kind", list(EVERY))
+def test_what_a_window_is_known_by_does_not_change_when_it_emits_changes(kind):
+    keys = []
+    for beside in (False, True):
+        app, windows = counted(kind, {"mode": "update"})
+        windows.view("all")
+        if beside:
+            windows.filter(pl.col("n") > 1).view("many")
+        program = app.plan().program
+        keys.append((dict(program.steps), program.outputs["all"]))
+    assert keys[0] == keys[1]
+
+
+# ── what is refused where it is declared ────────────────────────────────────────────────────────
+
+
+def refused(words):
+    return pytest.raises(ConfigError, match=words)
+
+
+def test_windows_that_cannot_emit_changes_say_what_to_do():
+    _, stream = app_with("correct")
+    for window in (ms.session("3 seconds"), ms.sliding("3 seconds")):
+        corrected = stream.window(window, by="key").agg(n=ms.count())
+        with refused('filter comes after rows that replace.*Emit "retract" there'):
+            corrected.filter(pl.col("n") > 1)
+    _, stream = app_with()
+    number = stream.window(ms.count_window(3, unbounded=True), by="key").emit("update")
+    with refused('window comes after rows that replace.*count_window.*emit "final" there'):
+        number.agg(n=ms.count()).window(ms.tumbling("1 day"))
+    timed = stream.window(ms.session("3 seconds"), by="key").emit("update", early=None)
+    with refused('explode comes after.*Emit "retract" there, with the same options'):
+        timed.agg(n=ms.list("n")).with_columns(x=pl.concat_list("n")).explode("x")
+
+
+@pytest.mark.parametrize("mode", ["update", "retract"])
+def test_a_view_of_changes_has_a_key_that_tells_rows_apart(mode):
+    _, stream = app_with()
+    rows = stream.window(ms.tumbling("10 seconds"), by="key").emit(mode)
+    rows = rows.agg(n=ms.count(), ns=ms.list("n")) if mode == "update" else rows.agg(n=ms.count())
+    passing = rows.filter(pl.col("n") > 1)
+    with refused("would delete the other.*identified by window_start, key"):
+        passing.view("by key", key="key")
+    with refused("would delete the other"):
+        passing.to("by-key", key="key", cleanup="compact")
+    with refused("What identifies them is not known: a step.*would delete the other|would delete"):
+        passing.with_columns(m=pl.int_ranges(0, "n")).explode("m").view("parts")
+    with refused("What identifies them is not known"):
+        passing.map_frames(lambda frame: frame).view("mapped")
+    with refused("What identifies them is not known"):
+        passing.with_columns(key=pl.lit("x")).view("one key")
+    with refused("What identifies them is not known"):
+        passing.union(rows.filter(pl.col("n") < 1)).view("both")
+    with refused("What identifies them is not known"):
+        passing.select("window_start", "n").view("no key", key="window_start")
+    passing.rename({"key": "who", "window_start": "since"}).view("renamed")
+    passing.select("window_end", pl.col("key").alias("who"), "n").view("chosen")
+    passing.split(pl.col("n") > 1)[1].view("rest")
+    passing.view("more", key=["window_end", "key", "n"])
+
+
+def test_a_view_of_rows_that_are_always_replaced_may_keep_the_last_one_of_a_key():
+    _, stream = app_with()
+    rows = stream.window(ms.tumbling("10 seconds"), by="key").emit("retract").agg(n=ms.count())
+    rows.view("last", key="key")
+    named = rows.with_columns(id=pl.col("key") + pl.col("window_start").cast(pl.String))
+    named.to("named", key="id", cleanup="compact")
+    with refused("would delete the other"):
+        rows.view("by count", key="n")
+
+
+def test_dedup_tables_parts_and_windows_of_events_come_before_changes():
+    _, stream = app_with()
+    rows = stream.window(ms.tumbling("10 seconds"), by="key").emit("update").agg(n=ms.count())
+    with refused('dedup comes after emit."update".*Deduplicate the events before'):
+        rows.dedup("key", within="1 day")
+    some_rows = rows.filter(pl.col("n") > 1)
+    with refused("comes after.*Deduplicate the events before"):
+        some_rows.dedup("key", within="1 day")
+    with refused("cannot be emitted as parts"):
+        rows.window(ms.tumbling("1 day")).emit("discard")
+    with refused("some take others back.*such as tumbling"):
+        rows.window(ms.session("1 day"), by="key").agg(n=ms.count())
