@@ -16,6 +16,8 @@ from millstream.kernels.sessions.panes import OVERLAPS, SessionPanes
 from millstream.kernels.sessions.spans import END, EXPIRED_END, START, TILL, SessionWindow
 from millstream.kernels.trigger import EachBatch, EmitStrategy
 from millstream.kernels.windows.count_windows import NUMBER, CountWindow, CountWindowOperator
+from millstream.kernels.windows.pane_values import PANE_TYPES
+from millstream.kernels.windows.sliding_panes import SlidingPaneOperator
 from millstream.kernels.windows.sliding_windows import Sliding, SlidingWindowOperator
 from millstream.pipeline.checks import type_of
 from millstream.pipeline.schema import ColumnTypes
@@ -34,13 +36,17 @@ def aggregate_event_windows(
     emission: EmitStrategy,
 ) -> tuple[Operator, StreamShape]:
     """Build the operator of windows that depend on the events; the aggregates' names are checked."""
-    if shape.mode == "retract":
+    signed = shape.mode == "retract"
+    if signed and not isinstance(window, Sliding):
         raise ConfigError(
             f'{window} comes after emit("retract"), whose rows take others back. It takes rows that '
             'stay: emit "final" there.'
         )
     builder = _EventWindowBuilder(
-        shape, emission, shape.names.unique(name), Aggregation(by, tuple(aggregates.items()))
+        shape,
+        emission,
+        shape.names.unique(name),
+        Aggregation(by, tuple(aggregates.items()), weighted=signed),
     )
     if isinstance(window, SessionWindow):
         kernel, columns, key = builder.session(window)
@@ -79,11 +85,10 @@ class _EventWindowBuilder:
         aggregation = self._typed(OVERLAPS)
         if window.gap is not None:
             self._check_gap(window.gap)
-        closes_on_time = self.emission.late is None and self.emission.mode != "final"
         panes = SessionPanes(
             self.emission,
             aggregation,
-            0 if closes_on_time else self.shape.lateness_us,
+            0 if self._closes_on_time else self.shape.lateness_us,
             window.window_key,
             window.joins_after_end_us,
         )
@@ -94,12 +99,21 @@ class _EventWindowBuilder:
 
     def sliding(self, window: Sliding) -> BuiltOperator:
         self._check_emission("sliding", "final", "update", "retract")
-        aggregation = self._typed()
-        kernel = SlidingWindowOperator(
-            self.name, aggregation, self.emission, window, self.shape.lateness_us
-        )
+        emission, aggregation = self.emission, self._typed()
+        waits = emission.mode != "final" and emission.early is None
+        computes_anew = self.untyped.weighted or emission.panes or waits
+        operator = SlidingPaneOperator if computes_anew else SlidingWindowOperator
+        lateness_us = 0 if self._closes_on_time else self.shape.lateness_us
+        kernel = operator(self.name, aggregation, emission, window, lateness_us)
         columns = kernel.result_schema(pl.DataFrame(schema=self.shape.columns))
+        if emission.panes:
+            columns |= PANE_TYPES
         return kernel, columns, aggregation.by
+
+    @property
+    def _closes_on_time(self) -> bool:
+        """Whether a window takes no event after its on-time row."""
+        return self.emission.late is None and self.emission.mode != "final"
 
     def count_window(self, window: CountWindow) -> BuiltOperator:
         self._check_emission("count_window", "final", "update")
@@ -121,12 +135,12 @@ class _EventWindowBuilder:
         if emission.mode not in modes:
             allowed = ", ".join(f'"{mode}"' for mode in modes)
             raise ConfigError(f'{window} cannot emit "{emission.mode}". Choose one of {allowed}.')
-        by_batch = (emission.early in (None, EachBatch()), emission.late == EachBatch())
-        if emission.panes or not all(by_batch):
-            raise ConfigError(
-                f"{window} emits with every batch what that changed, and has no panes. Leave early, "
-                "late and panes out of emit."
-            )
+        for name, trigger in (("early", emission.early), ("late", emission.late)):
+            if trigger not in (None, EachBatch()):
+                raise ConfigError(
+                    f"{window} emits with every batch what that changed, or nothing: emit's {name} is "
+                    f'"batch" or None. For rows at other times, window what it emits by time.'
+                )
 
     def _typed(self, *taken: str) -> Aggregation:
         for name in (*self.untyped.by, *self.untyped.names):
