@@ -13,6 +13,7 @@ from millstream.kernels.frames import ORDER, TIME, visible
 from millstream.kernels.operator import Operator
 from millstream.kernels.sessions.operator import SessionOperator
 from millstream.kernels.sessions.panes import OVERLAPS, SessionPanes
+from millstream.kernels.sessions.signed_sessions import SignedSessionOperator
 from millstream.kernels.sessions.spans import END, EXPIRED_END, START, TILL, SessionWindow
 from millstream.kernels.trigger import EachBatch, EmitStrategy
 from millstream.kernels.windows.count_windows import NUMBER, CountWindow, CountWindowOperator
@@ -37,11 +38,6 @@ def aggregate_event_windows(
 ) -> tuple[Operator, StreamShape]:
     """Build the operator of windows that depend on the events; the aggregates' names are checked."""
     signed = shape.mode == "retract"
-    if signed and not isinstance(window, Sliding):
-        raise ConfigError(
-            f'{window} comes after emit("retract"), whose rows take others back. It takes rows that '
-            'stay: emit "final" there.'
-        )
     builder = _EventWindowBuilder(
         shape,
         emission,
@@ -70,6 +66,11 @@ class _EventWindowBuilder:
     name: str
     untyped: Aggregation
 
+    @property
+    def signed(self) -> bool:
+        """Whether the rows that come may be taken back."""
+        return self.untyped.weighted
+
     def window_key(self, window: EventWindow) -> tuple[str, ...]:
         """Return the columns that distinguish the rows of a key in a view, besides the key of the stream.
 
@@ -82,6 +83,8 @@ class _EventWindowBuilder:
         )
 
     def session(self, window: SessionWindow) -> BuiltOperator:
+        if self.signed:
+            self._check_signed_session(window)
         aggregation = self._typed(OVERLAPS)
         if window.gap is not None:
             self._check_gap(window.gap)
@@ -95,13 +98,30 @@ class _EventWindowBuilder:
         columns = self._results(panes)
         panes = replace(panes, result_schema=tuple(columns.items()), empty=self._empty(aggregation))
         rows = tuple(self.shape.columns.items()) if self.emission.late_policy == "side" else ()
-        return SessionOperator(self.name, window, panes, rows), columns, aggregation.by
+        operator = SignedSessionOperator if self.signed else SessionOperator
+        return operator(self.name, window, panes, rows), columns, aggregation.by
+
+    def _check_signed_session(self, window: SessionWindow) -> None:
+        """Make sure that what is asked of sessions is defined where events may be taken back."""
+        after = f'{window} comes after emit("retract"), whose rows take others back'
+        if window.strict:
+            raise ConfigError(
+                f"{after}, with strict=True: what it calls late would depend on events that are gone. Leave "
+                'strict out, and look at overlaps_closed; or emit "final" above.'
+            )
+        if self.emission.panes or not self.emission.suppress_unchanged:
+            what = "panes=True" if self.emission.panes else "suppress_unchanged=False"
+            raise ConfigError(
+                f"{after}. It emits how its sessions change, without panes: leave {what} out of emit, or "
+                'emit "final" above.'
+            )
+        self._check_triggers("session over rows that are taken back")
 
     def sliding(self, window: Sliding) -> BuiltOperator:
         self._check_emission("sliding", "final", "update", "retract")
         emission, aggregation = self.emission, self._typed()
         waits = emission.mode != "final" and emission.early is None
-        computes_anew = self.untyped.weighted or emission.panes or waits
+        computes_anew = self.signed or emission.panes or waits
         operator = SlidingPaneOperator if computes_anew else SlidingWindowOperator
         lateness_us = 0 if self._closes_on_time else self.shape.lateness_us
         kernel = operator(self.name, aggregation, emission, window, lateness_us)
@@ -116,7 +136,18 @@ class _EventWindowBuilder:
         return self.emission.late is None and self.emission.mode != "final"
 
     def count_window(self, window: CountWindow) -> BuiltOperator:
+        if self.signed:
+            raise ConfigError(
+                f'{window} comes after emit("retract"), whose rows take others back. A window of so many '
+                "events is made of their order of arrival, so one that is taken back would move all events "
+                'after it to other windows. Emit "final" above; or use windows of time, a session or sliding.'
+            )
         self._check_emission("count_window", "final", "update")
+        if self.emission.panes:
+            raise ConfigError(
+                "count_window emits with every batch what that changed, and has no panes. Leave panes out "
+                "of emit: a window that has its count of rows is complete."
+            )
         if self.emission.late_policy != "drop":
             raise ConfigError(
                 f'count_window comes after late="{self.emission.late_policy}", but no event is late '
@@ -135,7 +166,10 @@ class _EventWindowBuilder:
         if emission.mode not in modes:
             allowed = ", ".join(f'"{mode}"' for mode in modes)
             raise ConfigError(f'{window} cannot emit "{emission.mode}". Choose one of {allowed}.')
-        for name, trigger in (("early", emission.early), ("late", emission.late)):
+        self._check_triggers(window)
+
+    def _check_triggers(self, window: str) -> None:
+        for name, trigger in (("early", self.emission.early), ("late", self.emission.late)):
             if trigger not in (None, EachBatch()):
                 raise ConfigError(
                     f"{window} emits with every batch what that changed, or nothing: emit's {name} is "
