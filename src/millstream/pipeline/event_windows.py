@@ -13,9 +13,12 @@ from millstream.kernels.frames import ORDER, TIME, visible
 from millstream.kernels.operator import Operator
 from millstream.kernels.sessions.operator import SessionOperator
 from millstream.kernels.sessions.panes import OVERLAPS, SessionPanes
+from millstream.kernels.sessions.signed_sessions import SignedSessionOperator
 from millstream.kernels.sessions.spans import END, EXPIRED_END, START, TILL, SessionWindow
 from millstream.kernels.trigger import EachBatch, EmitStrategy
 from millstream.kernels.windows.count_windows import NUMBER, CountWindow, CountWindowOperator
+from millstream.kernels.windows.pane_values import PANE_TYPES
+from millstream.kernels.windows.sliding_panes import SlidingPaneOperator
 from millstream.kernels.windows.sliding_windows import Sliding, SlidingWindowOperator
 from millstream.pipeline.checks import type_of
 from millstream.pipeline.schema import ColumnTypes
@@ -34,13 +37,12 @@ def aggregate_event_windows(
     emission: EmitStrategy,
 ) -> tuple[Operator, StreamShape]:
     """Build the operator of windows that depend on the events; the aggregates' names are checked."""
-    if shape.mode == "retract":
-        raise ConfigError(
-            f"{window} comes after rows of which some take others back. It takes rows that stay: emit "
-            '"final" in the window above, or use one of a fixed length here, such as tumbling.'
-        )
+    signed = shape.mode == "retract"
     builder = _EventWindowBuilder(
-        shape, emission, shape.names.unique(name), Aggregation(by, tuple(aggregates.items()))
+        shape,
+        emission,
+        shape.names.unique(name),
+        Aggregation(by, tuple(aggregates.items()), weighted=signed),
     )
     if isinstance(window, SessionWindow):
         kernel, columns, key = builder.session(window)
@@ -75,6 +77,11 @@ class _EventWindowBuilder:
     name: str
     untyped: Aggregation
 
+    @property
+    def signed(self) -> bool:
+        """Whether the rows that come may be taken back."""
+        return self.untyped.weighted
+
     def window_key(self, window: EventWindow) -> tuple[str, ...]:
         """Return the columns that distinguish the rows of a key in a view, besides the key of the stream.
 
@@ -101,33 +108,71 @@ class _EventWindowBuilder:
         return "" if plain else 'Emit "retract" there, with the same options.'
 
     def session(self, window: SessionWindow) -> BuiltOperator:
+        if self.signed:
+            self._check_signed_session(window)
         aggregation = self._typed(OVERLAPS)
         if window.gap is not None:
             self._check_gap(window.gap)
-        closes_on_time = self.emission.late is None and self.emission.mode != "final"
         panes = SessionPanes(
             self.emission,
             aggregation,
-            0 if closes_on_time else self.shape.lateness_us,
+            0 if self._closes_on_time else self.shape.lateness_us,
             window.window_key,
             window.joins_after_end_us,
         )
         columns = self._results(panes)
         panes = replace(panes, result_schema=tuple(columns.items()), empty=self._empty(aggregation))
         rows = tuple(self.shape.columns.items()) if self.emission.late_policy == "side" else ()
-        return SessionOperator(self.name, window, panes, rows), columns, aggregation.by
+        operator = SignedSessionOperator if self.signed else SessionOperator
+        return operator(self.name, window, panes, rows), columns, aggregation.by
+
+    def _check_signed_session(self, window: SessionWindow) -> None:
+        """Make sure that what is asked of sessions is defined where events may be taken back."""
+        after = f'{window} comes after emit("retract"), whose rows take others back'
+        if window.strict:
+            raise ConfigError(
+                f"{after}, with strict=True: what it calls late would depend on events that are gone. Leave "
+                'strict out, and look at overlaps_closed; or emit "final" above.'
+            )
+        if self.emission.panes or not self.emission.suppress_unchanged:
+            what = "panes=True" if self.emission.panes else "suppress_unchanged=False"
+            raise ConfigError(
+                f"{after}. It emits how its sessions change, without panes: leave {what} out of emit, or "
+                'emit "final" above.'
+            )
+        self._check_triggers("session over rows that are taken back")
 
     def sliding(self, window: Sliding) -> BuiltOperator:
         self._check_emission("sliding", "final", "update", "retract")
-        aggregation = self._typed()
-        kernel = SlidingWindowOperator(
-            self.name, aggregation, self.emission, window, self.shape.lateness_us
-        )
+        emission, aggregation = self.emission, self._typed()
+        waits = emission.mode != "final" and emission.early is None
+        computes_anew = self.signed or emission.panes or waits
+        operator = SlidingPaneOperator if computes_anew else SlidingWindowOperator
+        lateness_us = 0 if self._closes_on_time else self.shape.lateness_us
+        kernel = operator(self.name, aggregation, emission, window, lateness_us)
         columns = kernel.result_schema(pl.DataFrame(schema=self.shape.columns))
+        if emission.panes:
+            columns |= PANE_TYPES
         return kernel, columns, aggregation.by
 
+    @property
+    def _closes_on_time(self) -> bool:
+        """Whether a window takes no event after its on-time row."""
+        return self.emission.late is None and self.emission.mode != "final"
+
     def count_window(self, window: CountWindow) -> BuiltOperator:
+        if self.signed:
+            raise ConfigError(
+                f'{window} comes after emit("retract"), whose rows take others back. A window of so many '
+                "events is made of their order of arrival, so one that is taken back would move all events "
+                'after it to other windows. Emit "final" above; or use windows of time, a session or sliding.'
+            )
         self._check_emission("count_window", "final", "update")
+        if self.emission.panes:
+            raise ConfigError(
+                "count_window emits with every batch what that changed, and has no panes. Leave panes out "
+                "of emit: a window that has its count of rows is complete."
+            )
         if self.emission.late_policy != "drop":
             raise ConfigError(
                 f'count_window comes after late="{self.emission.late_policy}", but no event is late '
@@ -146,12 +191,15 @@ class _EventWindowBuilder:
         if emission.mode not in modes:
             allowed = ", ".join(f'"{mode}"' for mode in modes)
             raise ConfigError(f'{window} cannot emit "{emission.mode}". Choose one of {allowed}.')
-        by_batch = (emission.early in (None, EachBatch()), emission.late == EachBatch())
-        if emission.panes or not all(by_batch):
-            raise ConfigError(
-                f"{window} emits with every batch what that changed, and has no panes. Leave early, "
-                "late and panes out of emit."
-            )
+        self._check_triggers(window)
+
+    def _check_triggers(self, window: str) -> None:
+        for name, trigger in (("early", self.emission.early), ("late", self.emission.late)):
+            if trigger not in (None, EachBatch()):
+                raise ConfigError(
+                    f"{window} emits with every batch what that changed, or nothing: emit's {name} is "
+                    f'"batch" or None. For rows at other times, window what it emits by time.'
+                )
 
     def _typed(self, *taken: str) -> Aggregation:
         for name in (*self.untyped.by, *self.untyped.names):

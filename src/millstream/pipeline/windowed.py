@@ -6,8 +6,6 @@ from dataclasses import replace
 from types import EllipsisType
 from typing import Any, get_args
 
-import polars as pl
-
 from millstream.choices import choose
 from millstream.errors import ConfigError
 from millstream.kernels.aggregates.protocol import Aggregate
@@ -17,7 +15,7 @@ from millstream.kernels.operator import Operator
 from millstream.kernels.trigger import EachBatch, EmitStrategy, Mode, Trigger
 from millstream.kernels.windows.assigners import WindowAssigner
 from millstream.kernels.windows.final import FinalWindowOperator
-from millstream.kernels.windows.pane_values import PANE_COLUMNS
+from millstream.kernels.windows.pane_values import PANE_COLUMNS, PANE_TYPES
 from millstream.kernels.windows.panes import PaneWindowOperator
 from millstream.kernels.windows.window_operator import WindowOperator
 from millstream.pipeline.aggregate_types import check_aggregates
@@ -124,10 +122,5 @@ def _typed(kernel: WindowOperator, columns: ColumnTypes) -> tuple[Any, ColumnTyp
     results = kernel.result_rows(merged)
     result_columns = {name: results.schema[name] for name in visible(results.columns)}
     if kernel.emission.panes:
-        result_columns |= _PANE_TYPES
+        result_columns |= PANE_TYPES
     return kernel, result_columns
-
-
-_PANE_TYPES: ColumnTypes = dict(
-    zip(PANE_COLUMNS, (pl.String(), pl.Int64(), pl.Boolean(), pl.Boolean()), strict=True)
-)

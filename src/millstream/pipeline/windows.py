@@ -167,6 +167,11 @@ def session(
 
     An event is too late when its own session, from its time to its gap after it, has expired for
     its partition and no session that is still open covers it.
+
+    Over rows that take others back (``emit("retract")`` above) a session is parted when the event that
+    joined it is taken back. The events of open sessions are then kept one by one, a row is late when its
+    own session has expired, and windows over the result are complete a gap later. ``strict`` and panes are
+    refused there.
     """
     gap_us = _longest_gap_us(gap, max_gap)
     length_us = None if max_length is None else positive_us(max_length, "session's max_length")
@@ -207,7 +212,9 @@ def sliding(size: Duration) -> Sliding:
     size PRECEDING AND CURRENT ROW``. ``window_end`` is the event's own time. With ``"final"`` the row
     comes when nothing that it counts can come any more; with ``"update"`` or ``"retract"`` with the
     batch that brought the event, and again for each late event that it counts. An event is too late
-    when its partition has passed its time by more than the lateness.
+    when its partition has passed its time by more than the lateness. Over rows that take others back,
+    a retraction takes one row of its time away, and its values out of those that look back on it.
+    ``early`` and ``late`` of emit are ``"batch"`` or None.
 
     For windows of one size that begin at regular times, see :func:`millstream.hopping`.
     """
@@ -238,7 +245,9 @@ def count_window(
 
     ``emit("update")`` also shows windows that are still open, with every batch that adds to them.
     ``"retract"`` and ``"discard"`` are not offered: the time of an open window moves with its events, so
-    a row that takes an earlier one back would be late for windows over it.
+    a row that takes an earlier one back would be late for windows over it. Rows that take others back
+    (of ``emit("retract")`` above) are refused: windows are made of the order of arrival, so one event
+    that is taken back would move all that came after it to other windows.
     """
     whole_number(count, 1, 1 << 31, "count_window's count")
     if unbounded is not True:

@@ -35,6 +35,9 @@ _PLACE = "__place"
 _SAYS = "__says"
 _BACK = "__back"
 PANE_COLUMNS = ("pane_kind", "pane_index", "pane_first", "pane_last")
+PANE_TYPES: dict[str, pl.DataType] = dict(
+    zip(PANE_COLUMNS, (pl.String(), pl.Int64(), pl.Boolean(), pl.Boolean()), strict=True)
+)
 
 
 @dataclass(frozen=True)

@@ -53,13 +53,13 @@ from millstream.kernels.windows.aggregate_operator import AggregateOperator
 
 _SLOTS_PER_SIZE = 4
 _SLOT = "__slot"
-_FROM = "__from"  # Int64: the earliest row that an event counts in
-_NEW = "__new"
+FROM = "__from"  # Int64: the earliest row that an event counts in
+NEW = "__new"
 _OLD_VALUE = "__old"
 _KEY = "__key"  # UInt32: the number of a key among those at hand
 _AT = "__at"
 _LOOKS = "__looks"  # Int64: the time that a row looks back from
-_HAS_ROW = pl.col(_FROM) <= pl.col(TIME)
+_HAS_ROW = pl.col(FROM) <= pl.col(TIME)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class SlidingWindowOperator(AggregateOperator):
         if WATERMARK_SEEN in rows.columns:
             found = self._split_late(rows, rows[WATERMARK_SEEN].to_numpy())
             rows, late_rows = found.in_time, found.late.height
-        wanted = [*self._read, WATERMARK_SEEN, SPLIT]
+        wanted = [*self.columns_sent, WATERMARK_SEEN, SPLIT]
         return Prepared(rows.select(name for name in wanted if name in rows.columns), late_rows)
 
     def _split_late(self, rows: pl.DataFrame, seen_us: Int64s) -> late.LateSplit:
@@ -124,7 +124,8 @@ class SlidingWindowOperator(AggregateOperator):
         return late.split_late(rows, seen_us, deadline_us, late.SLIDING)
 
     @property
-    def _read(self) -> list[str]:
+    def columns_sent(self) -> list[str]:
+        """The columns that an event has in state."""
         order = [ORDER] if self.ordered else []
         return [*dict.fromkeys([*self.by, *sorted(self.aggregation.columns_read)]), TIME, *order]
 
@@ -142,7 +143,7 @@ class SlidingWindowOperator(AggregateOperator):
     ) -> OperatorResult:
         """Take the batch's events in; give the rows to emit."""
         result = OperatorResult(counts=Counter())
-        events = self._in_time(inputs.get(0, ()), context, result)
+        events = self.in_time(inputs.get(0, ()), context, result)
         runs = state.runs("events", EACH_ROW)
         ledger = StateLedger(self.name, (runs,), result.counts["held"])
         if self.settles:
@@ -157,7 +158,7 @@ class SlidingWindowOperator(AggregateOperator):
         ledger.check()
         return result
 
-    def _in_time(
+    def in_time(
         self, tables: Sequence[pl.DataFrame], context: BatchContext, result: OperatorResult
     ) -> pl.DataFrame | None:
         kept, late_rows = [], []
@@ -166,8 +167,7 @@ class SlidingWindowOperator(AggregateOperator):
             found = self._split_late(rows.with_columns(pl.Series(WATERMARK_SEEN, seen_us)), seen_us)
             if self.side_output and found.late.height:
                 late_rows.append(self._side_output(found.late))
-            first = pl.max_horizontal(TIME, pl.col(WATERMARK_SEEN) - self.lateness_us)
-            in_time = found.in_time.select(*self._read, first.alias(_FROM))
+            in_time = found.in_time.select(*self.event_columns)
             result.counts.update(held=in_time.height, late=found.late.height)
             kept.append(in_time)
         if late_rows:
@@ -176,6 +176,12 @@ class SlidingWindowOperator(AggregateOperator):
         if events is None or not events.height:
             return None
         return events.with_columns(pl.Series(HASH, hash_columns(events, self.by, context.seed)))
+
+    @property
+    def event_columns(self) -> list[str | pl.Expr]:
+        """What is kept of an event, besides the hash of its key."""
+        first = pl.max_horizontal(TIME, pl.col(WATERMARK_SEEN) - self.lateness_us)
+        return [*self.columns_sent, first.alias(FROM)]
 
     def _side_output(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return late events as the side output has them; the window is the event's own."""
@@ -241,35 +247,35 @@ class SlidingWindowOperator(AggregateOperator):
         size_us = self.window.size_us
         first_us = int(due[TIME].min()) - size_us  # type: ignore[arg-type]
         last_us = int(due[TIME].max()) + size_us  # type: ignore[arg-type]
-        known = self._known(runs, sorted_distinct(due[HASH].to_numpy()), first_us, last_us)
-        parts = [] if known is None else [known.with_columns(pl.lit(0, pl.Int64).alias(_NEW))]
+        known = self.known(runs, sorted_distinct(due[HASH].to_numpy()), first_us, last_us)
+        parts = [] if known is None else [known.with_columns(pl.lit(0, pl.Int64).alias(NEW))]
         if events is not None:
-            parts.append(events.with_columns(pl.lit(1, pl.Int64).alias(_NEW)))
-        values = self._values(pl.concat([part.select(parts[0].columns) for part in parts]))
-        is_due = (pl.col(TIME) >= since) | (pl.col(_NEW) > 0)
+            parts.append(events.with_columns(pl.lit(1, pl.Int64).alias(NEW)))
+        values = self.values(pl.concat([part.select(parts[0].columns) for part in parts]))
+        is_due = (pl.col(TIME) >= since) | (pl.col(NEW) > 0)
         values = values.filter(is_due & (pl.col(TIME) < until) & _HAS_ROW)
-        return self._rows(values) if values.height else None
+        return self.rows(values) if values.height else None
 
     def _changed(self, runs: SortedRuns, events: pl.DataFrame) -> pl.DataFrame | None:
         """Return the rows of new events, and of held events that count new ones."""
         size_us = self.window.size_us
         first_us = int(events[TIME].min()) - size_us  # type: ignore[arg-type]
         last_us = int(events[TIME].max()) + size_us  # type: ignore[arg-type]
-        known = self._known(runs, sorted_distinct(events[HASH].to_numpy()), first_us, last_us)
-        came = events.with_columns(pl.lit(1, pl.Int64).alias(_NEW))
+        known = self.known(runs, sorted_distinct(events[HASH].to_numpy()), first_us, last_us)
+        came = events.with_columns(pl.lit(1, pl.Int64).alias(NEW))
         if known is None:
-            values = self._values(came).filter(_HAS_ROW)
-            return self._signed(self._rows(values), 1) if values.height else None
-        known = known.with_columns(pl.lit(0, pl.Int64).alias(_NEW))
+            values = self.values(came).filter(_HAS_ROW)
+            return self._signed(self.rows(values), 1) if values.height else None
+        known = known.with_columns(pl.lit(0, pl.Int64).alias(NEW))
         order = [HASH, *self.by, TIME]
         known = known.sort(order, maintain_order=True)
         marked = pl.concat([known, came.select(known.columns)])
-        marked = marked.with_columns((pl.col(_NEW) == 1).alias(_OLD_VALUE))
+        marked = marked.with_columns((pl.col(NEW) == 1).alias(_OLD_VALUE))
         marked = marked.sort([*order, _OLD_VALUE], maintain_order=True)
-        values = self._values(marked).with_columns(marked[_OLD_VALUE]).filter(_HAS_ROW)
-        now = self._rows(values).with_columns(values[_OLD_VALUE])
-        before = self._rows(self._values(known).filter(_HAS_ROW))
-        return self._corrections(now, before, values[_NEW] > 0)
+        values = self.values(marked).with_columns(marked[_OLD_VALUE]).filter(_HAS_ROW)
+        now = self.rows(values).with_columns(values[_OLD_VALUE])
+        before = self.rows(self.values(known).filter(_HAS_ROW))
+        return self._corrections(now, before, values[NEW] > 0)
 
     def _corrections(
         self, now: pl.DataFrame, before: pl.DataFrame, touched: pl.Series
@@ -302,7 +308,7 @@ class SlidingWindowOperator(AggregateOperator):
             return signed
         return signed.with_columns(pl.lit(sign < 0).alias(REPLACED))
 
-    def _known(
+    def known(
         self, runs: SortedRuns, hashes: Hashes, first_us: int, last_us: int
     ) -> pl.DataFrame | None:
         """Return what is held of these keys in ``[first, last]``."""
@@ -315,42 +321,47 @@ class SlidingWindowOperator(AggregateOperator):
         found = [rows for rows in found if rows.height]
         return pl.concat(found) if found else None
 
-    def _values(self, events: pl.DataFrame) -> pl.DataFrame:
+    def values(self, events: pl.DataFrame) -> pl.DataFrame:
         """Aggregate over what each event looks back on; in the order of key and time."""
         ordered = events.sort([HASH, *self.by, TIME], maintain_order=True)
         # Keys go by a number: keys may share a hash, and polars gives groups in an order of its own.
         number = ordered.select(pl.struct(HASH, *self.by).rle_id().alias(_KEY)).to_series()
         ordered = ordered.with_row_index(_AT).with_columns(number)
-        some_only = ordered.select((pl.col(_FROM) > pl.col(TIME)).any().over(_KEY)).to_series()
+        some_only = ordered.select((pl.col(FROM) > pl.col(TIME)).any().over(_KEY)).to_series()
         values = self._rolled(ordered.filter(~some_only))
         if some_only.any():
             values = pl.concat([values, self._joined_pairs(ordered.filter(some_only))])
         types = {n: t for n, t in self.aggregation.schema if n in values.columns}
         values = values.sort(_AT).cast(types)  # type: ignore[arg-type]
-        return ordered.select(HASH, *self.by, TIME, _FROM).hstack(values.drop(_AT))
+        return ordered.select(*self.row_columns).hstack(values.drop(_AT))
+
+    @property
+    def row_columns(self) -> list[str]:
+        """The columns of an event that go with its values."""
+        return [HASH, *self.by, TIME, FROM]
 
     def _rolled(self, events: pl.DataFrame) -> pl.DataFrame:
         """Aggregate for keys whose events count in all the rows that look back on them."""
         period = f"{self.window.size_us}i"
         rolled = events.rolling(TIME, period=period, closed="both", group_by=_KEY)
-        made = rolled.agg(*self._partials).sort(_KEY, maintain_order=True)
+        made = rolled.agg(*self.partials).sort(_KEY, maintain_order=True)
         return made.drop(_KEY, TIME).hstack([events[_AT]])
 
     @property
-    def _partials(self) -> list[pl.Expr]:
-        return [*self.aggregation.partial_expressions, pl.col(_NEW).sum()]
+    def partials(self) -> list[pl.Expr]:
+        return [*self.aggregation.partial_expressions, pl.col(NEW).sum()]
 
     def _joined_pairs(self, events: pl.DataFrame) -> pl.DataFrame:
         """Aggregate for keys whose events do not count in all the rows that look back on them."""
         rows = events.select(_AT, _KEY, pl.col(TIME).alias(_LOOKS))
         pairs = rows.join(events.drop(_AT), on=_KEY, maintain_order="left_right")
         back_to = pl.col(_LOOKS) - self.window.size_us
-        counts = (pl.col(_FROM) <= pl.col(_LOOKS)) & (pl.col(TIME) >= back_to)
-        made = pairs.filter(counts).group_by(_AT).agg(*self._partials)
+        counts = (pl.col(FROM) <= pl.col(_LOOKS)) & (pl.col(TIME) >= back_to)
+        made = pairs.filter(counts).group_by(_AT).agg(*self.partials)
         made = events.select(_AT).join(made, on=_AT, how="left", maintain_order="left")
         return made.select(*made.columns[1:], _AT)
 
-    def _rows(self, values: pl.DataFrame) -> pl.DataFrame:
+    def rows(self, values: pl.DataFrame) -> pl.DataFrame:
         return values.select(*self._span(), *self.by, *self.aggregation.results, TIME)
 
     def _span(self) -> list[pl.Expr]:
@@ -361,11 +372,12 @@ class SlidingWindowOperator(AggregateOperator):
 
     def result_schema(self, events: pl.DataFrame) -> dict[str, pl.DataType]:
         """Find the types of the output, given the columns of no events."""
-        own = {TIME: pl.Int64(), ORDER: pl.Int64(), HASH: pl.UInt64(), _NEW: pl.Int64()}
+        own = {TIME: pl.Int64(), ORDER: pl.Int64(), HASH: pl.UInt64(), NEW: pl.Int64()}
+        own |= {DIFF: pl.Int8()}
         none = pl.DataFrame(schema={**events.schema, **own})
         made = none.group_by(HASH, *self.by).agg(
             *self.aggregation.partial_expressions,
             pl.col(TIME).first(),
         )
         types = {n: t for n, t in self.aggregation.schema if n in made.columns}
-        return dict(self._rows(made.cast(types)).drop(TIME).schema)  # type: ignore[arg-type]
+        return dict(self.rows(made.cast(types)).drop(TIME).schema)  # type: ignore[arg-type]

@@ -291,8 +291,8 @@ LOSSES = [
     ("count sliding", "windows.count_windows:CountWindowOperator._partials"),
     ("count sliding", "windows.count_windows:CountWindowOperator._heads"),
     ("count with timeout", "windows.count_windows:CountWindowOperator._merged"),
-    ("sliding", "windows.sliding_windows:SlidingWindowOperator._rows"),
-    ("sliding", "windows.sliding_windows:SlidingWindowOperator._known"),
+    ("sliding", "windows.sliding_windows:SlidingWindowOperator.rows"),
+    ("sliding", "windows.sliding_windows:SlidingWindowOperator.known"),
 ]
 
 
