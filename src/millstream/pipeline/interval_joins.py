@@ -8,6 +8,7 @@ from millstream.choices import choose
 from millstream.durations import Duration, format_us, to_signed_us
 from millstream.errors import ConfigError
 from millstream.kernels.joins.interval_join import IntervalJoin, IntervalJoinKind, UnmatchedEmit
+from millstream.kernels.joins.join_input import JoinedColumns
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.table_joins import JoinKeys, On, join_keys, joined_columns
 
@@ -62,9 +63,16 @@ def build_interval_join(
         key=_key(left, keys),
         mode="retract" if emit == "eager" else None,
         window_key=(),
+        stable=_stable(columns, how) if emit == "eager" else (),
         names=left.names,
     )
     return kernel, shape
+
+
+def _stable(columns: JoinedColumns, how: IntervalJoinKind) -> tuple[str, ...]:
+    """Return the columns that a row without a partner and the pair that replaces it have in common."""
+    sides = {"left": (columns.left,), "right": (columns.right,)}.get(how, ())
+    return tuple(name for side in sides for name in side.names)
 
 
 def _key(left: StreamShape, keys: JoinKeys) -> tuple[str, ...]:

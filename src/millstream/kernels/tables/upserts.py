@@ -89,9 +89,9 @@ class Upserts:
         for name in self.by:
             if rows[name].null_count():
                 raise UnusableRowError(f"the key {name!r} is null")
-        tie = rows[ORDER] if ORDER in rows.columns else _digest(rows)
         named = [rows[name] for name, _ in self.columns]
         deleted = self._deleted(rows)
+        tie = rows[ORDER] if ORDER in rows.columns else _digest(rows, deleted)
         if deleted.any():
             # What is no longer wanted is not kept.
             named = [
@@ -225,6 +225,6 @@ def _nulls(like: pl.Series) -> pl.Series:
     return pl.Series(like.name, [None], dtype=like.dtype).new_from_index(0, len(like))
 
 
-def _digest(rows: pl.DataFrame) -> pl.Series:
+def _digest(rows: pl.DataFrame, deleted: pl.Series) -> pl.Series:
     """Return a number by which rows of one time are ordered that have no place in the log."""
-    return pl.Series(digest_rows([rows[name] for name in visible(rows.columns)]))
+    return pl.Series(digest_rows([*(rows[name] for name in visible(rows.columns)), deleted]))
