@@ -17,6 +17,7 @@ from millstream.kernels.arrays import Int64s
 Direction = Literal["backward", "forward", "nearest"]
 NO_MATCH = -1
 _NUMBER = "__number"
+_ONE = "__one"
 
 
 def key_numbers(
@@ -26,11 +27,12 @@ def key_numbers(
 
     NaN is equal to NaN, and -0.0 to 0.0, as in joins; right keys are numbered as they come.
     """
-    names = list(keys)
-    known = right[names].unique(maintain_order=True).with_row_index(_NUMBER)
+    names = [*keys, _ONE]
+    # With a second column: polars merges by a single one of floats that is sorted, and finds no NaN there.
+    left, right = (rows[list(keys)].with_columns(pl.lit(1).alias(_ONE)) for rows in (left, right))
+    known = right.unique(maintain_order=True).with_row_index(_NUMBER)
     left_numbers, right_numbers = (
-        rows[names]
-        .join(known, on=names, how="left", nulls_equal=equal, maintain_order="left")[_NUMBER]
+        rows.join(known, on=names, how="left", nulls_equal=equal, maintain_order="left")[_NUMBER]
         .cast(pl.Int64)
         .fill_null(NO_MATCH)
         .to_numpy()

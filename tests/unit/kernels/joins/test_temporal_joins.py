@@ -15,6 +15,7 @@ import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError
 from millstream.kernels.frames import DELETED, HASH, TIME
+from millstream.kernels.joins.asof_match import key_numbers
 from millstream.kernels.joins.versions import TIE, Horizon, Versions
 from millstream.kernels.state.keyhash import hash_columns
 from millstream.kernels.state.operator_state import OperatorState
@@ -275,3 +276,10 @@ def test_what_cannot_be_joined_is_refused_where_it_is_declared(build, message):
     with pytest.raises(ConfigError) as refused:
         build(stream, quotes, table)
     assert message in str(refused.value)
+
+
+def test_a_key_that_is_not_a_number_matches_itself():
+    """polars merges by a single sorted column of floats, in which NaN is not equal to NaN."""
+    left, right = pl.DataFrame({"k": [float("nan")]}), pl.DataFrame({"k": [1.0, float("nan")]})
+    numbers = key_numbers(left, right, ["k"], nulls_equal=False)
+    assert [list(each) for each in numbers] == [[1], [0, 1]]
