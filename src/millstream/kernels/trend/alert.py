@@ -223,21 +223,16 @@ class _KeyStates:
         states = [AlertState() for _ in range(keys.height)]
         firing = self.firing.look_up(sorted_distinct(firsts[HASH].to_numpy()))
         if firing is not None:
-            for number in self._matching(numbered, firing, names)[_NUMBER]:
+            for number in _matching(numbered, firing, names)[_NUMBER]:
                 states[number].firing = True
         for slot, part in self.operator.slots.divide(firsts, firsts[START].to_numpy()):
             hashes = sorted_distinct(part[HASH].to_numpy())
             runs = concat_present(list(self.pending.look_up(slot, hashes)))
             if runs is not None:
-                found = self._matching(numbered, runs, [*names, _END])
+                found = _matching(numbered, runs, [*names, _END])
                 for number, run, end in found.select(_NUMBER, _RUN, _END).iter_rows():
                     states[number] = AlertState(states[number].firing, run, end)
         return states
-
-    def _matching(self, numbered: pl.DataFrame, held: pl.DataFrame, on: list[str]) -> pl.DataFrame:
-        if not on:  # there is one key, which is in both
-            return numbered.join(held, how="cross")
-        return numbered.join(held, on=on, nulls_equal=True, maintain_order="left")
 
     def _keep(
         self, firsts: pl.DataFrame, before: list[AlertState], after: list[AlertState]
@@ -268,13 +263,15 @@ class _KeyStates:
                 self.events_out += self.pending.drop_slot(slot)
 
 
+def _matching(rows: pl.DataFrame, held: pl.DataFrame, on: list[str]) -> pl.DataFrame:
+    return rows.join(held, on=on, nulls_equal=True, maintain_order="left")
+
+
 def _key_numbers(rows: pl.DataFrame, by: Sequence[str]) -> tuple[list[int], pl.Series]:
     """Return the number of each row's key, and where each key comes first."""
-    if not by:
-        return [0] * rows.height, pl.Series([0][: rows.height], dtype=pl.UInt32)
     keys = numbered_keys(rows, by)
-    first = keys.select(pl.int_range(pl.len(), dtype=pl.UInt32).first().over(keys.columns))
-    places = first.to_series()
+    numbered = keys.with_row_index(_NUMBER)
+    places = numbered.select(pl.col(_NUMBER).first().over(keys.columns)).to_series()
     firsts = places.unique(maintain_order=True)
     number = {place: count for count, place in enumerate(firsts.to_list())}
     return [number[place] for place in places.to_list()], firsts

@@ -141,5 +141,10 @@ def in_window_order(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def numbered_keys(rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Return the key columns under numbers: polars takes a name such as ``^a.*$`` for a pattern."""
+    """Return the key columns under numbers: polars takes a name such as ``^a.*$`` for a pattern.
+
+    Where there are none, all rows have one key, and a column for it.
+    """
+    if not by:
+        return pl.DataFrame({"0": pl.zeros(rows.height, pl.Int8, eager=True)})
     return pl.DataFrame({str(number): rows[name] for number, name in enumerate(by)})
