@@ -22,6 +22,10 @@ sliding, rows due    rows not settled  in time for a row            the settled 
 exact deduplication  ids               emitted with an id           when nothing can repeat them
 Bloom filters        ids               emitted with an id           with their generation
 budgets              money             granted, less refunds        with a day that is over
+compare              rows              added, less taken back       no window is compared with theirs
+                                                                    any more
+alerts               rows, alerts      added, less taken back;      of a window that is over; resolved;
+                     that fire, runs   fired; begun or longer       their next window is over
 ===================  ================  ===========================  ==================================
 
 Windows in ``discard`` panes whose rows name their pane keep numbers of panes, and are counted by
