@@ -59,7 +59,7 @@ def trend_app(mode="final", **options):
         for_windows=2,
     )
     alerts.view("alerts")
-    alerts.to("out")
+    alerts.to("out", partitions=1)
     return app
 
 
@@ -172,7 +172,7 @@ def plain_app(window, for_windows, by, emit=None, **options):
         for_windows=for_windows,
     )
     alerts.view("alerts")
-    alerts.to("out")
+    alerts.to("out", partitions=1)
     return app
 
 
@@ -199,7 +199,7 @@ def events_near_a_change(draw):
 
 
 def bag(topic):
-    """The rows that are left of a topic's, which add rows and take them back."""
+    """The rows that are left of those that a topic of one partition adds and takes back, in their order."""
     left = Counter()
     for row in topic.drop("partition", "offset", "key", "timestamp").to_dicts():
         sign = row.pop("_diff", None) or 1

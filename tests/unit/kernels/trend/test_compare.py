@@ -53,7 +53,7 @@ def app_of(
     rows.view("rows")
     trend = rows.compare("n", to=to, zone=zone)
     trend.view("trend")
-    trend.to("out")
+    trend.to("out", partitions=1)
     return app
 
 
@@ -270,7 +270,7 @@ def histories(draw):
 
 
 def bag(topic):
-    """The rows that are left of a topic's, which add rows and take them back."""
+    """The rows that are left of those that a topic of one partition adds and takes back, in their order."""
     left = Counter()
     for row in topic.drop("partition", "offset", "key", "timestamp").to_dicts():
         sign = row.pop("_diff", None) or 1
