@@ -59,6 +59,7 @@ from millstream.pipeline.temporal_joins import (
     build_asof_join,
     build_lookup,
 )
+from millstream.pipeline.trend import build_alert, build_compare
 from millstream.pipeline.upserts import RowsKept, build_upserts, check_all_kept, table_shape
 from millstream.pipeline.versions import TableOrigin
 from millstream.pipeline.windowed import aggregate_windows, emit_strategy
@@ -547,6 +548,102 @@ class Stream(Collection):
         columns = self.shape.key if by is None else self.shape.key_columns(by, "window's by")
         stream = replace(self, shape=self.shape.as_changes("window"))
         return Windowed(stream, window, columns, name)
+
+    # ── trends ──────────────────────────────────────────────────────────────────────────────
+
+    def compare(
+        self,
+        columns: str | Sequence[str],
+        *,
+        to: str,
+        zone: str | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Put each result of a window beside that of an earlier window: the same hour a week ago.
+
+        ::
+
+            hourly = events.window(ms.tumbling("1 hour"), by="page").agg(n=ms.count())
+            hourly.compare("n", to="1 week", zone="America/New_York").view("trend")
+
+        For each column ``n`` the rows get ``n_before``, the value of the window of the same ``by`` columns
+        that begins at the same local time so many days or months earlier, and ``n_ratio``, the value now
+        divided by that, as Float64.
+
+        Args:
+            columns: What is compared: a column of numbers, or several.
+            to: How far back: ``"1 day"``, ``"1 week"``, ``"1 month"``, ``"1 year"``, or several of these.
+            zone: The time zone of the local time; by default that of calendar windows, else ``"UTC"``.
+                Tumbling windows are cut in UTC: longer ones than the step by which the zone's clocks change
+                have nothing before them for a while after each change. Use calendar windows then.
+            name: The step's name.
+
+        Both are null where there is no earlier window: it had no events, the clocks or the calendar of that
+        day do not have the local time (the 31st, a skipped hour), or it is before the first event that was
+        read. That is not a window of 0: of an earlier 0 the ratio is infinite, with the sign of the value now,
+        and null if that is 0, too. A null on either side gives a null ratio. Where the clocks of the earlier
+        day show the time twice, the second showing is compared with the second one of a day that has two, and
+        the first with everything else. Windows of whole days are compared by their date.
+
+        Guarantees: a row comes with its window's result and waits for nothing. After ``emit("final")`` it
+            comes once. After ``"update"``, ``"retract"`` or ``late="correct"``, a correction of either
+            window takes the row back, and gives it anew: the result is as of ``emit("retract")``. State
+            is one row for each key and window of as long as it goes back.
+
+        Raises:
+            ConfigError: the rows are not results of tumbling or calendar windows, or may be early or parts
+                of them; a column is not there, or not a number.
+        """
+        kernel, shape = build_compare(self.node, self.shape, columns, to=to, zone=zone, name=name)
+        return self._operator(kernel, shape)
+
+    def alert(
+        self,
+        *,
+        when: Column,
+        recover: Column,
+        for_windows: int = 1,
+        name: str | None = None,
+    ) -> Stream:
+        """Say when something begins to be wrong, and when it is right again, key by key.
+
+        ::
+
+            trend.alert(
+                when=(pl.col("n_ratio") > 1.3) & (pl.col("n") >= 50),
+                recover=pl.col("n_ratio") < 1.1,
+                for_windows=2,
+            ).to("alerts")
+
+        Only the rows of transitions come out, with the column ``alert``: ``"firing"`` on the row with which
+        ``when`` has been true for ``for_windows`` windows in a row, then ``"resolved"`` on the first one
+        after it for which ``recover`` is true, and so on. The key are the ``by`` columns of the windows, and
+        rows of a key are taken in the order of their windows.
+
+        Args:
+            when: The condition; null counts as false. Put the least that is worth an alert into it.
+            recover: The condition under which a firing alert is resolved; null counts as false. It is not
+                looked at while nothing fires, nor is ``when`` while it does.
+            for_windows: For how many windows, one right after the other, ``when`` must be true. A row for
+                which it is not, or a window without a row, begins the count anew; so do rows that a filter
+                before it left out.
+            name: The step's name.
+
+        A window without a row resolves nothing: a key that fires and has no more events goes on firing, and
+        is a row of state. To resolve it, give the windows rows: send something for each key.
+
+        Guarantees: after ``emit("final")`` a row comes once. After ``"update"``, ``"retract"`` or
+            ``late="correct"``, a correction takes back the alerts that it makes wrong, and gives those
+            that are right: the result is as of ``emit("retract")``.
+
+        Raises:
+            ConfigError: the rows are not results of tumbling or calendar windows, or are parts of them; a
+                condition does not fit the columns.
+        """
+        kernel, shape = build_alert(
+            self.node, self.shape, when=when, recover=recover, for_windows=for_windows, name=name
+        )
+        return self._operator(kernel, shape)
 
     # ── Spark ───────────────────────────────────────────────────────────────────────────────
 

@@ -24,6 +24,10 @@ Bloom filters        ids               emitted with an id           with their g
 interval joins       rows              in time, and not past their  alone; with their slot, of whose rows
                                        end                          the others must have had a partner
 budgets              money             granted, less refunds        with a day that is over
+compare              rows              added, less taken back       no window is compared with theirs
+                                                                    any more
+alerts               rows, alerts      added, less taken back;      of a window that is over; resolved;
+                     that fire, runs   fired; begun or longer       their next window is over
 ===================  ================  ===========================  ==================================
 
 Windows in ``discard`` panes whose rows name their pane keep numbers of panes, and are counted by

@@ -123,10 +123,12 @@ def _around_day(windows: Calendar, day: int) -> Int64s:
     zone = ZoneInfo(windows.tz)
     local = windows.around((_ORIGIN + timedelta(days=day)).date())
     last = None if windows.unit == "minute" else 1  # a day begins when its midnight first comes
-    return np.unique(np.array([t for at in local for t in _instants(at, zone)[:last]], np.int64))
+    return np.unique(
+        np.array([t for at in local for t in local_instants(at, zone)[:last]], np.int64)
+    )
 
 
-def _instants(at: datetime, zone: ZoneInfo) -> list[int]:
+def local_instants(at: datetime, zone: ZoneInfo) -> list[int]:
     """Return the instants at which a zone's clocks show a local time: one or two.
 
     A time that they skip gives the instant of the change.

@@ -1,0 +1,1 @@
+"""Results of windows beside earlier ones, and alerts on them."""
