@@ -480,3 +480,37 @@ def test_the_order_of_arrival_changes_nothing(how):
     expected = rows_of(check(setup, rows))
     for seed in range(4):
         assert rows_of(check(setup, rows[::-1], batches=4, seed=seed)) == expected
+
+
+@pytest.mark.parametrize("emit", ["final", "eager"])
+@pytest.mark.parametrize("how", ["left", "right"])
+def test_the_output_watermark_waits_for_rows_alone(rows_given, how, emit):
+    bounds = {"left": (0, 60), "right": (-60, 0)}[how]
+    setup = Setup(*bounds, how, emit, topics="one")
+    rows = [Given(how[0], at, str(at), at) for at in range(0, 200, 5)]
+    # Partners that come late in the interval: of eager rows, what was alone is taken back then.
+    other = "r" if how == "left" else "l"
+    rows += [Given(other, at + 55, str(at), at) for at in range(0, 200, 50)]
+    rows.sort(key=lambda row: row.at)
+    app, stream = joined(setup)
+    stream.window(ms.tumbling("5 seconds"), by=(), name="windows").agg(rows=ms.count()).to("out")
+    expected = Counter()
+    for row, count in model(setup, rows)[0].items():
+        expected[instant(row[-1] // 5 * 5)] += count
+    for batches in (1, 20, 40):
+        out = rows_given(app, inputs(setup, rows), batches=batches, seed=batches)
+        assert out.books["windows"]["late"] == 0
+        assert dict(out.rows["to(out)"].select("window_start", "rows").iter_rows()) == expected
+
+
+def test_a_row_waits_for_the_lateness_of_its_partners(rows_given):
+    rows = [Given("l", 10, "a", 1), Given("r", 15, "b", 2), Given("r", 10, "a", 3)]
+    rows += [Given("l", 15, "c", 4), Given("l", 15, "d", 5)]
+    for lateness, late in (((0, 5), 0), ((5, 0), 1)):
+        setup = Setup(0, 0, "left", lateness=lateness)
+        check_frames(rows_given, setup, rows, batches=5)
+        assert model(setup, rows)[1] == late
+    # The left row is due at 10 + 0, and the right one in time until 15: it is held until then.
+    for seed in range(8):
+        setup = Setup(0, 0, "left", lateness=(0, 5))
+        check_frames(rows_given, setup, rows, batches=8, seed=seed)
