@@ -204,6 +204,8 @@ def test_a_view_behind_steps_is_what_they_make_of_the_rows_that_are_left(
 ):
     app, windows = counted(kind, emit)
     windows.view("first")
+    if "failing" in steps:  # a row whose replacement fails stays in a view of updates
+        steps = [*steps, "filter"]
     after(steps, windows, [])[0].view(
         "then", key=["window_end", "key"] if kind != "session" else None
     )
@@ -213,11 +215,14 @@ def test_a_view_behind_steps_is_what_they_make_of_the_rows_that_are_left(
     assert in_order(left_in(out, "then")) == in_order(expected)
 
 
-def second(rows, by, size):
-    """Count and sum rows by window and columns, as a table of them would give."""
+def second(rows, by, size, *, included):
+    """Count and sum rows by window and columns, as a table of them would give.
+
+    The time of a row is the last of its window, whose end is ``included`` in it, or is not.
+    """
     groups = defaultdict(list)
     for row in rows:
-        time = row["window_end"] - timedelta(microseconds=1)
+        time = row["window_end"] - timedelta(microseconds=0 if included else 1)
         start = time - (time - START) % size
         groups[start, *(row[name] for name in by)].append(row)
     return [
@@ -257,7 +262,7 @@ def test_a_window_behind_steps_adds_up_the_rows_that_are_left(
     totals.view("then")
     out = testing.run(app, {"events": [*events(drawn), ENDED]}, **batching)
     rows = after(steps, windows, left_in(out, "first"))[1]
-    expected = second(rows, by, size)
+    expected = second(rows, by, size, included=kind == "sliding")
     if filtered:
         expected = [row for row in expected if row["total"] > 1]
     assert in_order(left_in(out, "then")) == in_order(expected)
@@ -282,6 +287,7 @@ def with_sinks(app, windows, seen):
     direct.foreach(note)
 
 
+@pytest.mark.not_in_lane("one_bit_hashes", "the rows of keys that share a hash have no order")
 @settings(max_examples=some(40))
 @given(
     drawn_events,
