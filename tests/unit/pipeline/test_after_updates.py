@@ -204,6 +204,8 @@ def test_a_view_behind_steps_is_what_they_make_of_the_rows_that_are_left(
 ):
     app, windows = counted(kind, emit)
     windows.view("first")
+    if "failing" in steps:  # a row whose replacement fails stays in a view of updates
+        steps = [*steps, "filter"]
     after(steps, windows, [])[0].view(
         "then", key=["window_end", "key"] if kind != "session" else None
     )
@@ -213,11 +215,14 @@ def test_a_view_behind_steps_is_what_they_make_of_the_rows_that_are_left(
     assert in_order(left_in(out, "then")) == in_order(expected)
 
 
-def second(rows, by, size):
-    """Count and sum rows by window and columns, as a table of them would give."""
+def second(rows, by, size, *, included):
+    """Count and sum rows by window and columns, as a table of them would give.
+
+    The time of a row is the last of its window, whose end is ``included`` in it, or is not.
+    """
     groups = defaultdict(list)
     for row in rows:
-        time = row["window_end"] - timedelta(microseconds=1)
+        time = row["window_end"] - timedelta(microseconds=0 if included else 1)
         start = time - (time - START) % size
         groups[start, *(row[name] for name in by)].append(row)
     return [
@@ -257,7 +262,7 @@ def test_a_window_behind_steps_adds_up_the_rows_that_are_left(
     totals.view("then")
     out = testing.run(app, {"events": [*events(drawn), ENDED]}, **batching)
     rows = after(steps, windows, left_in(out, "first"))[1]
-    expected = second(rows, by, size)
+    expected = second(rows, by, size, included=kind == "sliding")
     if filtered:
         expected = [row for row in expected if row["total"] > 1]
     assert in_order(left_in(out, "then")) == in_order(expected)
@@ -282,8 +287,15 @@ def with_sinks(app, windows, seen):
     direct.foreach(note)
 
 
+@pytest.mark.not_in_lane("one_bit_hashes", "the rows of keys that share a hash have no order")
 @settings(max_examples=some(40))
-@given(drawn_events, st.sampled_from(list(EVERY)), st.sampled_from(EMITS), st.booleans(), batchings)
+@given(
+    drawn_events,
+    st.sampled_from(list(EVERY)),
+    st.sampled_from([emit for emit in EMITS if emit["mode"] != "retract"]),
+    st.booleans(),
+    batchings,
+)
 def test_sinks_show_the_same_whether_another_operator_needs_retractions_or_not(
     drawn, kind, emit, ended, batching
 ):
@@ -347,7 +359,9 @@ def test_a_union_of_events_and_changes_counts_an_event_once_and_a_window_as_it_i
     found = out["then"].group_by("s").agg(pl.col("n", "m").sum())
     assert {s: (n, m) for s, n, m in found.select("s", "n", "m").iter_rows()} == wanted
     for rows in (out.topic("all"), out.dataset("all")):
-        if rows.height:
+        if emit["mode"] == "final":  # all are additions, and have no sign
+            assert "_diff" not in rows.columns
+        elif rows.height:
             assert set(rows["_diff"].unique()) <= {-1, 1}
             standing = rows.group_by("s").agg(pl.col("_diff").sum())
             assert dict(standing.iter_rows()) == {s: n for s, (n, _) in wanted.items()}
@@ -385,7 +399,7 @@ def test_a_compacted_topic_deletes_the_key_of_a_row_that_no_longer_passes():
     rows = [ONE_BY_ONE[0], testing.Tick("1 second"), *ONE_BY_ONE[1:]]
     out = testing.run(app, {"events": rows}, partitions=1)
     last = out.topic("few").row(-1, named=True)
-    assert (last["n"], last["key"]) == (None, "2026-01-01T00:00:00.000000Z")
+    assert (last["n"], last["key"]) == (None, "2026-01-01T00:00:00Z")
 
 
 def test_the_retraction_of_a_failed_row_fails_too_and_has_no_letter_of_its_own():
