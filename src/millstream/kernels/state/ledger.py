@@ -22,6 +22,7 @@ sliding, rows due    rows not settled  in time for a row            the settled 
 exact deduplication  ids               emitted with an id           when nothing can repeat them
 Bloom filters        ids               emitted with an id           with their generation
 budgets              money             granted, less refunds        with a day that is over
+enrichment           answers           from the function            when they have expired
 ===================  ================  ===========================  ==================================
 
 Windows in ``discard`` panes whose rows name their pane keep numbers of panes, and are counted by

@@ -86,7 +86,7 @@ def run(plan, batches, folder):
             manifests=committer.state_store.state_manifests("counts", "main"),
         )
         for batch_id in range(following, len(batches)):
-            rows, state = stages.run(batches[batch_id])
+            rows, state = stages.run(batch_id, batches[batch_id])
             committer.commit(batch_id, collect_results(plan, rows), {}, state)
             stages.on_commit()
     return len(batches) - following
@@ -119,8 +119,8 @@ def test_state_goes_on_in_the_next_run_and_files_that_nothing_names_are_gone(
 
 def test_what_was_not_committed_is_as_if_it_had_not_been(plan, batches, tmp_path):
     stages = StageExecutor(plan, tmp_path, 1, FrameFiles(None), 2, None, {})
-    first = stages.run(batches[0])
-    again = stages.run(batches[0])
+    first = stages.run(0, batches[0])
+    again = stages.run(0, batches[0])
     assert [row.frame for row in first[0]] == [row.frame for row in again[0]]
     assert first[1].keys() == again[1].keys()
     assert stages.manifests == {}
@@ -196,9 +196,9 @@ def all_names(folder):
 
 def test_state_that_was_divided_by_another_seed_is_refused(plan, batches, tmp_path):
     stages = StageExecutor(plan, tmp_path, 1, FrameFiles(None), 2, None, {})
-    stages.run(batches[0])
+    stages.run(0, batches[0])
     stages.on_commit()
     other = replace(plan, buckets=replace(plan.buckets, seed=9))
     again = StageExecutor(other, tmp_path, 2, FrameFiles(None), 2, None, stages.manifests)
     with pytest.raises(CorruptionError, match="was partitioned with another hash seed"):
-        again.run(batches[1])
+        again.run(1, batches[1])
