@@ -17,6 +17,7 @@ from millstream.kernels.frames import decode_frame, encode_frame
 
 STATUS = "__status"  # Int8: what became of a key
 REASON = "__reason"  # String: why its rows are dead letters
+_ONE = "__one"
 ANSWERED, FAILED_TO_NULL, FAILED_TO_DEAD = 0, 1, 2
 
 ColumnSchema = tuple[tuple[str, pl.DataType], ...]
@@ -56,6 +57,21 @@ class LookupColumns:
         """Return each key of which no part is null once, in an order that depends on the keys alone."""
         return keys.drop_nulls().unique().sort(self.key_names)
 
+    def left_join(self, keys: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
+        """Return keys, in their order, each with its answer.
+
+        A constant is compared, too: by one column of floats that are sorted (a single one is) polars joins
+        in another way, which loses NaN.
+        """
+        one = pl.lit(1, pl.Int8).alias(_ONE)
+        joined = keys.with_columns(one).join(
+            answers.with_columns(one),
+            on=[_ONE, *self.key_names],
+            how="left",
+            maintain_order="left",
+        )
+        return joined.drop(_ONE)
+
     def for_user(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Return keys under the user's names."""
         named = zip(self.key_names, self.key, strict=True)
@@ -84,7 +100,7 @@ class LookupColumns:
                 step,
                 f"gave several answers for {self._text(twice)}. Give one row for each key, or none",
             )
-        return asked.join(found, on=self.key_names, how="left", maintain_order="left")
+        return self.left_join(asked, found)
 
     def _ours(self, step: str, given: object) -> pl.DataFrame:
         """Return what the function gave under our names, in our order, once its columns are checked."""

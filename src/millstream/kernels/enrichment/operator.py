@@ -191,7 +191,7 @@ class Enrichment(PassThroughOperator):
         result: OperatorResult,
     ) -> None:
         """Put the rows with their answers into the result, and those whose call failed."""
-        found = keys.join(answers, on=self.columns.key_names, how="left", maintain_order="left")
+        found = self.columns.left_join(keys, answers)
         dead = (found[STATUS] == FAILED_TO_DEAD).fill_null(value=False)
         named = zip(self.columns.answer_names, self.columns.answer, strict=True)
         enriched = rows.hstack([found[ours].alias(name) for ours, (name, _) in named])
