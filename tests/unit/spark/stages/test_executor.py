@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import millstream as ms
@@ -202,3 +203,38 @@ def test_state_that_was_divided_by_another_seed_is_refused(plan, batches, tmp_pa
     again = StageExecutor(other, tmp_path, 2, FrameFiles(None), 2, None, stages.manifests)
     with pytest.raises(CorruptionError, match="was partitioned with another hash seed"):
         again.run(1, batches[1])
+
+
+def test_a_repeated_batch_reads_the_answers_that_an_earlier_run_was_given(tmp_path):
+    calls = []
+
+    def ask(keys):
+        calls.append(keys)
+        return keys.with_columns(c=pl.lit(len(calls), pl.Int64))
+
+    app = ms.App("asks", log="unused")
+    stream = app.topic("events", Event, partitions=1).stream(time="at")
+    stream.enrich(ask, on="user", schema={"c": pl.Int64}).view("seen", key="id")
+    plan = app.job().compile(Buckets(2))
+    records = [
+        InputRecord(0, b'{"id":"%d","user":%d,"at":"%s"}' % (i, i, START.isoformat().encode()))
+        for i in range(9)
+    ]
+    engine = KernelEngine(plan, tmp_path / "unused", {"events": 1}, random.Random(0))
+    rows = [engine._read(ends) for ends in engine._ends({"events": records}, 2)]
+
+    def frames(number, batch_id, batch):
+        stages = StageExecutor(plan, tmp_path, number, FrameFiles(None), 2, None, {})
+        return stages, [row.frame for row in stages.run(batch_id, batch)[0] if row.port >= 8]
+
+    _, first = frames(1, 5, rows[0])
+    asked = len(calls)
+    stages, again = frames(2, 5, rows[0])
+    assert first
+    assert again == first
+    assert len(calls) == asked
+    assert {path.name[0] for path in (tmp_path / "journal").iterdir()} == {"5"}
+    stages.on_commit()
+    assert not list((tmp_path / "journal").iterdir())
+    frames(3, 5, rows[0])
+    assert len(calls) == 2 * asked
