@@ -30,7 +30,10 @@ _UNSAID = frozenset({"class", "dtype", "state", "signed"})  # they follow from t
 
 
 def describe(value: Any, *, without: frozenset[str] = frozenset()) -> Description:
-    """Describe a value; of a dataclass of ours all fields but those named in ``without``."""
+    """Describe a value; of a dataclass of ours all fields but those named in ``without``.
+
+    Fields that do not define it (``NOT_DEFINING``) are left out, too.
+    """
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -40,7 +43,11 @@ def describe(value: Any, *, without: frozenset[str] = frozenset()) -> Descriptio
     if isinstance(value, (set, frozenset)):
         return sorted((describe(item) for item in value), key=canonical_text)
     if is_dataclass(value) and type(value).__module__.startswith("millstream."):
-        described = [f.name for f in fields(value) if f.name not in without]
+        described = [
+            f.name
+            for f in fields(value)
+            if f.name not in without and f.metadata.get("defining", True)
+        ]
         own = {name: describe(getattr(value, name)) for name in described}
         return {"class": type(value).__name__, **own}
     return _plain(value)

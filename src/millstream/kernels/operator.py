@@ -11,14 +11,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import polars as pl
 
 from millstream.kernels.arrays import Int64s
+from millstream.kernels.errors.dead_letter_collector import FailedRows
 from millstream.kernels.frames import SPLIT, WATERMARK_SEEN
 from millstream.kernels.state.operator_state import OperatorState
+
+NOT_DEFINING: Mapping[str, Any] = {"defining": False}
+"""Metadata of a kernel's field that is no part of its definition: state that it has made stays valid."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class BatchContext:
     ``watermark_before_us`` and ``watermark_us`` are the operator's watermark before and after the batch;
     ``split_watermarks_us`` gives the watermark that was in force in each split before its first row, and
     ``clock_ms`` is the running time of the job, and ``seed`` that of its hashes of keys. ``bucket`` is one of
-    ``bucket_count``.
+    ``bucket_count``. ``wall_ms`` is the time of day just before the planner looked for the batch's end, which
+    never goes back; 0 where only DataFrames are read.
     """
 
     watermark_before_us: int
@@ -52,6 +57,7 @@ class BatchContext:
     seed: int = 0
     bucket: int = 0
     bucket_count: int = 1
+    wall_ms: int = 0
 
     def watermarks_seen(self, rows: pl.DataFrame) -> Int64s:
         """Give, for each row, the watermark that was in force in its split before the row.
@@ -89,7 +95,8 @@ class OperatorResult:
     ``rows`` go down its edges and ``late`` down the edges of its side output; ``counts`` say by
     which exit the events that came in left (see ``LEDGER_EXITS``), and must add up to them.
     ``gauges`` are numbers to report besides the ledger, the largest over all buckets each;
-    ``late_by_us`` is the most by which a late event missed, where that is known.
+    ``late_by_us`` is the most by which a late event missed, where that is known. ``failed`` are rows that
+    become dead letters.
     """
 
     rows: pl.DataFrame | None = None
@@ -97,6 +104,7 @@ class OperatorResult:
     counts: Counter[str] = field(default_factory=Counter)
     gauges: dict[str, float] = field(default_factory=dict)
     late_by_us: int = 0
+    failed: FailedRows | None = None
 
 
 class Operator(Protocol):

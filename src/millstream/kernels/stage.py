@@ -20,9 +20,10 @@ from millstream.kernels.frames import (
     decode_message,
     encode_message,
 )
-from millstream.kernels.operator import BatchContext
+from millstream.kernels.operator import BatchContext, OperatorResult
 from millstream.kernels.plan import OperatorPlan, PlanEdge, StagePlan
 from millstream.kernels.routing import SIDE_OUTPUT, TaskLedger, make_routers
+from millstream.kernels.state.journal import Journal
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import RunStore
@@ -30,11 +31,12 @@ from millstream.kernels.time.watermarks import NO_WATERMARK, InputClock, SourceT
 
 
 class BucketState(Protocol):
-    """The state of one stage in one bucket: a manifest, and the runs that it names."""
+    """The state of one stage in one bucket: a manifest, the runs that it names, and the batch's journals."""
 
     def manifest(self) -> bytes | None: ...
     def put_manifest(self, manifest: bytes) -> None: ...
     def runs(self, key: str) -> RunStore: ...
+    def journal(self, key: str) -> Journal: ...
 
 
 @dataclass
@@ -78,8 +80,8 @@ def run_stage(
     manifest: dict[str, Any] = json.loads(stored) if stored else {}
     _require_same_operators(manifest, stage)
     for operator in stage.operators:
-        runs = state.runs(operator.key)
-        run = OperatorRun(operator, bucket, buckets, runs, ledger, stage.topics)
+        runs, journal = state.runs(operator.key), state.journal(operator.key)
+        run = OperatorRun(operator, bucket, buckets, runs, journal, ledger, stage.topics)
         frames, updated = run(batches[operator.port], manifest.get(operator.key))
         manifest[operator.key] = updated
         yield from frames
@@ -123,6 +125,7 @@ class OperatorRun:
     bucket: int
     buckets: Buckets
     store: RunStore
+    journal: Journal
     ledger: TaskLedger
     topics: tuple[str, ...]
 
@@ -131,19 +134,19 @@ class OperatorRun:
     ) -> tuple[list[FrameRow], dict[str, Any]]:
         """Return the frames that go out, and the operator's part of the manifest."""
         kernel = self.operator.kernel
-        state = OperatorState.from_message(self._check_hash_seed(stored), self.store)
+        state = OperatorState.from_message(self._check_hash_seed(stored), self.store, self.journal)
         clocks = self._clocks(stored)
         before_us = NO_WATERMARK if stored is None else stored["watermark"]
         split_watermarks_us, clock_ms, idle = self._advance(clocks, batch.messages, before_us)
-        watermark_us = _watermark(clocks, before_us)
         context = BatchContext(
             before_us,
-            watermark_us,
+            _watermark(clocks, before_us),
             split_watermarks_us,
             clock_ms,
             self.buckets.seed,
             self.bucket,
             self.buckets.count,
+            max(map(_wall_ms, batch.messages), default=0),
         )
         if self.bucket == 0 and clocks:  # the same in all buckets, so one reports it
             self.ledger.clocks[kernel.name] = {
@@ -166,7 +169,8 @@ class OperatorRun:
         frames = [
             *self._emit(result.rows, self.operator.edges),
             *self._emit(result.late, self.operator.late_edges),
-            *self._time_messages(kernel.output_watermark(context.watermark_us), clock_ms, clocks),
+            *self._letters(result),
+            *self._time_messages(context, clocks),
         ]
         message = state.to_message()
         message["watermark"] = context.watermark_us
@@ -242,17 +246,24 @@ class OperatorRun:
             if dead := dead_letters.drain_rows(self.topics):
                 yield self.ledger.frame(PORT_DEAD_LETTERS, self.bucket, pl.concat(dead))
 
+    def _letters(self, result: OperatorResult) -> Iterator[FrameRow]:
+        """Yield the rows on which the operator itself failed, as dead letters."""
+        if result.failed is not None:
+            letters = DeadLetterCollector([result.failed]).drain_rows(self.topics)
+            yield self.ledger.frame(PORT_DEAD_LETTERS, self.bucket, pl.concat(letters))
+
     def _time_messages(
-        self, watermark_us: int, clock_ms: int, clocks: Mapping[str, InputClock]
+        self, context: BatchContext, clocks: Mapping[str, InputClock]
     ) -> Iterator[FrameRow]:
         for port in self.operator.time_ports:
             message = {
                 "to": port,
                 "input": self.operator.kernel.name,
-                "watermark": watermark_us,
+                "watermark": self.operator.kernel.output_watermark(context.watermark_us),
                 "active": any(clock.active for clock in clocks.values()),
                 "advances": any(clock.advances for clock in clocks.values()),
-                "clock_ms": clock_ms,
+                "clock_ms": context.clock_ms,
+                "wall_ms": context.wall_ms,
             }
             yield self.ledger.time_message(port, self.bucket, encode_message(message))
 
@@ -265,3 +276,10 @@ def _watermark(clocks: Mapping[str, InputClock], before_us: int) -> int:
     followed = [clock for clock in clocks.values() if clock.active]
     followed = followed or [clock for clock in clocks.values() if clock.advances]
     return max(before_us, min((clock.watermark_us for clock in followed), default=NO_WATERMARK))
+
+
+def _wall_ms(message: Mapping[str, Any]) -> int:
+    """Return the time of day that a message about time has, from a source or from another operator."""
+    source = message.get("source")
+    wall_ms: int = message["wall_ms"] if source is None else (source["wall_us"] or 0) // 1000
+    return wall_ms

@@ -128,13 +128,29 @@ def map_frames_step(
         name = f"map_frames({getattr(function, '__name__', 'function')})"
     if schema is None:
         made = _found(name, function, rows, columns)
-    elif isinstance(schema, Mapping):
+        _require_names(made, name)
+    else:
+        made = declared_columns(schema, name)
+    return MapFrames(name, function, tuple(columns), tuple(made.items()), rows)
+
+
+def declared_columns(schema: FrameSchema, what: str) -> ColumnTypes:
+    """Return the columns that a schema declares; ``what`` names the step in errors.
+
+    Raises:
+        ConfigError: it is neither a class of fields nor a mapping to polars types, or a name is reserved.
+    """
+    if isinstance(schema, Mapping):
         made = {column: _polars_type(column, dtype) for column, dtype in schema.items()}
     else:
-        made = columns_of(fields_of(schema, what=name))
-    for column in names_given(made, name):
-        _require_free(column, name)
-    return MapFrames(name, function, tuple(columns), tuple(made.items()), rows)
+        made = columns_of(fields_of(schema, what=what))
+    _require_names(made, what)
+    return made
+
+
+def _require_names(made: ColumnTypes, what: str) -> None:
+    for column in names_given(made, what):
+        _require_free(column, what)
 
 
 def _found(name: str, function: FrameFunction, rows: RowsRule, columns: ColumnTypes) -> ColumnTypes:

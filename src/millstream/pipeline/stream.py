@@ -17,6 +17,8 @@ from millstream.choices import choose
 from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.aggregates.protocol import Aggregate
+from millstream.kernels.enrichment.calls import LookupFunction
+from millstream.kernels.enrichment.operator import LookupErrorPolicy
 from millstream.kernels.errors.user_code import OnError, UserCode
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.joins.asof_join import AsofKind
@@ -32,6 +34,7 @@ from millstream.pipeline.budget import Zone, build_budget
 from millstream.pipeline.checks import check_time, declared_at
 from millstream.pipeline.collection import Collection
 from millstream.pipeline.dedup import Bloom, LateIds, NullIds, build_dedup
+from millstream.pipeline.enrichment import build_enrichment
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.graph import (
     GraphNode,
@@ -47,6 +50,7 @@ from millstream.pipeline.interval_joins import Within, build_interval_join
 from millstream.pipeline.schema import columns_of, fields_of
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.stateless import (
+    FrameSchema,
     split_conditions,
     union_of,
 )
@@ -525,6 +529,75 @@ class Stream(Collection):
             name=name,
         )
         return self._below(OperatorNode((self.node, other.node), kernel), shape)
+
+    # ── lookups outside ─────────────────────────────────────────────────────────────────────
+
+    def enrich(
+        self,
+        function: LookupFunction,
+        *,
+        on: str | Sequence[str],
+        schema: FrameSchema,
+        cache: Duration | None = "1 hour",
+        batch_rows: int = 1000,
+        timeout: Duration = "10 seconds",
+        retries: int = 3,
+        on_error: LookupErrorPolicy | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Add columns to each row that a function of yours looks up outside: by HTTP, in a database.
+
+        ::
+
+            def countries(keys: pl.DataFrame) -> pl.DataFrame:
+                found = requests.post(URL, json=keys["user"].to_list()).json()
+                return pl.DataFrame(found, schema={"user": pl.String, "country": pl.String})
+
+            clicks.enrich(countries, on="user", schema={"country": pl.String})
+
+        Args:
+            function: Gets distinct keys, a frame with the columns ``on``, and gives a frame with one row
+                for each key that it knows: the columns ``on``, as they were given, and those of
+                ``schema``. A key without a row gets nulls, and so does a key with a null in it, which
+                is not asked. It is called where the job runs, in several threads at once, and again
+                after it failed: it must only read.
+            on: The column, or columns, of the key.
+            schema: The columns that are added: a dataclass, or a dict of polars types.
+            cache: For how long an answer is used for later rows of its key, nulls among them. That time
+                is the running time of the job or the time of day, whichever passes faster.
+                None: each batch asks its keys anew.
+            batch_rows: The most keys in one call.
+            timeout: How long a call may take. A slower one counts as failed; what it gives later is ignored.
+            retries: How often a failed call is repeated, after growing random waits of 0.1 to 10 seconds.
+            on_error: When the last call failed: ``"dead-letter"`` makes dead letters of the rows of
+                all its keys, ``"null"`` gives them nulls, ``"stop"`` stops the job. By default what the
+                app's ``on_error`` says.
+            name: The step's name; by default ``enrich(…)`` with the columns.
+
+        Guarantees: answers and failures are durable before any row with them leaves the step. A batch that is
+            repeated after a crash reads them, so all outputs have the same. What is read anew, after a reset
+            or by another app, asks again. State holds one answer for each key asked within ``cache``.
+
+        Raises:
+            ConfigError: rows of the stream may be taken back or replaced, or what is given does not fit.
+            UserCodeError: when it runs: the function's answers are not as declared, or there are two for
+                one key. This is not retried, and stops the job.
+        """
+        columns = self.shape.key_columns(on, "enrich")
+        kernel, shape = build_enrichment(
+            self.shape,
+            self.node,
+            function,
+            columns,
+            schema=schema,
+            cache=cache,
+            batch_rows=batch_rows,
+            timeout=timeout,
+            retries=retries,
+            on_error=on_error or self.app.on_error,
+            name=name,
+        )
+        return self._operator(kernel, shape)
 
     # ── windows ─────────────────────────────────────────────────────────────────────────────
 

@@ -84,7 +84,7 @@ class CommitSink:
         rows: Sequence[FrameRow] = collect(frames)
         state: Manifests = {}
         if self.stages is not None:
-            rows, state = self.stages.run(rows)
+            rows, state = self.stages.run(batch_id, rows)
         rows = [self.frame_files.get(row) for row in rows]
         result = collect_results(self.plan, rows)
         progress = self._progress(result, batch_id)

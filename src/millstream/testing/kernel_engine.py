@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
+from unittest import mock
 
 import pyarrow as pa
 
@@ -18,26 +19,29 @@ from millstream.kernels.frames import FrameRow
 from millstream.kernels.ingest import Ingest, SplitInput
 from millstream.kernels.plan import JobPlan, SourcePlan
 from millstream.kernels.stage import run_stage
+from millstream.kernels.state.journal import MemoryJournal
 from millstream.kernels.state.sorted_runs import MemoryRunStore
 from millstream.kernels.time.split_clocks import PartitionPunctuation
 from millstream.kernels.time.watermarks import PartitionProgress, SourceTime, idle_partitions
 from millstream.log.decoding import SCHEMA
+from millstream.testing.disk import SimulatedCrash
 from millstream.testing.inputs import InputRecord, Item, Tick, WatermarkAdvance
 from millstream.views.commit.committer import BatchCommitter, collect_results
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.commit.time_status import time_status
 
 _JOB = "main"
-CrashPoint = Literal["before the commit", "after the commit"]
+CrashPoint = Literal["before the commit", "between the commits", "after the commit"]
 CRASH_POINTS: tuple[CrashPoint, ...] = get_args(CrashPoint)
 
 
 @dataclass
 class MemoryBucketState:
-    """The state of one stage in one bucket, in memory."""
+    """The state of one stage in one bucket, in memory, and the journals of the batch."""
 
     stored: bytes | None = None
     stores: dict[str, MemoryRunStore] = field(default_factory=dict)
+    journals: MemoryJournal = field(default_factory=MemoryJournal)
 
     def manifest(self) -> bytes | None:
         return self.stored
@@ -48,13 +52,16 @@ class MemoryBucketState:
     def runs(self, key: str) -> MemoryRunStore:
         return self.stores.setdefault(key, MemoryRunStore())
 
+    def journal(self, key: str) -> MemoryJournal:
+        return replace(self.journals, scope=(*self.journals.scope, key))
+
     def copy(self) -> MemoryBucketState:
-        """Return an independent copy. Runs never change, so they are shared."""
+        """Return an independent copy. Runs never change, so they are shared; journals outlive a crash."""
         stores = {
             key: MemoryRunStore(dict(store.tables), store.saved)
             for key, store in self.stores.items()
         }
-        return MemoryBucketState(self.stored, stores)
+        return MemoryBucketState(self.stored, stores, self.journals)
 
 
 @dataclass
@@ -129,6 +136,8 @@ class KernelEngine:
     now_ms: int = 0
     logs: dict[str, list[MemoryPartition]] = field(default_factory=dict)
     states: dict[tuple[int, int], MemoryBucketState] = field(default_factory=dict)
+    batch_id: int = 0
+    journal: MemoryJournal = field(default_factory=MemoryJournal)  # outlives crashes
 
     def __post_init__(self) -> None:
         if self.plan.natives:
@@ -154,6 +163,7 @@ class KernelEngine:
         with ExitStack() as opened:
             committer = self._begin(opened)
             for batch_id, ends in enumerate(self._ends(inputs, batches)):
+                self.batch_id = batch_id
                 for point in to_come.get(batch_id, ()):
                     self._crash(committer, batch_id, ends, point)
                     opened.close()
@@ -190,6 +200,12 @@ class KernelEngine:
         rows = self._batch(ends)
         if point == "after the commit":
             self._commit(committer, batch_id, rows)
+        elif (
+            point == "between the commits"
+        ):  # the other sinks have the batch, the state store does not
+            died = mock.patch.object(committer.state_store, "commit", side_effect=SimulatedCrash)
+            with died, suppress(SimulatedCrash):
+                self._commit(committer, batch_id, rows)
         self.states = states
         for partition, taken, active_ms in read:
             partition.taken, partition.active_ms = taken, active_ms
@@ -215,7 +231,8 @@ class KernelEngine:
     def _batches(
         self, inputs: Mapping[str, Sequence[Item]], batches: int
     ) -> Iterator[list[FrameRow]]:
-        for ends in self._ends(inputs, batches):
+        for batch_id, ends in enumerate(self._ends(inputs, batches)):
+            self.batch_id = batch_id
             yield self._batch(ends)
 
     def _ends(
@@ -274,10 +291,16 @@ class KernelEngine:
                     bucket,
                     self.plan.buckets,
                     [row for row in rows if row.bucket == bucket],
-                    self.states.setdefault((depth, bucket), MemoryBucketState()),
+                    self._state(depth, bucket),
                 )
             ]
         return rows
+
+    def _state(self, depth: int, bucket: int) -> MemoryBucketState:
+        """Return the state of a stage in a bucket, with the journals of the batch."""
+        state = self.states.setdefault((depth, bucket), MemoryBucketState())
+        state.journals = replace(self.journal, scope=(str(self.batch_id), str(bucket)))
+        return state
 
     def _read(self, ends: Mapping[str, Sequence[int]]) -> list[FrameRow]:
         """Read up to the ends; return the rows of the sources."""
@@ -318,7 +341,7 @@ class KernelEngine:
             idle,
             self.clock_ms,
             frozenset(number for number, waits in enumerate(behind) if waits),
-            None if source.rule.settle_us is None else self.now_ms * 1000,
+            self.now_ms * 1000,
             self.clock_ms - latest_ms if len(idle) == len(partitions) else 0,
         )
 

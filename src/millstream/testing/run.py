@@ -146,8 +146,9 @@ def run(
         batches: Into how many batches the input is cut, at places chosen by ``seed``.
         partitions: How many partitions each topic has, instead of what the app declares.
         seed: Chooses the cuts, the crashes, and the partitions of rows without a key.
-        crash: How many times the run crashes, before the commit of a batch or after it, and goes on
-            with a new run, as after ``kill -9``: no output may depend on it.
+        crash: How many times the run crashes, before the commit of a batch, after it, or when all
+            sinks but the state store have it, and goes on with a new run, as after ``kill -9``: no
+            output may depend on it.
         engine: ``"kernel"``: in process. ``"spark"``: the real job; takes neither Ticks nor
             Watermarks nor crashes.
 

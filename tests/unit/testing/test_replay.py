@@ -95,7 +95,7 @@ def test_every_crash_happens(monkeypatch):
     monkeypatch.setattr(KernelEngine, "_crash", noted)
     testing.run(pipeline(), {"clicks": clicks(20)}, batches=4, crash=9)
     assert len(lost) == 9
-    assert set(lost) == {"before the commit", "after the commit"}
+    assert set(lost) == {"before the commit", "between the commits", "after the commit"}
 
 
 USERS_TEST = """

@@ -28,6 +28,7 @@ compare              rows              added, less taken back       no window is
                                                                     any more
 alerts               rows, alerts      added, less taken back;      of a window that is over; resolved;
                      that fire, runs   fired; begun or longer       their next window is over
+enrichment           answers           from the function            when they have expired
 ===================  ================  ===========================  ==================================
 
 Windows in ``discard`` panes whose rows name their pane keep numbers of panes, and are counted by

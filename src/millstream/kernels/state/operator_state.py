@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.kernels.frames import HASH
+from millstream.kernels.state.journal import Journal, MemoryJournal
 from millstream.kernels.state.sorted_runs import RunStore, SortedRuns
 
 
@@ -14,12 +15,14 @@ from millstream.kernels.state.sorted_runs import RunStore, SortedRuns
 class OperatorState:
     """An operator's state in one bucket: families of sorted runs, and small values of JSON kinds.
 
-    Both are in the manifest, which is read and written with every batch: keep the values few.
+    Both are in the manifest, which is read and written with every batch: keep the values few. ``journal`` is
+    that of the batch which is worked on.
     """
 
     store: RunStore
     families: dict[str, SortedRuns] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    journal: Journal = field(default_factory=MemoryJournal)
 
     def runs(
         self,
@@ -56,14 +59,17 @@ class OperatorState:
         }
 
     @classmethod
-    def from_message(cls, message: Mapping[str, Any] | None, store: RunStore) -> OperatorState:
+    def from_message(
+        cls, message: Mapping[str, Any] | None, store: RunStore, journal: Journal | None = None
+    ) -> OperatorState:
+        journal = journal or MemoryJournal()
         if message is None:
-            return cls(store)
+            return cls(store, journal=journal)
         families = {
             name: SortedRuns.from_message(found, store, message["emitted"].get(name, {}))
             for name, found in message["runs"].items()
         }
-        return cls(store, families, message["values"])
+        return cls(store, families, message["values"], journal)
 
 
 def run_names(message: Mapping[str, Any] | None) -> set[str]:

@@ -134,7 +134,7 @@ class SourceTime:
 
     All but ``splits`` comes from the planner and is the same in a repeated batch: which
     partitions are ``idle``, which are ``behind`` (have unread records after this batch), the job's
-    running time ``clock_ms``, for processing time the wall clock when the planner looked, and while
+    running time ``clock_ms``, the time of day ``wall_us`` when the planner looked, and while
     all partitions are idle for how much running time the last of them has been quiet.
     """
 

@@ -113,7 +113,7 @@ class SourceOffset:
             self.idle.get(source.name, frozenset()),
             self.clock_ms,
             self.behind.get(source.topic, frozenset()),
-            None if source.rule.settle_us is None else self.wall_ms * 1000,
+            self.wall_ms * 1000,
             self.quiet_ms(source),
         )
 

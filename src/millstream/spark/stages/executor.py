@@ -9,7 +9,8 @@ window is small again.
 Either way the same kernels run over the same rows and state. The state of a stage in a bucket is a
 manifest, which names sorted runs in files. Between batches the manifests are here: a task gets those of its
 buckets and returns the new ones, and the state store commits them together with the batch's rows. So there
-is no separate commit of state, and no order of two commits to keep.
+is no separate commit of state, and no order of two commits to keep. What a batch learns from outside is in
+journals (`journal_files.py`), which outlive an attempt at it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from millstream.kernels.stage import run_stage
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.state.operator_state import run_names
 from millstream.spark.frame_files import FrameFiles
+from millstream.spark.stages.journal_files import JOURNAL_FOLDER, JournalFiles, remove_entries
 from millstream.spark.stages.run_files import FilesInUse, RunFiles
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ Manifests = dict[tuple[int, int], bytes]  # by stage and bucket
 class BucketInput(NamedTuple):
     """The input of one bucket of a stage in a batch, and its manifest before the batch."""
 
+    batch_id: int
     bucket: int
     rows: list[FrameRow]
     manifest: bytes | None
@@ -58,10 +61,12 @@ class BucketOutput(NamedTuple):
 
 @dataclass
 class FileBucketState:
-    """The state of one stage in one bucket during a batch; its runs are files."""
+    """The state of one stage in one bucket during a batch; its runs and journals are files."""
 
     stored: bytes | None
     files: RunFiles
+    batch_id: int
+    bucket: int
 
     def manifest(self) -> bytes | None:
         """Return the manifest as it is now."""
@@ -74,6 +79,11 @@ class FileBucketState:
     def runs(self, _key: str) -> RunFiles:
         """Return the store of an operator's runs: one for all operators, as names are unique."""
         return self.files
+
+    def journal(self, key: str) -> JournalFiles:
+        """Return the journal of an operator."""
+        folder = self.files.folder / JOURNAL_FOLDER
+        return JournalFiles(folder, self.batch_id, key, self.bucket)
 
 
 @dataclass(frozen=True)
@@ -88,8 +98,8 @@ class StageRunner:
 
     def run(self, work: Iterable[BucketInput], files: RunFiles) -> Iterator[BucketOutput]:
         """Run one batch in some buckets. The state of the output is durable after ``files.sync()``."""
-        for bucket, rows, manifest in work:
-            state = FileBucketState(manifest, files)
+        for batch_id, bucket, rows, manifest in work:
+            state = FileBucketState(manifest, files, batch_id, bucket)
             frames = map(self.frame_files.get, rows)
             out = list(run_stage(self.stage, bucket, self.buckets, frames, state))
             assert state.stored is not None
@@ -134,6 +144,7 @@ class StageExecutor:
     context: SparkContext
     manifests: Manifests
     _new_manifests: Manifests = field(default_factory=dict)
+    _next_batch_id: int | None = None
     _files_in_use: FilesInUse = field(init=False)
     _runners: list[StageRunner] = field(init=False)
     _tasks: dict[int, _Task] = field(default_factory=dict)
@@ -148,20 +159,23 @@ class StageExecutor:
             for stage in self.plan.stages
         ]
 
-    def run(self, rows: Iterable[FrameRow]) -> tuple[list[FrameRow], Manifests]:
+    def run(self, batch_id: int, rows: Iterable[FrameRow]) -> tuple[list[FrameRow], Manifests]:
         """Run the source's rows of a batch through all stages.
 
         Return the rows for the sinks, and the manifests to commit with them. The state does not change
         before :meth:`on_commit` is called.
         """
-        self._new_manifests = {}
+        self._new_manifests, first = {}, self._next_batch_id is None
+        if first:  # what earlier runs left
+            remove_entries(self._journal, keep=batch_id)
+        self._next_batch_id = batch_id + 1
         files = RunFiles(self.folder, self.number)
         router = _FrameRouter.of(self.plan)
         router.add(rows)
         for depth in range(len(self._runners)):
             waiting = router.waiting.pop(depth, {})
             work = [
-                BucketInput(bucket, waiting[bucket], self.manifests.get((depth, bucket)))
+                BucketInput(batch_id, bucket, waiting[bucket], self.manifests.get((depth, bucket)))
                 for bucket in self.plan.buckets.numbers  # one order, however the work is divided
                 if bucket in waiting
             ]
@@ -179,6 +193,12 @@ class StageExecutor:
             )
         self.manifests |= self._new_manifests
         self._new_manifests = {}
+        assert self._next_batch_id is not None
+        remove_entries(self._journal, keep=self._next_batch_id)
+
+    @property
+    def _journal(self) -> Path:
+        return self.folder / JOURNAL_FOLDER
 
     def _run(self, depth: int, work: list[BucketInput], files: RunFiles) -> Iterable[BucketOutput]:
         if self._is_small(work):

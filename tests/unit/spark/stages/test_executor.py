@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import millstream as ms
@@ -86,7 +87,7 @@ def run(plan, batches, folder):
             manifests=committer.state_store.state_manifests("counts", "main"),
         )
         for batch_id in range(following, len(batches)):
-            rows, state = stages.run(batches[batch_id])
+            rows, state = stages.run(batch_id, batches[batch_id])
             committer.commit(batch_id, collect_results(plan, rows), {}, state)
             stages.on_commit()
     return len(batches) - following
@@ -119,8 +120,8 @@ def test_state_goes_on_in_the_next_run_and_files_that_nothing_names_are_gone(
 
 def test_what_was_not_committed_is_as_if_it_had_not_been(plan, batches, tmp_path):
     stages = StageExecutor(plan, tmp_path, 1, FrameFiles(None), 2, None, {})
-    first = stages.run(batches[0])
-    again = stages.run(batches[0])
+    first = stages.run(0, batches[0])
+    again = stages.run(0, batches[0])
     assert [row.frame for row in first[0]] == [row.frame for row in again[0]]
     assert first[1].keys() == again[1].keys()
     assert stages.manifests == {}
@@ -196,9 +197,44 @@ def all_names(folder):
 
 def test_state_that_was_divided_by_another_seed_is_refused(plan, batches, tmp_path):
     stages = StageExecutor(plan, tmp_path, 1, FrameFiles(None), 2, None, {})
-    stages.run(batches[0])
+    stages.run(0, batches[0])
     stages.on_commit()
     other = replace(plan, buckets=replace(plan.buckets, seed=9))
     again = StageExecutor(other, tmp_path, 2, FrameFiles(None), 2, None, stages.manifests)
     with pytest.raises(CorruptionError, match="was partitioned with another hash seed"):
-        again.run(batches[1])
+        again.run(1, batches[1])
+
+
+def test_a_repeated_batch_reads_the_answers_that_an_earlier_run_was_given(tmp_path):
+    calls = []
+
+    def ask(keys):
+        calls.append(keys)
+        return keys.with_columns(c=pl.lit(len(calls), pl.Int64))
+
+    app = ms.App("asks", log="unused")
+    stream = app.topic("events", Event, partitions=1).stream(time="at")
+    stream.enrich(ask, on="user", schema={"c": pl.Int64}).view("seen", key="id")
+    plan = app.job().compile(Buckets(2))
+    records = [
+        InputRecord(0, b'{"id":"%d","user":%d,"at":"%s"}' % (i, i, START.isoformat().encode()))
+        for i in range(9)
+    ]
+    engine = KernelEngine(plan, tmp_path / "unused", {"events": 1}, random.Random(0))
+    rows = [engine._read(ends) for ends in engine._ends({"events": records}, 2)]
+
+    def frames(number, batch_id, batch):
+        stages = StageExecutor(plan, tmp_path, number, FrameFiles(None), 2, None, {})
+        return stages, [row.frame for row in stages.run(batch_id, batch)[0] if row.port >= 8]
+
+    _, first = frames(1, 5, rows[0])
+    asked = len(calls)
+    stages, again = frames(2, 5, rows[0])
+    assert first
+    assert again == first
+    assert len(calls) == asked
+    assert {path.name[0] for path in (tmp_path / "journal").iterdir()} == {"5"}
+    stages.on_commit()
+    assert not list((tmp_path / "journal").iterdir())
+    frames(3, 5, rows[0])
+    assert len(calls) == 2 * asked
