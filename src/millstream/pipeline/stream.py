@@ -159,8 +159,8 @@ class Stream(Collection):
         """Make a table of the stream: of each key the latest row, or of all rows.
 
         Args:
-            key: The columns that identify a row. What a window emits with ``"update"`` or ``"retract"`` is a
-                table already: its key is the window and its ``by`` columns, and none is given.
+            key: The columns that identify a row; behind final windows by default the window and its ``by``
+                columns.
             keep: ``"latest"``: the latest row of each key. ``"all"``: every event is a row for ever; there is no
                 key, and ``unbounded=True`` must be given, because what joins the table keeps all of them.
             order: Which of two rows of a key is the later one. ``"time"``: the one with the later event
