@@ -5,7 +5,8 @@
 
 A rate holds from its time until the next one of its currency. An order takes the rate that held when it was
 placed, also when the rate is written after the order, or when all is read again next year. It waits until the
-watermark says that no earlier rate can come.
+watermark says that no earlier rate can come. Rates are written in the order of their times here; where they
+are not, give their table a watermark with a delay, such as `ms.watermark("1 day")`.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def hour(count: float) -> datetime:
 
 RATES = [
     Rate("USD", Decimal("0.92"), hour(-24)),
-    Rate("USD", Decimal("0.94"), hour(0)),
     Rate("CHF", Decimal("1.06"), hour(-24)),
+    Rate("USD", Decimal("0.94"), hour(0)),
     Rate("CHF", Decimal("1.07"), hour(5)),
 ]
 ORDERS = [
