@@ -24,6 +24,15 @@ def stream(**options):
     return topic.stream(time="at", **options)
 
 
+WITHIN = ("0 seconds", "1 minute")
+
+
+def two(call):
+    """Call with two streams of one app."""
+    app = ms.App("a", log="unused")
+    return call(*(app.topic(name, SCHEMA).stream(time="at") for name in "tu"))
+
+
 def connected(call):
     def wrong(tmp_path, word):
         with ms.connect(tmp_path) as log:
@@ -84,6 +93,44 @@ WRONG = {
     ),
     ("Stream.explode", "on_error", "stopp", "stop"): declared(
         lambda word: stream().explode("tags", on_error=word)
+    ),
+    ("Stream.table", "order", "offsets", "offset"): declared(
+        lambda word: stream().table("id", order=word)
+    ),
+    ("Stream.table", "keep", "latests", "latest"): declared(
+        lambda word: stream().table("id", keep=word)
+    ),
+    ("App.table", "order", "Time", "time"): declared(
+        lambda word: ms.App("a", log="unused").table("t", SCHEMA, key="id", order=word)
+    ),
+    ("Stream.top", "ties", "denserank", "dense_rank"): declared(
+        lambda word: stream().top(3, by="n", per="id", ties=word)
+    ),
+    ("Stream.top", "by", "descc", "desc"): declared(
+        lambda word: stream().top(3, by=[("n", word)], per="id")
+    ),
+    ("Stream.join", "how", "fulll", "full"): declared(
+        lambda word: two(lambda a, b: a.join(b, "id", within=WITHIN, how=word))
+    ),
+    ("Stream.join", "emit", "eagerly", "eager"): declared(
+        lambda word: two(lambda a, b: a.join(b, "id", within=WITHIN, how="left", emit=word))
+    ),
+    ("Stream.join_asof", "how", "iner", "inner"): declared(
+        lambda word: two(lambda a, b: a.join_asof(b, "id", how=word))
+    ),
+    ("Stream.join_asof", "direction", "backwards", "backward"): declared(
+        lambda word: two(lambda a, b: a.join_asof(b, "id", direction=word))
+    ),
+    ("Stream.lookup", "how", "Left", "left"): declared(
+        lambda word: two(lambda a, b: a.lookup(b.table("id"), "id", how=word))
+    ),
+    ("Table.join", "how", "anty", "anti"): declared(
+        lambda word: two(lambda a, b: a.table("id").join(b.table("id"), "id", how=word))
+    ),
+    ("Stream.enrich", "on_error", "nul", "null"): declared(
+        lambda word: stream().enrich(
+            lambda keys: keys, on="id", schema={"m": pl.Int64}, on_error=word
+        )
     ),
     ("Stream.to", "cleanup", "compacted", "compact"): declared(
         lambda word: stream().to("u", key="id", cleanup=word)
