@@ -79,7 +79,7 @@ def in_arrival_order(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
 
     Among rows of one time the content decides, so that a batch that is repeated has the same order.
     """
-    rows = pl.concat(table.select(tables[0].columns) for table in tables)
+    rows = pl.concat([table[tables[0].columns] for table in tables])
     if ORDER in rows.columns:
         return in_log_order(rows)
     plain = tuple(name for name in visible(rows.columns) if not rows.schema[name].is_nested())

@@ -120,7 +120,8 @@ class Drop:
     columns: tuple[str, ...]
 
     def apply(self, table: pl.DataFrame) -> StepResult:
-        return _all_of(table.drop(self.columns, strict=False))
+        # By a list of names: polars takes a name such as "^a.*$" for a pattern.
+        return _all_of(table[[name for name in table.columns if name not in self.columns]])
 
     def columns_before(self, wanted: ColumnNames) -> ColumnNames:
         return wanted

@@ -59,7 +59,7 @@ def aggregate_event_windows(
         key,
         window_key,
         row_keys=tuple((label, *by) for label in starts) or ((*window_key, *by),),
-        stable=(*starts, *by),
+        stable=() if signed else (*starts, *by),
         only_replaces=builder.only_replaces(window),
     )
     return kernel, shape_out
@@ -101,8 +101,11 @@ class _EventWindowBuilder:
         emission = self.emission
         if isinstance(window, CountWindow):
             return 'count_window has none to tell: emit "final" there.'
+        if self.signed:
+            return 'Emit "retract" there.'
         if isinstance(window, Sliding):
-            return "" if emission.mode == "update" else 'Emit "retract" there.'
+            plain = emission.mode == "update" and emission.early is not None and not emission.panes
+            return "" if plain else 'Emit "retract" there, with the same options.'
         by_batch = emission.early == EachBatch() and emission.late in (None, EachBatch())
         plain = by_batch and emission.suppress_unchanged and not emission.panes
         return "" if plain else 'Emit "retract" there, with the same options.'

@@ -50,6 +50,8 @@ class StreamShape:
             identifies a row.
         stable: Of such a stream, while no row is taken back without another in its place: the columns that
             both have in common.
+        takes_back: Whether rows may be taken back without another in their place, also where rows replace
+            one another.
         only_replaces: Why the window above cannot emit changes, and what to do; empty if it can.
         names: The names that the app's steps have so far.
 
@@ -70,6 +72,7 @@ class StreamShape:
     is_table: bool = False
     row_keys: tuple[tuple[str, ...], ...] = ()
     stable: tuple[str, ...] = ()
+    takes_back: bool = False
     only_replaces: str = ""
     names: StepNames = field(default_factory=StepNames, repr=False, compare=False)
 
@@ -136,5 +139,6 @@ def windowed_shape(
         window_key=window_key,
         row_keys=row_keys if changes else (),
         stable=stable if changes else (),
+        takes_back=changes and shape.mode == "retract",
         only_replaces=only_replaces,
     )

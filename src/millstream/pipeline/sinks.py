@@ -98,7 +98,9 @@ class SinkBuilder:
             ConfigError: it may have several.
         """
         shape, of_key = self.shape, set(key)
-        if shape.mode != "retract" or any(set(one) <= of_key for one in shape.row_keys):
+        if (shape.mode != "retract" and not shape.takes_back) or any(
+            set(one) <= of_key for one in shape.row_keys
+        ):
             return
         if of_key <= set(shape.stable):
             return

@@ -238,10 +238,12 @@ def shape_after(step: Step, shape: StreamShape, columns: ColumnTypes) -> StreamS
     if (operator := _changing_rows(step)) is not None:
         shape = shape.as_changes(operator)
     keys = (primary_key_after(step, key) for key in shape.row_keys)
+    primary_key = primary_key_after(step, shape.primary_key)
     return dataclasses.replace(
         shape,
         columns=columns,
-        primary_key=primary_key_after(step, shape.primary_key),
+        primary_key=primary_key,
+        key_not_null=shape.key_not_null and primary_key is not None,
         row_keys=tuple(key for key in keys if key is not None),
         stable=_stable_after(step, shape.stable),
     )
@@ -260,7 +262,7 @@ _DROPPING = {Filter: "filter", Explode: "explode", AssignBranch: "split"}
 def _stable_after(step: Step, stable: tuple[str, ...]) -> tuple[str, ...]:
     """Return the columns that a row and the one in its place have in common, behind a step.
 
-    What is made of such columns alone is one, too. A step that may keep one of two such rows leaves none.
+    A step that may keep one of two such rows leaves none.
     """
     if isinstance(step, Rename):
         names = dict(step.names)
@@ -271,9 +273,11 @@ def _stable_after(step: Step, stable: tuple[str, ...]) -> tuple[str, ...]:
         return ()
     if any(e.meta.has_multiple_outputs() for e in step.expressions):
         return ()
-    made = {e.meta.output_name(): set(e.meta.root_names()) <= set(stable) for e in step.expressions}
+    made = {e.meta.output_name(): e.meta.undo_aliases() for e in step.expressions}
+    if not all(e.meta.is_column() for e in made.values()):
+        return ()  # what is computed may fail, and then the row in its place is missing
     kept = [c for c in stable if c not in made] if isinstance(step, WithColumns) else []
-    return (*kept, *(name for name, same in made.items() if same))
+    return (*kept, *(name for name, e in made.items() if e.meta.root_names()[0] in stable))
 
 
 def union_of(shapes: Sequence[StreamShape]) -> StreamShape:
@@ -307,6 +311,8 @@ def union_of(shapes: Sequence[StreamShape]) -> StreamShape:
         window_key=max((shape.window_key for shape in shapes), key=len),
         row_keys=(),
         stable=(),
+        is_late=any(shape.is_late for shape in shapes),
+        takes_back=any(shape.takes_back for shape in shapes),
     )
 
 

@@ -63,11 +63,10 @@ def build_top(
         rank,
         shape.mode == "retract",
     )
-    key = shape.primary_key
+    key, not_null = shape.primary_key, shape.key_not_null
     if key is None and rank is not None and ties == "row_number":
-        key = (*groups, rank)
-    derived = derived_table(shape, columns, key)
-    return kernel, replace(derived, key_not_null=shape.key_not_null)
+        key, not_null = (*groups, rank), False
+    return kernel, replace(derived_table(shape, columns, key), key_not_null=not_null)
 
 
 def _order(shape: StreamShape, by: OrderBy) -> dict[str, bool]:

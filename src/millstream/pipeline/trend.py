@@ -250,7 +250,8 @@ def build_alert(
         results.slots,
         results.revision,
     )
-    return kernel, _shape_after(shape, added, results)
+    # A row of an alert may be taken back without another in its place.
+    return kernel, replace(_shape_after(shape, added, results), stable=())
 
 
 def _condition(condition: Column, columns: ColumnTypes, what: str) -> pl.Expr:

@@ -533,3 +533,34 @@ def test_dedup_tables_parts_and_windows_of_events_come_before_changes():
     counted = rows.window(ms.count_window(3, unbounded=True), by="key")
     with refused("count_window.*takes? others? back|take others back"):
         counted.agg(n=ms.count())
+
+
+def test_windows_over_changes_have_no_views_by_keys_that_leave_the_window_out():
+    _, stream = app_with()
+    changes = stream.window(ms.tumbling("10 seconds"), by="key").emit("retract").agg(n=ms.count())
+    some_rows = changes.filter(pl.col("n") < 5)
+    for window in (ms.session("3 seconds"), ms.sliding("3 seconds"), ms.tumbling("20 seconds")):
+        for mode in ("update", "retract"):
+            counted = some_rows.window(window, by="key").emit(mode).agg(m=ms.count())
+            with refused("one of two rows of a key would delete the other"):
+                counted.view(f"{window} {mode}", key="key")
+
+
+def test_windows_over_changes_that_replace_their_rows_tell_no_step_which_rows_are_gone():
+    _, stream = app_with()
+    changes = stream.window(ms.tumbling("10 seconds"), by="key").emit("retract").agg(n=ms.count())
+    for window in (ms.session("3 seconds"), ms.sliding("3 seconds")):
+        counted = changes.window(window, by="key").emit("update").agg(m=ms.count())
+        with refused('Emit "retract" there'):
+            counted.filter(pl.col("m") > 1)
+
+
+def test_late_rows_in_a_union_are_late_rows_in_either_order():
+    app = ms.App("late", log="unused")
+    topic = app.topic("t", {"at": datetime, "key": str})
+    stream = topic.stream(time="at", late="side")
+    late = stream.window(ms.tumbling("10 seconds"), by="key").agg(n=ms.count()).late
+    late = late.select("at", "key")
+    for union in (stream.union(late), late.union(stream)):
+        with refused("window comes after late rows"):
+            union.window(ms.tumbling("10 seconds"))

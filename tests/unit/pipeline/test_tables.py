@@ -131,3 +131,22 @@ def test_declarations_that_cannot_be_are_refused():
         app.topic("k", {"id": int}).table()
     with refused("table's deleted is of type Int64"):
         app.topic("d", {"id": int}, key="id").table(deleted=pl.col("id"))
+
+
+def test_a_table_whose_key_was_lost_has_no_key_that_is_never_null():
+    app = ms.App("tables", log="unused")
+    schema = {"id": str, "g": str | None, "p": int}
+    left, right = (
+        app.table(name, schema, key="id").select("g", "p").top(3, by="p", per="g", rank="place")
+        for name in ("a", "c")
+    )
+    assert left.primary_key == ("g", "place")
+    assert left.join(right, ["g", "place"], how="full").primary_key is None
+
+
+def test_a_column_that_is_called_like_a_pattern_is_dropped_and_no_other():
+    app = ms.App("tables", log="unused")
+    table = app.table("t", {"id": str, "^k.*$": str, "k1": str}, key="id").drop("^k.*$")
+    table.view("v")
+    row = {"id": "1", "^k.*$": "a", "k1": "b"}
+    assert testing.run(app, {"t": [row]})["v"].to_dicts() == [{"id": "1", "k1": "b"}]

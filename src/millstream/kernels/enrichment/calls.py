@@ -95,7 +95,7 @@ class LookupCalls:
 
         def run() -> None:
             try:
-                results.put((self.function(part), None))
+                results.put((self.function(part.clone()), None))
             except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
                 results.put((None, error))
 

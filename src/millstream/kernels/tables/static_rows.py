@@ -81,7 +81,7 @@ class StaticRows:
         rows = self._of_bucket(context)
         held = kept.scan()
         if held is not None:
-            taken_back = held.with_columns(-pl.col(WEIGHT)).select(rows.columns)
+            taken_back = held.with_columns(-pl.col(WEIGHT))[rows.columns]
             rows = consolidate(pl.concat([taken_back, rows]))
         if rows.height:
             result.rows = with_diff(rows.drop(HASH))

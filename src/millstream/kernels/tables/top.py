@@ -126,14 +126,14 @@ class TopRows:
         kept = Arrangement(state, "rows")
         ledger = StateLedger(self.name, (kept.runs,), total_weight(came))
         held = kept.look_up(sorted_distinct(came[HASH].to_numpy()))
-        held = came.clear() if held is None else held.select(came.columns)
+        held = came.clear() if held is None else held[came.columns]
         every = consolidate(pl.concat([held, came]))
         before, after = self._first(held), self._first(every)
         changes = came
         if not self.weighted:
             ledger.events_out = total_weight(every) - total_weight(after)
             changes = _difference(before.drop(_RANK), after.drop(_RANK))
-        kept.add(changes.select(came.columns))
+        kept.add(changes[came.columns])
         ledger.check()
         changed = _difference(*(self._rows(rows) for rows in (before, after))).drop(HASH)
         result.rows = with_diff(changed) if changed.height else None

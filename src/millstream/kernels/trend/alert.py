@@ -219,7 +219,7 @@ class _KeyStates:
         """Return the states of keys before their first rows."""
         keys = numbered_keys(firsts, self.operator.by)
         names = keys.columns
-        numbered = keys.hstack([firsts[START].alias(_END)]).with_row_index(_NUMBER)
+        numbered = keys.hstack([firsts[START].alias(_END), firsts[HASH]]).with_row_index(_NUMBER)
         states = [AlertState() for _ in range(keys.height)]
         firing = self.firing.look_up(sorted_distinct(firsts[HASH].to_numpy()))
         if firing is not None:
@@ -264,7 +264,8 @@ class _KeyStates:
 
 
 def _matching(rows: pl.DataFrame, held: pl.DataFrame, on: list[str]) -> pl.DataFrame:
-    return rows.join(held, on=on, nulls_equal=True, maintain_order="left")
+    # With the hash: polars merges by a single column of floats that is sorted, and finds no NaN there.
+    return rows.join(held, on=[*on, HASH], nulls_equal=True, maintain_order="left")
 
 
 def _key_numbers(rows: pl.DataFrame, by: Sequence[str]) -> tuple[list[int], pl.Series]:

@@ -93,7 +93,7 @@ class OpenWindows:
             rows for slot in sorted(self.runs.slots) for rows in self.runs.look_up(slot, hashes)
         ]
         held = concat_present(found)
-        return like.clear() if held is None else consolidate(held.select(like.columns))
+        return like.clear() if held is None else consolidate(held[like.columns])
 
     def changes(self, rows: pl.DataFrame, held: pl.DataFrame, revision: Revision) -> pl.DataFrame:
         """Return the signed changes that rows, in their order, make to the rows held of their keys."""
@@ -121,7 +121,7 @@ class OpenWindows:
             self.runs.drop_slot(slot)
         if held is None:
             return like.clear()
-        return in_window_order(consolidate(held.select(like.columns)))
+        return in_window_order(consolidate(held[like.columns]))
 
 
 def window_rows(tables: Sequence[pl.DataFrame], slots: WindowSlots) -> pl.DataFrame:
