@@ -332,6 +332,12 @@ class EventCollection(Collection):
                 have nothing before them for a while after each change. Use calendar windows then.
             name: The step's name.
 
+        Of cumulating windows each part is compared with the part as long of the earlier window: half an hour
+        with the first half of the hour a week ago. So a trend shows before its window is over::
+
+            parts = events.window(ms.cumulating("1 hour", "5 minutes"), by="page").agg(n=ms.count())
+            parts.compare("n", to="1 week").alert(when=pl.col("n_ratio") > 2, recover=pl.col("n_ratio") < 1.5)
+
         Both are null where there is no earlier window: it had no events, the clocks or the calendar of that
         day do not have the local time (the 31st, a skipped hour), or it is before the first event that was
         read. That is not a window of 0: of an earlier 0 the ratio is infinite, with the sign of the value now,
@@ -345,8 +351,8 @@ class EventCollection(Collection):
             is one row for each key and window of as long as it goes back.
 
         Raises:
-            ConfigError: the rows are not results of tumbling or calendar windows, or may be early or parts
-                of them; a column is not there, or not a number.
+            ConfigError: the rows are not results of tumbling, calendar or cumulating windows, or may be early
+                or parts of them; a column is not there, or not a number.
         """
         kernel, shape = build_compare(self.node, self.shape, columns, to=to, zone=zone, name=name)
         return self._operator(kernel, shape)
@@ -391,8 +397,8 @@ class EventCollection(Collection):
             that are right: the result is as of ``emit("retract")``.
 
         Raises:
-            ConfigError: the rows are not results of tumbling or calendar windows, or are parts of them; a
-                condition does not fit the columns.
+            ConfigError: the rows are not results of tumbling, calendar or cumulating windows, or are parts of
+                them; a condition does not fit the columns.
         """
         kernel, shape = build_alert(
             self.node, self.shape, when=when, recover=recover, for_windows=for_windows, name=name
