@@ -95,9 +95,7 @@ class EventCollection(Collection):
                 f"join is given {other!r}. Give a stream. To join a stream with a table: "
                 "stream.lookup(table, …)."
             )
-        if other.app is not self.app:
-            apps = f"{self.app.name!r} and {other.app.name!r}"
-            raise ConfigError(f"join takes streams of one app; these are of {apps}.")
+        self.app.require_same(other.app, "join takes streams")
         kernel, shape = build_interval_join(
             self.shape,
             other.shape,
@@ -228,9 +226,7 @@ class EventCollection(Collection):
     def _right_input(self, right: object, what: str) -> RightInput:
         if not isinstance(right, (Table, EventCollection)):
             raise ConfigError(f"{what} is given {right!r}. Give a table of the app.")
-        if right.app is not self.app:
-            apps = f"{self.app.name!r} and {right.app.name!r}"
-            raise ConfigError(f"{what} takes inputs of one app; these are of {apps}.")
+        self.app.require_same(right.app, f"{what} takes inputs")
         origin = right.origin if isinstance(right, Table) else None
         return RightInput(right.node, right.shape, origin)
 

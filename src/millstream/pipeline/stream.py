@@ -87,9 +87,7 @@ class Stream(EventCollection):
         for stream in others:
             if not isinstance(stream, Stream):
                 raise ConfigError(f"union is given {stream!r}. Give streams of the app.")
-            if stream.app is not self.app:
-                apps = f"{self.app.name!r} and {stream.app.name!r}"
-                raise ConfigError(f"union takes streams of one app; these are of {apps}.")
+            self.app.require_same(stream.app, "union takes streams")
         nodes = tuple(stream.node for stream in streams)
         if len(set(nodes)) < len(nodes):
             raise ConfigError(
