@@ -191,17 +191,25 @@ class _VersionedTable:
         kept = KeyedRows(self.state, _FAMILY, ROWS)
         ledger = StateLedger(self.lookup.name, (kept.runs,))
         known = kept.get(self.hashes)
-        tables = []
-        if known is not None:
-            tables.append(known.drop(ROWS).with_columns(_held(held=True), _FIRST_ARRIVED))
-        if self.changes is not None:
-            tables.append(self.changes.with_columns(_held(held=False)))
-        if not tables:
-            return None
+        if self.changes is None:
+            return None if known is None else self._resting(known)
+        # Most keys of a batch's rows have no new version: there is nothing to rank among theirs.
+        new = sorted_distinct(self.changes[HASH].to_numpy())
+        changed = None if known is None else _with_hashes(known, new)
+        tables = [] if changed is None else [changed.drop(ROWS).with_columns(*_HELD_BEFORE)]
+        tables.append(self.changes.with_columns(pl.lit(value=False).alias(_HELD)))
         table = self._that_counted(pl.concat(table[tables[0].columns] for table in tables))
-        self._keep(kept, known, table, ledger)
+        self._keep(kept, changed, table, ledger)
         ledger.check()
-        return table
+        if known is None:
+            return table
+        resting = known.filter(pl.Series(~np.isin(known[HASH].to_numpy(), new)))
+        return pl.concat([self._resting(resting)[table.columns], table])
+
+    def _resting(self, known: pl.DataFrame) -> pl.DataFrame:
+        """Return versions that are held, and to which no others came."""
+        step = pl.lit(0, pl.UInt32).alias(_STEP)
+        return known.drop(ROWS).with_columns(*_HELD_BEFORE, step)
 
     def _that_counted(self, versions: pl.DataFrame) -> pl.DataFrame:
         """Return the versions that were the latest of their key when they arrived, in that order."""
@@ -236,11 +244,7 @@ class _VersionedTable:
         kept.put(hashes, stored, before)
 
 
-_FIRST_ARRIVED = pl.lit(_FIRST, pl.Int64).alias(ARRIVED)
-
-
-def _held(*, held: bool) -> pl.Expr:
-    return pl.lit(held).alias(_HELD)
+_HELD_BEFORE = (pl.lit(value=True).alias(_HELD), pl.lit(_FIRST, pl.Int64).alias(ARRIVED))
 
 
 def _with_hashes(rows: pl.DataFrame, hashes: Hashes) -> pl.DataFrame:
