@@ -37,6 +37,7 @@ def aggregate_event_windows(
     emission: EmitStrategy,
 ) -> tuple[Operator, StreamShape]:
     """Build the operator of windows that depend on the events; the aggregates' names are checked."""
+    _check_no_once(window, emission)
     signed = shape.mode == "retract"
     builder = _EventWindowBuilder(
         shape,
@@ -63,6 +64,21 @@ def aggregate_event_windows(
         only_replaces=builder.only_replaces(window),
     )
     return kernel, shape_out
+
+
+def _check_no_once(window: EventWindow, emission: EmitStrategy) -> None:
+    if not emission.once:
+        return
+    if isinstance(window, Sliding):
+        instead = "It has a row for each event: leave early out, or say early=None."
+    elif isinstance(window, CountWindow):
+        instead = "Its windows are full by count already: leave early out."
+    else:
+        instead = (
+            'An event can join sessions of which one was closed: emit "discard" with panes=True, and keep '
+            "the rows with pane_first; or use windows of time."
+        )
+    raise ConfigError(f"{window} has early=ms.once(…). {instead}")
 
 
 BuiltOperator = tuple[Operator, ColumnTypes, tuple[str, ...]]

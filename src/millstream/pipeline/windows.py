@@ -17,7 +17,7 @@ from millstream.choices import choose, did_you_mean
 from millstream.durations import Duration, format_us, to_us, unit_named
 from millstream.errors import ConfigError
 from millstream.kernels.sessions.spans import SessionWindow
-from millstream.kernels.trigger import AfterCount, AfterTime, EachBatch, Trigger
+from millstream.kernels.trigger import AfterCount, AfterTime, EachBatch, Once, Trigger
 from millstream.kernels.windows.assigners import Cumulating, Hopping, Tumbling
 from millstream.kernels.windows.calendar_windows import Calendar
 from millstream.kernels.windows.count_windows import CountWindow
@@ -275,6 +275,35 @@ def after_count(count: int) -> AfterCount:
     to be read.
     """
     return AfterCount(whole_number(count, 1, (1 << 31) - 1, "after_count's count"))
+
+
+def once(trigger: Duration | AfterCount) -> Once:
+    """Fire one pane of each window and key, and close it: for ``early`` of :meth:`Windowed.emit`.
+
+    ``early=ms.once(ms.after_count(2))`` emits the first two events of a window and key, in the order of
+    arrival, as soon as they are there. What comes for that window and key afterwards is left out: the ledger
+    counts it as ``filtered``, and each event with each window that it came too late for as ``windows_closed``. If
+    the trigger has not fired when the watermark reaches the end of the window, the window has its on-time pane
+    instead, so nothing is lost for want of events. There are no late panes: the stream's lateness does not count.
+
+    Args:
+        trigger: ``ms.after_count(n)``, ``"each"`` for the first event, or a duration of running time after
+            the first event. How much a pane by running time has depends on the speed of reading.
+
+    Raises:
+        ConfigError: the trigger is none of these.
+
+    For tumbling, hopping, cumulating and calendar windows. In Apache Beam this is ``AfterFirst`` of the trigger
+    and ``AfterWatermark``, without ``Repeatedly``.
+    """
+    given = None if isinstance(trigger, Once) else parse_trigger(trigger, "once's trigger")
+    if isinstance(given, AfterTime | AfterCount):
+        return Once(given)
+    raise ConfigError(
+        f"once has the trigger {trigger!r}, and closes the window with it. Give "
+        'ms.after_count(n), "each" for the first event, or a duration of running time: which events share a '
+        "batch is arbitrary, so it must not decide which are left out."
+    )
 
 
 def parse_trigger(word: TriggerSpec, what: str) -> Trigger | None:

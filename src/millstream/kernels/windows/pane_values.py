@@ -54,19 +54,24 @@ class PaneValues:
     @property
     def accumulates(self) -> bool:
         """Whether a pane gives the value so far."""
-        return self.emission.mode != "discard"
+        return self.emission.mode != "discard" and not self.emission.once
+
+    @property
+    def numbers_panes(self) -> bool:
+        """Whether it is kept how many panes of a window and key have come out."""
+        return self.emission.panes or self.emission.once
 
     @property
     def keeps_previous(self) -> bool:
         """Whether panes depend on those before."""
-        return self.accumulates or self.emission.panes or not self.emission.suppress_unchanged
+        return self.accumulates or self.numbers_panes or not self.emission.suppress_unchanged
 
     @property
     def counted(self) -> str | None:
         """The column by which what is kept is counted: events, or panes where only these are known."""
         if self.accumulates:
             return ROWS
-        return EMITTED if self.emission.panes else None
+        return EMITTED if self.numbers_panes else None
 
     @property
     def compares(self) -> bool:
@@ -82,7 +87,7 @@ class PaneValues:
     def stored_columns(self) -> list[str]:
         """The columns of what is kept of a window and key."""
         partials = self.aggregation.partials if self.accumulates else []
-        return [*self.key, HASH, *partials, *([EMITTED, KIND] if self.emission.panes else [])]
+        return [*self.key, HASH, *partials, *([EMITTED, KIND] if self.numbers_panes else [])]
 
     def latest(self, kept: pl.DataFrame) -> pl.DataFrame:
         """Return the newest of what was kept, oldest first, of each window and key."""
@@ -212,7 +217,7 @@ class PaneValues:
 
     def _numbered(self, panes: pl.DataFrame) -> pl.DataFrame:
         """Count the emitted panes, and return the kind of the last one."""
-        if not self.emission.panes:
+        if not self.numbers_panes:
             return panes
         was = pl.col(RANK).is_null()
         counted = pl.when(was).then(EMITTED).otherwise(pl.col(_SAYS)).cast(pl.Int64).alias(EMITTED)
@@ -253,7 +258,7 @@ class PaneValues:
         """Count the events that panes add to the kept ones, given how many events are new in them."""
         if self.accumulates:
             return events
-        return int(panes[_SAYS].sum()) if self.emission.panes else 0
+        return int(panes[_SAYS].sum()) if self.numbers_panes else 0
 
     def to_store(self, panes: pl.DataFrame) -> pl.DataFrame:
         """Return what is to be kept of each window and key."""
