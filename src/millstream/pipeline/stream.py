@@ -334,6 +334,8 @@ class Stream(EventCollection):
                 "window comes after late rows, whose time has passed: no watermark says when a "
                 "window of them is complete. View them, or count them in the ledger."
             )
+        if self.shape.no_windows:
+            raise ConfigError(f"window comes after {self.shape.no_windows}")
         columns = self.shape.key if by is None else self.shape.key_columns(by, "window's by")
         stream = replace(self, shape=self.shape.as_changes("window"))
         return Windowed(stream, window, columns, name)

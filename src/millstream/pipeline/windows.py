@@ -243,11 +243,14 @@ def count_window(
         timeout: Complete a window as it is when the watermark has reached this much after the
             event that opened it. By default it is open until it is full.
 
-    ``emit("update")`` also shows windows that are still open, with every batch that adds to them.
-    ``"retract"`` and ``"discard"`` are not offered: the time of an open window moves with its events, so
-    a row that takes an earlier one back would be late for windows over it. Rows that take others back
-    (of ``emit("retract")`` above) are refused: windows are made of the order of arrival, so one event
-    that is taken back would move all that came after it to other windows.
+    ``emit("update")``, ``"discard"`` and ``"retract"`` also show windows that are not full yet: with every batch
+    that adds to them, or as ``early`` says. The event that fills a window gives the on-time row, and no early
+    one besides. There are no late rows. With a timeout, ``"final"`` and ``"update"`` by batch are offered. The
+    time of an open window moves with its events: what ``"retract"`` takes back has the time that it had, so such
+    rows go to views, topics and tables (``group_by``, ``top``), and no window may follow.
+
+    Rows that take others back (of ``emit("retract")`` above) are refused: windows are made of the order of
+    arrival, so one event that is taken back would move all that came after it to other windows.
     """
     whole_number(count, 1, 1 << 31, "count_window's count")
     if unbounded is not True:

@@ -181,10 +181,13 @@ class PaneValues:
 
     # ── rows ────────────────────────────────────────────────────────────────────────────────
 
-    def mark_emitted(self, panes: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
+    def mark_emitted(
+        self, panes: pl.DataFrame, results: pl.DataFrame, *, also: Sequence[str] = ()
+    ) -> pl.DataFrame:
         """Return for each pane whether it is emitted, and whether the one before is retracted.
 
-        ``results`` are the results of the panes, row by row.
+        ``results`` are the results of the panes, row by row; ``also`` names columns of theirs that change,
+        besides those of the aggregates.
         """
         follows = (pl.col(_AT) == pl.col(_AT).shift(1)).fill_null(value=False)
         is_pane = pl.col(RANK).is_not_null()
@@ -196,7 +199,7 @@ class PaneValues:
             changed = results.select(
                 pl.any_horizontal(
                     pl.col(name).ne_missing(pl.col(name).shift(1))
-                    for name in self.aggregation.names
+                    for name in (*self.aggregation.names, *also)
                 )
             ).to_series()
             says = is_pane & there & (~before | pl.lit(changed))
@@ -262,5 +265,9 @@ class PaneValues:
 
     def to_store(self, panes: pl.DataFrame) -> pl.DataFrame:
         """Return what is to be kept of each window and key."""
+        return self.last_of_each_key(panes)[self.stored_columns]
+
+    def last_of_each_key(self, panes: pl.DataFrame) -> pl.DataFrame:
+        """Return the last pane of each window and key."""
         last_of_key = pl.col(_AT) != pl.col(_AT).shift(-1)
-        return panes.filter(last_of_key.fill_null(value=True))[self.stored_columns]
+        return panes.filter(last_of_key.fill_null(value=True))
