@@ -37,7 +37,7 @@ _MODULES: dict[str, str] = {
         "millstream.pipeline.topic": "Topic",
         "millstream.pipeline.watermarks": "processing_time watermark",
         "millstream.pipeline.windows": (
-            "after_count calendar count_window cumulating hopping session sliding tumbling"
+            "after_count calendar count_window cumulating hopping once session sliding tumbling"
         ),
         "millstream.record": "Record",
         "millstream.views": "panels",
@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from millstream.pipeline.windows import count_window as count_window
     from millstream.pipeline.windows import cumulating as cumulating
     from millstream.pipeline.windows import hopping as hopping
+    from millstream.pipeline.windows import once as once
     from millstream.pipeline.windows import session as session
     from millstream.pipeline.windows import sliding as sliding
     from millstream.pipeline.windows import tumbling as tumbling

@@ -54,6 +54,7 @@ class StreamShape:
         takes_back: Whether rows may be taken back without another in their place, also where rows replace
             one another.
         only_replaces: Why the window above cannot emit changes, and what to do; empty if it can.
+        no_windows: Why no window may follow, and what to do; empty if one may.
         names: The names that the app's steps have so far.
 
     Raises:
@@ -76,6 +77,7 @@ class StreamShape:
     stable: tuple[str, ...] = ()
     takes_back: bool = False
     only_replaces: str = ""
+    no_windows: str = ""
     names: StepNames = field(default_factory=StepNames, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -128,6 +130,7 @@ def windowed_shape(
     row_keys: tuple[tuple[str, ...], ...] = (),
     stable: tuple[str, ...] = (),
     only_replaces: str = "",
+    no_windows: str = "",
 ) -> StreamShape:
     """Return the shape of what windows over a stream emit."""
     if emission.late_policy == "side":
@@ -148,4 +151,5 @@ def windowed_shape(
         stable=stable if changes else (),
         takes_back=changes and shape.mode == "retract",
         only_replaces=only_replaces,
+        no_windows=no_windows,
     )
