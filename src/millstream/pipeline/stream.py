@@ -234,6 +234,12 @@ class Stream(EventCollection):
         Kept events are passed on unchanged; the others are counted as duplicates. After final windows it
         leaves one row of each id: an alert once a day, and not with every window.
 
+        Rows that may be taken back have no order of arrival. Of those that are there, taken by event time, and
+        of one time by the values of their columns, a row is kept if no kept one of its id is at most ``within``
+        before it. When a row is taken back, or one comes before it, the kept rows are corrected: the result is
+        as of ``emit("retract")``. The state then holds each row for the lateness of its input, and
+        of the kept ones the id and time for ``within`` more. All of them are counted as held.
+
         Args:
             id: The column, or columns, that identify an event.
             within: The horizon.
@@ -243,9 +249,13 @@ class Stream(EventCollection):
                 lateness cannot be judged: ``"drop"`` counts them, ``"side"`` also emits them
                 as the ``late`` of the result, with ``late_by`` and ``late_reason``. By default as
                 the stream's own ``late`` says.
-            bloom: Remember ids in a few bits each instead of exactly: see :func:`millstream.bloom`.
+            bloom: Remember ids in a few bits each instead of exactly: see :func:`millstream.bloom`. Not of
+                rows that may be taken back.
             unbounded: Allow ids to be kept exactly for longer than 31 days, at 24 bytes each.
             name: The step's name; by default ``dedup(…)`` with the columns.
+
+        Raises:
+            ConfigError: a column is not there, or the rows are parts of results (``emit("discard")``).
         """
         first, kernel, shape = build_dedup(
             self.shape,
