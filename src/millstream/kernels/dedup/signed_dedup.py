@@ -39,7 +39,6 @@ from millstream.kernels.changes import (
     with_diff,
     with_weight,
 )
-from millstream.kernels.column_types import of_one_zero
 from millstream.kernels.dedup.event_ids import SearchRanges, keep_first
 from millstream.kernels.frames import HASH, SPLIT, TIME, WATERMARK_SEEN, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
@@ -48,7 +47,7 @@ from millstream.kernels.state.hash_order import differs_from_previous, sorted_di
 from millstream.kernels.state.keyhash import hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
-from millstream.kernels.state.row_digest import digest_rows
+from millstream.kernels.state.row_digest import order_of_values
 from millstream.kernels.state.timed_arrangement import TimedArrangement
 from millstream.kernels.time.watermarks import delayed_watermark
 
@@ -234,17 +233,10 @@ class SignedDedup:
 
     def _in_order(self, rows: pl.DataFrame, ids: Int64s) -> Int64s:
         """Return the places of rows by id, then time, then their columns."""
-        own = [_with_order(rows[str(place)]) for place in range(len(self.columns))]
+        own = [order_of_values(rows[str(place)]) for place in range(len(self.columns))]
         table = pl.DataFrame([pl.Series(HASH, ids), rows[TIME], *own])
         order: Int64s = table.select(pl.arg_sort_by(table.columns)).to_series().to_numpy()
         return order
-
-
-def _with_order(column: pl.Series) -> pl.Series:
-    """Return a column by which rows can be sorted; equal values stay equal."""
-    if column.dtype.is_nested():
-        return pl.Series(column.name, digest_rows([column]))
-    return of_one_zero(column)
 
 
 def _any_null(rows: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
