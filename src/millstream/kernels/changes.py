@@ -16,7 +16,10 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from millstream.kernels.arrays import Int64s
 from millstream.kernels.frames import DIFF, HASH, WEIGHT
+
+_PLACE = "__place"
 
 
 def with_weight(rows: pl.DataFrame) -> pl.DataFrame:
@@ -58,9 +61,6 @@ def consolidate(rows: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([apart, summed[apart.columns]]).sort(_PLACE).drop(_PLACE)
 
 
-_PLACE = "__place"
-
-
 def _summed(rows: pl.DataFrame, place: str | None = None) -> pl.DataFrame:
     own = [name for name in rows.columns if name not in (WEIGHT, place)]
     # Numbers for names meanwhile: polars takes a name such as "^a.*$" for a pattern.
@@ -83,3 +83,17 @@ def concat_present(tables: Sequence[pl.DataFrame | None]) -> pl.DataFrame | None
     if not present:
         return None
     return present[0] if len(present) == 1 else pl.concat(present)
+
+
+def group_numbers(rows: pl.DataFrame, columns: Sequence[str]) -> Int64s:
+    """Return for each row the number of its group: of rows equal in the columns, counted by first rows."""
+    if not columns or not rows.height:
+        return np.zeros(rows.height, np.int64)
+    # Numbers for names: polars takes a name such as "^a.*$" for a pattern.
+    keys = pl.DataFrame({str(number): rows[name] for number, name in enumerate(columns)})
+    places = keys.with_row_index(_PLACE).group_by(keys.columns, maintain_order=True).agg(_PLACE)
+    lists = places[_PLACE]
+    lengths = lists.list.len().to_numpy()
+    numbers = np.empty(rows.height, np.int64)
+    numbers[lists.explode().to_numpy()] = np.repeat(np.arange(len(lengths)), lengths)
+    return numbers

@@ -15,9 +15,11 @@ from millstream.errors import ConfigError
 from millstream.kernels.dedup.bloom_generations import BloomRule
 from millstream.kernels.dedup.bloom_loss import generation_count
 from millstream.kernels.dedup.operator import Dedup
+from millstream.kernels.dedup.signed_dedup import SignedDedup
 from millstream.kernels.late import LATE_COLUMNS
 from millstream.kernels.steps import Filter
 from millstream.pipeline.checks import require_free
+from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
 
 NullIds = Literal["pass", "drop"]
@@ -101,13 +103,14 @@ def build_dedup(
     unbounded: bool,
     name: str | None,
     buckets: int,
-) -> tuple[Filter | None, Dedup, StreamShape]:
+) -> tuple[Filter | None, Dedup | SignedDedup, StreamShape]:
     """Check what is declared; return the step before (for ``null="drop"``), the kernel and its shape."""
-    if shape.mode not in (None, "final"):
+    if shape.mode == "discard":
         raise ConfigError(
-            f'dedup comes after emit("{shape.mode}"), whose rows replace one another or add up. '
-            'Deduplicate the events before the window, or emit "final" there.'
+            'dedup comes after emit("discard"), whose rows are parts that add up. Deduplicate the events '
+            'before the window, or emit "final", "update" or "retract" there.'
         )
+    shape = shape.as_changes("dedup")
     if late is None:
         late = "side" if shape.late_policy == "side" else "drop"
     _check_choices(columns, null, late)
@@ -116,9 +119,30 @@ def build_dedup(
     if bloom is not None and not isinstance(bloom, Bloom):
         raise ConfigError(f"dedup's bloom is {bloom!r}. Make one with ms.bloom(fpr=…, …).")
     within_us = to_us(within, what="dedup's within")
+    signed = shape.mode == "retract"
+    if bloom is not None and signed:
+        raise ConfigError(
+            "dedup has bloom= and comes after rows that may be taken back: a filter cannot forget an id. Leave "
+            "bloom out: dedup then keeps the ids exactly, for as long as within says."
+        )
     if not unbounded and (bloom is None or bloom.exact_check):
         _check_bounded(within_us)
     step_name = shape.names.unique(name or f"dedup({', '.join(columns)})")
+    has_id = tuple(pl.col(column).is_not_null() for column in columns)
+    without_null = Filter(shape.names.unique(f"{step_name} of no null"), has_id)
+    first = without_null if null == "drop" else None
+    late_columns = {**shape.columns, **LATE_COLUMNS} if late == "side" else None
+    if signed:
+        places = {column: str(place) for place, column in enumerate(shape.columns)}
+        changes = SignedDedup(
+            step_name,
+            tuple(shape.columns.items()),
+            tuple(places[column] for column in columns),
+            within_us,
+            shape.lateness_us,
+            late == "side",
+        )
+        return first, changes, _shape_of_changes(shape, late_columns)
     kernel = Dedup(
         name=step_name,
         by=columns,
@@ -128,11 +152,19 @@ def build_dedup(
         side_output=late == "side",
         bloom=None if bloom is None else bloom.rule(within_us, shape.lateness_us, buckets),
     )
-    has_id = tuple(pl.col(column).is_not_null() for column in columns)
-    without_null = Filter(shape.names.unique(f"{step_name} of no null"), has_id)
-    late_columns = {**shape.columns, **LATE_COLUMNS}
-    shape_out = replace(shape, late_columns=late_columns if late == "side" else None)
-    return (without_null if null == "drop" else None), kernel, shape_out
+    return first, kernel, replace(shape, late_columns=late_columns)
+
+
+def _shape_of_changes(shape: StreamShape, late_columns: ColumnTypes | None) -> StreamShape:
+    """Return the shape of what is left of rows that may be taken back: some of them."""
+    return replace(
+        shape,
+        lateness_us=0,
+        late_policy="drop",
+        late_columns=late_columns,
+        stable=(),
+        takes_back=True,
+    )
 
 
 def _check_bounded(within_us: int) -> None:

@@ -46,7 +46,14 @@ from millstream.pipeline.stateless import (
 )
 from millstream.pipeline.table import Grouped, Table
 from millstream.pipeline.table_operators import OrderBy, build_top
-from millstream.pipeline.upserts import RowsKept, build_upserts, check_all_kept, table_shape
+from millstream.pipeline.upserts import (
+    RowsKept,
+    build_latest,
+    build_upserts,
+    check_all_kept,
+    not_deleted,
+    table_shape,
+)
 from millstream.pipeline.versions import TableOrigin
 from millstream.pipeline.windowed import aggregate_windows, emit_strategy
 from millstream.pipeline.windows import EventWindow, TriggerSpec
@@ -133,13 +140,14 @@ class Stream(EventCollection):
         """Make a table of the stream: of each key the latest row, or of all rows.
 
         Args:
-            key: The columns that identify a row; behind final windows by default the window and its ``by``
+            key: The columns that identify a row; behind windows by default the window and its ``by``
                 columns.
             keep: ``"latest"``: the latest row of each key. ``"all"``: every event is a row for ever; there is no
                 key, and ``unbounded=True`` must be given, because what joins the table keeps all of them.
             order: Which of two rows of a key is the later one. ``"time"``: the one with the later event
                 time, and of equal times the later one in the log; the order of arrival changes
-                nothing. ``"offset"``: the one that is later in its partition; all rows of a key
+                nothing. Rows of windows have no place in the log: of these a digest of the row decides.
+                ``"offset"``: the one that is later in its partition; all rows of a key
                 must be in one partition: give the topic the table's key.
             deleted: A condition that is true of a row that deletes its key. By time, the key stays in
                 state, as an older row may come after it.
@@ -148,30 +156,42 @@ class Stream(EventCollection):
         The state holds one row for each key, without end: a key leaves it when it is deleted. A row whose
         key is null is a dead letter.
 
+        Of rows that may be taken back, the table has the latest one of each key that is there: when it is taken
+        back, the one before it counts again. So the state holds all rows of a key. If the key does not have what
+        identifies a row (of windows the window and its ``by`` columns), say with ``unbounded=True`` that this much
+        may be kept.
+
         Raises:
-            ConfigError: there is no key, or the stream has no order by offset.
+            ConfigError: there is no key; the stream has no order by offset; all rows of a key would be kept; or
+                the rows are parts of results (``emit("discard")``).
         """
         if self.shape.is_late:
             raise ConfigError("table comes after late rows. View them, or send them to a topic.")
-        if self.shape.mode in ("update", "retract", "discard"):
+        if self.shape.mode == "discard":
             raise ConfigError(
-                f'table comes after emit("{self.shape.mode}"), whose rows replace one another or add up. '
-                'Emit "final" there.'
+                'table comes after emit("discard"), whose rows are parts that add up. Emit "final", "update" or '
+                '"retract" there.'
             )
         choose("table's keep", keep, get_args(RowsKept))
+        shape = self.shape.as_changes("table")
         if keep == "all":
             check_all_kept(key, deleted, unbounded=unbounded)
-            return Table(self.app, self.node, table_shape(self.shape, None, append_only=True))
-        if key is None and self.shape.mode == "final":
-            key = (*self.shape.window_key, *self.shape.key)
+            only_added = shape.mode in (None, "final")
+            return Table(self.app, self.node, table_shape(shape, None, append_only=only_added))
+        if key is None and shape.mode is not None:
+            key = (*shape.window_key, *shape.key)
         if key is None:
-            key = self.shape.key
+            key = shape.key
         if order == "offset" and placed_inputs(self.node) != {True}:
             raise ConfigError(
                 'table has order="offset", and its rows have no place in the log: they come from a window, a '
                 'native step or a DataFrame. Say order="time".'
             )
-        kernel, shape = build_upserts(self.shape, key, order=order, deleted=deleted, name=name)
+        if shape.mode == "retract":
+            latest, shape = build_latest(shape, key, unbounded=unbounded, name=name)
+            table = Table(self.app, OperatorNode((self.node,), latest), shape)
+            return table if deleted is None else table.filter(not_deleted(deleted, shape))
+        kernel, shape = build_upserts(shape, key, order=order, deleted=deleted, name=name)
         origin = TableOrigin(
             self.node,
             self.columns,
@@ -232,6 +252,12 @@ class Stream(EventCollection):
         Kept events are passed on unchanged; the others are counted as duplicates. After final windows it
         leaves one row of each id: an alert once a day, and not with every window.
 
+        Rows that may be taken back have no order of arrival. Of those that are there, taken by event time, and
+        of one time by the values of their columns, a row is kept if no kept one of its id is at most ``within``
+        before it. When a row is taken back, or one comes before it, the kept rows are corrected: the result is
+        as of ``emit("retract")``. The state then holds each row for the lateness of its input, and
+        of the kept ones the id and time for ``within`` more. All of them are counted as held.
+
         Args:
             id: The column, or columns, that identify an event.
             within: The horizon.
@@ -241,9 +267,13 @@ class Stream(EventCollection):
                 lateness cannot be judged: ``"drop"`` counts them, ``"side"`` also emits them
                 as the ``late`` of the result, with ``late_by`` and ``late_reason``. By default as
                 the stream's own ``late`` says.
-            bloom: Remember ids in a few bits each instead of exactly: see :func:`millstream.bloom`.
+            bloom: Remember ids in a few bits each instead of exactly: see :func:`millstream.bloom`. Not of
+                rows that may be taken back.
             unbounded: Allow ids to be kept exactly for longer than 31 days, at 24 bytes each.
             name: The step's name; by default ``dedup(…)`` with the columns.
+
+        Raises:
+            ConfigError: a column is not there, or the rows are parts of results (``emit("discard")``).
         """
         first, kernel, shape = build_dedup(
             self.shape,

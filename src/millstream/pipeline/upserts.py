@@ -12,6 +12,7 @@ from millstream.choices import choose
 from millstream.client.tables import to_arrow
 from millstream.errors import ConfigError
 from millstream.kernels.frames import polars_table
+from millstream.kernels.tables.latest import LatestRows
 from millstream.kernels.tables.static_rows import StaticRows
 from millstream.kernels.tables.upserts import Upserts, VersionOrder
 from millstream.pipeline.checks import type_of
@@ -31,19 +32,9 @@ def build_upserts(
     name: str | None,
 ) -> tuple[Upserts, StreamShape]:
     """Build the operator that makes a table of a stream, and the shape of the table's rows."""
-    columns = shape.key_columns(key, "table's key")
-    if not columns:
-        raise ConfigError('table has no key. Say which columns identify a row: table(key="id").')
+    columns = _key_columns(shape, key)
     choose("table's order", order, get_args(VersionOrder))
-    deletion = None
-    if deleted is not None:
-        deletion = as_expression(deleted, what="table's deleted")
-        dtype = type_of(deletion, shape.columns, "table's deleted")
-        if dtype != pl.Boolean:
-            raise ConfigError(
-                f"table's deleted is of type {dtype}. Give a condition, such as "
-                'pl.col("op") == "d".'
-            )
+    deletion = None if deleted is None else _condition(deleted, shape)
     kernel = Upserts(
         shape.names.unique(name or f"table by {', '.join(columns)}"),
         columns,
@@ -52,6 +43,54 @@ def build_upserts(
         deletion,
     )
     return kernel, table_shape(shape, columns, not_null=True)
+
+
+def build_latest(
+    shape: StreamShape, key: str | Sequence[str], *, unbounded: bool, name: str | None
+) -> tuple[LatestRows, StreamShape]:
+    """Build the operator that makes a table of rows that may be taken back, and the shape of the table's rows.
+
+    Raises:
+        ConfigError: there is no key, or one that may have several rows, all of which would be kept.
+    """
+    columns = _key_columns(shape, key)
+    if not unbounded and not any(set(one) <= set(columns) for one in shape.row_keys):
+        identified = f", such as {', '.join(shape.row_keys[0])}" if shape.row_keys else ""
+        raise ConfigError(
+            f"table comes after rows that may be taken back, and a key of {', '.join(columns)} may have several of "
+            "them. The one before the latest counts again when that is taken back, so all are kept, without "
+            f'end. Give a key that has one row{identified}; emit "final" above; or say that this much may be '
+            "kept: unbounded=True."
+        )
+    places = {column: str(place) for place, column in enumerate(shape.columns)}
+    kernel = LatestRows(
+        shape.names.unique(name or f"table by {', '.join(columns)}"),
+        tuple(shape.columns.items()),
+        tuple(places[column] for column in columns),
+    )
+    return kernel, table_shape(shape, columns, not_null=True)
+
+
+def not_deleted(deleted: Column, shape: StreamShape) -> pl.Expr:
+    """Return the condition of rows that do not delete their key."""
+    return ~_condition(deleted, shape).fill_null(value=False)
+
+
+def _condition(deleted: Column, shape: StreamShape) -> pl.Expr:
+    condition = as_expression(deleted, what="table's deleted")
+    dtype = type_of(condition, shape.columns, "table's deleted")
+    if dtype != pl.Boolean:
+        raise ConfigError(
+            f'table\'s deleted is of type {dtype}. Give a condition, such as pl.col("op") == "d".'
+        )
+    return condition
+
+
+def _key_columns(shape: StreamShape, key: str | Sequence[str]) -> tuple[str, ...]:
+    columns = shape.key_columns(key, "table's key")
+    if not columns:
+        raise ConfigError('table has no key. Say which columns identify a row: table(key="id").')
+    return columns
 
 
 def build_static_table(
@@ -121,4 +160,8 @@ def table_shape(
         key_not_null=not_null,
         is_table=True,
         append_only=append_only,
+        row_keys=(),
+        stable=(),
+        takes_back=False,
+        only_replaces="",
     )

@@ -522,14 +522,9 @@ def test_a_view_of_rows_that_are_always_replaced_may_keep_the_last_one_of_a_key(
         rows.view("by count", key="n")
 
 
-def test_dedup_tables_parts_and_windows_of_events_come_before_changes():
+def test_parts_and_windows_of_events_come_before_changes():
     _, stream = app_with()
     rows = stream.window(ms.tumbling("10 seconds"), by="key").emit("update").agg(n=ms.count())
-    with refused('dedup comes after emit."update".*Deduplicate the events before'):
-        rows.dedup("key", within="1 day")
-    some_rows = rows.filter(pl.col("n") > 1)
-    with refused("comes after.*Deduplicate the events before"):
-        some_rows.dedup("key", within="1 day")
     with refused("cannot be emitted as parts"):
         rows.window(ms.tumbling("1 day")).emit("discard")
     counted = rows.window(ms.count_window(3, unbounded=True), by="key")

@@ -50,7 +50,7 @@ class Arrangement:
         found = concat_present(list(self.runs.look_up(_SLOT, sorted_distinct(hashes))))
         if found is None:
             return None
-        held = _nothing_owed(consolidate(found))
+        held = nothing_owed(consolidate(found))
         return held if held.height else None
 
     def add(self, changes: pl.DataFrame) -> None:
@@ -60,7 +60,7 @@ class Arrangement:
 
     def _folded(self, rows: pl.DataFrame) -> pl.DataFrame:
         held = consolidate(rows)
-        return held if self.runs.slots.get(_SLOT) else _nothing_owed(held)  # no run is older
+        return held if self.runs.slots.get(_SLOT) else nothing_owed(held)  # no run is older
 
     def scan(self) -> pl.DataFrame | None:
         """Return all rows. It costs all that is held: for tests and for looking at state."""
@@ -68,7 +68,7 @@ class Arrangement:
         return None if held is None else consolidate(held.sort(HASH, maintain_order=True))
 
 
-def _nothing_owed(held: pl.DataFrame) -> pl.DataFrame:
+def nothing_owed(held: pl.DataFrame) -> pl.DataFrame:
     """Return the sum of all changes of some keys, in which no row is there less than not at all.
 
     Raises:

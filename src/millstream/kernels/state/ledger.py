@@ -20,6 +20,7 @@ count windows        events, once for  arrived, times the windows   in a window 
 sliding windows      events            in time                      when no row can count them any more
 sliding, rows due    rows not settled  in time for a row            the settled row (``final``)
 exact deduplication  ids               emitted with an id           when nothing can repeat them
+... of changes       rows, kept ids    added, less taken back       with their slot
 Bloom filters        ids               emitted with an id           with their generation
 interval joins       rows              in time, and not past their  alone; with their slot, of whose rows
                                        end                          the others must have had a partner

@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.aggregation import Aggregation, event_count
-from millstream.kernels.changes import consolidate, total_weight, with_diff
+from millstream.kernels.changes import consolidate, group_numbers, total_weight, with_diff
 from millstream.kernels.column_types import of_one_zero
 from millstream.kernels.frames import (
     DIFF,
@@ -46,7 +46,6 @@ from millstream.kernels.tables.group_times import (
     GROUP_TIME,
     GROUP_TIME_ROWS,
     GroupTimes,
-    group_numbers,
 )
 
 _KEY = "__key"

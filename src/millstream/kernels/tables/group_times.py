@@ -10,14 +10,13 @@ when its last row goes, and none comes in its place, the times of the group are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import polars as pl
 
-from millstream.kernels.arrays import Int64s
+from millstream.kernels.changes import group_numbers
 from millstream.kernels.frames import HASH, TIME, WEIGHT
 from millstream.kernels.state.arrangement import Arrangement
 from millstream.kernels.state.hash_order import sorted_distinct
@@ -26,20 +25,6 @@ GROUP = "__group"  # Int64: the number of a row's group within a batch
 GROUP_TIME = "__group_time"  # Int64: the time of the group's row
 GROUP_TIME_ROWS = "__group_time_rows"  # Int64: how many rows of the group have it; 0: it has none
 _BORDER = "__border"
-
-
-def group_numbers(rows: pl.DataFrame, columns: Sequence[str]) -> Int64s:
-    """Return for each row the number of its group: of rows equal in the columns, counted by first rows."""
-    if not columns or not rows.height:
-        return np.zeros(rows.height, np.int64)
-    # Numbers for names: polars takes a name such as "^a.*$" for a pattern.
-    keys = pl.DataFrame({str(number): rows[name] for number, name in enumerate(columns)})
-    places = keys.with_row_index(GROUP).group_by(keys.columns, maintain_order=True).agg(GROUP)
-    lists = places[GROUP]
-    lengths = lists.list.len().to_numpy()
-    numbers = np.empty(rows.height, np.int64)
-    numbers[lists.explode().to_numpy()] = np.repeat(np.arange(len(lengths)), lengths)
-    return numbers
 
 
 @dataclass

@@ -27,7 +27,13 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.arrays import Bools, Int64s
-from millstream.kernels.changes import consolidate, total_weight, with_diff, with_weight
+from millstream.kernels.changes import (
+    consolidate,
+    group_numbers,
+    total_weight,
+    with_diff,
+    with_weight,
+)
 from millstream.kernels.column_types import of_one_zero
 from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
@@ -36,7 +42,6 @@ from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
-from millstream.kernels.tables.group_times import group_numbers
 
 Ties = Literal["row_number", "rank", "dense_rank"]
 

@@ -314,8 +314,8 @@ def test_what_cannot_be_deduplicated_is_refused_where_it_is_declared():
         stream.dedup("id", within="1 hour", null="keep")
     with refused('late is \'correct\'. Choose "drop" or "side"'):
         stream.dedup("id", within="1 hour", late="correct")
-    hourly = stream.window(tumbling("1 hour"), by="device").emit("update").agg(n=count())
-    with refused('comes after emit."update".*Deduplicate the events before the window'):
+    hourly = stream.window(tumbling("1 hour"), by="device").emit("discard").agg(n=count())
+    with refused('comes after emit."discard".*Deduplicate the events before the window'):
         hourly.dedup("n", within="1 hour")
     with refused("a column 'late_by'.*Rename it"):
         stream.with_columns(late_by=pl.col("n")).dedup("id", within="1 hour", late="side")

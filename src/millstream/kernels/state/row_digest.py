@@ -1,6 +1,7 @@
 """A number for a whole row, nested columns and all: equal rows have equal numbers, in every process.
 
-It orders rows that nothing else orders, so that it does not matter which of them came first.
+It orders rows that nothing else orders, so that it does not matter which of them came first. So do the values of
+their columns, as far as they have an order.
 """
 
 from __future__ import annotations
@@ -11,12 +12,23 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.arrays import Int64s
+from millstream.kernels.column_types import of_one_zero
 from millstream.kernels.state.keyhash import Hashes, digest_columns, mix
 
 
 def digest_rows(columns: Sequence[pl.Series]) -> Int64s:
     """Return a number for each row of the columns."""
     return _words(columns).view(np.int64)
+
+
+def order_of_values(column: pl.Series) -> pl.Series:
+    """Return a column by which rows can be sorted: by their values, and where these are nested, by a digest.
+
+    Equal values stay equal. Null is first, NaN last.
+    """
+    if column.dtype.is_nested():
+        return pl.Series(column.name, digest_rows([column]))
+    return of_one_zero(column)
 
 
 def _words(columns: Sequence[pl.Series]) -> Hashes:
