@@ -15,7 +15,7 @@ from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.interval_join import IntervalJoinKind, UnmatchedEmit
 from millstream.kernels.operator import Operator
 from millstream.pipeline.collection import Collection
-from millstream.pipeline.enrichment import build_enrichment
+from millstream.pipeline.enrichment import Lookup, build_enrichment
 from millstream.pipeline.expressions import Column
 from millstream.pipeline.graph import (
     OperatorNode,
@@ -234,12 +234,13 @@ class EventCollection(Collection):
 
     def enrich(
         self,
-        function: LookupFunction,
+        function: LookupFunction | Lookup,
         *,
         on: str | Sequence[str],
         schema: FrameSchema,
         cache: Duration | None = "1 hour",
-        batch_rows: int = 1000,
+        batch_rows: int | None = None,
+        concurrency: int = 8,
         timeout: Duration = "10 seconds",
         retries: int = 3,
         on_error: LookupErrorPolicy | None = None,
@@ -255,23 +256,29 @@ class EventCollection(Collection):
 
             clicks.enrich(countries, on="user", schema={"country": pl.String})
 
+        For a service or database, there are ready ones: :func:`~millstream.http_lookup` and
+        :func:`~millstream.sql_lookup`.
+
         Args:
-            function: Gets distinct keys, a frame with the columns ``on``, and gives a frame with one row
+            function: A ready lookup, or a function. It gets distinct keys, a frame with the columns ``on``, and gives a frame with one row
                 for each key that it knows: the columns ``on``, as they were given, and those of
                 ``schema``. A key without a row gets nulls, and so does a key with a null in it, which
                 is not asked. It is called where the job runs, in several threads at once, and again
-                after it failed: it must only read.
+                after it failed: it must only read. If it raises ``UserCodeError``, the job stops.
             on: The column, or columns, of the key.
             schema: The columns that are added: a dataclass, or a dict of polars types.
             cache: For how long an answer is used for later rows of its key, nulls among them. That time
                 is the running time of the job or the time of day, whichever passes faster.
                 None: each batch asks its keys anew.
-            batch_rows: The most keys in one call.
+            batch_rows: The most keys in one call. By default 1000, and 1 for a lookup by GET.
+            concurrency: How many calls each bucket makes at once. A job has as many buckets at work as
+                Spark has cores, so a service sees so many times more.
             timeout: How long a call may take. A slower one counts as failed; what it gives later is ignored.
             retries: How often a failed call is repeated, after growing random waits of 0.1 to 10 seconds.
             on_error: When the last call failed: ``"dead-letter"`` makes dead letters of the rows of
                 all its keys, ``"null"`` gives them nulls, ``"stop"`` stops the job. By default what the
-                app's ``on_error`` says.
+                app's ``on_error`` says. After 20 calls in a row that failed to the end, the other keys of the
+                batch have failed, too, without being asked.
             name: The step's name; by default ``enrich(…)`` with the columns.
 
         Guarantees: answers and failures are durable before any row with them leaves the step. A batch that is
@@ -292,6 +299,7 @@ class EventCollection(Collection):
             schema=schema,
             cache=cache,
             batch_rows=batch_rows,
+            concurrency=concurrency,
             timeout=timeout,
             retries=retries,
             on_error=on_error or self.app.on_error,
