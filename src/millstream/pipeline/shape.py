@@ -46,6 +46,7 @@ class StreamShape:
             rows may be equal.
         key_not_null: Whether no column of the primary key is ever null.
         is_table: Whether the rows are a table, and come as signed changes.
+        append_only: Of a table: rows are only added, and none is ever taken back.
         row_keys: Of a stream whose rows are replaced or taken back: sets of columns, each of which
             identifies a row.
         stable: Of such a stream, while no row is taken back without another in its place: the columns that
@@ -70,6 +71,7 @@ class StreamShape:
     primary_key: tuple[str, ...] | None = None
     key_not_null: bool = False
     is_table: bool = False
+    append_only: bool = False
     row_keys: tuple[tuple[str, ...], ...] = ()
     stable: tuple[str, ...] = ()
     takes_back: bool = False
@@ -92,6 +94,11 @@ class StreamShape:
             require_column(name, self.columns, what)
             check_key(name, self.columns[name], what)
         return names
+
+    @property
+    def has_retractions(self) -> bool:
+        """Whether rows may be taken back by rows with ``_diff`` -1."""
+        return self.mode == "retract" and not self.append_only
 
     def as_changes(self, operator: str) -> StreamShape:
         """Return the shape for an operator that must be told which rows no longer hold.

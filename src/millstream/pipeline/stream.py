@@ -163,7 +163,7 @@ class Stream(EventCollection):
         choose("table's keep", keep, get_args(RowsKept))
         if keep == "all":
             check_all_kept(key, deleted, unbounded=unbounded)
-            return Table(self.app, self.node, table_shape(self.shape, None, not_null=False))
+            return Table(self.app, self.node, table_shape(self.shape, None, append_only=True))
         if key is None and self.shape.mode == "final":
             key = (*self.shape.window_key, *self.shape.key)
         if key is None:
