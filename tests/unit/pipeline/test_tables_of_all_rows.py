@@ -62,7 +62,7 @@ def test_what_would_grow_without_end_has_to_be_meant() -> None:
 
 
 def test_only_what_can_be_taken_back_is_planned_for() -> None:
-    app, one, other = streams()
+    _, one, other = streams()
     all_rows = [stream.table(keep="all", unbounded=True) for stream in (one, other)]
     latest = one.table("k")
     inner = all_rows[0].filter(pl.col("v") > 0).join(all_rows[1], "k")
