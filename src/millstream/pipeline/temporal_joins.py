@@ -8,7 +8,7 @@ from typing import get_args
 from millstream.choices import choose
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
-from millstream.kernels.joins.asof_join import AsofJoin, AsofKind
+from millstream.kernels.joins.asof_join import AsofJoin, AsofKind, LateVersions
 from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.join_input import JoinedColumns
 from millstream.kernels.joins.lookup import Lookup
@@ -18,6 +18,8 @@ from millstream.pipeline.graph import GraphNode
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.table_joins import On, join_keys, joined_columns
 from millstream.pipeline.versions import TableOrigin
+
+_LATE: tuple[LateVersions, ...] = get_args(LateVersions)
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class AsofOptions:
     tolerance: Duration | None
     allow_equal: bool
     nulls_equal: bool
+    late: LateVersions | None
+    lateness: Duration | None
 
 
 def build_asof_join(
@@ -56,6 +60,7 @@ def build_asof_join(
     choose(f"{what}'s direction", options.direction, get_args(Direction))
     tolerance_us = _tolerance_us(options)
     node, lateness_us = right.node, right.shape.lateness_us
+    late, corrected_us = _late_versions(options, is_table=right.shape.is_table)
     columns = _columns(left, right, on, suffix, what)
     if right.shape.is_table:
         node, lateness_us = _versions(left, right, columns, options)
@@ -75,6 +80,8 @@ def build_asof_join(
         options.nulls_equal and not right.shape.is_table,  # the key of a table is never null
         (left.lateness_us, lateness_us),
         side_output,
+        late,
+        corrected_us,
     )
     late_columns = {**left.columns, **LATE_COLUMNS} if side_output else None
     shape = replace(
@@ -84,7 +91,45 @@ def build_asof_join(
         late_policy="drop",
         late_columns=late_columns,
     )
+    if late == "correct":
+        shape = _corrected(shape, left, options.how)
     return kernel, node, shape
+
+
+def _late_versions(options: AsofOptions, *, is_table: bool) -> tuple[LateVersions, int]:
+    """Return what becomes of late versions, and for how long they correct rows that came out."""
+    late = choose("join_asof's late", options.late or ("keep" if is_table else "drop"), _LATE)
+    if options.late not in (None, "drop") and options.direction != "backward":
+        raise ConfigError(
+            f'join_asof has late="{late}" and direction="{options.direction}". Late rows count only for '
+            'direction="backward": leave late out.'
+        )
+    if late != "correct":
+        if options.lateness is not None:
+            raise ConfigError(
+                f'join_asof has a lateness and late="{late}". It says how long results are corrected: '
+                'late="correct". How long a row may be late is said where its stream is read.'
+            )
+        return late, 0
+    corrected_us = (
+        0 if options.lateness is None else to_us(options.lateness, what="join_asof's lateness")
+    )
+    if not corrected_us:
+        raise ConfigError(
+            'join_asof has late="correct" and no lateness, so nothing would be corrected. Say how long '
+            'corrections go on: lateness="1 day".'
+        )
+    return late, corrected_us
+
+
+def _corrected(shape: StreamShape, left: StreamShape, how: AsofKind) -> StreamShape:
+    """Return the shape of rows that are taken back and put right: of a left join, those of one left row."""
+    return replace(
+        shape,
+        mode="retract",
+        window_key=() if left.mode is None else left.window_key,
+        stable=tuple(left.columns) if how == "left" else (),
+    )
 
 
 def build_lookup(

@@ -29,7 +29,14 @@ from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import EACH_ROW, SortedRuns
 from millstream.kernels.state.timers import Timers
 
+_SLOTS_PER_WAIT = 8  # the time for which a row is held is divided into about this many slots
+_WAIT_SLOT_US_MIN = 10_000_000  # a slot costs a few runs however little it holds
 NUMBER = "__number"  # Int64: distinguishes the rows of one input in a bucket
+
+
+def slot_width_us(wait_us: int) -> int:
+    """Return how wide the slots of rows are that are held for so long."""
+    return max(_WAIT_SLOT_US_MIN, -(-wait_us // _SLOTS_PER_WAIT))
 
 
 @dataclass(frozen=True)
@@ -123,10 +130,12 @@ class HeldRows:
 
     # ── changing ────────────────────────────────────────────────────────────────────────────
 
-    def add(self, rows: pl.DataFrame, matched: Bools) -> None:
-        """Hold rows that are not due; ``matched`` says which of them have a partner."""
+    def add(self, rows: pl.DataFrame, matched: Bools | None = None) -> None:
+        """Hold rows that are not due; ``matched`` says which of them have a partner, where that is known."""
         for slot, part in self._by_slot(rows):
             self.runs.add(slot, part, _as_they_are, all_spent_goes=False)
+        if matched is None:
+            return
         if self.marked:
             self.mark(rows.filter(pl.Series(matched)))
         if self.timed:

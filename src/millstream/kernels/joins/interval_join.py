@@ -47,7 +47,7 @@ import polars as pl
 from millstream.kernels.arrays import Bools
 from millstream.kernels.changes import concat_present
 from millstream.kernels.frames import DIFF, SPLIT, TIME, WATERMARK_SEEN
-from millstream.kernels.joins.held_rows import HeldRows
+from millstream.kernels.joins.held_rows import HeldRows, slot_width_us
 from millstream.kernels.joins.interval_pairs import Pairs, pairs_within
 from millstream.kernels.joins.join_input import JoinedColumns, null_keys
 from millstream.kernels.joins.join_operator import JoinOperator, split_late, take_in_time
@@ -60,8 +60,6 @@ IntervalJoinKind = Literal["inner", "left", "right", "full"]
 UnmatchedEmit = Literal["final", "eager"]
 
 _LEFT, _RIGHT = 0, 1
-_SLOTS_PER_WAIT = 8  # the time for which a row is held is divided into about this many slots
-_WAIT_SLOT_US_MIN = 10_000_000  # a slot costs a few runs however little it holds
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ class IntervalJoin(JoinOperator):
 
     @property
     def slot_us(self) -> int:
-        return max(_WAIT_SLOT_US_MIN, -(-max(*self.waits_us, *self.lateness_us) // _SLOTS_PER_WAIT))
+        return slot_width_us(max(*self.waits_us, *self.lateness_us))
 
     def output_watermark(self, watermark_us: int) -> int:
         """Return W less the longest that a row may be behind it: see the module's docstring."""
