@@ -127,6 +127,7 @@ class Stream(EventCollection):
         keep: RowsKept = "latest",
         order: VersionOrder = "time",
         deleted: Column | None = None,
+        ttl: Duration | None = None,
         unbounded: bool = False,
         name: str | None = None,
     ) -> Table:
@@ -143,10 +144,14 @@ class Stream(EventCollection):
                 must be in one partition: give the topic the table's key.
             deleted: A condition that is true of a row that deletes its key. By time, the key stays in
                 state, as an older row may come after it.
+            ttl: Delete a row that no other has replaced for so long, in event time: once the stream's watermark is
+                above the row's time plus ``ttl``. A row that has expired when it comes removes its key at once. So
+                the table is the same in any batches. While the watermark stands, nothing expires. A join as
+                of a time finds a row no longer than ``ttl`` after its time.
             name: The step's name; by default ``table by`` with the key.
 
-        The state holds one row for each key, without end: a key leaves it when it is deleted. A row whose
-        key is null is a dead letter.
+        The state holds one row for each key, without end unless ``ttl`` is given: a key leaves it when it is
+        deleted, or has expired. A row whose key is null is a dead letter.
 
         Raises:
             ConfigError: there is no key, or the stream has no order by offset.
@@ -160,7 +165,7 @@ class Stream(EventCollection):
             )
         choose("table's keep", keep, get_args(RowsKept))
         if keep == "all":
-            check_all_kept(key, deleted, unbounded=unbounded)
+            check_all_kept(key, deleted, ttl, unbounded=unbounded)
             return Table(self.app, self.node, table_shape(self.shape, None, not_null=False))
         if key is None and self.shape.mode == "final":
             key = (*self.shape.window_key, *self.shape.key)
@@ -171,7 +176,9 @@ class Stream(EventCollection):
                 'table has order="offset", and its rows have no place in the log: they come from a window, a '
                 'native step or a DataFrame. Say order="time".'
             )
-        kernel, shape = build_upserts(self.shape, key, order=order, deleted=deleted, name=name)
+        kernel, shape = build_upserts(
+            self.shape, key, order=order, deleted=deleted, ttl=ttl, name=name
+        )
         origin = TableOrigin(
             self.node,
             self.columns,
@@ -179,6 +186,7 @@ class Stream(EventCollection):
             by_offset=order == "offset",
             lateness_us=self.shape.lateness_us,
             code=UserCode(kernel.name, declared_at(), self.app.on_error),
+            ttl_us=kernel.ttl_us,
         )
         return Table(self.app, OperatorNode((self.node,), kernel), shape, origin=origin)
 

@@ -64,6 +64,7 @@ def build_asof_join(
     columns = _columns(left, right, on, suffix, what)
     if right.shape.is_table:
         node, lateness_us = _versions(left, right, columns, options)
+        tolerance_us = _within_ttl(tolerance_us, right.origin)
     else:
         _check_events(right.shape, f"{what}'s right input")
     side_output = left.late_policy == "side"
@@ -147,16 +148,18 @@ def build_lookup(
     _check_events(left, what)
     choose(f"{what}'s how", how, get_args(AsofKind))
     columns = _columns(left, right, on, suffix, what)
-    _check_key(right.shape, columns, what, whole=right.origin is not None)
-    node = right.node if right.origin is None else right.origin.versions(left.names)
+    # Where rows expire, the changes of the table say when; its versions do not.
+    origin = None if right.origin is None or right.origin.ttl_us is not None else right.origin
+    _check_key(right.shape, columns, what, whole=origin is not None)
+    node = right.node if origin is None else origin.versions(left.names)
     said = ", ".join(columns.left.on)
     kernel = Lookup(
         left.names.unique(name or f"look-up by {said}"),
         how,
         columns,
-        signed=right.origin is None,
-        by_offset=right.origin is not None and right.origin.by_offset,
-        nulls_equal=nulls_equal and right.origin is None,  # else its key is never null
+        signed=origin is None,
+        by_offset=origin is not None and origin.by_offset,
+        nulls_equal=nulls_equal and origin is None,  # else its key is never null
     )
     return kernel, node, replace(left, columns=columns.types, late_columns=None)
 
@@ -181,6 +184,12 @@ def _tolerance_us(options: AsofOptions) -> int | None:
             'later one without end. Say how far away a match may be: tolerance="1 minute".'
         )
     return None
+
+
+def _within_ttl(tolerance_us: int | None, origin: TableOrigin | None) -> int | None:
+    """Return how far a version may be before a row: no farther than it is kept in its table."""
+    ttl_us = None if origin is None else origin.ttl_us
+    return min((us for us in (tolerance_us, ttl_us) if us is not None), default=None)
 
 
 def _columns(left: StreamShape, right: RightInput, on: On, suffix: str, what: str) -> JoinedColumns:

@@ -10,6 +10,7 @@ import polars as pl
 
 from millstream.choices import choose
 from millstream.client.tables import to_arrow
+from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.frames import polars_table
 from millstream.kernels.tables.static_rows import StaticRows
@@ -28,7 +29,8 @@ def build_upserts(
     *,
     order: VersionOrder,
     deleted: Column | None,
-    name: str | None,
+    ttl: Duration | None = None,
+    name: str | None = None,
 ) -> tuple[Upserts, StreamShape]:
     """Build the operator that makes a table of a stream, and the shape of the table's rows."""
     columns = shape.key_columns(key, "table's key")
@@ -50,6 +52,7 @@ def build_upserts(
         tuple(shape.columns.items()),
         order,
         deletion,
+        None if ttl is None else to_us(ttl, what="table's ttl"),
     )
     return kernel, table_shape(shape, columns, not_null=True)
 
@@ -85,13 +88,17 @@ def build_static_table(
 
 
 def check_all_kept(
-    key: str | Sequence[str] | None, deleted: Column | None, *, unbounded: bool
+    key: str | Sequence[str] | None,
+    deleted: Column | None,
+    ttl: Duration | None,
+    *,
+    unbounded: bool,
 ) -> None:
     """Make sure that a table of all rows is meant."""
-    if key is not None or deleted is not None:
+    if key is not None or deleted is not None or ttl is not None:
         raise ConfigError(
-            'table has keep="all" and key= or deleted=, by which rows would replace one another. Leave them '
-            'out, or say keep="latest".'
+            'table has keep="all" and key=, deleted= or ttl=, by which rows would replace one another or go. Leave '
+            'them out, or say keep="latest".'
         )
     if not unbounded:
         raise ConfigError(

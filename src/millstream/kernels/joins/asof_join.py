@@ -70,7 +70,7 @@ from millstream.kernels.joins.asof_match import (
     with_match,
     without_deletions,
 )
-from millstream.kernels.joins.held_rows import HeldRows, slot_width_us
+from millstream.kernels.joins.held_rows import HeldRows
 from millstream.kernels.joins.join_input import JoinedColumns
 from millstream.kernels.joins.join_operator import JoinOperator, take_in_time
 from millstream.kernels.joins.versions import (
@@ -85,6 +85,7 @@ from millstream.kernels.joins.waiting_rows import WaitingRows
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.state.timers import slot_width_us
 from millstream.kernels.time.log_order import in_log_order
 from millstream.kernels.time.watermarks import delayed_watermark
 

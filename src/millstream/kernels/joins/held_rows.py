@@ -29,14 +29,7 @@ from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import EACH_ROW, SortedRuns
 from millstream.kernels.state.timers import Timers
 
-_SLOTS_PER_WAIT = 8  # the time for which a row is held is divided into about this many slots
-_WAIT_SLOT_US_MIN = 10_000_000  # a slot costs a few runs however little it holds
 NUMBER = "__number"  # Int64: distinguishes the rows of one input in a bucket
-
-
-def slot_width_us(wait_us: int) -> int:
-    """Return how wide the slots of rows are that are held for so long."""
-    return max(_WAIT_SLOT_US_MIN, -(-wait_us // _SLOTS_PER_WAIT))
 
 
 @dataclass(frozen=True)

@@ -47,13 +47,14 @@ import polars as pl
 from millstream.kernels.arrays import Bools
 from millstream.kernels.changes import concat_present
 from millstream.kernels.frames import DIFF, SPLIT, TIME, WATERMARK_SEEN
-from millstream.kernels.joins.held_rows import HeldRows, slot_width_us
+from millstream.kernels.joins.held_rows import HeldRows
 from millstream.kernels.joins.interval_pairs import Pairs, pairs_within
 from millstream.kernels.joins.join_input import JoinedColumns, null_keys
 from millstream.kernels.joins.join_operator import JoinOperator, split_late, take_in_time
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.state.timers import slot_width_us
 from millstream.kernels.time.watermarks import delayed_watermark
 
 IntervalJoinKind = Literal["inner", "left", "right", "full"]
