@@ -215,8 +215,9 @@ class App(AppDeclaration):
         """Make a table of rows that are given here: a side input, such as a list of countries.
 
         Args:
-            rows: A DataFrame of polars or pandas, or an Arrow table, of up to 16 MiB: it travels with the plan.
-                Larger ones belong into a topic: see :meth:`table`.
+            rows: A DataFrame of polars or pandas, an Arrow table, or what another app has written: a
+                ``ms.view(…)`` or a ``ms.dataset(…)``, which is read once, here. Up to 16 MiB: it travels with
+                the plan. Larger ones belong into a topic: see :meth:`table`.
             key: The columns that identify a row.
             name: The table's name in ledger and errors.
 

@@ -12,12 +12,16 @@ from millstream.choices import choose
 from millstream.client.tables import to_arrow
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError
-from millstream.kernels.frames import polars_table
+from millstream.kernels.changes import consolidate, with_diff, with_weight
+from millstream.kernels.frames import DIFF, HASH, WEIGHT, polars_table
 from millstream.kernels.tables.static_rows import StaticRows
 from millstream.kernels.tables.upserts import Upserts, VersionOrder
 from millstream.pipeline.checks import type_of
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.shape import StepNames, StreamShape
+from millstream.views.reader import View
+from millstream.views.sinks.dataset import Dataset
+from millstream.views.sinks.retractions import DIFF_COLUMN
 
 RowsKept = Literal["latest", "all"]
 STATIC_BYTES_MAX = 16 << 20  # of rows that travel with a plan
@@ -61,7 +65,7 @@ def build_static_table(
     rows: Any, key: str | Sequence[str], name: str, names: StepNames
 ) -> tuple[StaticRows, StreamShape]:
     """Build the operator of a table of given rows, and its shape."""
-    frame = polars_table(to_arrow(rows, f"rows of {name!r}"))
+    frame = _rows_given(rows, name)
     shape = StreamShape(dict(frame.schema), names=names)
     columns = shape.key_columns(key, f"the key of {name!r}")
     if not columns:
@@ -85,6 +89,24 @@ def build_static_table(
     ordered = frame[keys.with_row_index("at").sort(keys.columns)["at"]]
     kernel = StaticRows(names.unique(name), columns, ordered)
     return kernel, table_shape(shape, columns, not_null=True)
+
+
+def _rows_given(rows: Any, name: str) -> pl.DataFrame:
+    """Return the rows of a frame; of a view or a dataset those that it has now."""
+    if isinstance(rows, View):
+        return rows.scan()
+    if isinstance(rows, Dataset):
+        return _rows_left(rows.scan().collect())
+    return polars_table(to_arrow(rows, f"rows of {name!r}"))
+
+
+def _rows_left(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of a dataset that were not taken back."""
+    if DIFF_COLUMN not in frame.columns:
+        return frame
+    signed = frame.rename({DIFF_COLUMN: DIFF}).with_columns(pl.lit(0, pl.UInt64).alias(HASH))
+    left = consolidate(with_weight(signed))
+    return with_diff(left.filter(left[WEIGHT] > 0)).drop(DIFF, HASH)
 
 
 def check_all_kept(
