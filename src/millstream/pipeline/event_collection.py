@@ -207,8 +207,8 @@ class EventCollection(Collection):
         depend on that, use :meth:`join_asof`.
 
         Args:
-            table: A table with a primary key. Of one that is derived from others, all changes of a batch are
-                applied before its rows.
+            table: A table with a primary key. Of one that is derived from others, or has a ``ttl``, all changes of
+                a batch are applied before its rows.
             on: As for :meth:`join_asof`; of a derived table there may be more than the key.
             how: As for :meth:`join_asof`, as are ``nulls_equal``, ``suffix`` and ``name``.
 
