@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from millstream.choices import choose
-from millstream.durations import Duration, to_us
+from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.joins.asof_join import AsofJoin, AsofKind, LateVersions
 from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.join_input import JoinedColumns
 from millstream.kernels.joins.lookup import Lookup
 from millstream.kernels.late import LATE_COLUMNS
-from millstream.pipeline.checks import require_free
+from millstream.pipeline.checks import require_free, span_us
 from millstream.pipeline.graph import GraphNode
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.table_joins import On, join_keys, joined_columns
@@ -113,7 +113,7 @@ def _late_versions(options: AsofOptions, *, is_table: bool) -> tuple[LateVersion
             )
         return late, 0
     corrected_us = (
-        0 if options.lateness is None else to_us(options.lateness, what="join_asof's lateness")
+        0 if options.lateness is None else span_us(options.lateness, "join_asof's lateness")
     )
     if not corrected_us:
         raise ConfigError(
@@ -177,7 +177,7 @@ def _check_events(shape: StreamShape, what: str) -> None:
 
 def _tolerance_us(options: AsofOptions) -> int | None:
     if options.tolerance is not None:
-        return to_us(options.tolerance, what="join_asof's tolerance")
+        return span_us(options.tolerance, "join_asof's tolerance")
     if options.direction != "backward":
         raise ConfigError(
             f'join_asof has direction="{options.direction}" and no tolerance, so a row would wait for a '

@@ -10,13 +10,13 @@ import polars as pl
 
 from millstream.choices import choose
 from millstream.client.tables import to_arrow
-from millstream.durations import Duration, to_us
+from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.changes import consolidate, with_diff, with_weight
 from millstream.kernels.frames import DIFF, HASH, WEIGHT, polars_table
 from millstream.kernels.tables.static_rows import StaticRows
 from millstream.kernels.tables.upserts import Upserts, VersionOrder
-from millstream.pipeline.checks import type_of
+from millstream.pipeline.checks import span_us, type_of
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.shape import StepNames, StreamShape
 from millstream.views.reader import View
@@ -56,7 +56,7 @@ def build_upserts(
         tuple(shape.columns.items()),
         order,
         deletion,
-        None if ttl is None else to_us(ttl, what="table's ttl"),
+        None if ttl is None else span_us(ttl, "table's ttl"),
     )
     return kernel, table_shape(shape, columns, not_null=True)
 

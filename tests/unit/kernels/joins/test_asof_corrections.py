@@ -249,6 +249,7 @@ def test_a_correction_takes_the_row_back_first():
         ({"late": "correct"}, "and no lateness"),
         ({"late": "correct", "lateness": "0 seconds"}, "and no lateness"),
         ({"lateness": "1 day"}, "how long results are corrected"),
+        ({"late": "correct", "lateness": timedelta.max}, "at most 36,525 days"),
         ({"late": "side"}, "join_asof's late is 'side'"),
     ],
 )

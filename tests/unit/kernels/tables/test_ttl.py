@@ -173,3 +173,10 @@ def test_a_table_of_all_rows_has_no_ttl():
     stream = app.topic("changes", Change, key="k").stream(time="at")
     with pytest.raises(ConfigError, match='keep="all" and key=, deleted= or ttl='):
         stream.table(keep="all", ttl="1 day", unbounded=True)
+
+
+def test_a_ttl_of_more_than_a_hundred_years_is_refused():
+    app = ms.App("expiring", log="unused")
+    stream = app.topic("changes", Change, key="k").stream(time="at")
+    with pytest.raises(ConfigError, match="at most 36,525 days"):
+        stream.table(key="k", ttl=timedelta.max)
