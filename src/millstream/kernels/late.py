@@ -19,7 +19,9 @@ sessions    end of the event's own session + L  above it             the event's
 ==========  ==================================  ===================  ==================  ===============
 
 The end of a window or day is outside of it, so a watermark at the end has passed all of it. The other
-deadlines are times at which an event still counts. The end of a session here is the last microsecond at
+deadlines are times at which an event still counts. A version of an as-of join that corrects what came out
+is late after that much more, and one that is late may count for later rows: see
+:mod:`millstream.kernels.joins.asof_join`. The end of a session here is the last microsecond at
 which an event joins it. A session takes an event that is late in this way if another open session covers
 it: see ``_admit_late`` in :mod:`millstream.kernels.sessions.batch`. Count windows take every event.
 

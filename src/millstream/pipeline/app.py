@@ -189,6 +189,7 @@ class App(AppDeclaration):
         deleted: Column | None = None,
         time: Column | None = None,
         watermark: WatermarkRule = IN_ORDER,
+        ttl: Duration | None = None,
         **topic: Any,
     ) -> Table:
         """Declare a topic that is a table, and read it as one: of each key its latest record is a row.
@@ -199,14 +200,14 @@ class App(AppDeclaration):
             name: The topic's name.
             schema: As in :meth:`topic`, which also takes the other options in ``topic``.
             key: The column that identifies a row, and is the record's key.
-            order: See :meth:`Topic.table`, as for ``deleted``, ``time`` and ``watermark``.
+            order: See :meth:`Topic.table`, as for ``deleted``, ``time``, ``watermark`` and ``ttl``.
 
         Example::
 
             users = app.table("users", User, key="id")
         """
         declared = self.topic(name, schema, key=key, **topic)
-        return declared.table(order=order, deleted=deleted, time=time, watermark=watermark)
+        return declared.table(order=order, deleted=deleted, time=time, watermark=watermark, ttl=ttl)
 
     def static_table(
         self, rows: Any, *, key: str | Sequence[str], name: str = "static table"
@@ -214,8 +215,9 @@ class App(AppDeclaration):
         """Make a table of rows that are given here: a side input, such as a list of countries.
 
         Args:
-            rows: A DataFrame of polars or pandas, or an Arrow table, of up to 16 MiB: it travels with the plan.
-                Larger ones belong into a topic: see :meth:`table`.
+            rows: A DataFrame of polars or pandas, an Arrow table, or what another app has written: a
+                ``ms.view(…)`` or a ``ms.dataset(…)``, which is read once, here. Up to 16 MiB: it travels with
+                the plan. Larger ones belong into a topic: see :meth:`table`.
             key: The columns that identify a row.
             name: The table's name in ledger and errors.
 

@@ -11,7 +11,7 @@ from typing import get_args
 import polars as pl
 
 from millstream.choices import choose, did_you_mean
-from millstream.durations import Duration, to_us
+from millstream.durations import Duration, format_us, to_us
 from millstream.errors import ConfigError
 from millstream.kernels.errors.user_code import OnError
 from millstream.kernels.frames import HIDDEN_PREFIX
@@ -20,6 +20,21 @@ from millstream.pipeline.expressions import names_given
 from millstream.pipeline.schema import ColumnTypes
 
 _OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+
+
+SPAN_US_MAX = 36_525 * 86_400_000_000  # 100 years, so that no sum of times overflows
+
+
+def span_us(duration: Duration, what: str) -> int:
+    """Return a duration that is added to event times, in microseconds.
+
+    Raises:
+        ConfigError: it is none, or longer than 100 years.
+    """
+    span = to_us(duration, what=what)
+    if span > SPAN_US_MAX:
+        raise ConfigError(f"{what} is {format_us(span)}. Give at most 36,525 days.")
+    return span
 
 
 def columns_after(step: Step, columns: ColumnTypes) -> ColumnTypes:

@@ -10,7 +10,7 @@ from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.enrichment.calls import LookupFunction
 from millstream.kernels.enrichment.operator import LookupErrorPolicy
-from millstream.kernels.joins.asof_join import AsofKind
+from millstream.kernels.joins.asof_join import AsofKind, LateVersions
 from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.interval_join import IntervalJoinKind, UnmatchedEmit
 from millstream.kernels.operator import Operator
@@ -119,6 +119,8 @@ class EventCollection(Collection):
         tolerance: Duration | None = None,
         allow_equal: bool = True,
         nulls_equal: bool = False,
+        late: LateVersions | None = None,
+        lateness: Duration | None = None,
         suffix: str = "_right",
         name: str | None = None,
     ) -> Self:
@@ -134,7 +136,8 @@ class EventCollection(Collection):
         both inputs have passed its time and the lateness that they allow (with ``"forward"`` and ``"nearest"``
         also the tolerance), and is then emitted once, with its event time. So the result depends on the events
         alone, and not on their order of arrival or on batches. What comes later than its input allows is
-        counted as late: a late row is left out (or is in ``late``), a late version or quote corrects nothing.
+        counted as late: a late row is left out (or is in ``late``); of a late version or quote ``late`` says what it
+        is used for.
 
         A table that rests, or a quiet stream, makes the join wait. Read it with
         ``watermark=ms.watermark("5 seconds", idle="30 seconds")``: then it is left out of the minimum after so
@@ -153,17 +156,26 @@ class EventCollection(Collection):
                 need it.
             allow_equal: Whether a row of the same time matches. False: only earlier (or later) ones do.
             nulls_equal: Null is equal to null. By default it is equal to nothing, as in SQL.
+            late: What becomes of a version or quote that is below its partition's watermark. ``"keep"``, the default
+                for a table: it counts for the rows whose time is not before that watermark, less the
+                lateness; none of these has come out. ``"correct"``: rows that came out without it are taken
+                back (``_diff`` -1) and put right. ``"drop"``, the default for a stream: it is left out.
+            lateness: With ``"correct"``: how far below its partition's watermark a version corrects all that it is
+                valid for. What is later corrects the rows that are within it, and counts for later ones.
             suffix: What is added to the name of a column of the other input that this stream has, too.
             name: The step's name.
 
         Of versions or quotes of one time that counts which is later in the log. The state holds the rows that wait,
-        and of each key the newest version that they may need, and those after it.
+        and of each key the newest version that they may need, and those after it. Unless late ones are dropped, a
+        deleted key stays in it with the time of its deletion, as an older version may come after it. With
+        ``"correct"`` it also has the rows that came out, for as long as they may be corrected, and windows
+        below the join wait for that long. Then key a view by what identifies a row of this stream.
 
         Raises:
             ConfigError: a column is not there, or two that are compared differ in type; the table's versions
-                are not known, or ``on`` is not its key.
+                are not known, or ``on`` is not its key; ``late`` and the other options do not fit.
         """
-        options = AsofOptions(how, direction, tolerance, allow_equal, nulls_equal)
+        options = AsofOptions(how, direction, tolerance, allow_equal, nulls_equal, late, lateness)
         kernel, node, shape = build_asof_join(
             self.shape,
             self._right_input(right, "join_asof"),
@@ -195,8 +207,8 @@ class EventCollection(Collection):
         depend on that, use :meth:`join_asof`.
 
         Args:
-            table: A table with a primary key. Of one that is derived from others, all changes of a batch are
-                applied before its rows.
+            table: A table with a primary key. Of one that is derived from others, or has a ``ttl``, all changes of
+                a batch are applied before its rows.
             on: As for :meth:`join_asof`; of a derived table there may be more than the key.
             how: As for :meth:`join_asof`, as are ``nulls_equal``, ``suffix`` and ``name``.
 

@@ -9,12 +9,12 @@ from millstream.durations import Duration, format_us, to_signed_us
 from millstream.errors import ConfigError
 from millstream.kernels.joins.interval_join import IntervalJoin, IntervalJoinKind, UnmatchedEmit
 from millstream.kernels.joins.join_input import JoinedColumns
+from millstream.pipeline.checks import SPAN_US_MAX
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.table_joins import JoinKeys, On, join_keys, joined_columns
 
 Within = tuple[Duration, Duration]
 
-_BOUND_US_MAX = 36_525 * 86_400_000_000  # 100 years, so that no sum of times overflows
 _WITHIN = (
     "Give the earliest and the latest time of the other stream's row, seen from this one's: "
     'within=("0 seconds", "30 minutes") is from the same time to 30 minutes later, '
@@ -114,7 +114,7 @@ def _bounds(within: Within) -> tuple[int, int]:
             f"join's within is from {format_us(lower_us)} to {format_us(upper_us)}, which is no time at all. "
             f"{_WITHIN}"
         )
-    if max(-lower_us, upper_us) > _BOUND_US_MAX:
+    if max(-lower_us, upper_us) > SPAN_US_MAX:
         raise ConfigError(
             f"join's within is from {format_us(lower_us)} to {format_us(upper_us)}. Give at most 36,525 days, to "
             "both sides; to join with everything, make one of the streams a table."

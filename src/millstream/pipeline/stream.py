@@ -51,6 +51,7 @@ from millstream.pipeline.upserts import (
     build_latest,
     build_upserts,
     check_all_kept,
+    check_never_expires,
     not_deleted,
     table_shape,
 )
@@ -134,6 +135,7 @@ class Stream(EventCollection):
         keep: RowsKept = "latest",
         order: VersionOrder = "time",
         deleted: Column | None = None,
+        ttl: Duration | None = None,
         unbounded: bool = False,
         name: str | None = None,
     ) -> Table:
@@ -151,10 +153,14 @@ class Stream(EventCollection):
                 must be in one partition: give the topic the table's key.
             deleted: A condition that is true of a row that deletes its key. By time, the key stays in
                 state, as an older row may come after it.
+            ttl: Delete a row that no other has replaced for so long, in event time: once the stream's watermark is
+                above the row's time plus ``ttl``. A row that has expired when it comes removes its key at once. So
+                the table is the same in any batches. While the watermark stands, nothing expires. A join as
+                of a time finds a row no longer than ``ttl`` after its time.
             name: The step's name; by default ``table by`` with the key.
 
-        The state holds one row for each key, without end: a key leaves it when it is deleted. A row whose
-        key is null is a dead letter.
+        The state holds one row for each key, without end unless ``ttl`` is given: a key leaves it when it is
+        deleted, or has expired. A row whose key is null is a dead letter.
 
         Of rows that may be taken back, the table has the latest one of each key that is there: when it is taken
         back, the one before it counts again. So the state holds all rows of a key. If the key does not have what
@@ -175,7 +181,7 @@ class Stream(EventCollection):
         choose("table's keep", keep, get_args(RowsKept))
         shape = self.shape.as_changes("table")
         if keep == "all":
-            check_all_kept(key, deleted, unbounded=unbounded)
+            check_all_kept(key, deleted, ttl, unbounded=unbounded)
             only_added = shape.mode in (None, "final")
             return Table(self.app, self.node, table_shape(shape, None, append_only=only_added))
         if key is None and shape.mode is not None:
@@ -188,10 +194,11 @@ class Stream(EventCollection):
                 'native step or a DataFrame. Say order="time".'
             )
         if shape.mode == "retract":
+            check_never_expires(ttl)
             latest, shape = build_latest(shape, key, unbounded=unbounded, name=name)
             table = Table(self.app, OperatorNode((self.node,), latest), shape)
             return table if deleted is None else table.filter(not_deleted(deleted, shape))
-        kernel, shape = build_upserts(shape, key, order=order, deleted=deleted, name=name)
+        kernel, shape = build_upserts(shape, key, order=order, deleted=deleted, ttl=ttl, name=name)
         origin = TableOrigin(
             self.node,
             self.columns,
@@ -199,6 +206,7 @@ class Stream(EventCollection):
             by_offset=order == "offset",
             lateness_us=self.shape.lateness_us,
             code=UserCode(kernel.name, declared_at(), self.app.on_error),
+            ttl_us=kernel.ttl_us,
         )
         return Table(self.app, OperatorNode((self.node,), kernel), shape, origin=origin)
 

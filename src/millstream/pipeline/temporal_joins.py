@@ -6,18 +6,20 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from millstream.choices import choose
-from millstream.durations import Duration, to_us
+from millstream.durations import Duration
 from millstream.errors import ConfigError
-from millstream.kernels.joins.asof_join import AsofJoin, AsofKind
+from millstream.kernels.joins.asof_join import AsofJoin, AsofKind, LateVersions
 from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.join_input import JoinedColumns
 from millstream.kernels.joins.lookup import Lookup
 from millstream.kernels.late import LATE_COLUMNS
-from millstream.pipeline.checks import require_free
+from millstream.pipeline.checks import require_free, span_us
 from millstream.pipeline.graph import GraphNode
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.table_joins import On, join_keys, joined_columns
 from millstream.pipeline.versions import TableOrigin
+
+_LATE: tuple[LateVersions, ...] = get_args(LateVersions)
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class AsofOptions:
     tolerance: Duration | None
     allow_equal: bool
     nulls_equal: bool
+    late: LateVersions | None
+    lateness: Duration | None
 
 
 def build_asof_join(
@@ -56,9 +60,11 @@ def build_asof_join(
     choose(f"{what}'s direction", options.direction, get_args(Direction))
     tolerance_us = _tolerance_us(options)
     node, lateness_us = right.node, right.shape.lateness_us
+    late, corrected_us = _late_versions(options, is_table=right.shape.is_table)
     columns = _columns(left, right, on, suffix, what)
     if right.shape.is_table:
         node, lateness_us = _versions(left, right, columns, options)
+        tolerance_us = _within_ttl(tolerance_us, right.origin)
     else:
         _check_events(right.shape, f"{what}'s right input")
     side_output = left.late_policy == "side"
@@ -75,6 +81,8 @@ def build_asof_join(
         options.nulls_equal and not right.shape.is_table,  # the key of a table is never null
         (left.lateness_us, lateness_us),
         side_output,
+        late,
+        corrected_us,
     )
     late_columns = {**left.columns, **LATE_COLUMNS} if side_output else None
     shape = replace(
@@ -84,7 +92,45 @@ def build_asof_join(
         late_policy="drop",
         late_columns=late_columns,
     )
+    if late == "correct":
+        shape = _corrected(shape, left, options.how)
     return kernel, node, shape
+
+
+def _late_versions(options: AsofOptions, *, is_table: bool) -> tuple[LateVersions, int]:
+    """Return what becomes of late versions, and for how long they correct rows that came out."""
+    late = choose("join_asof's late", options.late or ("keep" if is_table else "drop"), _LATE)
+    if options.late not in (None, "drop") and options.direction != "backward":
+        raise ConfigError(
+            f'join_asof has late="{late}" and direction="{options.direction}". Late rows count only for '
+            'direction="backward": leave late out.'
+        )
+    if late != "correct":
+        if options.lateness is not None:
+            raise ConfigError(
+                f'join_asof has a lateness and late="{late}". It says how long results are corrected: '
+                'late="correct". How long a row may be late is said where its stream is read.'
+            )
+        return late, 0
+    corrected_us = (
+        0 if options.lateness is None else span_us(options.lateness, "join_asof's lateness")
+    )
+    if not corrected_us:
+        raise ConfigError(
+            'join_asof has late="correct" and no lateness, so nothing would be corrected. Say how long '
+            'corrections go on: lateness="1 day".'
+        )
+    return late, corrected_us
+
+
+def _corrected(shape: StreamShape, left: StreamShape, how: AsofKind) -> StreamShape:
+    """Return the shape of rows that are taken back and put right: of a left join, those of one left row."""
+    return replace(
+        shape,
+        mode="retract",
+        window_key=() if left.mode is None else left.window_key,
+        stable=tuple(left.columns) if how == "left" else (),
+    )
 
 
 def build_lookup(
@@ -102,16 +148,18 @@ def build_lookup(
     _check_events(left, what)
     choose(f"{what}'s how", how, get_args(AsofKind))
     columns = _columns(left, right, on, suffix, what)
-    _check_key(right.shape, columns, what, whole=right.origin is not None)
-    node = right.node if right.origin is None else right.origin.versions(left.names)
+    # Where rows expire, the changes of the table say when; its versions do not.
+    origin = None if right.origin is None or right.origin.ttl_us is not None else right.origin
+    _check_key(right.shape, columns, what, whole=origin is not None)
+    node = right.node if origin is None else origin.versions(left.names)
     said = ", ".join(columns.left.on)
     kernel = Lookup(
         left.names.unique(name or f"look-up by {said}"),
         how,
         columns,
-        signed=right.origin is None,
-        by_offset=right.origin is not None and right.origin.by_offset,
-        nulls_equal=nulls_equal and right.origin is None,  # else its key is never null
+        signed=origin is None,
+        by_offset=origin is not None and origin.by_offset,
+        nulls_equal=nulls_equal and origin is None,  # else its key is never null
     )
     return kernel, node, replace(left, columns=columns.types, late_columns=None)
 
@@ -129,13 +177,19 @@ def _check_events(shape: StreamShape, what: str) -> None:
 
 def _tolerance_us(options: AsofOptions) -> int | None:
     if options.tolerance is not None:
-        return to_us(options.tolerance, what="join_asof's tolerance")
+        return span_us(options.tolerance, "join_asof's tolerance")
     if options.direction != "backward":
         raise ConfigError(
             f'join_asof has direction="{options.direction}" and no tolerance, so a row would wait for a '
             'later one without end. Say how far away a match may be: tolerance="1 minute".'
         )
     return None
+
+
+def _within_ttl(tolerance_us: int | None, origin: TableOrigin | None) -> int | None:
+    """Return how far a version may be before a row: no farther than it is kept in its table."""
+    ttl_us = None if origin is None else origin.ttl_us
+    return min((us for us in (tolerance_us, ttl_us) if us is not None), default=None)
 
 
 def _columns(left: StreamShape, right: RightInput, on: On, suffix: str, what: str) -> JoinedColumns:

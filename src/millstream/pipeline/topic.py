@@ -97,6 +97,7 @@ class Topic:
         deleted: Column | None = None,
         time: Column | None = None,
         watermark: WatermarkRule = IN_ORDER,
+        ttl: Duration | None = None,
         name: str | None = None,
     ) -> Table:
         """Read the topic as a table: of each key its latest record is a row.
@@ -114,6 +115,9 @@ class Topic:
             time: The event time; by default the time that the record carries in the log.
             watermark: How the watermark follows the records. Where a join waits for the table, give
                 ``ms.watermark(idle="30 seconds")``: else a table that rests makes it wait.
+            ttl: Delete a row that no record has replaced for so long, in event time, measured by the topic's own
+                watermark: see :meth:`Stream.table`. It goes by the time of the record that counts, with
+                both kinds of ``order``.
             name: The table's name in ledger and errors; by default the topic's.
 
         Raises:
@@ -130,7 +134,7 @@ class Topic:
             stream.node, SourceNode
         ):
             stream = replace(stream, node=replace(stream.node, table_key=self.key))
-        return stream.table(key=columns, order=order, deleted=deleted)
+        return stream.table(key=columns, order=order, deleted=deleted, ttl=ttl)
 
     def archive(
         self, *, close_active: bool = False, on_progress: Callable[[int, int], None] | None = None

@@ -10,14 +10,19 @@ import polars as pl
 
 from millstream.choices import choose
 from millstream.client.tables import to_arrow
+from millstream.durations import Duration
 from millstream.errors import ConfigError
-from millstream.kernels.frames import polars_table
+from millstream.kernels.changes import consolidate, with_diff, with_weight
+from millstream.kernels.frames import DIFF, HASH, WEIGHT, polars_table
 from millstream.kernels.tables.latest import LatestRows
 from millstream.kernels.tables.static_rows import StaticRows
 from millstream.kernels.tables.upserts import Upserts, VersionOrder
-from millstream.pipeline.checks import type_of
+from millstream.pipeline.checks import span_us, type_of
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.shape import StepNames, StreamShape
+from millstream.views.reader import View
+from millstream.views.sinks.dataset import Dataset
+from millstream.views.sinks.retractions import DIFF_COLUMN
 
 RowsKept = Literal["latest", "all"]
 STATIC_BYTES_MAX = 16 << 20  # of rows that travel with a plan
@@ -29,7 +34,8 @@ def build_upserts(
     *,
     order: VersionOrder,
     deleted: Column | None,
-    name: str | None,
+    ttl: Duration | None = None,
+    name: str | None = None,
 ) -> tuple[Upserts, StreamShape]:
     """Build the operator that makes a table of a stream, and the shape of the table's rows."""
     columns = _key_columns(shape, key)
@@ -41,6 +47,7 @@ def build_upserts(
         tuple(shape.columns.items()),
         order,
         deletion,
+        None if ttl is None else span_us(ttl, "table's ttl"),
     )
     return kernel, table_shape(shape, columns, not_null=True)
 
@@ -97,7 +104,7 @@ def build_static_table(
     rows: Any, key: str | Sequence[str], name: str, names: StepNames
 ) -> tuple[StaticRows, StreamShape]:
     """Build the operator of a table of given rows, and its shape."""
-    frame = polars_table(to_arrow(rows, f"rows of {name!r}"))
+    frame = _rows_given(rows, name)
     shape = StreamShape(dict(frame.schema), names=names)
     columns = shape.key_columns(key, f"the key of {name!r}")
     if not columns:
@@ -123,20 +130,52 @@ def build_static_table(
     return kernel, table_shape(shape, columns, not_null=True)
 
 
+def _rows_given(rows: Any, name: str) -> pl.DataFrame:
+    """Return the rows of a frame; of a view or a dataset those that it has now."""
+    if isinstance(rows, View):
+        return rows.scan()
+    if isinstance(rows, Dataset):
+        return _rows_left(rows.scan().collect())
+    return polars_table(to_arrow(rows, f"rows of {name!r}"))
+
+
+def _rows_left(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of a dataset that were not taken back."""
+    if DIFF_COLUMN not in frame.columns:
+        return frame
+    signed = frame.rename({DIFF_COLUMN: DIFF}).with_columns(pl.lit(0, pl.UInt64).alias(HASH))
+    left = consolidate(with_weight(signed))
+    return with_diff(left.filter(left[WEIGHT] > 0)).drop(DIFF, HASH)
+
+
 def check_all_kept(
-    key: str | Sequence[str] | None, deleted: Column | None, *, unbounded: bool
+    key: str | Sequence[str] | None,
+    deleted: Column | None,
+    ttl: Duration | None,
+    *,
+    unbounded: bool,
 ) -> None:
     """Make sure that a table of all rows is meant."""
-    if key is not None or deleted is not None:
+    if key is not None or deleted is not None or ttl is not None:
         raise ConfigError(
-            'table has keep="all" and key= or deleted=, by which rows would replace one another. Leave them '
-            'out, or say keep="latest".'
+            'table has keep="all" and key=, deleted= or ttl=, by which rows would replace one another or go. Leave '
+            'them out, or say keep="latest".'
         )
     if not unbounded:
         raise ConfigError(
             'table has keep="all": what joins or groups it keeps every event of the stream, without end. Join '
             "the streams within an interval (stream.join), keep the latest row of a key, or say that this "
             "much may be kept: unbounded=True."
+        )
+
+
+def check_never_expires(ttl: Duration | None) -> None:
+    """Make sure that no ttl is asked of a table of rows that may be taken back."""
+    if ttl is not None:
+        raise ConfigError(
+            "table has ttl= and comes after rows that may be taken back: a row that has expired would have to "
+            "be kept, to know that it is not taken back. Make the table of rows that come once: emit "
+            '"final" above.'
         )
 
 

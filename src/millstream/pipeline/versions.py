@@ -27,7 +27,7 @@ class TableOrigin:
 
     ``node`` gives the rows, ``columns`` are theirs. ``deleted`` is true of a row that deletes its key.
     ``code`` says what rows lead to on which that fails. ``by_offset``: of two rows of a key that counts which is later in the log. ``lateness_us`` is the stream's.
-    ``steps`` are the table's steps, each with the key that its rows had before it.
+    ``ttl_us`` says for how long after its time a version is valid at most. ``steps`` are the table's steps, each with the key that its rows had before it.
     """
 
     node: GraphNode
@@ -36,6 +36,7 @@ class TableOrigin:
     by_offset: bool
     lateness_us: int
     code: UserCode
+    ttl_us: int | None = None
     steps: tuple[tuple[StepNode, tuple[str, ...]], ...] = ()
 
     def after(self, node: GraphNode, key: tuple[str, ...] | None) -> TableOrigin | None:

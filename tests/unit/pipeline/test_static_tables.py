@@ -16,6 +16,8 @@ from millstream.kernels.state.keyhash import Buckets
 from millstream.pipeline import upserts
 from millstream.testing.inputs import items_of
 from millstream.testing.kernel_engine import KernelEngine
+from millstream.views.reader import View
+from millstream.views.sinks.dataset import Dataset
 from millstream.views.state_store.store import StateStore
 
 USERS = [
@@ -151,3 +153,36 @@ def test_an_app_of_static_tables_alone_is_refused() -> None:
     app.static_table(CITIES, key="id").view("cities")
     with pytest.raises(ConfigError, match="The app 'static' reads no topic"):
         app.plan()
+
+
+def countries_of(rows: object) -> list[tuple[object, ...]]:
+    app = ms.App("reader", log="unused")
+    users = app.table("users", {"id": str, "city": str | None}, key="id", partitions=2)
+    users.join(app.static_table(rows, key="id"), {"city": "id"}, how="left").view("users")
+    out = testing.run(app, {"users": [{"id": "1", "city": "x"}, {"id": "2", "city": "z"}]})
+    return out["users"].sort("id").select("id", "country").rows()
+
+
+def test_the_view_of_another_app_is_a_static_table(tmp_path):
+    written = pl.DataFrame({"id": ["x", "y"], "country": ["X", "Y"]})
+    other = ms.App("writer", log="unused")
+    users = other.table("users", {"id": str, "city": str | None}, key="id", partitions=2)
+    cities = other.static_table(written, key="id")
+    cities.view("cities")
+    users.view("users")
+    run_programs(tmp_path, [(other, USERS)], 2)
+    with StateStore(tmp_path / "views.db", readonly=True) as store:
+        assert countries_of(View(store, "cities", "writer")) == [("1", "X"), ("2", None)]
+
+
+def test_a_dataset_is_a_static_table_of_the_rows_that_were_not_taken_back(tmp_path):
+    rows = pl.DataFrame(
+        {"id": ["x", "x", "x", "z"], "country": ["old", "old", "X", "Z"], "_diff": [1, -1, 1, 1]},
+        schema_overrides={"_diff": pl.Int8},
+    )
+
+    class Written(Dataset):
+        def scan(self) -> pl.LazyFrame:
+            return rows.lazy()
+
+    assert countries_of(Written(tmp_path)) == [("1", "X"), ("2", "Z")]

@@ -64,6 +64,40 @@ def last_before(
     return matches[:count]
 
 
+def last_valid(
+    left: tuple[Int64s, Int64s],
+    right: tuple[Int64s, Int64s, Int64s],
+    valid_from: Int64s,
+    *,
+    allow_equal: bool,
+) -> Int64s:
+    """Return the same, where a right row counts only for left rows from a time on, which is not before its own.
+
+    Of the right rows that count for a left row, the one with the latest time matches.
+    """
+    count, (keys, times, ties) = len(left[0]), right
+    by_rank = np.lexsort((ties, times, keys))
+    ranks = np.empty(len(by_rank), np.int64)
+    ranks[by_rank] = np.arange(len(by_rank))
+    every_key = np.concatenate((left[0], keys))
+    every_time = np.concatenate((left[1], valid_from))
+    # Of one time: right rows that count at it already, left rows, right rows that count after it.
+    turn = np.where((valid_from > times) | allow_equal, 0, 2)
+    order = np.lexsort((np.concatenate((np.ones(count, np.int64), turn)), every_time, every_key))
+    is_right = order >= count
+    found = np.full(len(order), NO_MATCH, np.int64)
+    found[is_right] = ranks[order[is_right] - count]
+    # Keys come in the order of their numbers, and so do ranks: those of an earlier key are lower.
+    latest = np.maximum.accumulate(found) if len(found) else found
+    there = latest >= 0
+    rows = np.full(len(order), NO_MATCH, np.int64)
+    rows[there] = by_rank[latest[there]]
+    there[there] = keys[rows[there]] == every_key[order][there]
+    matches = np.full(len(order), NO_MATCH, np.int64)
+    matches[order] = np.where(there, rows, NO_MATCH)
+    return matches[:count]
+
+
 def nearest_rows(
     left: tuple[Int64s, Int64s],
     right: tuple[Int64s, Int64s, Int64s],
@@ -71,16 +105,21 @@ def nearest_rows(
     direction: Direction,
     allow_equal: bool,
     tolerance_us: int | None,
+    valid_from: Int64s | None = None,
 ) -> Int64s:
     """Return for each left row the position of the right row that matches it, or -1.
 
     Of right rows of one time the last one matches. Of two that are equally near the earlier one does.
+    ``valid_from``: looking backward, a right row counts only for left rows from this time on.
     """
     times = left[1]
     limit = np.iinfo(np.int64).max if tolerance_us is None else tolerance_us
     earlier = later = np.full(len(times), NO_MATCH, np.int64)
     if direction != "forward":
-        earlier = last_before(left, right, allow_equal=allow_equal)
+        if valid_from is None or (valid_from <= right[1]).all():
+            earlier = last_before(left, right, allow_equal=allow_equal)
+        else:
+            earlier = last_valid(left, right, valid_from, allow_equal=allow_equal)
         earlier = _within(earlier, times, right[1], limit)
     if direction != "backward":
         mirrored = (left[0], -times), (right[0], -right[1], right[2])

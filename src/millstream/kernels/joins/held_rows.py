@@ -123,10 +123,12 @@ class HeldRows:
 
     # ── changing ────────────────────────────────────────────────────────────────────────────
 
-    def add(self, rows: pl.DataFrame, matched: Bools) -> None:
-        """Hold rows that are not due; ``matched`` says which of them have a partner."""
+    def add(self, rows: pl.DataFrame, matched: Bools | None = None) -> None:
+        """Hold rows that are not due; ``matched`` says which of them have a partner, where that is known."""
         for slot, part in self._by_slot(rows):
             self.runs.add(slot, part, _as_they_are, all_spent_goes=False)
+        if matched is None:
+            return
         if self.marked:
             self.mark(rows.filter(pl.Series(matched)))
         if self.timed:

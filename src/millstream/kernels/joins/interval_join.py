@@ -54,14 +54,13 @@ from millstream.kernels.joins.join_operator import JoinOperator, split_late, tak
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.state.timers import slot_width_us
 from millstream.kernels.time.watermarks import delayed_watermark
 
 IntervalJoinKind = Literal["inner", "left", "right", "full"]
 UnmatchedEmit = Literal["final", "eager"]
 
 _LEFT, _RIGHT = 0, 1
-_SLOTS_PER_WAIT = 8  # the time for which a row is held is divided into about this many slots
-_WAIT_SLOT_US_MIN = 10_000_000  # a slot costs a few runs however little it holds
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class IntervalJoin(JoinOperator):
 
     @property
     def slot_us(self) -> int:
-        return max(_WAIT_SLOT_US_MIN, -(-max(*self.waits_us, *self.lateness_us) // _SLOTS_PER_WAIT))
+        return slot_width_us(max(*self.waits_us, *self.lateness_us))
 
     def output_watermark(self, watermark_us: int) -> int:
         """Return W less the longest that a row may be behind it: see the module's docstring."""

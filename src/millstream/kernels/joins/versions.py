@@ -2,7 +2,8 @@
 
 A version is added without anything being read. Versions that no row matches any more leave the state when
 runs are folded: rows still to be matched have times after a horizon, so of each key only the newest
-version up to it is needed, and those after it. Where rows match later versions alone, none up to it is.
+version that counts from the horizon or before is needed, and those that count later. Where rows match later
+versions alone, none up to it is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import EACH_ROW, SortedRuns
 
 TIE = "__tie"  # Int64: orders versions of one time: the place in the log, or a digest of the row
+VALID_FROM = "__valid_from"  # Int64: from which time of a row to be matched on the version counts
 _SLOT = 0
 
 
@@ -38,14 +40,16 @@ class Horizon:
 
 @dataclass
 class Versions:
-    """The versions of keys, with ``__time``, a tie, ``__deleted`` and fixed columns.
+    """The versions of keys, with ``__time``, a tie, ``__valid_from``, ``__deleted`` and fixed columns.
 
-    ``left`` counts those that have left the state.
+    ``keeps_deletions``: an older version may yet come, which a deletion must go on hiding. ``left`` counts
+    the versions that have left the state.
     """
 
     state: OperatorState
     family: str
     keys: tuple[str, ...]
+    keeps_deletions: bool = False
     left: int = 0
 
     @property
@@ -78,16 +82,15 @@ class Versions:
         return kept
 
     def _needed(self, rows: pl.DataFrame, horizon: Horizon) -> pl.DataFrame:
-        after = rows[TIME] > horizon.at_us
+        after = rows[VALID_FROM] > horizon.at_us
         if not horizon.newest:
             return rows.filter(after)
         past = rows.filter(~after).sort(TIME, TIE, maintain_order=True)
         past = past.filter(last_of_key(past, self.keys))
         if horizon.oldest_us is not None:
             past = past.filter(past[TIME] >= horizon.oldest_us)
-        if not self.runs.slots.get(
-            _SLOT
-        ):  # no older run is left, which deletions must go on hiding
+        older = self.runs.slots.get(_SLOT)  # runs, whose versions deletions must go on hiding
+        if not older and not self.keeps_deletions:
             past = past.filter(~past[DELETED])
         return sort_by_hash(pl.concat([past, rows.filter(after)]))
 

@@ -24,6 +24,9 @@ exact deduplication  ids               emitted with an id           when nothing
 Bloom filters        ids               emitted with an id           with their generation
 interval joins       rows              in time, and not past their  alone; with their slot, of whose rows
                                        end                          the others must have had a partner
+as-of joins          rows, versions    in time; counting            due; not needed any more; with
+                                                                    their slot, if they are corrected
+tables               keys              with their first row         deleted; expired
 budgets              money             granted, less refunds        with a day that is over
 compare              rows              added, less taken back       no window is compared with theirs
                                                                     any more

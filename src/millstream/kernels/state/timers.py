@@ -28,6 +28,13 @@ _TIME_KEY = (
 )
 _WAITING = "waiting"
 _SIGN = np.uint64(1 << 63)  # turns the order of signed times into that of unsigned ones
+_SLOTS_PER_WAIT = 8  # the time for which rows wait is divided into about this many slots
+_SLOT_US_MIN = 10_000_000  # a slot costs a few runs however little it holds
+
+
+def slot_width_us(wait_us: int) -> int:
+    """Return how wide the slots of rows are that wait for so long in event time."""
+    return max(_SLOT_US_MIN, -(-wait_us // _SLOTS_PER_WAIT))
 
 
 @dataclass

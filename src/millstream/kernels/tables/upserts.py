@@ -12,6 +12,11 @@ one held changes nothing.
 A deletion is a row with ``__deleted``. By time, an older row may still come after it, so the key stays in
 state with the time of its deletion. By offset nothing is left of it, because the key chooses the partition
 and a partition is read in order. A key whose rows are found in two partitions stops the job.
+
+With a *ttl* a key is gone once the operator's watermark is above the time of its latest row plus the ttl: its row is
+taken back, and nothing is left of it. A latest row for which that is so when it comes removes the key at once. So the
+table is a function of the rows that were read and the watermark. By time, whatever comes later and counts for less
+than a row that is gone has expired, too; so nothing is remembered of it, and of a deletion neither.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.row_digest import digest_rows
+from millstream.kernels.state.timers import Timers, slot_width_us
 from millstream.kernels.time.log_order import partitions_of
 
 VersionOrder = Literal["time", "offset"]
@@ -50,7 +56,7 @@ class Upserts:
     """The operator that keeps the latest row of each key, and emits how that changes.
 
     ``by`` is the key; ``columns`` are all columns with their types. ``deleted`` is true of a row that deletes
-    its key, as ``__deleted`` is.
+    its key, as ``__deleted`` is. ``ttl_us``: for how long after its time a row is kept.
     """
 
     name: str
@@ -58,6 +64,7 @@ class Upserts:
     columns: tuple[tuple[str, pl.DataType], ...]
     order: VersionOrder = "time"
     deleted: pl.Expr | None = None
+    ttl_us: int | None = None
 
     @property
     def transparent(self) -> bool:
@@ -130,37 +137,23 @@ class Upserts:
         result = OperatorResult(counts=Counter())
         kept = KeyedRows(state, _FAMILY, ROWS)
         ledger = StateLedger(self.name, (kept.runs,))
+        timers = None if self.ttl_us is None else Timers(state, "ttl", slot_width_us(self.ttl_us))
+        rows, touched = None, []
         if tables := inputs.get(0, ()):
             rows = pl.concat(tables)
             rows = rows.hstack([pl.Series(HASH, hash_columns(rows, self.by, context.seed))])
-            self._take(kept, rows, result, ledger)
+            touched.append(rows[HASH].to_numpy())
+            result.counts.update(held=rows.height)
+        if timers is not None:
+            touched.append(timers.due(context.watermark_us - 1))
+        hashes = sorted_distinct(np.concatenate(touched)) if touched else _NO_HASHES
+        if len(hashes):
+            batch = _UpsertBatch(self, kept, hashes, rows, context.watermark_us)
+            result.rows = batch.take(ledger, timers)
         ledger.check()
         return result
 
-    def _take(
-        self, kept: KeyedRows, rows: pl.DataFrame, result: OperatorResult, ledger: StateLedger
-    ) -> None:
-        known = kept.get(sorted_distinct(rows[HASH].to_numpy()))
-        every = rows.with_columns(pl.lit(value=False).alias(_HELD))
-        if known is not None:
-            # Behind the new ones, so that of two equal versions the one held stays.
-            held = known[rows.columns].with_columns(pl.lit(value=True).alias(_HELD))
-            every = pl.concat([every, held])
-        if self.order == "offset":
-            self._check_partitions(every)
-        version = [TIME, _TIE] if self.order == "time" else [_TIE]
-        every = every.sort(version, maintain_order=True)
-        latest = last_of_key(every, self.by)
-        replaced = every.filter(~latest & every[_HELD])
-        current = every.filter(latest)
-        new = current.filter(~current[_HELD])
-        result.counts.update(held=rows.height)
-        changes = [self._changes(replaced, -1), self._changes(new, 1)]
-        changed = pl.concat([table for table in changes if table.height] or changes[:1])
-        result.rows = with_diff(changed) if changed.height else None
-        self._keep(kept, known, current, new, ledger)
-
-    def _check_partitions(self, rows: pl.DataFrame) -> None:
+    def check_partitions(self, rows: pl.DataFrame) -> None:
         """Make sure that all rows of a key are in one partition, so that offsets order them.
 
         Raises:
@@ -190,31 +183,79 @@ class Upserts:
                 step=self.name,
             )
 
-    def _changes(self, rows: pl.DataFrame, weight: int) -> pl.DataFrame:
-        there = rows.filter(~rows[DELETED])
-        weights = pl.repeat(weight, there.height, dtype=pl.Int64, eager=True).alias(WEIGHT)
-        return there[[*visible(there.columns), TIME]].hstack([weights])
+
+_NO_HASHES: Hashes = np.empty(0, np.uint64)
+
+
+@dataclass
+class _UpsertBatch:
+    """The rows of some keys in one batch: those held, and those that came."""
+
+    upserts: Upserts
+    kept: KeyedRows
+    hashes: Hashes
+    rows: pl.DataFrame | None
+    watermark_us: int
+
+    def take(self, ledger: StateLedger, timers: Timers | None) -> pl.DataFrame | None:
+        """Keep the latest row of each key; return how the table changes."""
+        known = self.kept.get(self.hashes)
+        tables = []
+        if self.rows is not None:
+            tables.append(self.rows.with_columns(pl.lit(value=False).alias(_HELD)))
+        if known is not None:
+            # Behind the new ones, so that of two equal versions the one held stays.
+            tables.append(known.drop(ROWS).with_columns(pl.lit(value=True).alias(_HELD)))
+        if not tables:
+            return None
+        every = pl.concat(table[tables[0].columns] for table in tables)
+        if self.upserts.order == "offset":
+            self.upserts.check_partitions(every)
+        version = [TIME, _TIE] if self.upserts.order == "time" else [_TIE]
+        every = every.sort(version, maintain_order=True)
+        latest = last_of_key(every, self.upserts.by)
+        expired = self._expired(every)
+        current = every.filter(latest & ~expired)
+        new = current.filter(~current[_HELD])
+        gone = every.filter(every[_HELD] & (~latest | expired))
+        changes = [_changes(gone, -1), _changes(new, 1)]
+        changed = pl.concat([table for table in changes if table.height] or changes[:1])
+        self._keep(known, current, pl.concat([gone[HASH], new[HASH]]), ledger)
+        if timers is not None and self.upserts.ttl_us is not None:
+            timers.add(new[TIME].to_numpy() + self.upserts.ttl_us, new[HASH].to_numpy())
+        return with_diff(changed) if changed.height else None
+
+    def _expired(self, rows: pl.DataFrame) -> pl.Series:
+        """Return which rows the watermark has passed by more than the ttl."""
+        if self.upserts.ttl_us is None:
+            return pl.repeat(False, rows.height, eager=True)
+        return rows[TIME] < self.watermark_us - self.upserts.ttl_us
 
     def _keep(
         self,
-        kept: KeyedRows,
         known: pl.DataFrame | None,
         current: pl.DataFrame,
-        new: pl.DataFrame,
+        changed: pl.Series,
         ledger: StateLedger,
     ) -> None:
         """Keep the current rows of the keys that changed, with all others that share their hashes."""
-        hashes = sorted_distinct(new[HASH].to_numpy())
+        hashes = sorted_distinct(changed.to_numpy())
         if not len(hashes):
             return
         stored = _with_hashes(current, hashes).drop(_HELD)
-        if self.order == "offset":
+        if self.upserts.order == "offset":
             stored = stored.filter(~stored[DELETED])
         stored = stored.with_columns(pl.lit(1, pl.Int64).alias(ROWS))
         before = None if known is None else _with_hashes(known, hashes)
         ledger.events_in += stored.height
         ledger.events_out += 0 if before is None else before.height
-        kept.put(hashes, stored, before)
+        self.kept.put(hashes, stored, before)
+
+
+def _changes(rows: pl.DataFrame, weight: int) -> pl.DataFrame:
+    there = rows.filter(~rows[DELETED])
+    weights = pl.repeat(weight, there.height, dtype=pl.Int64, eager=True).alias(WEIGHT)
+    return there[[*visible(there.columns), TIME]].hstack([weights])
 
 
 def _with_hashes(rows: pl.DataFrame, hashes: Hashes) -> pl.DataFrame:

@@ -16,7 +16,7 @@ from millstream import testing
 from millstream.errors import ConfigError
 from millstream.kernels.frames import DELETED, HASH, TIME
 from millstream.kernels.joins.asof_match import key_numbers
-from millstream.kernels.joins.versions import TIE, Horizon, Versions
+from millstream.kernels.joins.versions import TIE, VALID_FROM, Horizon, Versions
 from millstream.kernels.state.keyhash import hash_columns
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import MemoryRunStore
@@ -245,6 +245,7 @@ def test_the_state_of_a_table_that_changes_for_ever_stays_small():
         rows = pl.DataFrame({"k": [n % 10 for n in range(100)], "w": range(100)}).with_columns(
             pl.Series(TIME, [batch * 100 + n for n in range(100)]),
             pl.Series(TIE, range(100)),
+            pl.Series(VALID_FROM, [batch * 100 + n for n in range(100)]),
             pl.lit(value=False).alias(DELETED),
         )
         rows = rows.hstack([pl.Series(HASH, hash_columns(rows, ("k",)))])
