@@ -21,7 +21,8 @@ sessions    end of the event's own session + L  above it             the event's
 The end of a window or day is outside of it, so a watermark at the end has passed all of it. The other
 deadlines are times at which an event still counts. The end of a session here is the last microsecond at
 which an event joins it. A session takes an event that is late in this way if another open session covers
-it: see ``_admit_late`` in :mod:`millstream.kernels.sessions.batch`. Count windows take every event.
+it: see ``_admit_late`` in :mod:`millstream.kernels.sessions.batch`. Count windows take every event;
+over rows that may be taken back their deadline is the time + L, as that of joins.
 
 An event that missed only some of its windows is held, not late. Window operators count the windows that an
 event missed with ``count_ended`` of their assigner: those that end at or before the watermark it saw, less L.
@@ -67,6 +68,7 @@ class LatenessRule:
 
 DEDUP = LatenessRule("below_watermark", at_deadline=False)
 JOIN = LatenessRule("below_watermark", at_deadline=False)
+COUNT_WINDOW = LatenessRule("below_watermark", at_deadline=False)
 BUDGET = LatenessRule("expired_day", at_deadline=True)
 WINDOW = LatenessRule("expired_window", at_deadline=True)
 SLIDING = LatenessRule("expired_window", at_deadline=False)

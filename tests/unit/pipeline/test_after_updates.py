@@ -477,7 +477,9 @@ def test_windows_that_cannot_emit_changes_say_what_to_do():
             corrected.filter(pl.col("n") > 1)
     _, stream = app_with()
     number = stream.window(ms.count_window(3, unbounded=True), by="key").emit("update")
-    with refused('window comes after rows that replace.*Emit "final" or "discard" there; or "retract"'):
+    with refused(
+        'window comes after rows that replace.*Emit "final" or "discard" there; or "retract"'
+    ):
         number.agg(n=ms.count()).window(ms.tumbling("1 day"))
     timed = stream.window(ms.session("3 seconds"), by="key").emit("update", early=None)
     with refused('explode comes after.*Emit "retract" there, with the same options'):
@@ -532,7 +534,7 @@ def test_dedup_tables_parts_and_windows_of_events_come_before_changes():
         some_rows.dedup("key", within="1 day")
     with refused("cannot be emitted as parts"):
         rows.window(ms.tumbling("1 day")).emit("discard")
-    counted = rows.window(ms.count_window(3, unbounded=True), by="key")
+    counted = rows.window(ms.count_window(3, unbounded=True), by="key").emit("update")
     with refused("count_window.*takes? others? back|take others back"):
         counted.agg(n=ms.count())
 

@@ -34,7 +34,7 @@ from millstream.kernels.state.keyed_rows import KeyedRows
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
-from millstream.kernels.tables.row_digest import digest_rows
+from millstream.kernels.state.row_digest import digest_rows
 from millstream.kernels.time.log_order import partitions_of
 
 VersionOrder = Literal["time", "offset"]

@@ -13,7 +13,7 @@ import millstream as ms
 from millstream import testing
 from millstream.errors import UserCodeError
 from millstream.kernels.frames import DELETED, ORDER
-from millstream.kernels.tables.row_digest import digest_rows
+from millstream.kernels.state.row_digest import digest_rows
 from millstream.kernels.tables.upserts import Upserts
 from millstream.kernels.time.log_order import log_order_of
 
