@@ -332,6 +332,11 @@ class EventCollection(Collection):
                 have nothing before them for a while after each change. Use calendar windows then.
             name: The step's name.
 
+        After ``window(ms.cumulating("1 day", "1 hour"))`` a day is compared while it goes on: its first ten
+        hours with the first ten hours of the earlier day, and not with all of it. What has elapsed is event time
+        since the start of the window, which is the same on both sides whatever the clocks do meanwhile. Early
+        rows of other windows are refused: running time, batches and counts do not say how far a window has got.
+
         Both are null where there is no earlier window: it had no events, the clocks or the calendar of that
         day do not have the local time (the 31st, a skipped hour), or it is before the first event that was
         read. That is not a window of 0: of an earlier 0 the ratio is infinite, with the sign of the value now,
@@ -345,8 +350,8 @@ class EventCollection(Collection):
             is one row for each key and window of as long as it goes back.
 
         Raises:
-            ConfigError: the rows are not results of tumbling or calendar windows, or may be early or parts
-                of them; a column is not there, or not a number.
+            ConfigError: the rows are not results of tumbling, calendar or cumulating windows, or may be early
+                or parts of them; a column is not there, or not a number.
         """
         kernel, shape = build_compare(self.node, self.shape, columns, to=to, zone=zone, name=name)
         return self._operator(kernel, shape)

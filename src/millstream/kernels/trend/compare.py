@@ -2,7 +2,8 @@
 
 The earlier window begins at the same local time some days or months before
 (:mod:`millstream.kernels.trend.local_time`). It is over before the later one is, so a row waits for nothing:
-with rows that come once, it is compared in the batch in which it comes. Where rows can change, the comparison
+with rows that come once, it is compared in the batch in which it comes. Of cumulating windows, each is compared
+with the one that is as long: the earlier one at the same elapsed time. Where rows can change, the comparison
 is of what both windows are so far; when either changes, the row is taken back and comes again.
 
 State is in two families of sorted runs:
@@ -77,6 +78,17 @@ class Compare:
 
     def output_watermark(self, watermark_us: int) -> int:
         return watermark_us
+
+    def earlier(self, label_us: int) -> int | None:
+        """Return the label of the window that one is compared with; None if there is none."""
+        window = self.slots.window
+        start_us = int(window.starts(np.array([label_us], np.int64))[0])
+        before_us = self.span.before(start_us)
+        if before_us is None:
+            return None
+        found_us = before_us + label_us - start_us  # as much of it has elapsed
+        begins_there = int(window.starts(np.array([found_us], np.int64))[0]) == before_us
+        return found_us if begins_there else None
 
     def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
         return {name for name, _ in self.columns}
@@ -212,7 +224,7 @@ class _EarlierValues:
     def compare(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Add the earlier values and the ratios to rows, which are all that can change of their keys."""
         starts = rows[START].unique().to_list()
-        earlier = {start: self.operator.span.before(start) for start in starts}
+        earlier = {start: self.operator.earlier(start) for start in starts}
         keys = numbered_keys(rows, self.operator.by).hstack(
             [rows[START].replace_strict(earlier, return_dtype=pl.Int64)]
         )

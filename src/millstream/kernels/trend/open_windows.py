@@ -26,13 +26,16 @@ from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT
 from millstream.kernels.state.hash_order import last_of_key, sorted_distinct
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import SortedRuns
-from millstream.kernels.windows.assigners import Tumbling
+from millstream.kernels.windows.assigners import Cumulating, Tumbling
 from millstream.kernels.windows.calendar_windows import Calendar
 
 Revision = Literal["once", "replaced", "signed"]
 TiledWindow = Tumbling | Calendar
+ComparedWindow = TiledWindow | Cumulating
 
-START = "__start"  # Int64: when the row's window starts, microseconds since 1970 UTC
+START = (
+    "__start"  # Int64: label of the row's window, microseconds since 1970 UTC: see WindowAssigner
+)
 _SLOTS_OPEN_MAX = 8
 _FAMILY = "open"
 _ROW = "__row"
@@ -40,12 +43,12 @@ _ROW = "__row"
 
 @dataclass(frozen=True)
 class WindowSlots:
-    """Windows side by side, and slots of time for those that are open at a time.
+    """Windows side by side, or cumulating ones, and slots of time for those that are open at a time.
 
     ``open_us`` is how long after its end a window's rows can change.
     """
 
-    window: TiledWindow
+    window: ComparedWindow
     open_us: int
 
     @property
@@ -54,7 +57,7 @@ class WindowSlots:
         return slide_us * max(1, -(-self.open_us // (slide_us * _SLOTS_OPEN_MAX)))
 
     def starts(self, times: pl.Series) -> pl.Series:
-        """Return when the windows start that hold these times."""
+        """Return the labels of the windows that hold these times; of windows side by side, their starts."""
         return self.window.slices(times).alias(START)
 
     def of(self, times_us: Int64s) -> Int64s:
