@@ -25,7 +25,7 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.changes import consolidate, total_weight, with_diff
-from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT
+from millstream.kernels.frames import HASH, TIME, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import hash_columns
@@ -42,6 +42,7 @@ from millstream.kernels.trend.open_windows import (
     numbered_keys,
     window_rows,
 )
+from millstream.kernels.untimed_operator import UntimedOperator
 
 _VALUES = "values"
 _SLOTS_KEPT = 8  # about
@@ -49,7 +50,7 @@ _ROW = "__row"
 
 
 @dataclass(frozen=True)
-class Compare:
+class Compare(UntimedOperator):
     """The operator that compares windows with earlier ones.
 
     ``columns`` are those of its input, with their types; ``compared`` names some of them, each with the two
@@ -64,21 +65,6 @@ class Compare:
     slots: WindowSlots
     revision: Revision
 
-    @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
-    def ordered(self) -> bool:
-        return False
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    def output_watermark(self, watermark_us: int) -> int:
-        return watermark_us
-
     def earlier(self, label_us: int) -> int | None:
         """Return the label of the window that one is compared with; None if there is none."""
         window = self.slots.window
@@ -90,18 +76,11 @@ class Compare:
         begins_there = int(window.starts(np.array([found_us], np.int64))[0]) == before_us
         return found_us if begins_there else None
 
-    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
-        return {name for name, _ in self.columns}
-
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
         """Take the columns and the time; whether a row is taken back; nothing is left out."""
-        hidden = [name for name in (TIME, DIFF) if name in rows.columns]
-        return Prepared(rows[[name for name, _ in self.columns] + hidden])
-
-    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
+        return Prepared(self.taken(rows))
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 
