@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from millstream.errors import CorruptionError
 from millstream.kernels.arrays import Int64s
 from millstream.kernels.frames import DIFF, HASH, WEIGHT
 
@@ -70,6 +71,20 @@ def _summed(rows: pl.DataFrame, place: str | None = None) -> pl.DataFrame:
     names = {number: name for name, number in numbers.items()}
     kept = summed.filter(pl.col(WEIGHT) != 0).rename(names)
     return kept[rows.columns]
+
+
+def check_nothing_owed(rows: pl.DataFrame, step: str) -> None:
+    """Make sure that the sum of all changes of some rows has none that is there less than not at all.
+
+    Raises:
+        CorruptionError: an event was taken back that never came.
+    """
+    if (rows[WEIGHT] < 0).any():
+        raise CorruptionError(
+            f"The step {step!r} was to take back an event that it does not hold: its state, "
+            "or that of a step above, is not of this input. Nothing of this batch was committed. "
+            "Restore the app's whole folder, or restart from the log (millstream reset)."
+        )
 
 
 def total_weight(rows: pl.DataFrame | None) -> int:

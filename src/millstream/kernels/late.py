@@ -23,7 +23,8 @@ deadlines are times at which an event still counts. A version of an as-of join t
 is late after that much more, and one that is late may count for later rows: see
 :mod:`millstream.kernels.joins.asof_join`. The end of a session here is the last microsecond at
 which an event joins it. A session takes an event that is late in this way if another open session covers
-it: see ``_admit_late`` in :mod:`millstream.kernels.sessions.batch`. Count windows take every event.
+it: see ``_admit_late`` in :mod:`millstream.kernels.sessions.batch`. Count windows take every event;
+over rows that may be taken back their deadline is the time + L, as that of joins.
 
 An event that missed only some of its windows is held, not late. Window operators count the windows that an
 event missed with ``count_ended`` of their assigner: those that end at or before the watermark it saw, less L.
@@ -69,6 +70,7 @@ class LatenessRule:
 
 DEDUP = LatenessRule("below_watermark", at_deadline=False)
 JOIN = LatenessRule("below_watermark", at_deadline=False)
+COUNT_WINDOW = LatenessRule("below_watermark", at_deadline=False)
 BUDGET = LatenessRule("expired_day", at_deadline=True)
 WINDOW = LatenessRule("expired_window", at_deadline=True)
 SLIDING = LatenessRule("expired_window", at_deadline=False)

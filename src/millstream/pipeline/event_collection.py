@@ -348,11 +348,16 @@ class EventCollection(Collection):
                 have nothing before them for a while after each change. Use calendar windows then.
             name: The step's name.
 
-        Of cumulating windows each part is compared with the part as long of the earlier window: half an hour
-        with the first half of the hour a week ago. So a trend shows before its window is over::
+        After ``window(ms.cumulating("1 day", "1 hour"))`` a day is compared while it goes on: its first ten
+        hours with the first ten hours of the earlier day, and not with all of it. What has elapsed is event time
+        since the start of the window, which is the same on both sides whatever the clocks do meanwhile. Early
+        rows of other windows are refused: running time, batches and counts do not say how far a window has got.
+        ::
 
-            parts = events.window(ms.cumulating("1 hour", "5 minutes"), by="page").agg(n=ms.count())
-            parts.compare("n", to="1 week").alert(when=pl.col("n_ratio") > 2, recover=pl.col("n_ratio") < 1.5)
+            parts = events.window(ms.cumulating("1 day", "1 hour"), by="page").agg(n=ms.count())
+            parts.compare("n", to="1 week").alert(
+                when=pl.col("n_ratio") > 2, recover=pl.col("n_ratio") < 1.5
+            )
 
         Both are null where there is no earlier window: it had no events, the clocks or the calendar of that
         day do not have the local time (the 31st, a skipped hour), or it is before the first event that was

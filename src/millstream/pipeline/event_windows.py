@@ -19,6 +19,7 @@ from millstream.kernels.trigger import EachBatch, EmitStrategy
 from millstream.kernels.windows.count_panes import CountPaneOperator
 from millstream.kernels.windows.count_windows import NUMBER, CountWindow, CountWindowOperator
 from millstream.kernels.windows.pane_values import PANE_TYPES
+from millstream.kernels.windows.signed_count_windows import SignedCountWindowOperator
 from millstream.kernels.windows.sliding_panes import SlidingPaneOperator
 from millstream.kernels.windows.sliding_windows import Sliding, SlidingWindowOperator
 from millstream.pipeline.checks import type_of
@@ -192,11 +193,7 @@ class _EventWindowBuilder:
 
     def count_window(self, window: CountWindow) -> BuiltOperator:
         if self.signed:
-            raise ConfigError(
-                f'{window} comes after emit("retract"), whose rows take others back. A window of so many '
-                "events is made of their order of arrival, so one that is taken back would move all events "
-                'after it to other windows. Emit "final" above; or use windows of time, a session or sliding.'
-            )
+            return self._signed_count_window(window)
         in_panes = self._counts_in_panes(window)
         if self.emission.late_policy != "drop":
             raise ConfigError(
@@ -206,13 +203,33 @@ class _EventWindowBuilder:
         aggregation = self._typed(NUMBER)
         operator = CountPaneOperator if in_panes else CountWindowOperator
         kernel = operator(self.name, aggregation, self.emission, window)
-        columns = self.shape.columns
-        keys = {name: columns[name] for name in aggregation.by}
-        state = {**keys, **kernel.state_schema, NUMBER: pl.Int64()}
-        results = dict(kernel.result_rows(pl.DataFrame(schema=state)).drop(TIME).schema)
+        results = self._count_columns(kernel)
         if self.emission.panes:
             results |= PANE_TYPES
         return kernel, results, (*aggregation.by, NUMBER)
+
+    def _signed_count_window(self, window: CountWindow) -> BuiltOperator:
+        after = f'{window} comes after emit("retract"), whose rows take others back'
+        if self.emission.mode != "final":
+            raise ConfigError(
+                f"{after}. A window's rows are known when nothing can be taken back any more, so it emits "
+                '"final" there. Leave emit out; or emit "final" above.'
+            )
+        if self.emission.late_policy != "drop":
+            raise ConfigError(
+                f'{after}, and after late="{self.emission.late_policy}". A row that comes too late is left out '
+                "there, and counted: leave late out."
+            )
+        aggregation = self._typed(NUMBER, untyped=replace(self.untyped, weighted=False))
+        kernel = SignedCountWindowOperator(
+            self.name, aggregation, self.emission, window, self.shape.lateness_us
+        )
+        return kernel, self._count_columns(kernel), (*aggregation.by, NUMBER)
+
+    def _count_columns(self, kernel: CountWindowOperator) -> ColumnTypes:
+        keys = {name: self.shape.columns[name] for name in kernel.by}
+        state = {**keys, **kernel.state_schema, NUMBER: pl.Int64()}
+        return dict(kernel.result_rows(pl.DataFrame(schema=state)).drop(TIME).schema)
 
     def _counts_in_panes(self, window: CountWindow) -> bool:
         """Return whether count windows emit otherwise than when full, or with every batch that changes them."""
@@ -257,13 +274,13 @@ class _EventWindowBuilder:
                     f'"batch" or None. For rows at other times, window what it emits by time.'
                 )
 
-    def _typed(self, *taken: str) -> Aggregation:
+    def _typed(self, *taken: str, untyped: Aggregation | None = None) -> Aggregation:
         for name in (*self.untyped.by, *self.untyped.names):
             if name in taken:
                 raise ConfigError(
                     f"The column {name!r} is one that {self.name} gives. Choose another name."
                 )
-        return typed_aggregation(self.name, self.untyped, self.shape.columns)[0]
+        return typed_aggregation(self.name, untyped or self.untyped, self.shape.columns)[0]
 
     def _check_gap(self, gap: pl.Expr) -> None:
         dtype = type_of(gap, self.shape.columns, f"session's gap in {self.name!r}")

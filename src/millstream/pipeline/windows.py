@@ -249,8 +249,11 @@ def count_window(
     time of an open window moves with its events: what ``"retract"`` takes back has the time that it had, so such
     rows go to views, topics and tables (``group_by``, ``top``), and no window may follow.
 
-    Rows that take others back (of ``emit("retract")`` above) are refused: windows are made of the order of
-    arrival, so one event that is taken back would move all that came after it to other windows.
+    Over rows that take others back (of ``emit("retract")`` above) windows are made of the rows that are left, in
+    the order of their times, and of equal times in one that follows from their values: in the order of arrival, one
+    event that is taken back would move all that came after it to other windows. A row waits until the
+    watermark, less the lateness, has passed its time, when nothing can take it back any more; one that comes
+    later is late. A timeout counts in event time alone there. Only ``"final"`` is offered.
     """
     whole_number(count, 1, 1 << 31, "count_window's count")
     if unbounded is not True:

@@ -12,11 +12,15 @@ final windows        events            in time for a window         with the las
 panes                events, once for  in time, times the windows   in a firing
                      each window       still open for it
 panes, emitted       the same          in a firing                  with a window that expires
+windows that fire    marks             the one pane                 with a window that expires
+once, fired
 sessions             events            arrived                      too late; with a session that
                                                                     expires, of which all must have been
                                                                     emitted; ``discard``: in a pane
 count windows        events, once for  arrived, times the windows   in a window that is complete
                      each window       that begin at or before it
+count windows over   rows              in time, less taken back     when nothing can take them back any
+rows taken back                                                     more; then as count windows
 sliding windows      events            in time                      when no row can count them any more
 sliding, rows due    rows not settled  in time for a row            the settled row (``final``)
 exact deduplication  ids               emitted with an id           when nothing can repeat them
@@ -33,6 +37,11 @@ compare              rows              added, less taken back       no window is
 alerts               rows, alerts      added, less taken back;      of a window that is over; resolved;
                      that fire, runs   fired; begun or longer       their next window is over
 enrichment           answers           from the function            when they have expired
+groups               events and        arrived                      with a group of which no row is left
+                     retractions
+groups, times        rows              arrived, less taken back     never
+first of a group     rows              arrived, less taken back     of rows that stay: not among the
+                                                                    first any more
 ===================  ================  ===========================  ==================================
 
 Windows in ``discard`` panes whose rows name their pane keep numbers of panes, and are counted by

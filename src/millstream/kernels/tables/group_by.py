@@ -47,6 +47,7 @@ from millstream.kernels.tables.group_times import (
     GROUP_TIME_ROWS,
     GroupTimes,
 )
+from millstream.kernels.untimed_operator import UntimedOperator
 
 _KEY = "__key"
 
@@ -57,7 +58,7 @@ def group_keys(count: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class GroupBy:
+class GroupBy(UntimedOperator):
     """The operator that keeps the aggregates of groups.
 
     ``columns`` are the columns of the key, in their order; ``aggregation`` is by their hidden names. Without
@@ -84,19 +85,8 @@ class GroupBy:
         return self.aggregation.weighted
 
     @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
     def ordered(self) -> bool:
         return self.aggregation.ordered
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    def output_watermark(self, watermark_us: int) -> int:
-        return watermark_us
 
     def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - all inputs have the same
         read = {c for c in self.aggregation.columns_read if not c.startswith(HIDDEN_PREFIX)}

@@ -42,6 +42,7 @@ from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.untimed_operator import UntimedOperator
 
 Ties = Literal["row_number", "rank", "dense_rank"]
 
@@ -49,7 +50,7 @@ _RANK = "__rank"
 
 
 @dataclass(frozen=True)
-class TopRows:
+class TopRows(UntimedOperator):
     """The operator that keeps the first rows of each group.
 
     Inside, columns are named by their places: "0", "1", …; ``per``, ``order`` and ``tie_break`` are such names.
@@ -78,24 +79,6 @@ class TopRows:
     def by(self) -> tuple[str, ...]:
         return self.per
 
-    @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
-    def ordered(self) -> bool:
-        return False
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    def output_watermark(self, watermark_us: int) -> int:
-        return watermark_us
-
-    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
-        return {name for name, _ in self.columns}
-
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
@@ -107,9 +90,6 @@ class TopRows:
             return Prepared(taken)
         first = self._first(taken).drop(_RANK)[taken.columns]
         return Prepared(first, counts={"held": taken.height - first.height})
-
-    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 

@@ -25,7 +25,7 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.changes import concat_present, consolidate, total_weight, with_diff
-from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT
+from millstream.kernels.frames import HASH, TIME, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.arrangement import Arrangement
 from millstream.kernels.state.hash_order import sorted_distinct
@@ -49,6 +49,7 @@ from millstream.kernels.trend.open_windows import (
     numbered_keys,
     window_rows,
 )
+from millstream.kernels.untimed_operator import UntimedOperator
 
 ALERT = "alert"
 
@@ -62,7 +63,7 @@ _PENDING_FAMILY = "pending"
 
 
 @dataclass(frozen=True)
-class Alert:
+class Alert(UntimedOperator):
     """The operator of an alert. ``columns`` are those of its input, with their types."""
 
     name: str
@@ -74,38 +75,15 @@ class Alert:
     slots: WindowSlots
     revision: Revision
 
-    @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
-    def ordered(self) -> bool:
-        return False
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    def output_watermark(self, watermark_us: int) -> int:
-        return watermark_us
-
-    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
-        return {name for name, _ in self.columns}
-
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
         """Take columns and time, and find out of each row whether its conditions are true."""
-        hidden = [name for name in (TIME, DIFF) if name in rows.columns]
         conditions = rows.select(
             self.when.fill_null(value=False).alias(_WHEN),
             self.recover.fill_null(value=False).alias(_RECOVER),
         )
-        taken = rows[[name for name, _ in self.columns] + hidden]
-        return Prepared(taken.hstack(conditions))
-
-    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
+        return Prepared(self.taken(rows).hstack(conditions))
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 

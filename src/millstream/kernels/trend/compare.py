@@ -1,9 +1,9 @@
 """Each window beside an earlier one of its key: the value then, and the ratio of the two.
 
 The earlier window begins at the same local time some days or months before
-(:mod:`millstream.kernels.trend.local_time`). A cumulating window is compared with the one that is as long by then, so
-a part of a day with the same part of an earlier day. The earlier window is over before the later one is, so a row waits for nothing:
-with rows that come once, it is compared in the batch in which it comes. Where rows can change, the comparison
+(:mod:`millstream.kernels.trend.local_time`). It is over before the later one is, so a row waits for nothing:
+with rows that come once, it is compared in the batch in which it comes. Of cumulating windows, each is compared
+with the one that is as long: the earlier one at the same elapsed time. Where rows can change, the comparison
 is of what both windows are so far; when either changes, the row is taken back and comes again.
 
 State is in two families of sorted runs:
@@ -25,7 +25,7 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.changes import consolidate, total_weight, with_diff
-from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT
+from millstream.kernels.frames import HASH, TIME, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import hash_columns
@@ -42,7 +42,7 @@ from millstream.kernels.trend.open_windows import (
     numbered_keys,
     window_rows,
 )
-from millstream.kernels.windows.assigners import Cumulating
+from millstream.kernels.untimed_operator import UntimedOperator
 
 _VALUES = "values"
 _SLOTS_KEPT = 8  # about
@@ -50,7 +50,7 @@ _ROW = "__row"
 
 
 @dataclass(frozen=True)
-class Compare:
+class Compare(UntimedOperator):
     """The operator that compares windows with earlier ones.
 
     ``columns`` are those of its input, with their types; ``compared`` names some of them, each with the two
@@ -65,44 +65,22 @@ class Compare:
     slots: WindowSlots
     revision: Revision
 
-    @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
-    def ordered(self) -> bool:
-        return False
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    def output_watermark(self, watermark_us: int) -> int:
-        return watermark_us
-
-    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
-        return {name for name, _ in self.columns}
-
-    def earlier(self, start_us: int) -> int | None:
-        """Return the start of the window that one is compared with; None if there is none."""
+    def earlier(self, label_us: int) -> int | None:
+        """Return the label of the window that one is compared with; None if there is none."""
         window = self.slots.window
-        if not isinstance(window, Cumulating):
-            return self.span.before(start_us)
-        begin_us = window.latest_end(start_us) - window.size_us
-        earlier_us = self.span.before(begin_us)
-        if earlier_us is None or window.latest_end(earlier_us) - window.size_us != earlier_us:
+        start_us = int(window.starts(np.array([label_us], np.int64))[0])
+        before_us = self.span.before(start_us)
+        if before_us is None:
             return None
-        return earlier_us + start_us - begin_us
+        found_us = before_us + label_us - start_us  # as much of it has elapsed
+        begins_there = int(window.starts(np.array([found_us], np.int64))[0]) == before_us
+        return found_us if begins_there else None
 
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 
     def prepare(self, rows: pl.DataFrame, number: int = 0) -> Prepared:  # noqa: ARG002
         """Take the columns and the time; whether a row is taken back; nothing is left out."""
-        hidden = [name for name in (TIME, DIFF) if name in rows.columns]
-        return Prepared(rows[[name for name, _ in self.columns] + hidden])
-
-    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
+        return Prepared(self.taken(rows))
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 

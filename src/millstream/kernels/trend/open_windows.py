@@ -30,10 +30,12 @@ from millstream.kernels.windows.assigners import Cumulating, Tumbling
 from millstream.kernels.windows.calendar_windows import Calendar
 
 Revision = Literal["once", "replaced", "signed"]
-TrendWindow = Tumbling | Calendar | Cumulating
+TiledWindow = Tumbling | Calendar
+ComparedWindow = TiledWindow | Cumulating
 
-# Int64: when the row's window starts, or of a cumulating one its last step; microseconds since 1970 UTC
-START = "__start"
+START = (
+    "__start"  # Int64: label of the row's window, microseconds since 1970 UTC: see WindowAssigner
+)
 _SLOTS_OPEN_MAX = 8
 _FAMILY = "open"
 _ROW = "__row"
@@ -41,14 +43,12 @@ _ROW = "__row"
 
 @dataclass(frozen=True)
 class WindowSlots:
-    """Windows that end one after the other, and slots of time for those that are open at a time.
-
-    Of a cumulating window its last step stands for it: by that it is told apart from all others.
+    """Windows side by side, or cumulating ones, and slots of time for those that are open at a time.
 
     ``open_us`` is how long after its end a window's rows can change.
     """
 
-    window: TrendWindow
+    window: ComparedWindow
     open_us: int
 
     @property
@@ -57,7 +57,7 @@ class WindowSlots:
         return slide_us * max(1, -(-self.open_us // (slide_us * _SLOTS_OPEN_MAX)))
 
     def starts(self, times: pl.Series) -> pl.Series:
-        """Return when the windows start whose rows have these times, the last of their windows."""
+        """Return the labels of the windows that hold these times; of windows side by side, their starts."""
         return self.window.slices(times).alias(START)
 
     def of(self, times_us: Int64s) -> Int64s:

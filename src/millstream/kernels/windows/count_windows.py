@@ -11,6 +11,8 @@ counted in the order of reading. No event is late: these windows depend on arriv
 
 The time of a row is that at which its window was complete: the latest of its events' times, of their
 splits' watermarks, and of the timeout. So it is never late for downstream operators.
+
+Windows over rows that are taken back: :mod:`millstream.kernels.windows.signed_count_windows`.
 """
 
 from __future__ import annotations
@@ -125,7 +127,12 @@ class CountWindowOperator(AggregateOperator):
         context: BatchContext,
     ) -> OperatorResult:
         """Take the batch's events into windows; give the rows to emit."""
-        rows = self.in_order(inputs.get(0, ()), context)
+        return self.take(state, self.in_order(inputs.get(0, ()), context), context)
+
+    def take(
+        self, state: OperatorState, rows: pl.DataFrame | None, context: BatchContext
+    ) -> OperatorResult:
+        """Take events into windows in the order in which they stand; give the rows to emit."""
         timers = self._timers(state)
         touched = [] if timers is None else [timers.due(context.watermark_us)]
         if rows is not None:

@@ -32,9 +32,14 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from millstream.errors import CorruptionError
 from millstream.kernels.arrays import Bools, Int64s
-from millstream.kernels.changes import consolidate, total_weight, with_diff, with_weight
+from millstream.kernels.changes import (
+    check_nothing_owed,
+    consolidate,
+    total_weight,
+    with_diff,
+    with_weight,
+)
 from millstream.kernels.frames import DIFF, HASH, TIME, WATERMARK_SEEN, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.hash_order import sorted_distinct
@@ -270,12 +275,7 @@ class _SlidingBatch:
             return
         touched = after.filter(pl.Series(np.isin(after[HASH].to_numpy(), back[HASH].to_numpy())))
         own = touched.drop(FROM, NEW, WATERMARK_SEEN, strict=False)
-        if (consolidate(own)[WEIGHT] < 0).any():
-            raise CorruptionError(
-                f"The step {self.step.name!r} was to take back an event that it does not hold: its state, "
-                "or that of a step above, is not of this input. Nothing of this batch was committed. "
-                "Restore the app's whole folder, or restart from the log (millstream reset)."
-            )
+        check_nothing_owed(consolidate(own), self.step.name)
 
     def _stage(
         self, events: pl.DataFrame, stage: int, *, late: pl.Expr, early: pl.Expr

@@ -302,5 +302,3 @@ def test_what_sessions_over_rows_that_are_taken_back_cannot_do_is_refused():
         kernel_of("discard")
     with refused("first is over rows that can be retracted"):
         signed_stream().window(ms.session("1 minute")).agg(x=ms.first("n"))
-    with refused("would move all events"):
-        signed_stream().window(ms.count_window(3, unbounded=True)).agg(rows=ms.count())

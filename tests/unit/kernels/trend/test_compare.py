@@ -158,6 +158,67 @@ def test_an_alert_fires_before_the_hour_is_over():
     ]
 
 
+# ── parts of windows, beside the same part of the earlier one ───────────────────────────────
+
+
+def parts_of(out):
+    """Say of each window that cumulates: how long it is, in hours, and what it is beside."""
+    return {
+        (row["page"], row["window_start"], (row["window_end"] - row["window_start"]) / HOUR): (
+            row["n"],
+            row["n_before"],
+            row["n_ratio"],
+        )
+        for row in out["trend"].to_dicts()
+    }
+
+
+def test_p7_half_of_an_hour_is_compared_with_half_of_the_earlier_one():
+    ten, half = local(2026, 1, 5, 10), HOUR / 2
+    events = [
+        Event(ten, "a", 50),
+        Event(ten + half, "a", 50),
+        Event(ten + 7 * DAY, "a", 60),
+        Event(ten + 7 * DAY + half, "a", 80),
+    ]
+    app = app_of(ms.cumulating("1 hour", "30 minutes"))
+    found = parts_of(everything(app, events))
+    assert found["a", ten + 7 * DAY, 0.5] == (60, 50, 1.2)  # not 60/100
+    assert found["a", ten + 7 * DAY, 1.0] == (140, 100, 1.4)
+    assert found["a", ten, 0.5] == (50, None, None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "late"), [("final", "drop"), ("update", "drop"), ("final", "correct")]
+)
+def test_parts_are_compared_where_the_earlier_window_began_at_the_same_local_time(mode, late):
+    # On 2026-03-08 clocks in New York go forward: 02:00 to 04:00 local time is one hour of event time.
+    rng = random.Random(7)
+    first = local(2026, 3, 4)
+    events = [
+        Event(first + rng.randrange(0, 10 * 24 * 12) * timedelta(minutes=5), page, rng.randrange(9))
+        for page in "ab"
+        for _ in range(250)
+    ]
+    size, step = 2 * HOUR, HOUR / 2
+    app = app_of(ms.cumulating(size, step), to="3 days", mode=mode, late=late, lateness="100 days")
+    found = parts_of(everything(app, events, batchings=5))
+    values, expected = Counter(), {}
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    for event in events:
+        start = event.at - (event.at - epoch) % size
+        for number in range(1, 5):
+            if event.at < start + number * step:
+                values[event.page, start, number / 2] += event.n
+    back = model.days_back(3)
+    for (page, start, hours), now in values.items():
+        earlier = model.earlier_instant(start, back, NEW_YORK)
+        before = values.get((page, earlier, hours), None)
+        expected[page, start, hours] = (now, before, model.ratio(now, before))
+    assert found == expected
+    assert any(before is not None for _, before, _ in expected.values())
+
+
 @pytest.mark.parametrize(
     ("now", "before", "ratio"),
     [

@@ -132,7 +132,7 @@ def expected_rows(windows, mode, *, suppress, panes):
     return expected
 
 
-@settings(deadline=None, max_examples=some(40))
+@settings(deadline=None, max_examples=some(30))
 @given(
     drawn=st.lists(
         st.tuples(st.integers(-30, 70), st.sampled_from("abc"), st.integers(-1, 3))
@@ -167,7 +167,7 @@ def test_panes_are_the_models_event_by_event(
     assert line["read"] == line["held"] == sum(not isinstance(r, float) for r in rows)
 
 
-@settings(deadline=None, max_examples=some(15))
+@settings(deadline=None, max_examples=some(10))
 @given(
     drawn=st.lists(st.tuples(st.integers(0, 50), st.sampled_from("abc")), max_size=40),
     count=st.integers(1, 5),
@@ -206,7 +206,7 @@ def test_views_are_the_same_under_all_batchings_and_crashes(mode):
     keys = ["a", "d", "b", "a", "", "é"]
     rows = [event(n * 7 % 50, keys[n % 6], n) for n in range(90)]
     for partitions in (1, 4, 7):  # the time of a row is that of its partition's watermark
-        testing.replay(app, {"events": rows}, batchings=5, partitions=(partitions,))
+        testing.replay(app, {"events": rows}, batchings=3, partitions=(partitions,))
 
 
 def test_what_is_taken_back_adds_up_in_a_table_but_no_window_may_follow(rows_given):

@@ -130,7 +130,7 @@ def model(rows, *, partitions, kind, delay, firing):
     return windows, books
 
 
-@settings(deadline=None, max_examples=some(50))
+@settings(deadline=None, max_examples=some(30))
 @given(
     drawn=st.lists(
         st.tuples(st.integers(-30, 70), st.sampled_from("abcdef"), st.integers(-1, 3))
@@ -191,7 +191,7 @@ def test_answers_are_the_same_under_all_batchings_and_crashes():
     keys = ["a", "d", "b", "a", "", "é"]
     rows = [event(n * 7 % 50 + n // 4, keys[n % 6], n) for n in range(120)]
     for partitions in (1, 4, 7):  # whether an event is late depends on its partition
-        testing.replay(app, {"events": rows}, batchings=6, partitions=(partitions,))
+        testing.replay(app, {"events": rows}, batchings=3, partitions=(partitions,))
 
 
 def test_of_a_window_that_has_expired_no_mark_is_left(rows_given):

@@ -1,0 +1,41 @@
+"""The base of operators that take nothing for late: what they emit is as late as what came in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from millstream.kernels.frames import DIFF, TIME
+
+
+class UntimedOperator:
+    """What such operators have in common. ``columns`` are those that they read, with their types."""
+
+    columns: tuple[tuple[str, pl.DataType], ...]
+
+    @property
+    def transparent(self) -> bool:
+        return False
+
+    @property
+    def ordered(self) -> bool:
+        return False
+
+    @property
+    def heartbeat_ms(self) -> int | None:
+        return None
+
+    def output_watermark(self, watermark_us: int) -> int:
+        return watermark_us
+
+    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - all inputs have the same
+        return {name for name, _ in self.columns}
+
+    def taken(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return the columns, the time, and the sign if rows have one."""
+        hidden = [name for name in (TIME, DIFF) if name in rows.columns]
+        return rows[[name for name, _ in self.columns] + hidden]
+
+    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
+        return pl.concat(tables)
