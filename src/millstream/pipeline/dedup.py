@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-import polars as pl
-
 from millstream.choices import choose
 from millstream.durations import Duration, format_us, to_us
 from millstream.errors import ConfigError
@@ -19,6 +17,7 @@ from millstream.kernels.dedup.signed_dedup import SignedDedup
 from millstream.kernels.late import LATE_COLUMNS
 from millstream.kernels.steps import Filter
 from millstream.pipeline.checks import require_free
+from millstream.pipeline.expressions import column_named
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
 
@@ -128,7 +127,7 @@ def build_dedup(
     if not unbounded and (bloom is None or bloom.exact_check):
         _check_bounded(within_us)
     step_name = shape.names.unique(name or f"dedup({', '.join(columns)})")
-    has_id = tuple(pl.col(column).is_not_null() for column in columns)
+    has_id = tuple(column_named(column).is_not_null() for column in columns)
     without_null = Filter(shape.names.unique(f"{step_name} of no null"), has_id)
     first = without_null if null == "drop" else None
     late_columns = {**shape.columns, **LATE_COLUMNS} if late == "side" else None

@@ -55,7 +55,12 @@ from millstream.pipeline.upserts import (
     table_shape,
 )
 from millstream.pipeline.versions import TableOrigin
-from millstream.pipeline.windowed import aggregate_windows, emit_strategy
+from millstream.pipeline.windowed import (
+    aggregate_windows,
+    emit_strategy,
+    plain_names,
+    window_name,
+)
 from millstream.pipeline.windows import EventWindow, TriggerSpec
 
 if TYPE_CHECKING:
@@ -480,6 +485,7 @@ class Windowed:
         """
         emission = emit_strategy(
             self.stream.shape,
+            self.window,
             mode,
             early=early,
             late=late,
@@ -495,12 +501,15 @@ class Windowed:
         aggregates; their event time is the last microsecond of the window. Over a stream read with
         ``late="side"``, the ``late`` of the result are the rows that came too late.
         """
+        plain = plain_names(self.stream.shape, self.by, aggregates)
+        stream = self.stream.rename(plain) if plain else self.stream
         kernel, shape = aggregate_windows(
-            self.stream.shape,
+            stream.shape,
             self.window,
-            self.by,
+            tuple(plain.get(column, column) for column in self.by),
             aggregates,
-            name=self.name,
+            name=self.name or window_name(self.window, self.by),
             emission=self.emission,
         )
-        return self.stream._operator(kernel, shape)  # noqa: SLF001 - of this module
+        made = stream._operator(kernel, shape)  # noqa: SLF001 - of this module
+        return made.rename({name: column for column, name in plain.items()}) if plain else made
