@@ -53,6 +53,7 @@ class StreamShape:
         takes_back: Whether rows may be taken back without another in their place, also where rows replace
             one another.
         only_replaces: Why the window above cannot emit changes, and what to do; empty if it can.
+        may_fail: Whether a step since the window above may fail on a row, where rows replace one another.
         names: The names that the app's steps have so far.
 
     Raises:
@@ -74,6 +75,7 @@ class StreamShape:
     stable: tuple[str, ...] = ()
     takes_back: bool = False
     only_replaces: str = ""
+    may_fail: bool = False
     names: StepNames = field(default_factory=StepNames, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -141,4 +143,5 @@ def windowed_shape(
         stable=stable if changes else (),
         takes_back=changes and shape.mode == "retract",
         only_replaces=only_replaces,
+        may_fail=False,
     )
