@@ -215,7 +215,8 @@ class Stream(EventCollection):
         :meth:`Grouped.agg`. The state has a row for each group, and never forgets one: for
         groups without end, such as sessions or minutes, use windows.
         """
-        return Grouped(self, group_columns(self.shape, columns), name)
+        changes = replace(self, shape=self.shape.as_changes("group_by"))
+        return Grouped(changes, group_columns(changes.shape, columns), name)
 
     def top(
         self,
@@ -235,7 +236,8 @@ class Stream(EventCollection):
         The result has a primary key if its rows have a number: ``top(3, by="price", per="item", rank="place")`` is
         identified by item and place.
         """
-        kernel, shape = build_top(self.shape, n, by=by, per=per, ties=ties, rank=rank, name=name)
+        shape = self.shape.as_changes("top")
+        kernel, shape = build_top(shape, n, by=by, per=per, ties=ties, rank=rank, name=name)
         return Table(self.app, OperatorNode((self.node,), kernel), shape)
 
     # ── duplicates ──────────────────────────────────────────────────────────────────────────
