@@ -9,7 +9,7 @@ from millstream import testing
 from millstream.errors import ConfigError
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-NAMES = ["^a.*$", "*", "^.*$"]
+NAMES = ["^a.*$", "*"]
 WINDOWS = [
     ms.tumbling("1 minute"),
     ms.hopping("1 minute", "30 seconds"),
@@ -45,10 +45,10 @@ def outputs(name, declare):
     return sorted(map(repr, table.select(sorted(table.columns)).to_dicts()))
 
 
-def same(declare):
+def same(declare, names=NAMES):
     expected = outputs("id", declare)
     assert expected
-    for name in NAMES:
+    for name in names:
         assert outputs(name, declare) == expected
 
 
@@ -61,7 +61,7 @@ def test_windows_by_it_are_those_by_a_column_of_another_name(window, mode):
         label = "window_number" if "count_window" in str(window) else "window_end"
         rows.view("out", key=[label, name, "n"])
 
-    same(declare)
+    same(declare, ["^a.*$" if mode == "update" else "*"])
 
 
 def test_a_window_of_windows_takes_it_from_the_one_before():
