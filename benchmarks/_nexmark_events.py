@@ -2,8 +2,9 @@
 
 Of every 50 events the first is a person, the next three are auctions and the rest bids, as in the
 benchmark's own generator; half of the bids go to one "hot" auction of the moment, three quarters
-come from one hot bidder, three quarters of the auctions are a hot seller's, and prices are spread
-log-uniformly over 10 to 10^8 cents. There are 10,000 events a second, at whole milliseconds, which is
+come from one hot bidder, three quarters of the auctions are a hot seller's (the first and the second of the
+newest hundred persons), and prices are spread log-uniformly over 10 to 10^8 cents. Half of the bids come
+through one of four channels, the others through one of 10,000, most of which say in the url which. There are 10,000 events a second, at whole milliseconds, which is
 as fine as Flink's event time goes. Texts are shorter than the original's padding.
 
 Source: Tucker, Tufte, Papadimos, Maier, "NEXMark - A Benchmark for Queries over Data Streams",
@@ -22,7 +23,20 @@ _PERSONS, _AUCTIONS, _OF = 1, 3, 50
 _HOT_AUCTION, _HOT_BIDDER, _HOT_SELLER = 2, 4, 4  # one in two bids, three in four, three in four
 _HOT_SPAN = 100  # a hot auction stays hot for so many auctions
 _ACTIVE = 1000  # a person stays active for so many persons
-_CHANNELS = ("apple", "google", "facebook", "baidu")
+_CHANNELS = ("Apple", "Google", "Facebook", "Baidu")
+_OTHER_CHANNELS = 10_000
+_CITIES = (
+    "Phoenix",
+    "Los Angeles",
+    "San Francisco",
+    "Boise",
+    "Portland",
+    "Bend",
+    "Redmond",
+    "Seattle",
+    "Kent",
+    "Cheyenne",
+)
 _FIRST_NAMES = (
     "Peter",
     "Paul",
@@ -60,6 +74,9 @@ def persons(count_of_events: int, start: int) -> pl.DataFrame:
         {
             "id": number // _OF * _PERSONS + 1000,
             "name": _chosen(dice, _FIRST_NAMES, count) + " " + _chosen(dice, _LAST_NAMES, count),
+            "email": _text(dice, count, 7) + "@" + _text(dice, count, 5) + ".com",
+            "credit_card": pl.Series(dice.integers(10**15, 10**16, count)).cast(pl.String),
+            "city": _chosen(dice, _CITIES, count),
             "state": _chosen(dice, _STATES, count),
             "date_time": _times(number).dt.strftime(_FORMAT),
             "extra": _extra(dice, count),
@@ -79,13 +96,14 @@ def auctions(count_of_events: int, start: int) -> pl.DataFrame:
         {
             "id": number // _OF * _AUCTIONS + place + 1000,
             "item_name": "item " + pl.Series(dice.integers(0, 100_000, count)).cast(pl.String),
+            "description": _text(dice, count, 20),
             "initial_bid": _price(dice, count),
             "reserve": _price(dice, count),
             "date_time": at.dt.strftime(_FORMAT),
             "expires": (
                 at + pl.Series(dice.integers(1, 333, count)).cast(pl.Duration("ms"))
             ).dt.strftime(_FORMAT),
-            "seller": _person(dice, number, _HOT_SELLER),
+            "seller": _person(dice, number, _HOT_SELLER, 0),
             "category": dice.integers(10, 15, count),
             "extra": _extra(dice, count),
         }
@@ -102,14 +120,14 @@ def bids(count_of_events: int, start: int) -> pl.DataFrame:
     hot = dice.integers(0, _HOT_AUCTION, count) > 0
     some = np.maximum(opened - 1 - dice.integers(0, 100, count), 0)
     auction = np.where(hot, (opened - 1) // _HOT_SPAN * _HOT_SPAN, some)
+    channel, url = _channel(dice, count)
     return pl.DataFrame(
         {
             "auction": auction + 1000,
-            "bidder": _person(dice, number, _HOT_BIDDER),
+            "bidder": _person(dice, number, _HOT_BIDDER, 1),
             "price": _price(dice, count),
-            "channel": _chosen(dice, _CHANNELS, count),
-            "url": "https://www.nexmark.com/item.htm?id="
-            + pl.Series(dice.integers(0, 10_000, count)).cast(pl.String),
+            "channel": channel,
+            "url": url,
             "date_time": _times(number).dt.strftime(_FORMAT),
             "extra": _extra(dice, count),
         }
@@ -125,12 +143,42 @@ def as_json(frame: pl.DataFrame) -> pa.Array:
     return lines.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(pa.binary())
 
 
-def _person(dice: np.random.Generator, number: np.ndarray, hot_ratio: int) -> np.ndarray:
-    """Choose a person of those that have joined: the hot one of the moment, or an active one."""
+def _person(
+    dice: np.random.Generator, number: np.ndarray, hot_ratio: int, place: int
+) -> np.ndarray:
+    """Choose a person of those that have joined: the hot one of the moment, or an active one.
+
+    ``place``: which of a hundred persons is hot.
+    """
     joined = number // _OF + 1
     hot = dice.integers(0, hot_ratio, len(number)) > 0
     some = np.maximum(joined - 1 - dice.integers(0, _ACTIVE, len(number)), 0)
-    return np.where(hot, (joined - 1) // _HOT_SPAN * _HOT_SPAN, some) + 1000
+    hottest = np.minimum((joined - 1) // _HOT_SPAN * _HOT_SPAN + place, joined - 1)
+    return np.where(hot, hottest, some) + 1000
+
+
+def _channel(dice: np.random.Generator, count: int) -> tuple[pl.Series, pl.Series]:
+    """Choose channels, and make the urls that name nine in ten of those that few know."""
+    known = dice.integers(0, 2, count) > 0
+    number = dice.integers(0, _OTHER_CHANNELS, count)
+    folders = [_text(dice, count, 5) for _ in range(3)]
+    base = "https://www.nexmark.com/" + folders[0] + "/" + folders[1] + "/" + folders[2]
+    made = pl.DataFrame(
+        {
+            "known": known,
+            "named": number % 10 > 0,
+            "word": _chosen(dice, _CHANNELS, count),
+            "number": number,
+            "base": base + "/item.htm?query=1",
+        }
+    )
+    other = "channel-" + pl.col("number").cast(pl.String)
+    told = pl.col("base") + "&channel_id=" + pl.col("number").cast(pl.String)
+    chosen = made.select(
+        channel=pl.when("known").then("word").otherwise(other),
+        url=pl.when(pl.col("named") & ~pl.col("known")).then(told).otherwise("base"),
+    )
+    return chosen["channel"], chosen["url"]
 
 
 def _price(dice: np.random.Generator, count: int) -> np.ndarray:
@@ -141,8 +189,14 @@ def _chosen(dice: np.random.Generator, words: tuple[str, ...], count: int) -> pl
     return pl.Series(np.array(words)[dice.integers(0, len(words), count)], dtype=pl.String)
 
 
+def _text(dice: np.random.Generator, count: int, length: int) -> pl.Series:
+    """Make texts of small letters."""
+    letters = dice.integers(ord("a"), ord("z") + 1, (count, length), dtype=np.uint8)
+    return pl.Series(letters.view(f"S{length}").ravel().astype(str), dtype=pl.String)
+
+
 def _extra(dice: np.random.Generator, count: int) -> pl.Series:
-    return pl.Series(dice.integers(0, 2**62, count)).cast(pl.String)
+    return _text(dice, count, 18)
 
 
 def _times(number: np.ndarray) -> pl.Series:

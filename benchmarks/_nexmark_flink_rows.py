@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import polars as pl
-from _nexmark_expected import COLUMNS
+from _nexmark_answers import COLUMNS
 
-_NAMES = {"window_start": "start", "window_end": "end", "date_time": "at"}
+_NAMES = {"window_start": "start", "window_end": "end", "date_time": "at", "opened": "opened"}
 
 
 def flink_answer(query: str, folder: Path) -> pl.DataFrame:
@@ -24,10 +24,12 @@ def flink_answer(query: str, folder: Path) -> pl.DataFrame:
             text = pl.col(old).str.replace(" ", "T").str.strip_suffix("Z")
             at = text.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f", time_unit="ms").dt.epoch("ms")
             rows = rows.with_columns(at.alias(new))
-    if query == "q17":
+    if query in ("q15", "q16", "q17"):
         rows = rows.with_columns(pl.col("day").str.to_date().cast(pl.Datetime("ms")).dt.epoch("ms"))
-    if query == "q1":
+    if query in ("q1", "q14"):
         rows = rows.with_columns(price_milli=(pl.col("price") * 1000).round())
+    if query == "q23":
+        rows = rows.with_columns(seller="bidder")
     if query == "q12":
         rows = rows.group_by("bidder").agg(pl.col("num").sum())
     return rows

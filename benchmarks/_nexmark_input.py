@@ -25,7 +25,7 @@ LOGS = {"json": "log", "columnar": "log-columnar"}
 PARTITIONS = 4
 READERS = 2
 _CHUNK = 5_000  # events that go to one place before it is the next one's turn
-_VERSION = 1  # of the input; another one is made anew
+_VERSION = 2  # of the input; another one is made anew
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ def prepared(cache: Path, events: int, batches: int, form: str) -> Input:
         shutil.rmtree(made.folder, ignore_errors=True)
         made.folder.mkdir(parents=True)
         digest, records = _write_files(made)
+        _write_side_input(made)
         fill_s, fill_cpu_s = _fill_log(made)
         about = {
             "sha256": digest,
@@ -112,9 +113,17 @@ def _write_files(made: Input) -> tuple[str, dict[str, int]]:
     return digest.hexdigest(), records
 
 
+def _write_side_input(made: Input) -> None:
+    """Write the bounded side input of q13, of which we make a static table."""
+    import _nexmark_queries as queries
+
+    lines = as_json(queries.side_rows())
+    (made.folder / "side_input.json").write_bytes(b"".join(line.as_py() + b"\n" for line in lines))
+
+
 def _archive_log(made: Input) -> None:
     """Copy the log, close its segments, and have them archived; tell what that took."""
-    import _nexmark_millstream as queries
+    import _nexmark_queries as queries
 
     import millstream as ms
 

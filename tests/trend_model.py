@@ -70,6 +70,21 @@ def compared(rows, key, column, earlier):
     return made
 
 
+def compared_parts(rows, key, column, earlier):
+    """The same of cumulating windows: with the value of the earlier window that is as long."""
+
+    def told_apart(row, start):
+        return (*(row[k] for k in key), start, row["window_end"] - row["window_start"])
+
+    values = {told_apart(row, row["window_start"]): row[column] for row in rows}
+    made = []
+    for row in rows:
+        before = values.get(told_apart(row, earlier(row["window_start"])))
+        now = row[column]
+        made.append({**row, f"{column}_before": before, f"{column}_ratio": ratio(now, before)})
+    return made
+
+
 def alerts(rows, key, when, recover, for_windows):
     """The rows at which the state of their key changes."""
     made = []

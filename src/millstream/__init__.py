@@ -25,6 +25,8 @@ _MODULES: dict[str, str] = {
         ),
         "millstream.kernels.aggregates.user_defined": "UserAggregate",
         "millstream.kernels.dedup.bloom_loss": "expected_loss",
+        "millstream.lookups.http_lookup": "http_lookup",
+        "millstream.lookups.sql_lookup": "sql_lookup",
         "millstream.pipeline.aggregates": (
             "aggregate count distinct first frequent_items_sketch hll_sketch kll_sketch last list "
             "max max_by mean min min_by quantile quantiles set stddev sum top_k variance"
@@ -37,7 +39,7 @@ _MODULES: dict[str, str] = {
         "millstream.pipeline.topic": "Topic",
         "millstream.pipeline.watermarks": "processing_time watermark",
         "millstream.pipeline.windows": (
-            "after_count calendar count_window cumulating hopping session sliding tumbling"
+            "after_count calendar count_window cumulating hopping once session sliding tumbling"
         ),
         "millstream.record": "Record",
         "millstream.views": "panels",
@@ -67,6 +69,8 @@ if TYPE_CHECKING:
     from millstream.errors import UserCodeError as UserCodeError
     from millstream.kernels.aggregates.user_defined import UserAggregate as UserAggregate
     from millstream.kernels.dedup.bloom_loss import expected_loss as expected_loss
+    from millstream.lookups.http_lookup import http_lookup as http_lookup
+    from millstream.lookups.sql_lookup import sql_lookup as sql_lookup
     from millstream.pipeline.aggregates import *  # noqa: F403
     from millstream.pipeline.app import App as App
     from millstream.pipeline.dedup import bloom as bloom
@@ -83,6 +87,7 @@ if TYPE_CHECKING:
     from millstream.pipeline.windows import count_window as count_window
     from millstream.pipeline.windows import cumulating as cumulating
     from millstream.pipeline.windows import hopping as hopping
+    from millstream.pipeline.windows import once as once
     from millstream.pipeline.windows import session as session
     from millstream.pipeline.windows import sliding as sliding
     from millstream.pipeline.windows import tumbling as tumbling

@@ -1,7 +1,7 @@
 """The cases of the semantics, in process: one answer in any batches and in 1, 4 and 7 partitions."""
 
 import pytest
-from cases import dedup, panes, sessions, time, windows
+from cases import dedup, joins, panes, sessions, tables, time, windows
 from cases.case import PARTITIONS, run, trials_of
 from truncated_hashes import not_when_cut
 
@@ -14,6 +14,7 @@ GROUPS = {
     "book": panes.BOOK,
     "dedup": dedup.CASES,
     "checked dedup": dedup.CHECKED,
+    "joins": joins.CASES,
 }
 FILTERED = pytest.param("dedup", marks=not_when_cut("filters go by hashes alone"))
 BATCHINGS = [
@@ -33,4 +34,13 @@ def test_a_case_has_one_answer_whatever_the_batches_and_partitions(group, seed):
     batches, partitions = 1 + 3 * seed % 7, PARTITIONS if seed < 2 else turn
     if group == "book":  # its Ticks make many batches already
         batches, partitions = 1 + seed % 2, turn
+    if group == "joins":
+        partitions = turn
     run(trials_of(GROUPS[group], partitions), batches=batches, seed=seed)
+
+
+@pytest.mark.parametrize("seed", BATCHINGS)
+def test_a_table_holds_after_each_step_what_was_published(seed):
+    partitions = PARTITIONS[(seed + 1) % 3 : (seed + 1) % 3 + 1]
+    trials = tables.trials_of(tables.CASES, partitions)
+    tables.run(trials, batches=1 + 3 * seed % 7, seed=seed, crash=seed % 2)

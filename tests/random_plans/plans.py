@@ -1,6 +1,7 @@
 """Random plans over tables: the same plan as a pipeline of Millstream, and as one query of SQL.
 
-A plan is drawn from a seed. It begins with tables of topics, and up to six operators make others of them. The
+A plan is drawn from a seed. It begins with tables of topics, and with streams whose rows are only added, and up
+to six operators make others of them. The
 query computes over the tables' rows what the pipeline maintains. All columns are whole numbers, so that both
 mean the same by every value. Of a join's result every column has a name of its own, drawn before.
 """
@@ -15,7 +16,9 @@ import polars as pl
 
 import millstream as ms
 
-BASES = ("t0", "t1", "t2")
+TABLES = ("t0", "t1", "t2")
+STREAMS = ("s0", "s1")  # of which all rows are kept
+BASES = (*TABLES, *STREAMS)
 COLUMNS = ("id", "k", "v")
 SCHEMA = {"id": int, "k": int | None, "v": int | None}
 OPERATORS_MAX = 6
@@ -62,7 +65,11 @@ class PlanDraw:
         return result
 
     def _base(self, name: str) -> Drawn:
-        table = self.app.table(name, SCHEMA, key="id", partitions=3)
+        if name in STREAMS:
+            events = self.app.topic(name, SCHEMA, partitions=3).stream()
+            table = events.table(keep="all", unbounded=True)
+        else:
+            table = self.app.table(name, SCHEMA, key="id", partitions=3)
         columns = {column: self._name(column) for column in COLUMNS}
         renames = ", ".join(f"{old} AS {new}" for old, new in columns.items())
         return Drawn(table.rename(columns), f"SELECT {renames} FROM {name}", name)

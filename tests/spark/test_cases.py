@@ -5,6 +5,7 @@ its own: 7 runs are 21 batchings.
 """
 
 import pytest
+from cases import joins, tables
 from cases.case import run, trials_of
 from cases.on_spark import ON_SPARK, WITHOUT_RUNNING_TIME
 
@@ -32,3 +33,22 @@ def test_a_third_of_the_cases_have_one_answer_whatever_the_batches_and_partition
     if seed % 2:
         request.getfixturevalue("in_turns")
     run(trials_of(THIRD), batches=1 + 2 * seed % 5, seed=seed, engine="spark")
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(2))
+def test_every_case_of_a_join_has_one_answer_whatever_the_batches_and_partitions(
+    spark, in_turns, seed
+):
+    run(trials_of(joins.CASES), batches=1 + 3 * seed, seed=seed, engine="spark")
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("partitions", "batches"), [(1, 2), (4, 3), (7, 4)])
+def test_tables_hold_on_spark_after_each_step_what_was_published(
+    spark, in_turns, partitions, batches
+):
+    trials = tables.trials_of(tables.CASES, [partitions])
+    tables.run(trials, batches=batches, seed=partitions, engine="spark")

@@ -171,3 +171,8 @@ def to_datetimes(microseconds: pl.Series) -> pl.Series:
 def visible(names: list[str]) -> list[str]:
     """Leave out the columns that are ours."""
     return [name for name in names if not name.startswith(HIDDEN_PREFIX)]
+
+
+def nulls_like(column: pl.Series) -> pl.Series:
+    """Return as many nulls of a column's name and type."""
+    return pl.Series(column.name, [None], dtype=column.dtype).new_from_index(0, len(column))

@@ -43,8 +43,9 @@ _BUCKET = "__bucket"
 LEDGER_EXITS = ("emitted", "held", "late", "dead", "filtered", "duplicate")
 LEDGER_COUNTS = ("read", *LEDGER_EXITS, "rows_out")
 # What a line reports in addition, without a part in its balance: ``windows_missed`` counts pairs of
-# an event and a window that had expired for it. An event that missed some of its windows is held.
-LEDGER_NOTES = ("windows_missed",)
+# an event and a window that had expired for it, ``windows_closed`` those of an event and a window that had
+# fired once before it. An event that missed some of its windows is held.
+LEDGER_NOTES = ("windows_missed", "windows_closed")
 SIDE_OUTPUT = "side_output"  # how many late rows a step passed on to other steps
 
 

@@ -18,10 +18,16 @@ has an event in time; a key that has none begins with a late pane. When W reache
 that are in no pane yet are emitted in a last, late one. With ``late`` None the window closes with its
 on-time pane, and no late event is counted in it.
 
+With ``once`` a window and key has one pane, and is closed by it: the early one, or if that has not fired
+when W reaches ``e``, the on-time one. What comes between that and ``e`` is left out, and counted as
+``filtered`` by the ledger.
+
 In one batch, panes due by running time fire first, with the events of earlier batches; then the
 batch's rows in their order, then panes due by the watermark. The ``mode`` says what panes contain.
 
-Source: Akidau et al., "The Dataflow Model", VLDB 2015, sections 2.3 (triggers and accumulation).
+Source: Akidau et al., "The Dataflow Model", VLDB 2015, sections 2.3 (triggers and accumulation). ``once`` is
+Apache Beam's ``AfterFirst(trigger, AfterWatermark.pastEndOfWindow())`` without ``Repeatedly``: a trigger that has
+finished closes its window.
 """
 
 from __future__ import annotations
@@ -56,6 +62,13 @@ Trigger = AfterTime | AfterCount | EachBatch
 
 
 @dataclass(frozen=True)
+class Once:
+    """Fire one pane, and close the window with it."""
+
+    trigger: AfterTime | AfterCount
+
+
+@dataclass(frozen=True)
 class EmitStrategy:
     """How an operator emits.
 
@@ -74,6 +87,7 @@ class EmitStrategy:
     one that nothing came for. ``panes`` adds the columns ``pane_kind`` ("early", "on_time", "late"),
     ``pane_index`` (from 0, over all panes of the window and key that came out), ``pane_first`` and
     ``pane_last`` (it is known that none can follow: the one at ``e + L``).
+    ``once`` closes a window and key with its first pane; ``late`` is None then.
 
     Over an input that takes rows back, a key of which nothing is left has no row: its pane is a row
     with ``__diff`` -1 alone, in mode ``update``, too.
@@ -85,6 +99,7 @@ class EmitStrategy:
     late_policy: LatePolicy = "drop"
     suppress_unchanged: bool = True
     panes: bool = False
+    once: bool = False
 
     @property
     def replaces(self) -> bool:

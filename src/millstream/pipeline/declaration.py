@@ -53,6 +53,15 @@ class AppDeclaration(ABC):
                 )
         self.outputs.append(output)
 
+    def require_same(self, other: AppDeclaration, what: str) -> None:
+        """Make sure that another input is of this app; ``what`` says what takes it, as "join takes tables".
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if other is not self:
+            raise ConfigError(f"{what} of one app; these are of {self.name!r} and {other.name!r}.")
+
     @abstractmethod
     def job_of(self, node: GraphNode, columns: ColumnTypes) -> Job:
         """Describe a plan of its own whose one output is the rows of a node."""

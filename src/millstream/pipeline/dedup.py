@@ -109,6 +109,8 @@ def build_dedup(
             'dedup comes after emit("discard"), whose rows are parts that add up. Deduplicate the events '
             'before the window, or emit "final", "update" or "retract" there.'
         )
+    if shape.no_windows:
+        raise ConfigError(f"dedup comes after {shape.no_windows}")
     shape = shape.as_changes("dedup")
     if late is None:
         late = "side" if shape.late_policy == "side" else "drop"

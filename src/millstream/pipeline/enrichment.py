@@ -8,30 +8,39 @@ from typing import get_args
 from millstream.choices import choose
 from millstream.durations import Duration
 from millstream.errors import ConfigError
-from millstream.kernels.code_digest import code_digest
+from millstream.kernels.code_digest import digest
+from millstream.kernels.definition import canonical_text, describe
 from millstream.kernels.enrichment.answers import LookupColumns
 from millstream.kernels.enrichment.calls import CallPolicy, LookupFunction
 from millstream.kernels.enrichment.operator import Enrichment, LookupErrorPolicy
+from millstream.lookups.http_lookup import HttpLookup
+from millstream.lookups.sql_lookup import SqlLookup
 from millstream.pipeline.checks import positive_us, require_free, whole_number
 from millstream.pipeline.graph import DataFrameNode, GraphNode, parents
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
 from millstream.pipeline.stateless import FrameSchema, declared_columns
 
+BATCH_ROWS = 1000
 BATCH_ROWS_MAX = 1_000_000
+CONCURRENCY_MAX = 256
 RETRIES_MAX = 100
 _TIMEOUT_US_MAX = 3_600_000_000  # an hour: a batch waits for it
+
+
+Lookup = HttpLookup | SqlLookup
 
 
 def build_enrichment(
     shape: StreamShape,
     node: GraphNode,
-    function: LookupFunction,
+    function: LookupFunction | Lookup,
     on: tuple[str, ...],
     *,
     schema: FrameSchema,
     cache: Duration | None,
-    batch_rows: int,
+    batch_rows: int | None,
+    concurrency: int,
     timeout: Duration,
     retries: int,
     on_error: LookupErrorPolicy,
@@ -42,10 +51,6 @@ def build_enrichment(
     if not on or len(set(on)) < len(on):
         raise ConfigError(
             f'enrich is given on={list(on)}. Name each column of the key that it asks by, once: on="user".'
-        )
-    if not callable(function):
-        raise ConfigError(
-            f"enrich is given {function!r}. Give a function of a polars frame of keys."
         )
     choose("enrich's on_error", on_error, get_args(LookupErrorPolicy))
     added = declared_columns(schema, "enrich")
@@ -60,17 +65,20 @@ def build_enrichment(
             "enrich has a cache, and the stream comes from a DataFrame of Spark's, whose batches have no "
             "clock by which an answer gets old. Say cache=None: each batch asks its keys."
         )
+    columns = _lookup_columns(on, shape.columns, added)
+    policy = _policy(timeout, retries, concurrency, stops=on_error == "stop")
+    call, keys_max = _bound(function, columns, policy)
     kernel = Enrichment(
         name=shape.names.unique(name or f"enrich({', '.join(on)})"),
         by=on,
         lateness_us=0,
         side_output=False,
-        columns=_lookup_columns(on, shape.columns, added),
-        function=function,
+        columns=columns,
+        function=call,
         cache_ms=cache_ms,
-        policy=_policy(batch_rows, timeout, retries),
+        policy=replace(policy, batch_rows=_keys_per_call(batch_rows, keys_max)),
         on_error=on_error,
-        code=code_digest(function),
+        code=digest(canonical_text(describe(call))),
     )
     return kernel, replace(shape, columns={**shape.columns, **added}, late_columns=None)
 
@@ -98,17 +106,46 @@ def _lookup_columns(on: tuple[str, ...], columns: ColumnTypes, added: ColumnType
     return LookupColumns(tuple((name, columns[name]) for name in on), tuple(added.items()))
 
 
-def _policy(batch_rows: int, timeout: Duration, retries: int) -> CallPolicy:
+def _policy(timeout: Duration, retries: int, concurrency: int, *, stops: bool) -> CallPolicy:
     timeout_us = positive_us(timeout, "enrich's timeout")
     if timeout_us > _TIMEOUT_US_MAX:
         raise ConfigError(
             f"enrich's timeout is {timeout!r}. Give one of up to an hour: a batch waits for it."
         )
     return CallPolicy(
-        whole_number(batch_rows, 1, BATCH_ROWS_MAX, "enrich's batch_rows"),
+        BATCH_ROWS,
         timeout_us / 1e6,
         whole_number(retries, 0, RETRIES_MAX, "enrich's retries"),
+        whole_number(concurrency, 1, CONCURRENCY_MAX, "enrich's concurrency"),
+        stops=stops,
     )
+
+
+def _bound(
+    function: LookupFunction | Lookup, columns: LookupColumns, policy: CallPolicy
+) -> tuple[LookupFunction, int | None]:
+    """Return the function of keys, and how many it can be given at most."""
+    if isinstance(function, (HttpLookup, SqlLookup)):
+        bound = function.bound(columns.key, columns.answer, policy.timeout_s)
+        return bound, function.keys_per_call_max
+    if not callable(function):
+        raise ConfigError(
+            f"enrich is given {function!r}. Give a function of a polars frame of keys, ms.http_lookup(…) or "
+            "ms.sql_lookup(…)."
+        )
+    return function, None
+
+
+def _keys_per_call(given: int | None, keys_max: int | None) -> int:
+    if given is None:
+        return keys_max or BATCH_ROWS
+    rows = whole_number(given, 1, BATCH_ROWS_MAX, "enrich's batch_rows")
+    if keys_max is not None and rows > keys_max:
+        raise ConfigError(
+            f"enrich's batch_rows is {rows}, and a GET asks for one key. Leave it out, or declare the lookup "
+            'with method="POST".'
+        )
+    return rows
 
 
 def _reads_dataframes(node: GraphNode) -> bool:

@@ -15,7 +15,7 @@ from millstream.kernels.joins.asof_match import Direction
 from millstream.kernels.joins.interval_join import IntervalJoinKind, UnmatchedEmit
 from millstream.kernels.operator import Operator
 from millstream.pipeline.collection import Collection
-from millstream.pipeline.enrichment import build_enrichment
+from millstream.pipeline.enrichment import Lookup, build_enrichment
 from millstream.pipeline.expressions import Column
 from millstream.pipeline.graph import (
     OperatorNode,
@@ -95,9 +95,7 @@ class EventCollection(Collection):
                 f"join is given {other!r}. Give a stream. To join a stream with a table: "
                 "stream.lookup(table, …)."
             )
-        if other.app is not self.app:
-            apps = f"{self.app.name!r} and {other.app.name!r}"
-            raise ConfigError(f"join takes streams of one app; these are of {apps}.")
+        self.app.require_same(other.app, "join takes streams")
         kernel, shape = build_interval_join(
             self.shape,
             other.shape,
@@ -228,9 +226,7 @@ class EventCollection(Collection):
     def _right_input(self, right: object, what: str) -> RightInput:
         if not isinstance(right, (Table, EventCollection)):
             raise ConfigError(f"{what} is given {right!r}. Give a table of the app.")
-        if right.app is not self.app:
-            apps = f"{self.app.name!r} and {right.app.name!r}"
-            raise ConfigError(f"{what} takes inputs of one app; these are of {apps}.")
+        self.app.require_same(right.app, f"{what} takes inputs")
         origin = right.origin if isinstance(right, Table) else None
         return RightInput(right.node, right.shape, origin)
 
@@ -238,12 +234,13 @@ class EventCollection(Collection):
 
     def enrich(
         self,
-        function: LookupFunction,
+        function: LookupFunction | Lookup,
         *,
         on: str | Sequence[str],
         schema: FrameSchema,
         cache: Duration | None = "1 hour",
-        batch_rows: int = 1000,
+        batch_rows: int | None = None,
+        concurrency: int = 8,
         timeout: Duration = "10 seconds",
         retries: int = 3,
         on_error: LookupErrorPolicy | None = None,
@@ -259,23 +256,29 @@ class EventCollection(Collection):
 
             clicks.enrich(countries, on="user", schema={"country": pl.String})
 
+        For a service or database, there are ready ones: :func:`~millstream.http_lookup` and
+        :func:`~millstream.sql_lookup`.
+
         Args:
-            function: Gets distinct keys, a frame with the columns ``on``, and gives a frame with one row
+            function: A ready lookup, or a function. It gets distinct keys, a frame with the columns ``on``, and gives a frame with one row
                 for each key that it knows: the columns ``on``, as they were given, and those of
                 ``schema``. A key without a row gets nulls, and so does a key with a null in it, which
                 is not asked. It is called where the job runs, in several threads at once, and again
-                after it failed: it must only read.
+                after it failed: it must only read. If it raises ``UserCodeError``, the job stops.
             on: The column, or columns, of the key.
             schema: The columns that are added: a dataclass, or a dict of polars types.
             cache: For how long an answer is used for later rows of its key, nulls among them. That time
                 is the running time of the job or the time of day, whichever passes faster.
                 None: each batch asks its keys anew.
-            batch_rows: The most keys in one call.
+            batch_rows: The most keys in one call. By default 1000, and 1 for a lookup by GET.
+            concurrency: How many calls each bucket makes at once. A job has as many buckets at work as
+                Spark has cores, so a service sees so many times more.
             timeout: How long a call may take. A slower one counts as failed; what it gives later is ignored.
             retries: How often a failed call is repeated, after growing random waits of 0.1 to 10 seconds.
             on_error: When the last call failed: ``"dead-letter"`` makes dead letters of the rows of
                 all its keys, ``"null"`` gives them nulls, ``"stop"`` stops the job. By default what the
-                app's ``on_error`` says.
+                app's ``on_error`` says. After 20 calls in a row that failed to the end, the other keys of the
+                batch have failed, too, without being asked.
             name: The step's name; by default ``enrich(…)`` with the columns.
 
         Guarantees: answers and failures are durable before any row with them leaves the step. A batch that is
@@ -296,6 +299,7 @@ class EventCollection(Collection):
             schema=schema,
             cache=cache,
             batch_rows=batch_rows,
+            concurrency=concurrency,
             timeout=timeout,
             retries=retries,
             on_error=on_error or self.app.on_error,
@@ -332,6 +336,12 @@ class EventCollection(Collection):
                 have nothing before them for a while after each change. Use calendar windows then.
             name: The step's name.
 
+        Of cumulating windows each part is compared with the part as long of the earlier window: half an hour
+        with the first half of the hour a week ago. So a trend shows before its window is over::
+
+            parts = events.window(ms.cumulating("1 hour", "5 minutes"), by="page").agg(n=ms.count())
+            parts.compare("n", to="1 week").alert(when=pl.col("n_ratio") > 2, recover=pl.col("n_ratio") < 1.5)
+
         Both are null where there is no earlier window: it had no events, the clocks or the calendar of that
         day do not have the local time (the 31st, a skipped hour), or it is before the first event that was
         read. That is not a window of 0: of an earlier 0 the ratio is infinite, with the sign of the value now,
@@ -345,8 +355,8 @@ class EventCollection(Collection):
             is one row for each key and window of as long as it goes back.
 
         Raises:
-            ConfigError: the rows are not results of tumbling or calendar windows, or may be early or parts
-                of them; a column is not there, or not a number.
+            ConfigError: the rows are not results of tumbling, calendar or cumulating windows, or may be early
+                or parts of them; a column is not there, or not a number.
         """
         kernel, shape = build_compare(self.node, self.shape, columns, to=to, zone=zone, name=name)
         return self._operator(kernel, shape)
@@ -391,8 +401,8 @@ class EventCollection(Collection):
             that are right: the result is as of ``emit("retract")``.
 
         Raises:
-            ConfigError: the rows are not results of tumbling or calendar windows, or are parts of them; a
-                condition does not fit the columns.
+            ConfigError: the rows are not results of tumbling, calendar or cumulating windows, or are parts of
+                them; a condition does not fit the columns.
         """
         kernel, shape = build_alert(
             self.node, self.shape, when=when, recover=recover, for_windows=for_windows, name=name

@@ -16,6 +16,7 @@ from millstream.kernels.sessions.panes import OVERLAPS, SessionPanes
 from millstream.kernels.sessions.signed_sessions import SignedSessionOperator
 from millstream.kernels.sessions.spans import END, EXPIRED_END, START, TILL, SessionWindow
 from millstream.kernels.trigger import EachBatch, EmitStrategy
+from millstream.kernels.windows.count_panes import CountPaneOperator
 from millstream.kernels.windows.count_windows import NUMBER, CountWindow, CountWindowOperator
 from millstream.kernels.windows.pane_values import PANE_TYPES
 from millstream.kernels.windows.sliding_panes import SlidingPaneOperator
@@ -37,6 +38,7 @@ def aggregate_event_windows(
     emission: EmitStrategy,
 ) -> tuple[Operator, StreamShape]:
     """Build the operator of windows that depend on the events; the aggregates' names are checked."""
+    _check_no_once(window, emission)
     signed = shape.mode == "retract"
     builder = _EventWindowBuilder(
         shape,
@@ -58,11 +60,36 @@ def aggregate_event_windows(
         columns,
         key,
         window_key,
-        row_keys=tuple((label, *by) for label in starts) or ((*window_key, *by),),
+        row_keys=_row_keys(window, window_key, by),
         stable=() if signed else (*starts, *by),
+        no_windows=builder.no_windows_after(window),
         only_replaces=builder.only_replaces(window),
     )
     return kernel, shape_out
+
+
+def _row_keys(
+    window: EventWindow, window_key: tuple[str, ...], by: tuple[str, ...]
+) -> tuple[tuple[str, ...], ...]:
+    """Return the sets of columns each of which identifies a row."""
+    if isinstance(window, Sliding):
+        return tuple((label, *by) for label in WINDOW_COLUMNS)
+    return ((*by, NUMBER),) if isinstance(window, CountWindow) else ((*window_key, *by),)
+
+
+def _check_no_once(window: EventWindow, emission: EmitStrategy) -> None:
+    if not emission.once:
+        return
+    if isinstance(window, Sliding):
+        instead = "It has a row for each event: leave early out, or say early=None."
+    elif isinstance(window, CountWindow):
+        instead = "Its windows are full by count already: leave early out."
+    else:
+        instead = (
+            'An event can join sessions of which one was closed: emit "discard" with panes=True, and keep '
+            "the rows with pane_first; or use windows of time."
+        )
+    raise ConfigError(f"{window} has early=ms.once(…). {instead}")
 
 
 BuiltOperator = tuple[Operator, ColumnTypes, tuple[str, ...]]
@@ -100,7 +127,7 @@ class _EventWindowBuilder:
         """
         emission = self.emission
         if isinstance(window, CountWindow):
-            return 'count_window has none to tell: emit "final" there.'
+            return 'Emit "final" or "discard" there; or "retract", if no window follows.'
         if self.signed:
             return 'Emit "retract" there.'
         if isinstance(window, Sliding):
@@ -170,23 +197,49 @@ class _EventWindowBuilder:
                 "events is made of their order of arrival, so one that is taken back would move all events "
                 'after it to other windows. Emit "final" above; or use windows of time, a session or sliding.'
             )
-        self._check_emission("count_window", "final", "update")
-        if self.emission.panes:
-            raise ConfigError(
-                "count_window emits with every batch what that changed, and has no panes. Leave panes out "
-                "of emit: a window that has its count of rows is complete."
-            )
+        in_panes = self._counts_in_panes(window)
         if self.emission.late_policy != "drop":
             raise ConfigError(
                 f'count_window comes after late="{self.emission.late_policy}", but no event is late '
                 "for it. Leave it out."
             )
         aggregation = self._typed(NUMBER)
-        kernel = CountWindowOperator(self.name, aggregation, self.emission, window)
+        operator = CountPaneOperator if in_panes else CountWindowOperator
+        kernel = operator(self.name, aggregation, self.emission, window)
         columns = self.shape.columns
         keys = {name: columns[name] for name in aggregation.by}
-        results = kernel.result_rows(pl.DataFrame(schema={**keys, **kernel.state_schema}))
-        return kernel, dict(results.drop(TIME).schema), (*aggregation.by, NUMBER)
+        state = {**keys, **kernel.state_schema, NUMBER: pl.Int64()}
+        results = dict(kernel.result_rows(pl.DataFrame(schema=state)).drop(TIME).schema)
+        if self.emission.panes:
+            results |= PANE_TYPES
+        return kernel, results, (*aggregation.by, NUMBER)
+
+    def _counts_in_panes(self, window: CountWindow) -> bool:
+        """Return whether count windows emit otherwise than when full, or with every batch that changes them."""
+        emission = self.emission
+        if emission.late not in (None, EachBatch()):
+            raise ConfigError(
+                "count_window has no late rows: it has no end in time, so no event is late for it. Leave emit's "
+                "late out."
+            )
+        plain = emission.early in (None, EachBatch()) and not emission.panes
+        if emission.mode == "final" or (emission.mode == "update" and plain):
+            return False
+        if window.timeout_us is not None:
+            raise ConfigError(
+                f'{window} has a timeout, and emits "final", or "update" with early="batch" or None, without '
+                "panes. Choose one of these, or leave the timeout out."
+            )
+        return True
+
+    def no_windows_after(self, window: EventWindow) -> str:
+        """Say why no window may follow, and what to do; empty if one may."""
+        if not isinstance(window, CountWindow) or self.emission.mode != "retract":
+            return ""
+        return (
+            f'{window} with emit("retract"): the time of an open window moves with its events, so a row '
+            'that is taken back would be late. Emit "final" or "discard" there.'
+        )
 
     def _check_emission(self, window: str, *modes: str) -> None:
         """Make sure that windows which emit by batch are not asked to emit otherwise."""

@@ -55,7 +55,7 @@ def build_group_by(
     """Build the operator that aggregates groups, and the shape of its table."""
     check_aggregates(aggregates, columns)
     step = shape.names.unique(name or f"group by {', '.join(columns)}")
-    weighted = shape.mode == "retract"
+    weighted = shape.has_retractions
     bound = bound_aggregates(aggregates, shape.columns, step=step, changes=weighted)
     keys = tuple((column, shape.columns[column]) for column in columns)
     aggregation = aggregation_by(

@@ -46,6 +46,7 @@ class StreamShape:
             rows may be equal.
         key_not_null: Whether no column of the primary key is ever null.
         is_table: Whether the rows are a table, and come as signed changes.
+        append_only: Of a table: rows are only added, and none is ever taken back.
         row_keys: Of a stream whose rows are replaced or taken back: sets of columns, each of which
             identifies a row.
         stable: Of such a stream, while no row is taken back without another in its place: the columns that
@@ -54,6 +55,7 @@ class StreamShape:
             one another.
         only_replaces: Why the window above cannot emit changes, and what to do; empty if it can.
         may_fail: Whether a step since the window above may fail on a row, where rows replace one another.
+        no_windows: Why no window may follow, and what to do; empty if one may.
         names: The names that the app's steps have so far.
 
     Raises:
@@ -71,11 +73,13 @@ class StreamShape:
     primary_key: tuple[str, ...] | None = None
     key_not_null: bool = False
     is_table: bool = False
+    append_only: bool = False
     row_keys: tuple[tuple[str, ...], ...] = ()
     stable: tuple[str, ...] = ()
     takes_back: bool = False
     only_replaces: str = ""
     may_fail: bool = False
+    no_windows: str = ""
     names: StepNames = field(default_factory=StepNames, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +98,11 @@ class StreamShape:
             require_column(name, self.columns, what)
             check_key(name, self.columns[name], what)
         return names
+
+    @property
+    def has_retractions(self) -> bool:
+        """Whether rows may be taken back by rows with ``_diff`` -1."""
+        return self.mode == "retract" and not self.append_only
 
     def as_changes(self, operator: str) -> StreamShape:
         """Return the shape for an operator that must be told which rows no longer hold.
@@ -123,6 +132,7 @@ def windowed_shape(
     row_keys: tuple[tuple[str, ...], ...] = (),
     stable: tuple[str, ...] = (),
     only_replaces: str = "",
+    no_windows: str = "",
 ) -> StreamShape:
     """Return the shape of what windows over a stream emit."""
     if emission.late_policy == "side":
@@ -144,4 +154,5 @@ def windowed_shape(
         takes_back=changes and shape.mode == "retract",
         only_replaces=only_replaces,
         may_fail=False,
+        no_windows=no_windows,
     )

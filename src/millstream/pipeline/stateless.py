@@ -315,6 +315,7 @@ def union_of(shapes: Sequence[StreamShape]) -> StreamShape:
         stable=(),
         is_late=any(shape.is_late for shape in shapes),
         takes_back=any(shape.takes_back for shape in shapes),
+        no_windows=next((shape.no_windows for shape in shapes if shape.no_windows), ""),
     )
 
 

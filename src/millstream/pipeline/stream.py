@@ -22,7 +22,7 @@ from millstream.kernels.frames import plain_schema
 from millstream.kernels.steps import AssignBranch, SelectBranch
 from millstream.kernels.tables.top import Ties
 from millstream.kernels.tables.upserts import VersionOrder
-from millstream.kernels.trigger import EmitStrategy, Mode
+from millstream.kernels.trigger import EmitStrategy, Mode, Once
 from millstream.kernels.windows.assigners import WindowAssigner
 from millstream.pipeline.budget import Zone, build_budget
 from millstream.pipeline.checks import check_time, declared_at
@@ -99,9 +99,7 @@ class Stream(EventCollection):
         for stream in others:
             if not isinstance(stream, Stream):
                 raise ConfigError(f"union is given {stream!r}. Give streams of the app.")
-            if stream.app is not self.app:
-                apps = f"{self.app.name!r} and {stream.app.name!r}"
-                raise ConfigError(f"union takes streams of one app; these are of {apps}.")
+            self.app.require_same(stream.app, "union takes streams")
         nodes = tuple(stream.node for stream in streams)
         if len(set(nodes)) < len(nodes):
             raise ConfigError(
@@ -183,7 +181,8 @@ class Stream(EventCollection):
         shape = self.shape.as_changes("table")
         if keep == "all":
             check_all_kept(key, deleted, unbounded=unbounded)
-            return Table(self.app, self.node, table_shape(shape, None, not_null=False))
+            only_added = shape.mode in (None, "final")
+            return Table(self.app, self.node, table_shape(shape, None, append_only=only_added))
         if key is None and shape.mode is not None:
             key = (*shape.window_key, *shape.key)
         if key is None:
@@ -370,6 +369,8 @@ class Stream(EventCollection):
                 "window comes after late rows, whose time has passed: no watermark says when a "
                 "window of them is complete. View them, or count them in the ledger."
             )
+        if self.shape.no_windows:
+            raise ConfigError(f"window comes after {self.shape.no_windows}")
         columns = self.shape.key if by is None else self.shape.key_columns(by, "window's by")
         stream = replace(self, shape=self.shape.as_changes("window"))
         return Windowed(stream, window, columns, name)
@@ -455,7 +456,7 @@ class Windowed:
         self,
         mode: Mode = "final",
         *,
-        early: TriggerSpec | EllipsisType = ...,
+        early: TriggerSpec | Once | EllipsisType = ...,
         late: TriggerSpec | EllipsisType = ...,
         suppress_unchanged: bool = True,
         panes: bool = False,
@@ -472,7 +473,7 @@ class Windowed:
             early: When rows come out before the watermark reaches the window's end: with every
                 ``"batch"`` (so by default, but for final), with ``"each"`` event, a duration of
                 running time after the first event that is in no row yet, ``ms.after_count(n)``, or
-                None: not at all.
+                None: not at all. :func:`millstream.once` of one of the last two closes the window with it.
             late: The same for events that come after that, within the stream's lateness; by default
                 with every batch. None: the window closes with the on-time row.
             suppress_unchanged: Leave out a row equal to the one before (in discard: one without

@@ -89,9 +89,7 @@ class Table(Collection):
                 f"join is given {other!r}. Give a table. To join a stream with a table, begin with the "
                 "stream: stream.lookup(table, …)."
             )
-        if other.app is not self.app:
-            apps = f"{self.app.name!r} and {other.app.name!r}"
-            raise ConfigError(f"join takes tables of one app; these are of {apps}.")
+        self.app.require_same(other.app, "join takes tables")
         kernel, shape = build_table_join(
             self.shape,
             other.shape,
@@ -237,9 +235,7 @@ class Table(Collection):
             raise ConfigError(
                 f"{what} is given {other!r}. Give a table; of a stream make one: stream.table(key=…)."
             )
-        if other.app is not self.app:
-            apps = f"{self.app.name!r} and {other.app.name!r}"
-            raise ConfigError(f"{what} takes tables of one app; these are of {apps}.")
+        self.app.require_same(other.app, f"{what} takes tables")
         return other
 
 

@@ -141,6 +141,7 @@ def build_table_join(
         primary_key=key,
         key_not_null=not_null,
         is_table=True,
+        append_only=how == "inner" and left.append_only and right.append_only,
         names=left.names,
     )
     return kernel, shape

@@ -61,7 +61,7 @@ def build_top(
         count,
         ties,
         rank,
-        shape.mode == "retract",
+        shape.has_retractions,
     )
     key, not_null = shape.primary_key, shape.key_not_null
     if key is None and rank is not None and ties == "row_number":

@@ -15,8 +15,8 @@ from millstream.errors import ConfigError
 from millstream.kernels.trend.alert import ALERT, Alert
 from millstream.kernels.trend.compare import Compare
 from millstream.kernels.trend.local_time import DAY_US, LocalSpan
-from millstream.kernels.trend.open_windows import Revision, TiledWindow, WindowSlots
-from millstream.kernels.windows.assigners import Tumbling
+from millstream.kernels.trend.open_windows import Revision, TrendWindow, WindowSlots
+from millstream.kernels.windows.assigners import Cumulating, Tumbling
 from millstream.kernels.windows.calendar_windows import Calendar
 from millstream.kernels.windows.window_operator import WindowOperator
 from millstream.pipeline.checks import require_column, require_free, type_of, whole_number
@@ -35,7 +35,7 @@ _REVISIONS: dict[str, Revision] = {"final": "once", "update": "replaced", "retra
 
 @dataclass(frozen=True)
 class WindowResults:
-    """What the rows of a stream are results of: windows side by side, by some columns.
+    """What the rows of a stream are results of: windows one after the other, by some columns.
 
     ``early``: rows can come before their window has ended. ``slots`` and ``revision`` say how long a row can
     change, and how that comes.
@@ -47,7 +47,7 @@ class WindowResults:
     early: bool
 
     @property
-    def window(self) -> TiledWindow:
+    def window(self) -> TrendWindow:
         return self.slots.window
 
 
@@ -69,11 +69,11 @@ def window_results(node: GraphNode, shape: StreamShape, what: str) -> WindowResu
             node = node.inputs[0]
     kernel = node.kernel if isinstance(node, OperatorNode) else None
     if not isinstance(kernel, WindowOperator) or not isinstance(
-        kernel.window, (Tumbling, Calendar)
+        kernel.window, (Tumbling, Calendar, Cumulating)
     ):
         raise ConfigError(
-            f"{what} comes after {_said(node)}. It takes the results of windows that lie side by side: "
-            "window(ms.tumbling(…)) or window(ms.calendar(…)), and agg; between them and it there may be "
+            f"{what} comes after {_said(node)}. It takes the results of windows that lie side by side, "
+            "or of cumulating ones: window(ms.tumbling(…)), ms.calendar(…) or ms.cumulating(…), and agg; between them and it there may be "
             "filters, with_columns, select, rename, drop and compare."
         )
     if shape.mode not in _REVISIONS:
@@ -81,17 +81,18 @@ def window_results(node: GraphNode, shape: StreamShape, what: str) -> WindowResu
             f'{what} comes after emit("{shape.mode}"), whose rows are parts of a window\'s result. Emit '
             '"final", "update" or "retract" there.'
         )
-    key: tuple[str, ...] | None = ("window_start", *kernel.by)
+    told_apart = (*kernel.window.window_key, *kernel.by)
+    key: tuple[str, ...] | None = told_apart
     for step in reversed(steps):
         key = primary_key_after(step.step, key)
         if key is None:
             raise ConfigError(
                 f"{what} comes after {step.step.name!r}, which leaves a column out, or makes it anew, by which "
-                f"results are told apart: {', '.join(('window_start', *kernel.by))}. Do that after {what}."
+                f"results are told apart: {', '.join(told_apart)}. Do that after {what}."
             )
     assert key is not None
     return WindowResults(
-        key[1:],
+        key[len(kernel.window.window_key) :],
         WindowSlots(kernel.window, kernel.expires_after_us if shape.mode != "final" else 0),
         _REVISIONS[shape.mode],
         kernel.emission.early is not None,
@@ -121,7 +122,8 @@ def build_compare(
     if results.early:
         raise ConfigError(
             f'compare comes after emit("{shape.mode}") with early rows: a part of a window would be compared '
-            f'with a whole one. Say emit("{shape.mode}", early=None), or emit("final").'
+            f'with a whole one. Say emit("{shape.mode}", early=None), or emit("final"). To see a window before '
+            'it is over, beside the same part of the earlier one, use ms.cumulating("1 hour", "5 minutes").'
         )
     names = names_given(columns, "compare")
     if not names:
@@ -164,7 +166,7 @@ def _shape_after(shape: StreamShape, added: ColumnTypes, results: WindowResults)
     )
 
 
-def _local_span(to: str, window: TiledWindow, zone: str | None) -> LocalSpan:
+def _local_span(to: str, window: TrendWindow, zone: str | None) -> LocalSpan:
     found = _SPAN.fullmatch(to) if isinstance(to, str) else None
     count, said = (int(found[1]), found[2].lower()) if found else (0, "")
     unit = said.removesuffix("s")
@@ -184,13 +186,13 @@ def _local_span(to: str, window: TiledWindow, zone: str | None) -> LocalSpan:
     return span
 
 
-def _by_date(window: TiledWindow) -> bool:
+def _by_date(window: TrendWindow) -> bool:
     return isinstance(window, Calendar) and window.unit != "minute"
 
 
-def _can_meet(span: LocalSpan, window: TiledWindow) -> bool:
+def _can_meet(span: LocalSpan, window: TrendWindow) -> bool:
     """Return whether windows begin at the same local times so much earlier."""
-    if isinstance(window, Tumbling):
+    if isinstance(window, (Tumbling, Cumulating)):
         return (span.days or 1) * DAY_US % window.size_us == 0
     if window.unit == "week":
         return not span.months and span.days % 7 == 0
@@ -199,11 +201,11 @@ def _can_meet(span: LocalSpan, window: TiledWindow) -> bool:
     return True
 
 
-def _size(window: TiledWindow) -> str:
-    return format_us(window.size_us) if isinstance(window, Tumbling) else str(window)
+def _size(window: TrendWindow) -> str:
+    return str(window) if isinstance(window, Calendar) else format_us(window.size_us)
 
 
-def _zone(window: TiledWindow, zone: str | None) -> str:
+def _zone(window: TrendWindow, zone: str | None) -> str:
     own = window.tz if isinstance(window, Calendar) else None
     if zone is None:
         return own or "UTC"

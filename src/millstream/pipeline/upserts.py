@@ -140,7 +140,13 @@ def check_all_kept(
         )
 
 
-def table_shape(shape: StreamShape, key: tuple[str, ...] | None, *, not_null: bool) -> StreamShape:
+def table_shape(
+    shape: StreamShape,
+    key: tuple[str, ...] | None,
+    *,
+    not_null: bool = False,
+    append_only: bool = False,
+) -> StreamShape:
     """Return the shape of a table with a stream's columns. ``not_null``: the key has no nulls."""
     return replace(
         shape,
@@ -153,6 +159,7 @@ def table_shape(shape: StreamShape, key: tuple[str, ...] | None, *, not_null: bo
         primary_key=key,
         key_not_null=not_null,
         is_table=True,
+        append_only=append_only,
         row_keys=(),
         stable=(),
         takes_back=False,

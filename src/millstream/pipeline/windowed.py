@@ -14,7 +14,7 @@ from millstream.kernels.aggregates.protocol import Aggregate
 from millstream.kernels.aggregation import Aggregation
 from millstream.kernels.frames import WINDOW, visible
 from millstream.kernels.operator import Operator
-from millstream.kernels.trigger import EachBatch, EmitStrategy, Mode, Trigger
+from millstream.kernels.trigger import EachBatch, EmitStrategy, Mode, Once, Trigger
 from millstream.kernels.windows.assigners import WindowAssigner
 from millstream.kernels.windows.count_windows import CountWindow
 from millstream.kernels.windows.final import FinalWindowOperator
@@ -35,7 +35,7 @@ def emit_strategy(
     window: WindowAssigner | EventWindow,
     mode: Mode,
     *,
-    early: TriggerSpec | EllipsisType,
+    early: TriggerSpec | Once | EllipsisType,
     late: TriggerSpec | EllipsisType,
     suppress_unchanged: bool,
     panes: bool,
@@ -64,9 +64,12 @@ def emit_strategy(
             'emitted as parts. Choose "final", "update" or "retract".'
         )
     early_trigger: Trigger | None = None if mode == "final" else EachBatch()
-    if not isinstance(early, EllipsisType):
-        early_trigger = parse_trigger(early, "emit's early")
     late_trigger: Trigger | None = EachBatch()
+    if isinstance(early, Once):
+        _check_once(shape, late)
+        early_trigger, late = early.trigger, None
+    elif not isinstance(early, EllipsisType):
+        early_trigger = parse_trigger(early, "emit's early")
     if not isinstance(late, EllipsisType):
         late_trigger = parse_trigger(late, "emit's late")
     return EmitStrategy(
@@ -76,6 +79,7 @@ def emit_strategy(
         late_policy=shape.late_policy,
         suppress_unchanged=suppress_unchanged,
         panes=panes,
+        once=isinstance(early, Once),
     )
 
 
@@ -102,6 +106,25 @@ def plain_names(
     taken = {*shape.columns, *aggregates}
     free = (name for number in count(1) if (name := f"by {number}") not in taken)
     return dict(zip(found, free, strict=False))
+
+
+def _check_once(shape: StreamShape, late: TriggerSpec | EllipsisType) -> None:
+    """Make sure that nothing is asked of a window after the one pane that closes it."""
+    if not isinstance(late, EllipsisType) and late is not None:
+        raise ConfigError(
+            f"emit has early=ms.once(…) and late={late!r}, but a window that fires once is closed then. Leave "
+            "late out; or give the trigger without ms.once."
+        )
+    if shape.mode == "retract":
+        raise ConfigError(
+            "emit has early=ms.once(…) after rows of which some take others back: what a closed window has could "
+            'not be taken back. Emit "final" above; or give the trigger without ms.once.'
+        )
+    if shape.late_policy == "correct":
+        raise ConfigError(
+            'emit has early=ms.once(…) over a stream with late="correct": nothing would correct. Leave one '
+            "of them out."
+        )
 
 
 def aggregate_windows(

@@ -17,7 +17,7 @@ from millstream.choices import choose, did_you_mean
 from millstream.durations import Duration, format_us, to_us, unit_named
 from millstream.errors import ConfigError
 from millstream.kernels.sessions.spans import SessionWindow
-from millstream.kernels.trigger import AfterCount, AfterTime, EachBatch, Trigger
+from millstream.kernels.trigger import AfterCount, AfterTime, EachBatch, Once, Trigger
 from millstream.kernels.windows.assigners import Cumulating, Hopping, Tumbling
 from millstream.kernels.windows.calendar_windows import Calendar
 from millstream.kernels.windows.count_windows import CountWindow
@@ -243,11 +243,14 @@ def count_window(
         timeout: Complete a window as it is when the watermark has reached this much after the
             event that opened it. By default it is open until it is full.
 
-    ``emit("update")`` also shows windows that are still open, with every batch that adds to them.
-    ``"retract"`` and ``"discard"`` are not offered: the time of an open window moves with its events, so
-    a row that takes an earlier one back would be late for windows over it. Rows that take others back
-    (of ``emit("retract")`` above) are refused: windows are made of the order of arrival, so one event
-    that is taken back would move all that came after it to other windows.
+    ``emit("update")``, ``"discard"`` and ``"retract"`` also show windows that are not full yet: with every batch
+    that adds to them, or as ``early`` says. The event that fills a window gives the on-time row, and no early
+    one besides. There are no late rows. With a timeout, ``"final"`` and ``"update"`` by batch are offered. The
+    time of an open window moves with its events: what ``"retract"`` takes back has the time that it had, so such
+    rows go to views, topics and tables (``group_by``, ``top``), and no window may follow.
+
+    Rows that take others back (of ``emit("retract")`` above) are refused: windows are made of the order of
+    arrival, so one event that is taken back would move all that came after it to other windows.
     """
     whole_number(count, 1, 1 << 31, "count_window's count")
     if unbounded is not True:
@@ -275,6 +278,35 @@ def after_count(count: int) -> AfterCount:
     to be read.
     """
     return AfterCount(whole_number(count, 1, (1 << 31) - 1, "after_count's count"))
+
+
+def once(trigger: Duration | AfterCount) -> Once:
+    """Fire one pane of each window and key, and close it: for ``early`` of :meth:`Windowed.emit`.
+
+    ``early=ms.once(ms.after_count(2))`` emits the first two events of a window and key, in the order of
+    arrival, as soon as they are there. What comes for that window and key afterwards is left out: the ledger
+    counts it as ``filtered``, and each event with each window that it came too late for as ``windows_closed``. If
+    the trigger has not fired when the watermark reaches the end of the window, the window has its on-time pane
+    instead, so nothing is lost for want of events. There are no late panes: the stream's lateness does not count.
+
+    Args:
+        trigger: ``ms.after_count(n)``, ``"each"`` for the first event, or a duration of running time after
+            the first event. How much a pane by running time has depends on the speed of reading.
+
+    Raises:
+        ConfigError: the trigger is none of these.
+
+    For tumbling, hopping, cumulating and calendar windows. In Apache Beam this is ``AfterFirst`` of the trigger
+    and ``AfterWatermark``, without ``Repeatedly``.
+    """
+    given = None if isinstance(trigger, Once) else parse_trigger(trigger, "once's trigger")
+    if isinstance(given, AfterTime | AfterCount):
+        return Once(given)
+    raise ConfigError(
+        f"once has the trigger {trigger!r}, and closes the window with it. Give "
+        'ms.after_count(n), "each" for the first event, or a duration of running time: which events share a '
+        "batch is arbitrary, so it must not decide which are left out."
+    )
 
 
 def parse_trigger(word: TriggerSpec, what: str) -> Trigger | None:

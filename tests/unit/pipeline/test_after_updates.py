@@ -565,7 +565,9 @@ def test_windows_that_cannot_emit_changes_say_what_to_do():
             corrected.filter(pl.col("n") > 1)
     _, stream = app_with()
     number = stream.window(ms.count_window(3, unbounded=True), by="key").emit("update")
-    with refused('window comes after rows that replace.*count_window.*emit "final" there'):
+    with refused(
+        'window comes after rows that replace.*Emit "final" or "discard" there; or "retract"'
+    ):
         number.agg(n=ms.count()).window(ms.tumbling("1 day"))
     timed = stream.window(ms.session("3 seconds"), by="key").emit("update", early=None)
     with refused('explode comes after.*Emit "retract" there, with the same options'):

@@ -50,7 +50,12 @@ from millstream.kernels.enrichment.answers import (
     with_status,
 )
 from millstream.kernels.enrichment.cache import AnswerCache
-from millstream.kernels.enrichment.calls import CallPolicy, LookupCalls, LookupFunction
+from millstream.kernels.enrichment.calls import (
+    CallPolicy,
+    FailedLookup,
+    LookupCalls,
+    LookupFunction,
+)
 from millstream.kernels.errors.dead_letter_collector import FailedRows
 from millstream.kernels.errors.user_code import error_reason, source_location
 from millstream.kernels.operator import NOT_DEFINING, BatchContext, OperatorResult, Prepared
@@ -149,35 +154,35 @@ class Enrichment(PassThroughOperator):
             lambda asked, given: self.columns.answers(self.name, asked, given),
         )
         done = calls.ask(self.columns.for_user(keys))
+        if self.on_error == "stop":
+            self._require_answers(done)
         return pl.concat(
             self._failed(part, answers)
-            if isinstance(answers, BaseException)
+            if isinstance(answers, FailedLookup)
             else with_status(answers)
             for part, answers in done
         )
 
-    def _failed(self, part: pl.DataFrame, error: BaseException) -> pl.DataFrame:
+    def _failed(self, part: pl.DataFrame, failed: FailedLookup) -> pl.DataFrame:
         """Return what becomes of the keys of a call that failed to the end."""
-        if self.on_error == "stop":
-            raise self._refusal(part, error) from error
         nulls = self.columns.no_answers(self.columns.keys_of(part))
         if self.on_error == "null":
             return with_status(nulls, FAILED_TO_NULL)
-        return with_status(nulls, FAILED_TO_DEAD, self._reason(error))
+        return with_status(nulls, FAILED_TO_DEAD, _reason(failed))
 
-    def _reason(self, error: BaseException) -> str:
-        calls = self.policy.retries + 1
-        return (
-            f"{error_reason(error)} (the last of {calls} calls)"
-            if calls > 1
-            else error_reason(error)
-        )
+    def _require_answers(
+        self, done: Sequence[tuple[pl.DataFrame, pl.DataFrame | FailedLookup]]
+    ) -> None:
+        """Stop the job at the first part whose call failed; after it others were not asked."""
+        for part, failed in done:
+            if isinstance(failed, FailedLookup) and failed.calls:
+                raise self._refusal(part, failed) from failed.error
 
-    def _refusal(self, part: pl.DataFrame, error: BaseException) -> UserCodeError:
-        place = source_location(error)
+    def _refusal(self, part: pl.DataFrame, failed: FailedLookup) -> UserCodeError:
+        place = source_location(failed.error)
         where = f", at {place}" if place else ""
         return UserCodeError(
-            f"step {self.name!r} failed: {self._reason(error)}{where}. It was asked for {part.height} keys, "
+            f"step {self.name!r} failed: {_reason(failed)}{where}. It was asked for {part.height} keys, "
             f"of which the first is {part.row(0, named=True)}. Run again once it answers, or go on without: "
             'on_error="dead-letter" or "null".',
             step=self.name,
@@ -201,3 +206,9 @@ class Enrichment(PassThroughOperator):
             enriched = enriched.filter(~dead)
         result.rows = enriched
         result.counts.update(emitted=enriched.height, dead=rows.height - enriched.height)
+
+
+def _reason(failed: FailedLookup) -> str:
+    """Return why a key has no answer, in one line."""
+    reason = error_reason(failed.error)
+    return f"{reason} (the last of {failed.calls} calls)" if failed.calls > 1 else reason

@@ -32,7 +32,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import polars as pl
 
 from millstream.kernels import late
@@ -40,7 +39,6 @@ from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import concat_present
 from millstream.kernels.frames import (
     DELETED,
-    HASH,
     ORDER,
     RELEASED,
     RELEASED_TIE,
@@ -49,13 +47,15 @@ from millstream.kernels.frames import (
     WATERMARK_SEEN,
 )
 from millstream.kernels.joins.asof_match import (
-    NO_MATCH,
     Direction,
     key_numbers,
     nearest_rows,
     taken,
+    with_match,
+    without_deletions,
 )
-from millstream.kernels.joins.join_input import JoinedColumns, JoinInput, null_keys
+from millstream.kernels.joins.join_input import JoinedColumns
+from millstream.kernels.joins.join_operator import JoinOperator, take_in_time
 from millstream.kernels.joins.versions import (
     TIE,
     Horizon,
@@ -77,7 +77,7 @@ _SEEN = (SPLIT, WATERMARK_SEEN)
 
 
 @dataclass(frozen=True)
-class AsofJoin:
+class AsofJoin(JoinOperator):
     """The operator of an as-of join. Durations in microseconds.
 
     ``lateness_of_us`` has the lateness that each input allows; ``side_output``: late left rows go to the side
@@ -95,24 +95,8 @@ class AsofJoin:
     side_output: bool = False
 
     @property
-    def by(self) -> tuple[str, ...]:
-        return self.columns.left.keys
-
-    @property
-    def inputs(self) -> tuple[JoinInput, JoinInput]:
-        return self.columns.left, self.columns.right
-
-    @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
     def ordered(self) -> bool:
         return True
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
 
     @property
     def wait_us(self) -> int:
@@ -123,9 +107,6 @@ class AsofJoin:
     def output_watermark(self, watermark_us: int) -> int:
         """Return W - D: no left row with an earlier time follows."""
         return delayed_watermark(watermark_us, self.wait_us)
-
-    def columns_read(self, number: int) -> set[str]:
-        return self.inputs[number].columns_read
 
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 
@@ -138,11 +119,7 @@ class AsofJoin:
             prepared = with_deletions(prepared, self.inputs[number].names)
         if self.nulls_equal or (self.how == "left" and not number):
             return Prepared(prepared)
-        without = prepared.filter(~null_keys(prepared, self.by))
-        return Prepared(without, counts={"filtered": prepared.height - without.height})
-
-    def pack(self, tables: Sequence[pl.DataFrame], number: int) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
+        return self.without_null_keys(prepared)
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 
@@ -171,7 +148,7 @@ class AsofJoin:
             result.rows = self._joined(due, versions, right, context.seed)
         if right is not None:
             ledger.events_in += versions.add(
-                self._hashed(right, context.seed), self._horizon(until_us)
+                self.hashed(right, context.seed), self._horizon(until_us)
             )
             ledger.events_out += versions.left
         ledger.check()
@@ -187,10 +164,7 @@ class AsofJoin:
         """Return the rows of an input that are in time; count all."""
         in_time: list[pl.DataFrame] = []
         for rows in tables:
-            deadline_us = rows[TIME].to_numpy() + self.lateness_of_us[number]
-            found = late.split_late(rows, context.watermarks_seen(rows), deadline_us, late.JOIN)
-            result.counts.update(late=found.late.height, held=found.in_time.height)
-            result.late_by_us = max(result.late_by_us, found.late_by_us)
+            found = take_in_time(rows, self.lateness_of_us[number], context, result)
             if found.late.height and self.side_output and not number:
                 self._give_late(found, result)
             own = self.inputs[number]
@@ -204,9 +178,6 @@ class AsofJoin:
         rows = rows.drop(*self.by).rename({TIE: ORDER}) if placed else rows.drop(*self.by, TIE)
         every = rows if result.late is None else pl.concat([result.late, rows], how="diagonal")
         result.late = in_log_order(every)
-
-    def _hashed(self, rows: pl.DataFrame, seed: int) -> pl.DataFrame:
-        return rows.hstack([pl.Series(HASH, hash_columns(rows, self.by, seed))])
 
     def _horizon(self, until_us: int) -> Horizon:
         oldest_us = None if self.tolerance_us is None else until_us + 1 - self.tolerance_us
@@ -225,10 +196,7 @@ class AsofJoin:
         right = pl.concat(tables or [self.columns.right.empty(**_RIGHT)])
         matches = self._matches(left, right)
         if self.how == "inner":
-            left, matches = (
-                left.filter(pl.Series(matches != NO_MATCH)),
-                matches[matches != NO_MATCH],
-            )
+            left, matches = with_match(left, matches)
         return pl.DataFrame(
             [
                 *(left[name] for name in self.columns.left.names),
@@ -248,10 +216,7 @@ class AsofJoin:
             allow_equal=self.allow_equal,
             tolerance_us=self.tolerance_us,
         )
-        deleted = right[DELETED].to_numpy()
-        if deleted.any():
-            matches = np.where(deleted[matches] & (matches != NO_MATCH), NO_MATCH, matches)
-        return matches
+        return without_deletions(matches, right[DELETED])
 
 
 _RIGHT: Mapping[str, pl.DataType] = {TIE: pl.Int64(), DELETED: pl.Boolean()}

@@ -104,6 +104,20 @@ def _within(matches: Int64s, times: Int64s, right_times: Int64s, limit: int) -> 
     return np.where(_distance(matches, times, right_times) <= limit, matches, NO_MATCH)
 
 
+def without_deletions(matches: Int64s, deleted: pl.Series) -> Int64s:
+    """Return the matches without those that are deletions, which leave no row."""
+    gone = deleted.to_numpy()
+    if not gone.any():
+        return matches
+    return np.where(gone[matches] & (matches != NO_MATCH), NO_MATCH, matches)
+
+
+def with_match(rows: pl.DataFrame, matches: Int64s) -> tuple[pl.DataFrame, Int64s]:
+    """Return the rows that have a match, and their matches."""
+    found = matches != NO_MATCH
+    return rows.filter(pl.Series(found)), matches[found]
+
+
 def taken(rows: pl.DataFrame, names: Sequence[str], matches: Int64s) -> list[pl.Series]:
     """Return columns of the rows that match, null where none does."""
     places = pl.Series(matches).replace(NO_MATCH, None)

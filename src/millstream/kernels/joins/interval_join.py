@@ -44,15 +44,14 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from millstream.kernels import late
-from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.arrays import Bools
 from millstream.kernels.changes import concat_present
-from millstream.kernels.frames import DIFF, HASH, SPLIT, TIME, WATERMARK_SEEN
+from millstream.kernels.frames import DIFF, SPLIT, TIME, WATERMARK_SEEN
 from millstream.kernels.joins.held_rows import HeldRows
 from millstream.kernels.joins.interval_pairs import Pairs, pairs_within
-from millstream.kernels.joins.join_input import JoinedColumns, JoinInput, null_keys
+from millstream.kernels.joins.join_input import JoinedColumns, null_keys
+from millstream.kernels.joins.join_operator import JoinOperator, split_late, take_in_time
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
-from millstream.kernels.state.keyhash import hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.time.watermarks import delayed_watermark
@@ -66,7 +65,7 @@ _WAIT_SLOT_US_MIN = 10_000_000  # a slot costs a few runs however little it hold
 
 
 @dataclass(frozen=True)
-class IntervalJoin:
+class IntervalJoin(JoinOperator):
     """The operator of the join of two streams. Durations in microseconds.
 
     ``left_lateness_us`` and ``right_lateness_us`` are the allowed lateness of the inputs. ``emit`` says when
@@ -82,14 +81,6 @@ class IntervalJoin:
     right_lateness_us: int = 0
     emit: UnmatchedEmit = "final"
     nulls_equal: bool = False
-
-    @property
-    def by(self) -> tuple[str, ...]:
-        return self.columns.left.keys
-
-    @property
-    def inputs(self) -> tuple[JoinInput, JoinInput]:
-        return self.columns.left, self.columns.right
 
     @property
     def lateness_us(self) -> tuple[int, int]:
@@ -110,21 +101,6 @@ class IntervalJoin:
     def slot_us(self) -> int:
         return max(_WAIT_SLOT_US_MIN, -(-max(*self.waits_us, *self.lateness_us) // _SLOTS_PER_WAIT))
 
-    @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
-    def ordered(self) -> bool:
-        return False
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    def columns_read(self, number: int) -> set[str]:
-        return self.inputs[number].columns_read
-
     def output_watermark(self, watermark_us: int) -> int:
         """Return W less the longest that a row may be behind it: see the module's docstring."""
         waits = [wait for wait, kept in zip(self.waits_us, self.keeps, strict=True) if kept]
@@ -141,16 +117,9 @@ class IntervalJoin:
             filtered = rows.height - taken.height
         if WATERMARK_SEEN not in taken.columns:
             return Prepared(taken, counts={"filtered": filtered})
-        found = self._split_late(taken, taken[WATERMARK_SEEN].to_numpy(), number)
+        found = split_late(taken, taken[WATERMARK_SEEN].to_numpy(), self.lateness_us[number])
         counts = {"filtered": filtered}
         return Prepared(found.in_time, found.late.height, counts, found.late_by_us)
-
-    def pack(self, tables: Sequence[pl.DataFrame], number: int) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
-
-    def _split_late(self, rows: pl.DataFrame, seen_us: Int64s, number: int) -> late.LateSplit:
-        deadlines_us = rows[TIME].to_numpy() + self.lateness_us[number]
-        return late.split_late(rows, seen_us, deadlines_us, late.JOIN)
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 
@@ -197,12 +166,9 @@ class IntervalJoin:
         """Return the rows of an input that are in time, with the hash of the key; count the others."""
         taken = [self.inputs[number].empty()]
         for table in sorted(tables, key=_first_split):
-            found = self._split_late(table, context.watermarks_seen(table), number)
-            result.counts.update(late=found.late.height, held=found.in_time.height)
-            result.late_by_us = max(result.late_by_us, found.late_by_us)
+            found = take_in_time(table, self.lateness_us[number], context, result)
             taken.append(found.in_time.drop(SPLIT, WATERMARK_SEEN, strict=False))
-        rows = pl.concat(taken)
-        return rows.hstack([pl.Series(HASH, hash_columns(rows, self.by, context.seed))])
+        return self.hashed(pl.concat(taken), context.seed)
 
 
 def _first_split(rows: pl.DataFrame) -> int:

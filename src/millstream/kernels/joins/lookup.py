@@ -28,8 +28,15 @@ import polars as pl
 from millstream.kernels.changes import concat_present, consolidate, total_weight, with_weight
 from millstream.kernels.frames import ARRIVED, DELETED, DIFF, HASH, ROWS, TIME, WEIGHT
 from millstream.kernels.joins.asof_join import AsofKind
-from millstream.kernels.joins.asof_match import NO_MATCH, key_numbers, last_before, taken
-from millstream.kernels.joins.join_input import JoinedColumns, null_keys
+from millstream.kernels.joins.asof_match import (
+    key_numbers,
+    last_before,
+    taken,
+    with_match,
+    without_deletions,
+)
+from millstream.kernels.joins.join_input import JoinedColumns
+from millstream.kernels.joins.join_operator import JoinOperator
 from millstream.kernels.joins.versions import TIE, row_order, with_deletions
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.pass_through import in_arrival_order
@@ -49,7 +56,7 @@ _FAMILY = "table"
 
 
 @dataclass(frozen=True)
-class Lookup:
+class Lookup(JoinOperator):
     """The operator of a look-up.
 
     ``signed``: of the table come signed changes, and not versions. ``by_offset``: of two versions of a key
@@ -64,23 +71,12 @@ class Lookup:
     nulls_equal: bool = False
 
     @property
-    def by(self) -> tuple[str, ...]:
-        return self.columns.left.keys
-
-    @property
     def transparent(self) -> bool:
         return True
 
     @property
     def ordered(self) -> bool:
         return True
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    def output_watermark(self, watermark_us: int) -> int:
-        return watermark_us
 
     def columns_read(self, number: int) -> set[str]:
         return self.columns.right.columns_read if number else set(self.columns.left.on)
@@ -97,19 +93,13 @@ class Lookup:
             prepared = with_weight(self.columns.right.project(rows, (TIME, DIFF)))
         else:
             prepared = self._versions(rows)
-        if self.nulls_equal:
-            return Prepared(prepared)
-        without = prepared.filter(~null_keys(prepared, self.by))
-        return Prepared(without, counts={"filtered": prepared.height - without.height})
+        return Prepared(prepared) if self.nulls_equal else self.without_null_keys(prepared)
 
     def _versions(self, rows: pl.DataFrame) -> pl.DataFrame:
         right = self.columns.right
         versions = _arrived(right.project(rows, (TIME, ARRIVED, DELETED)), _FIRST)
         versions = with_deletions(versions.hstack([row_order(rows)]), right.names)
         return versions[[*right.keys, *right.names, TIME, ARRIVED, TIE, DELETED]]
-
-    def pack(self, tables: Sequence[pl.DataFrame], number: int) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 
@@ -122,7 +112,8 @@ class Lookup:
         """Emit the rows with what the table had when they arrived; keep how the table changes."""
         result = OperatorResult(counts=Counter())
         rows = in_arrival_order(inputs[0]) if inputs.get(0) else None
-        changes = self._hashed(concat_present(inputs.get(1, ())), context.seed)
+        changes = concat_present(inputs.get(1, ()))
+        changes = None if changes is None else self.hashed(changes, context.seed)
         touched = [] if rows is None else [hash_columns(rows, self.by, context.seed)]
         touched += [] if changes is None else [changes[HASH].to_numpy()]
         if not touched:
@@ -140,11 +131,6 @@ class Lookup:
             )
         return result
 
-    def _hashed(self, changes: pl.DataFrame | None, seed: int) -> pl.DataFrame | None:
-        if changes is None:
-            return None
-        return changes.hstack([pl.Series(HASH, hash_columns(changes, self.by, seed))])
-
     def _looked_up(self, rows: pl.DataFrame, table: pl.DataFrame | None) -> pl.DataFrame:
         """Return rows with the columns of the table as it was when each arrived."""
         right = self.columns.right
@@ -156,14 +142,9 @@ class Lookup:
             (of_table, table[ARRIVED].to_numpy(), table[_STEP].cast(pl.Int64).to_numpy()),
             allow_equal=True,
         )
-        deleted = table[DELETED].to_numpy()
-        if deleted.any():
-            matches = np.where(deleted[matches] & (matches != NO_MATCH), NO_MATCH, matches)
+        matches = without_deletions(matches, table[DELETED])
         if self.how == "inner":
-            rows, matches = (
-                rows.filter(pl.Series(matches != NO_MATCH)),
-                matches[matches != NO_MATCH],
-            )
+            rows, matches = with_match(rows, matches)
         return rows.drop(*self.by).hstack(taken(table, right.names, matches))
 
 
@@ -210,17 +191,25 @@ class _VersionedTable:
         kept = KeyedRows(self.state, _FAMILY, ROWS)
         ledger = StateLedger(self.lookup.name, (kept.runs,))
         known = kept.get(self.hashes)
-        tables = []
-        if known is not None:
-            tables.append(known.drop(ROWS).with_columns(_held(held=True), _FIRST_ARRIVED))
-        if self.changes is not None:
-            tables.append(self.changes.with_columns(_held(held=False)))
-        if not tables:
-            return None
+        if self.changes is None:
+            return None if known is None else self._resting(known)
+        # Most keys of a batch's rows have no new version: there is nothing to rank among theirs.
+        new = sorted_distinct(self.changes[HASH].to_numpy())
+        changed = None if known is None else _with_hashes(known, new)
+        tables = [] if changed is None else [changed.drop(ROWS).with_columns(*_HELD_BEFORE)]
+        tables.append(self.changes.with_columns(pl.lit(value=False).alias(_HELD)))
         table = self._that_counted(pl.concat(table[tables[0].columns] for table in tables))
-        self._keep(kept, known, table, ledger)
+        self._keep(kept, changed, table, ledger)
         ledger.check()
-        return table
+        if known is None:
+            return table
+        resting = known.filter(pl.Series(~np.isin(known[HASH].to_numpy(), new)))
+        return pl.concat([self._resting(resting)[table.columns], table])
+
+    def _resting(self, known: pl.DataFrame) -> pl.DataFrame:
+        """Return versions that are held, and to which no others came."""
+        step = pl.lit(0, pl.UInt32).alias(_STEP)
+        return known.drop(ROWS).with_columns(*_HELD_BEFORE, step)
 
     def _that_counted(self, versions: pl.DataFrame) -> pl.DataFrame:
         """Return the versions that were the latest of their key when they arrived, in that order."""
@@ -255,11 +244,7 @@ class _VersionedTable:
         kept.put(hashes, stored, before)
 
 
-_FIRST_ARRIVED = pl.lit(_FIRST, pl.Int64).alias(ARRIVED)
-
-
-def _held(*, held: bool) -> pl.Expr:
-    return pl.lit(held).alias(_HELD)
+_HELD_BEFORE = (pl.lit(value=True).alias(_HELD), pl.lit(_FIRST, pl.Int64).alias(ARRIVED))
 
 
 def _with_hashes(rows: pl.DataFrame, hashes: Hashes) -> pl.DataFrame:

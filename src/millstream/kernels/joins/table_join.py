@@ -34,14 +34,13 @@ from millstream.kernels.errors.user_code import error_reason
 from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT
 from millstream.kernels.joins.join_input import (
     JoinedColumns,
-    JoinInput,
     compared,
     null_keys,
     pair_weighted,
 )
+from millstream.kernels.joins.join_operator import JoinOperator
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.arrangement import Arrangement
-from millstream.kernels.state.keyhash import hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 
@@ -54,7 +53,7 @@ _AFTER = "__after"
 
 
 @dataclass(frozen=True)
-class TableJoin:
+class TableJoin(JoinOperator):
     """The operator of the join of two tables.
 
     ``condition`` is over the columns of the result, and holds for pairs besides the equality of keys.
@@ -65,32 +64,6 @@ class TableJoin:
     columns: JoinedColumns
     nulls_equal: bool = False
     condition: pl.Expr | None = None
-
-    @property
-    def by(self) -> tuple[str, ...]:
-        return self.columns.left.keys
-
-    @property
-    def inputs(self) -> tuple[JoinInput, JoinInput]:
-        return self.columns.left, self.columns.right
-
-    @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
-    def ordered(self) -> bool:
-        return False
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    def output_watermark(self, watermark_us: int) -> int:
-        return watermark_us
-
-    def columns_read(self, number: int) -> set[str]:
-        return self.inputs[number].columns_read
 
     @property
     def keeps_left(self) -> bool:
@@ -109,11 +82,7 @@ class TableJoin:
         taken = with_weight(self.inputs[number].project(rows, (TIME, DIFF)))
         if self.nulls_equal or (self.keeps_left, self.keeps_right)[number]:
             return Prepared(taken)
-        without = taken.filter(~null_keys(taken, self.by))
-        return Prepared(without, counts={"filtered": taken.height - without.height})
-
-    def pack(self, tables: Sequence[pl.DataFrame], number: int) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
+        return self.without_null_keys(taken)
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 
@@ -153,7 +122,7 @@ class TableJoin:
             empty = {WEIGHT: pl.Int64(), HASH: pl.UInt64()}
             return self.inputs[number].empty(**empty)
         rows = pl.concat(tables)
-        return consolidate(rows.hstack([pl.Series(HASH, hash_columns(rows, self.by, seed))]))
+        return consolidate(self.hashed(rows, seed))
 
     def _without_key(self, left: pl.DataFrame, right: pl.DataFrame) -> list[pl.DataFrame]:
         """Return the joined rows of those whose key is null: they have no partner."""

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from millstream.kernels.changes import concat_present
-from millstream.kernels.frames import DELETED, ORDER, TIME, visible
+from millstream.kernels.frames import DELETED, ORDER, TIME, nulls_like, visible
 from millstream.kernels.state.hash_order import last_of_key, sort_by_hash, sorted_distinct
 from millstream.kernels.state.keyhash import Hashes, digest_columns
 from millstream.kernels.state.operator_state import OperatorState
@@ -108,8 +108,3 @@ def with_deletions(rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         return rows
     there = ~rows[DELETED]
     return rows.with_columns(rows[name].zip_with(there, nulls_like(rows[name])) for name in names)
-
-
-def nulls_like(column: pl.Series) -> pl.Series:
-    """Return as many nulls of a column's name and type."""
-    return pl.Series(column.name, [None], dtype=column.dtype).new_from_index(0, len(column))

@@ -27,7 +27,7 @@ import polars as pl
 from millstream.errors import UserCodeError
 from millstream.kernels.changes import with_diff
 from millstream.kernels.errors.user_code import UnusableRowError
-from millstream.kernels.frames import DELETED, HASH, ORDER, ROWS, TIME, WEIGHT, visible
+from millstream.kernels.frames import DELETED, HASH, ORDER, ROWS, TIME, WEIGHT, nulls_like, visible
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
 from millstream.kernels.state.hash_order import last_of_key, sorted_distinct
 from millstream.kernels.state.keyed_rows import KeyedRows
@@ -95,7 +95,7 @@ class Upserts:
         if deleted.any():
             # What is no longer wanted is not kept.
             named = [
-                column if column.name in self.by else column.zip_with(~deleted, _nulls(column))
+                column if column.name in self.by else column.zip_with(~deleted, nulls_like(column))
                 for column in named
             ]
         return Prepared(pl.DataFrame([*named, rows[TIME], tie.alias(_TIE), deleted]))
@@ -219,10 +219,6 @@ class Upserts:
 
 def _with_hashes(rows: pl.DataFrame, hashes: Hashes) -> pl.DataFrame:
     return rows.filter(pl.Series(np.isin(rows[HASH].to_numpy(), hashes)))
-
-
-def _nulls(like: pl.Series) -> pl.Series:
-    return pl.Series(like.name, [None], dtype=like.dtype).new_from_index(0, len(like))
 
 
 def _digest(rows: pl.DataFrame, deleted: pl.Series) -> pl.Series:

@@ -1,7 +1,8 @@
 """Each window beside an earlier one of its key: the value then, and the ratio of the two.
 
 The earlier window begins at the same local time some days or months before
-(:mod:`millstream.kernels.trend.local_time`). It is over before the later one is, so a row waits for nothing:
+(:mod:`millstream.kernels.trend.local_time`). A cumulating window is compared with the one that is as long by then, so
+a part of a day with the same part of an earlier day. The earlier window is over before the later one is, so a row waits for nothing:
 with rows that come once, it is compared in the batch in which it comes. Where rows can change, the comparison
 is of what both windows are so far; when either changes, the row is taken back and comes again.
 
@@ -41,6 +42,7 @@ from millstream.kernels.trend.open_windows import (
     numbered_keys,
     window_rows,
 )
+from millstream.kernels.windows.assigners import Cumulating
 
 _VALUES = "values"
 _SLOTS_KEPT = 8  # about
@@ -80,6 +82,17 @@ class Compare:
 
     def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
         return {name for name, _ in self.columns}
+
+    def earlier(self, start_us: int) -> int | None:
+        """Return the start of the window that one is compared with; None if there is none."""
+        window = self.slots.window
+        if not isinstance(window, Cumulating):
+            return self.span.before(start_us)
+        begin_us = window.latest_end(start_us) - window.size_us
+        earlier_us = self.span.before(begin_us)
+        if earlier_us is None or window.latest_end(earlier_us) - window.size_us != earlier_us:
+            return None
+        return earlier_us + start_us - begin_us
 
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 
@@ -212,7 +225,7 @@ class _EarlierValues:
     def compare(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Add the earlier values and the ratios to rows, which are all that can change of their keys."""
         starts = rows[START].unique().to_list()
-        earlier = {start: self.operator.span.before(start) for start in starts}
+        earlier = {start: self.operator.earlier(start) for start in starts}
         keys = numbered_keys(rows, self.operator.by).hstack(
             [rows[START].replace_strict(earlier, return_dtype=pl.Int64)]
         )

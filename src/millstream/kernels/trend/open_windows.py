@@ -26,13 +26,14 @@ from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT
 from millstream.kernels.state.hash_order import last_of_key, sorted_distinct
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import SortedRuns
-from millstream.kernels.windows.assigners import Tumbling
+from millstream.kernels.windows.assigners import Cumulating, Tumbling
 from millstream.kernels.windows.calendar_windows import Calendar
 
 Revision = Literal["once", "replaced", "signed"]
-TiledWindow = Tumbling | Calendar
+TrendWindow = Tumbling | Calendar | Cumulating
 
-START = "__start"  # Int64: when the row's window starts, microseconds since 1970 UTC
+# Int64: when the row's window starts, or of a cumulating one its last step; microseconds since 1970 UTC
+START = "__start"
 _SLOTS_OPEN_MAX = 8
 _FAMILY = "open"
 _ROW = "__row"
@@ -40,12 +41,14 @@ _ROW = "__row"
 
 @dataclass(frozen=True)
 class WindowSlots:
-    """Windows side by side, and slots of time for those that are open at a time.
+    """Windows that end one after the other, and slots of time for those that are open at a time.
+
+    Of a cumulating window its last step stands for it: by that it is told apart from all others.
 
     ``open_us`` is how long after its end a window's rows can change.
     """
 
-    window: TiledWindow
+    window: TrendWindow
     open_us: int
 
     @property
@@ -54,7 +57,7 @@ class WindowSlots:
         return slide_us * max(1, -(-self.open_us // (slide_us * _SLOTS_OPEN_MAX)))
 
     def starts(self, times: pl.Series) -> pl.Series:
-        """Return when the windows start that hold these times."""
+        """Return when the windows start whose rows have these times, the last of their windows."""
         return self.window.slices(times).alias(START)
 
     def of(self, times_us: Int64s) -> Int64s:

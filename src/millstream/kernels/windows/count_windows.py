@@ -38,15 +38,15 @@ from millstream.kernels.time.watermarks import NO_WATERMARK
 from millstream.kernels.windows.aggregate_operator import AggregateOperator
 
 NUMBER = "window_number"
-_FIRST = "__first"  # Int64: time of the event that opened it
-_LAST = "__last"  # Int64: the latest time of its events
-_KNOWN = "__known"  # Int64: the time at which all of it was known
+FIRST_TIME = "__first_time"  # Int64: time of the event that opened it
+LAST_TIME = "__last_time"  # Int64: the latest time of its events
+KNOWN_TIME = "__known_time"  # Int64: the time at which all of it was known
 _DUE = "__due"  # Int64: when it is timed out
-_SEEN = (
+SEEN = (
     "__seen"  # Int64: events of the key so far; it is in the key's head row, which is not a window
 )
-_HEAD = "__head"  # Boolean
-_PLACE = "__place"
+HEAD = "__head"  # Boolean
+PLACE = "__place"
 _IN_WINDOW = "__in_window"  # Int64: how many events the key's open window has
 _ROOM = "__room"  # Int64: how many more events the key's window takes
 _IS_OPEN = "__is_open"  # Boolean: whether the key has an open window
@@ -114,8 +114,8 @@ class CountWindowOperator(AggregateOperator):
     @property
     def state_schema(self) -> dict[str, pl.DataType]:
         """The columns of state besides the key's own."""
-        numbers = dict.fromkeys([NUMBER, _FIRST, _LAST, _KNOWN, _DUE, _SEEN], pl.Int64())
-        own = {HASH: pl.UInt64(), _HEAD: pl.Boolean(), **numbers}
+        numbers = dict.fromkeys([NUMBER, FIRST_TIME, LAST_TIME, KNOWN_TIME, _DUE, SEEN], pl.Int64())
+        own = {HASH: pl.UInt64(), HEAD: pl.Boolean(), **numbers}
         return {**own, **dict(self.aggregation.schema)}
 
     def process(
@@ -125,7 +125,7 @@ class CountWindowOperator(AggregateOperator):
         context: BatchContext,
     ) -> OperatorResult:
         """Take the batch's events into windows; give the rows to emit."""
-        rows = self._in_order(inputs.get(0, ()), context)
+        rows = self.in_order(inputs.get(0, ()), context)
         timers = self._timers(state)
         touched = [] if timers is None else [timers.due(context.watermark_us)]
         if rows is not None:
@@ -144,12 +144,12 @@ class CountWindowOperator(AggregateOperator):
         if timers is not None:
             over, rest = self._timed_out(rest, context.watermark_us)
             complete = pl.concat([complete, over])
-            opened = rest.filter(~pl.col(_HEAD))
+            opened = rest.filter(~pl.col(HEAD))
             timers.add(opened[_DUE].to_numpy(), opened[HASH].to_numpy())
         held.put(hashes, self.aggregation.for_state(rest), known)
         self._note_timeouts(state, known, rest, context)
         ledger.events_in, ledger.events_out = (
-            self._events_in(known, rest, rows, complete),
+            self.events_in(known, rest, rows, complete),
             event_count(complete),
         )
         ledger.check()
@@ -168,14 +168,14 @@ class CountWindowOperator(AggregateOperator):
             before, after = (
                 np.empty(0, np.int64)
                 if rows is None
-                else rows.filter(~pl.col(_HEAD))[_DUE].to_numpy()
+                else rows.filter(~pl.col(HEAD))[_DUE].to_numpy()
                 for rows in (known, rest)
             )
             WaitingLedger(self.name, state, self._slot_us).update(
                 before, after, context.watermark_us
             )
 
-    def _events_in(
+    def events_in(
         self,
         known: pl.DataFrame,
         rest: pl.DataFrame,
@@ -191,13 +191,13 @@ class CountWindowOperator(AggregateOperator):
         if rows is None or self.window.timeout_us is not None:
             return (0 if rows is None else rows.height) + complete.height
         before, after = (
-            held.filter(_HEAD)[_SEEN].to_numpy().astype(np.int64) for held in (known, rest)
+            held.filter(HEAD)[SEEN].to_numpy().astype(np.int64) for held in (known, rest)
         )
         # Each event that came is one more that the head of its key has seen.
         StateLedger(self.name, (), rows.height, int(after.sum() - before.sum())).check()
         full_before = int(self.window.filled_windows(before).sum()) * self.window.count
         to_fill = int(self.window.taken_places(after).sum()) - full_before
-        return to_fill - event_count(known.filter(~pl.col(_HEAD))) + rows.height
+        return to_fill - event_count(known.filter(~pl.col(HEAD))) + rows.height
 
     def _timers(self, state: OperatorState) -> Timers | None:
         timeout_us = self.window.timeout_us
@@ -210,7 +210,7 @@ class CountWindowOperator(AggregateOperator):
         """The width of the slots of time that timeouts are divided into."""
         return max(1, (self.window.timeout_us or 0) // _SLOTS_PER_TIMEOUT)
 
-    def _in_order(
+    def in_order(
         self, tables: Sequence[pl.DataFrame], context: BatchContext
     ) -> pl.DataFrame | None:
         """Return the rows in the order of arrival; those without a log order follow, by their time."""
@@ -248,44 +248,53 @@ class CountWindowOperator(AggregateOperator):
         self, known: pl.DataFrame, rows: pl.DataFrame
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Windows that follow from an event's place among those of its key."""
-        count, slide = self.window.count, self.window.slide
-        heads = known.filter(_HEAD)
+        count = self.window.count
+        heads = known.filter(HEAD)
+        placed, totals = self.placed(heads, rows)
+        spread = self.in_windows(placed)
+        opened = self._merged(known.filter(~pl.col(HEAD)), self._partials(spread, known.columns))
+        complete = pl.col(ROWS) == count
+        kept = [opened.filter(~complete), self.heads(heads, totals)]
+        return opened.filter(complete), pl.concat(kept)
+
+    def placed(self, heads: pl.DataFrame, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Return the events with their places among those of their key, and how many each key has now."""
         keys = [HASH, *self.by]
         seen = rows.join(
-            heads.select(*keys, _SEEN), on=keys, how="left", nulls_equal=True, maintain_order="left"
-        ).with_columns(pl.col(_SEEN).fill_null(0))
-        place = (pl.col(_SEEN) + pl.int_range(pl.len()).over(keys)).alias(_PLACE)
-        placed = seen.with_columns(place)
-        first = ((pl.col(_PLACE) - count) // slide + 1).clip(0, None)
-        windows = pl.int_ranges(first, pl.col(_PLACE) // slide + 1).alias(NUMBER)
-        spread = placed.with_columns(windows).explode(NUMBER)
-        opened = self._merged(known.filter(~pl.col(_HEAD)), self._partials(spread, known.columns))
-        complete = pl.col(ROWS) == count
-        totals = placed.group_by(keys).agg((pl.col(_PLACE).max() + 1).alias(_SEEN))
-        kept = [opened.filter(~complete), self._heads(heads, totals)]
-        return opened.filter(complete), pl.concat(kept)
+            heads.select(*keys, SEEN), on=keys, how="left", nulls_equal=True, maintain_order="left"
+        ).with_columns(pl.col(SEEN).fill_null(0))
+        placed = seen.with_columns((pl.col(SEEN) + pl.int_range(pl.len()).over(keys)).alias(PLACE))
+        totals = placed.group_by(keys).agg((pl.col(PLACE).max() + 1).alias(SEEN))
+        return placed, totals
+
+    def in_windows(self, placed: pl.DataFrame) -> pl.DataFrame:
+        """Return every event once for each window that has its place."""
+        count, slide = self.window.count, self.window.slide
+        first = ((pl.col(PLACE) - count) // slide + 1).clip(0, None)
+        windows = pl.int_ranges(first, pl.col(PLACE) // slide + 1).alias(NUMBER)
+        return placed.with_columns(windows).explode(NUMBER)
 
     def _timed_out(
         self, known: pl.DataFrame, watermark_us: int
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the windows whose timeout the watermark has reached, and what is kept."""
-        timed_out = ~pl.col(_HEAD) & (pl.col(_DUE) <= watermark_us)
+        timed_out = ~pl.col(HEAD) & (pl.col(_DUE) <= watermark_us)
         over = _timed_out(known.filter(timed_out))
         if not over.height:
             return over, known
-        opened = known.filter(~timed_out & ~pl.col(_HEAD))
-        return over, pl.concat([opened, self._heads(known.filter(_HEAD), self._counted(over))])
+        opened = known.filter(~timed_out & ~pl.col(HEAD))
+        return over, pl.concat([opened, self.heads(known.filter(HEAD), self._counted(over))])
 
     def _counted(self, done: pl.DataFrame) -> pl.DataFrame:
         """How many windows there are of each key, now that these are complete."""
-        return done.select(HASH, *self.by, (pl.col(NUMBER) + 1).alias(_SEEN))
+        return done.select(HASH, *self.by, (pl.col(NUMBER) + 1).alias(SEEN))
 
-    def _heads(self, heads: pl.DataFrame, totals: pl.DataFrame) -> pl.DataFrame:
+    def heads(self, heads: pl.DataFrame, totals: pl.DataFrame) -> pl.DataFrame:
         """Note how many events there were of each key (or windows, where they may be timed out)."""
         keys = [HASH, *self.by]
         others = heads.join(totals, on=keys, how="anti", nulls_equal=True)
         # A head counts for as much as it has seen, so that one that is lost is missed.
-        made = totals.with_columns(pl.lit(value=True).alias(_HEAD), pl.col(_SEEN).alias(ROWS))
+        made = totals.with_columns(pl.lit(value=True).alias(HEAD), pl.col(SEEN).alias(ROWS))
         return pl.concat([others, made], how="diagonal").select(heads.columns)
 
     def _one_window_each(
@@ -293,29 +302,29 @@ class CountWindowOperator(AggregateOperator):
     ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame | None]:
         """Fill the open window of every key, or open one, until it is full or timed out."""
         keys = [HASH, *self.by]
-        opened = known.filter(~pl.col(_HEAD)).select(
+        opened = known.filter(~pl.col(HEAD)).select(
             *keys, NUMBER, _DUE, pl.col(ROWS).alias(_IN_WINDOW)
         )
-        heads = known.filter(_HEAD).select(*keys, _SEEN)
+        heads = known.filter(HEAD).select(*keys, SEEN)
         state = rows.join(opened, on=keys, how="left", nulls_equal=True, maintain_order="left")
         state = state.join(heads, on=keys, how="left", nulls_equal=True, maintain_order="left")
         is_open = pl.col(_DUE).is_not_null()
         opens = pl.col(TIME).first() + self.window.timeout_us
         state = state.with_columns(
-            pl.int_range(pl.len()).over(keys).alias(_PLACE),
-            pl.coalesce(NUMBER, _SEEN, 0).alias(NUMBER),
+            pl.int_range(pl.len()).over(keys).alias(PLACE),
+            pl.coalesce(NUMBER, SEEN, 0).alias(NUMBER),
             pl.when(is_open).then(_DUE).otherwise(opens.over(keys)).alias(_DUE),
             (self.window.count - pl.col(_IN_WINDOW).fill_null(0)).alias(_ROOM),
             is_open.alias(_IS_OPEN),
         )
         in_time = (pl.col(WATERMARK_SEEN) < pl.col(_DUE)) | (
-            ~pl.col(_IS_OPEN) & (pl.col(_PLACE) == 0)
+            ~pl.col(_IS_OPEN) & (pl.col(PLACE) == 0)
         )
-        taken = in_time.cum_min().over(keys) & (pl.col(_PLACE) < pl.col(_ROOM))
+        taken = in_time.cum_min().over(keys) & (pl.col(PLACE) < pl.col(_ROOM))
         state = state.with_columns(taken.alias(_TAKEN))
         left = state.filter(~pl.col(_TAKEN))
         more = self._partials(state.filter(_TAKEN), known.columns)
-        windows = self._merged(known.filter(~pl.col(_HEAD)), more)
+        windows = self._merged(known.filter(~pl.col(HEAD)), more)
         passed = left.select(keys).unique()
         full = windows[ROWS] == self.window.count
         over = (
@@ -330,7 +339,7 @@ class CountWindowOperator(AggregateOperator):
             .fill_null(value=False)
         )
         done = pl.concat([windows.filter(full), _timed_out(windows.filter(over & ~full))])
-        heads = self._heads(known.filter(_HEAD), self._counted(done))
+        heads = self.heads(known.filter(HEAD), self._counted(done))
         kept = [windows.filter(~(full | over)), heads]
         return done, pl.concat(kept), left.select(rows.columns) if left.height else None
 
@@ -339,15 +348,15 @@ class CountWindowOperator(AggregateOperator):
         partials = rows.group_by(HASH, *self.by, NUMBER, maintain_order=True).agg(
             *self.aggregation.partial_expressions,
             pl.len().cast(pl.Int64).alias(ROWS),
-            pl.col(TIME).first().alias(_FIRST),
-            pl.col(TIME).max().alias(_LAST),
-            pl.max_horizontal(TIME, WATERMARK_SEEN).max().alias(_KNOWN),
+            pl.col(TIME).first().alias(FIRST_TIME),
+            pl.col(TIME).max().alias(LAST_TIME),
+            pl.max_horizontal(TIME, WATERMARK_SEEN).max().alias(KNOWN_TIME),
             due,
         )
         partials = partials.cast(
             {**dict(self.aggregation.schema), NUMBER: pl.Int64, _DUE: pl.Int64}
         )
-        head = (pl.lit(value=False).alias(_HEAD), pl.lit(None, pl.Int64).alias(_SEEN))
+        head = (pl.lit(value=False).alias(HEAD), pl.lit(None, pl.Int64).alias(SEEN))
         return partials.with_columns(*head).select(columns)
 
     def _merged(self, opened: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
@@ -357,9 +366,9 @@ class CountWindowOperator(AggregateOperator):
             .agg(
                 *self.aggregation.merge_expressions,
                 pl.col(ROWS).sum(),
-                pl.col(_FIRST).first(),
-                pl.col(_LAST, _KNOWN).max(),
-                pl.col(_DUE, _HEAD, _SEEN).first(),
+                pl.col(FIRST_TIME).first(),
+                pl.col(LAST_TIME, KNOWN_TIME).max(),
+                pl.col(_DUE, HEAD, SEEN).first(),
             )
         )
         return one.cast(dict(self.aggregation.schema)).select(opened.columns)
@@ -372,23 +381,23 @@ class CountWindowOperator(AggregateOperator):
         said = [complete]
         if self.emission.mode == "update" and self.emission.early is not None and rows is not None:
             came = rows.select(HASH, *self.by).unique()
-            opened = rest.filter(~pl.col(_HEAD))
+            opened = rest.filter(~pl.col(HEAD))
             said.append(opened.join(came, on=[HASH, *self.by], how="semi", nulls_equal=True))
         every = pl.concat(said)
         return self.result_rows(every.sort(NUMBER, HASH)) if every.height else None
 
     def result_rows(self, windows: pl.DataFrame) -> pl.DataFrame:
         """Turn windows into result rows."""
-        end = pl.from_epoch(pl.col(_LAST) + 1, "us").dt.replace_time_zone("UTC")
+        end = pl.from_epoch(pl.col(LAST_TIME) + 1, "us").dt.replace_time_zone("UTC")
         return windows.select(
-            pl.from_epoch(_FIRST, "us").dt.replace_time_zone("UTC").alias("window_start"),
+            pl.from_epoch(FIRST_TIME, "us").dt.replace_time_zone("UTC").alias("window_start"),
             end.alias("window_end"),
             *self.by,
             *self.aggregation.results,
             NUMBER,
-            pl.col(_KNOWN).alias(TIME),
+            pl.col(KNOWN_TIME).alias(TIME),
         )
 
 
 def _timed_out(windows: pl.DataFrame) -> pl.DataFrame:
-    return windows.with_columns(pl.max_horizontal(_KNOWN, _DUE).alias(_KNOWN))
+    return windows.with_columns(pl.max_horizontal(KNOWN_TIME, _DUE).alias(KNOWN_TIME))

@@ -6,6 +6,7 @@ panes, and the last one of a window that expires; panes by count also by their n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +33,8 @@ from millstream.kernels.windows.window_operator import (
     filter_rows,
 )
 
+EVENT = "__event"  # UInt32: the number of an event, where each is in several windows
+_ROOM = "__room"  # Int64: how many more events the one pane of a window and key takes
 _STAGE_BITS = 48
 _TIMED, _EARLY, _ON_TIME, _LATE, _CLOSING = (n << _STAGE_BITS for n in range(5))
 
@@ -41,7 +44,8 @@ class PaneBatch:
     """One batch of one bucket. ``context`` has a running time that never goes back.
 
     ``pending_ledger`` is the ledger of rows that no pane has yet, ``emitted_ledger`` that of rows that panes
-    have emitted, if that is kept; ``last`` has, by slot, the last panes of a slot.
+    have emitted, if that is kept; ``last`` has, by slot, the last panes of a slot. ``left_out`` counts what came for
+    windows that had fired once.
     """
 
     step: WindowOperator
@@ -51,6 +55,7 @@ class PaneBatch:
     pending_ledger: StateLedger = field(init=False)
     emitted_ledger: StateLedger = field(init=False)
     last: dict[int, pl.DataFrame] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         runs = tuple(self.state.runs(family, ROWS) for family in ("early", "deferred", "late"))
@@ -124,6 +129,8 @@ class PaneBatch:
         # Before anything is stored, which may fold it away.
         early_due = self._due(early, "early", 0)
         late_due = self._due(late, "late", self.step.expires_after_us)
+        if fresh is not None and self.step.emission.once:
+            fresh = self._admitted(fresh, early, early_due)
         in_time, behind = fresh, None
         if fresh is not None and self.step.tracks_late:
             in_time, behind = (
@@ -139,6 +146,32 @@ class PaneBatch:
             yield from late_due
             yield from self._after_end(late, behind)
 
+    # ── windows that fire once ──────────────────────────────────────────────────────────────
+
+    def _admitted(
+        self, rows: pl.DataFrame, early: PendingPanes, due: list[pl.DataFrame]
+    ) -> pl.DataFrame:
+        """Leave out, and count, the events of windows and keys that have fired, or do so before them."""
+        key = self.values.key
+        fired = self._known([rows])
+        closed = [] if fired is None else [fired.select(key)]
+        closed += [firing.select(key) for firing in due]
+        admitted = rows
+        if closed:
+            admitted = rows.join(
+                pl.concat(closed), on=key, how="anti", nulls_equal=True, maintain_order="left"
+            )
+        if isinstance(early.trigger, AfterCount):
+            held = early.known(admitted).select(*key, (-pl.col(ROWS)).alias(_ROOM))
+            met = admitted.join(held, on=key, how="left", nulls_equal=True, maintain_order="left")
+            room = pl.col(_ROOM).fill_null(0) + early.trigger.count
+            admitted = met.filter(pl.int_range(pl.len()).over(key) < room).drop(_ROOM)
+        missed = rows.height - admitted.height
+        gone = rows[EVENT].n_unique() - admitted[EVENT].n_unique()
+        self.left_out.update(held=-gone, filtered=gone, windows_closed=missed)
+        self.pending_ledger.events_in -= missed
+        return admitted.drop(EVENT)
+
     def _due(self, pending: PendingPanes, kind: str, over_us: int) -> list[pl.DataFrame]:
         """Fire panes due by running time, of windows that had not ended when the batch began."""
         due = pending.due()
@@ -147,7 +180,7 @@ class PaneBatch:
         over = self._ended(due, self.context.watermark_before_us - over_us)
         fired = filter_rows(due, ~over)
         pending.spend(fired)
-        return [_firing(fired, _TIMED, kind)]
+        return [_firing(fired, _TIMED, kind, last=self.step.emission.once)]
 
     def _early_panes(
         self, early: PendingPanes, rows: pl.DataFrame | None
@@ -161,7 +194,8 @@ class PaneBatch:
         ending = [filter_rows(taken.pending, closed)]
         closed = self._closed(taken.complete)
         if not isinstance(early.trigger, EachBatch):
-            return [_firing(taken.complete, _EARLY, "early", by_step=True)], ending
+            once = self.step.emission.once
+            return [_firing(taken.complete, _EARLY, "early", last=once, by_step=True)], ending
         # At the end of the batch, of a window that the watermark has reached, they are on time.
         ending.append(filter_rows(taken.complete, closed))
         return [_firing(filter_rows(taken.complete, ~closed), _EARLY, "early")], ending
@@ -179,7 +213,7 @@ class PaneBatch:
             fired = early.alive(early.merged(pl.concat(slices)))
         if fired is not None:
             yield _firing(fired, _ON_TIME, "on_time", last=last)
-        if not self.step.emission.suppress_unchanged:
+        if not self.step.emission.suppress_unchanged and not self.step.emission.once:
             quiet = self._quiet(fired, panes)
             if quiet is not None:
                 yield _firing(quiet.select(early.columns), _ON_TIME, "on_time", last=last)
@@ -280,7 +314,9 @@ class PaneBatch:
         """Return the rows to emit, and store the state of their panes."""
         values = self.values
         self.pending_ledger.events_out += sum(event_count(firing) for firing in firings)
-        known = self._known(firings) if values.keeps_previous else None
+        # Of a window and key that fires once, nothing has fired.
+        follows = values.keeps_previous and not self.step.emission.once
+        known = self._known(firings) if follows else None
         panes, before = values.panes(firings, known)
         if values.accumulates:
             results = self.step.result_rows(panes)

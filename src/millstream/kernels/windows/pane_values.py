@@ -54,19 +54,24 @@ class PaneValues:
     @property
     def accumulates(self) -> bool:
         """Whether a pane gives the value so far."""
-        return self.emission.mode != "discard"
+        return self.emission.mode != "discard" and not self.emission.once
+
+    @property
+    def numbers_panes(self) -> bool:
+        """Whether it is kept how many panes of a window and key have come out."""
+        return self.emission.panes or self.emission.once
 
     @property
     def keeps_previous(self) -> bool:
         """Whether panes depend on those before."""
-        return self.accumulates or self.emission.panes or not self.emission.suppress_unchanged
+        return self.accumulates or self.numbers_panes or not self.emission.suppress_unchanged
 
     @property
     def counted(self) -> str | None:
         """The column by which what is kept is counted: events, or panes where only these are known."""
         if self.accumulates:
             return ROWS
-        return EMITTED if self.emission.panes else None
+        return EMITTED if self.numbers_panes else None
 
     @property
     def compares(self) -> bool:
@@ -82,7 +87,7 @@ class PaneValues:
     def stored_columns(self) -> list[str]:
         """The columns of what is kept of a window and key."""
         partials = self.aggregation.partials if self.accumulates else []
-        return [*self.key, HASH, *partials, *([EMITTED, KIND] if self.emission.panes else [])]
+        return [*self.key, HASH, *partials, *([EMITTED, KIND] if self.numbers_panes else [])]
 
     def latest(self, kept: pl.DataFrame) -> pl.DataFrame:
         """Return the newest of what was kept, oldest first, of each window and key."""
@@ -176,10 +181,13 @@ class PaneValues:
 
     # ── rows ────────────────────────────────────────────────────────────────────────────────
 
-    def mark_emitted(self, panes: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
+    def mark_emitted(
+        self, panes: pl.DataFrame, results: pl.DataFrame, *, also: Sequence[str] = ()
+    ) -> pl.DataFrame:
         """Return for each pane whether it is emitted, and whether the one before is retracted.
 
-        ``results`` are the results of the panes, row by row.
+        ``results`` are the results of the panes, row by row; ``also`` names columns of theirs that change,
+        besides those of the aggregates.
         """
         follows = (pl.col(_AT) == pl.col(_AT).shift(1)).fill_null(value=False)
         is_pane = pl.col(RANK).is_not_null()
@@ -191,7 +199,7 @@ class PaneValues:
             changed = results.select(
                 pl.any_horizontal(
                     pl.col(name).ne_missing(pl.col(name).shift(1))
-                    for name in self.aggregation.names
+                    for name in (*self.aggregation.names, *also)
                 )
             ).to_series()
             says = is_pane & there & (~before | pl.lit(changed))
@@ -212,7 +220,7 @@ class PaneValues:
 
     def _numbered(self, panes: pl.DataFrame) -> pl.DataFrame:
         """Count the emitted panes, and return the kind of the last one."""
-        if not self.emission.panes:
+        if not self.numbers_panes:
             return panes
         was = pl.col(RANK).is_null()
         counted = pl.when(was).then(EMITTED).otherwise(pl.col(_SAYS)).cast(pl.Int64).alias(EMITTED)
@@ -253,9 +261,13 @@ class PaneValues:
         """Count the events that panes add to the kept ones, given how many events are new in them."""
         if self.accumulates:
             return events
-        return int(panes[_SAYS].sum()) if self.emission.panes else 0
+        return int(panes[_SAYS].sum()) if self.numbers_panes else 0
 
     def to_store(self, panes: pl.DataFrame) -> pl.DataFrame:
         """Return what is to be kept of each window and key."""
+        return self.last_of_each_key(panes)[self.stored_columns]
+
+    def last_of_each_key(self, panes: pl.DataFrame) -> pl.DataFrame:
+        """Return the last pane of each window and key."""
         last_of_key = pl.col(_AT) != pl.col(_AT).shift(-1)
-        return panes.filter(last_of_key.fill_null(value=True))[self.stored_columns]
+        return panes.filter(last_of_key.fill_null(value=True))

@@ -3,7 +3,7 @@
 State is in families of sorted runs, all by window and key:
 
 ===========  ====================================================================================
-``fired``    the state of the last pane; the newest row counts
+``fired``    the state of the last pane; the newest row counts. Of windows that fire once: that they have fired
 ``early``    pending rows before the on-time pane: one slot per window
 ``waiting``  late events whose split is ahead of the others: one slot per window
 ``late``     pending rows after the on-time pane: slots of a few windows
@@ -25,7 +25,7 @@ from millstream.kernels.frames import WINDOW
 from millstream.kernels.operator import BatchContext, OperatorResult
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.trigger import AfterCount, AfterTime, EachBatch, Trigger
-from millstream.kernels.windows.pane_batch import PaneBatch
+from millstream.kernels.windows.pane_batch import EVENT, PaneBatch
 from millstream.kernels.windows.pane_values import PaneValues
 from millstream.kernels.windows.window_operator import LATE_WINDOWS, SLICE, WindowOperator
 
@@ -36,7 +36,8 @@ class PaneWindowOperator(WindowOperator):
 
     @property
     def by_arrival(self) -> bool:
-        return any(isinstance(firing, AfterCount) for firing in self.triggers)
+        counted = any(isinstance(firing, AfterCount) for firing in self.triggers)
+        return counted or self.emission.once
 
     @property
     def triggers(self) -> tuple[Trigger | None, ...]:
@@ -70,6 +71,7 @@ class PaneWindowOperator(WindowOperator):
         firings = [f for f in batch.firings(self._by_window(fresh, context)) if f.height]
         if firings:
             result.rows = batch.rows(firings)
+        result.counts.update(batch.left_out)
         batch.drop_expired()
         batch.pending_ledger.check()
         batch.emitted_ledger.check()
@@ -90,7 +92,8 @@ class PaneWindowOperator(WindowOperator):
         if fresh is None:
             return None
         if self.by_arrival:
-            return self.with_hash(self.explode_windows(fresh), context.seed)
+            numbered = fresh.with_row_index(EVENT) if self.emission.once else fresh
+            return self.with_hash(self.explode_windows(numbered), context.seed)
         if not self.window.tiled:
             fresh = self.explode_windows(
                 self.aggregation.merge(fresh, SLICE, *self.lateness_columns, *self.by)

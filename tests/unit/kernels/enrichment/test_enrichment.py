@@ -10,7 +10,7 @@ import pytest
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError, UserCodeError
-from millstream.kernels.enrichment.calls import CallPolicy, LookupCalls
+from millstream.kernels.enrichment.calls import CallPolicy, LookupCallError, LookupCalls
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -153,10 +153,82 @@ def test_a_call_is_repeated_after_growing_waits_and_a_slow_one_has_failed():
 
     policy = CallPolicy(batch_rows=9, timeout_s=0.01, retries=3)
     asking = LookupCalls(function, policy, lambda _part, given: given, waits.append, lambda: 0.0)
-    ((_, error),) = asking.ask(pl.DataFrame({"user": ["a"]}))
+    ((_, failed),) = asking.ask(pl.DataFrame({"user": ["a"]}))
     over.set()
-    assert isinstance(error, TimeoutError)
-    assert (len(calls), waits) == (4, [0.05, 0.1, 0.2])
+    assert isinstance(failed.error, TimeoutError)
+    assert (len(calls), failed.calls, waits) == (4, 4, [0.05, 0.1, 0.2])
+
+
+def asked_of(function, keys=1, **options):
+    """The waits, and what became of each key, asked one by one and one after the other."""
+    waits = []
+    policy = CallPolicy(1, 5.0, concurrency=1, **{"retries": 2, **options})
+    asking = LookupCalls(function, policy, lambda _part, given: given, waits.append, lambda: 0.0)
+    done = asking.ask(pl.DataFrame({"user": [f"u{n}" for n in range(keys)]}))
+    return waits, [answers for _, answers in done]
+
+
+def raising(*errors):
+    left = iter(errors)
+
+    def function(_keys):
+        raise next(left)
+
+    return function
+
+
+def test_a_service_that_says_when_to_come_back_is_not_asked_sooner():
+    busy, long = (LookupCallError("busy", retry_after_s=after_s) for after_s in (7.0, 61.0))
+    waits, (failed,) = asked_of(raising(busy, LookupCallError("busy"), busy))
+    assert (waits, failed.calls) == ([7.0, 0.1], 3)
+    waits, (failed,) = asked_of(raising(long))
+    assert (waits, failed.calls) == ([], 1)
+    waits, (failed,) = asked_of(raising(LookupCallError("no", retriable=False)))
+    assert (waits, failed.calls) == ([], 1)
+
+
+def test_a_service_that_is_down_does_not_hold_a_batch_for_all_its_keys():
+    def down(_keys):
+        raise ConnectionError("gone")
+
+    waits, all_failed = asked_of(down, keys=50, failures_max=3)
+    assert [failed.calls for failed in all_failed] == [3] * 3 + [0] * 47
+    assert len(waits) == 6
+    assert "gone" in str(all_failed[-1].error)
+    _, all_failed = asked_of(down, keys=50, stops=True)
+    assert [failed.calls for failed in all_failed] == [3] + [0] * 49
+
+
+def test_keys_that_cannot_be_asked_and_failures_between_answers_do_not_stop_the_others():
+    def refusing(keys):
+        if keys["user"][0] != "u49":
+            raise LookupCallError("no such path", retriable=False)
+        return keys
+
+    _, done = asked_of(refusing, keys=50, failures_max=3)
+    assert [getattr(each, "calls", None) for each in done] == [1] * 49 + [None]
+
+    def moody(keys):
+        if int(keys["user"][0][1:]) % 3:
+            raise ConnectionError("gone")
+        return keys
+
+    _, done = asked_of(moody, keys=50, failures_max=3, retries=0)
+    assert [getattr(each, "calls", None) for each in done] == [
+        1 if n % 3 else None for n in range(50)
+    ]
+
+
+def test_a_program_that_is_wrong_stops_the_job_at_once():
+    asked = []
+
+    def function(keys):
+        asked.append(keys)
+        raise UserCodeError("no such table")
+
+    with pytest.raises(UserCodeError, match="no such table"):
+        testing.run(app_of(function, batch_rows=1, concurrency=1), {"events": ROWS})
+    assert len(asked) == 1
 
 
 def test_rows_that_may_be_taken_back_are_refused():

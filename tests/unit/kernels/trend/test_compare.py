@@ -125,6 +125,39 @@ def test_an_hour_that_is_shown_twice_a_week_ago_is_compared_with_its_first_showi
     assert year["a", local(2026, 11, 8, 1)] == (80, 20, 4.0)
 
 
+def test_p7_half_an_hour_is_compared_with_half_of_the_hour_a_week_ago():
+    week_ago, now = local(2026, 1, 5, 10), local(2026, 1, 12, 10)
+    events = [
+        Event(week_ago, "a", 50),
+        Event(week_ago + timedelta(minutes=40), "a", 50),
+        Event(now + timedelta(minutes=10), "a", 60),
+        Event(now + timedelta(minutes=59), "a", 90),
+    ]
+    out = everything(app_of(ms.cumulating("1 hour", "30 minutes")), events)["trend"]
+    of_now = out.filter(pl.col("window_start") == now)
+    assert of_now.select("n", "n_before", "n_ratio").rows() == [(60, 50, 1.2), (150, 100, 1.5)]
+
+
+def test_an_alert_fires_before_the_hour_is_over():
+    week_ago, now = local(2026, 1, 5, 10), local(2026, 1, 12, 10)
+    quarter = timedelta(minutes=15)
+    events = [Event(week_ago + n * quarter, "a", 10) for n in range(8)]
+    events += [Event(now + n * quarter, "a", cost) for n, cost in enumerate([10, 40, 1, 1, 9, 1])]
+    app = ms.App("trend", log="unused")
+    stream = app.topic("events", Event, key="page").stream(time="at")
+    parts = stream.window(ms.cumulating("1 hour", "15 minutes"), by="page").agg(n=ms.sum("n"))
+    trend = parts.compare("n", to="1 week")
+    trend.alert(when=pl.col("n_ratio") > 1.25, recover=pl.col("n_ratio") < 1, for_windows=3).view(
+        "alerts"
+    )
+    alerts = testing.replay(app, {"events": [*events, over(events)]}, batchings=10)["alerts"]
+    # 1.0 2.5 1.7 1.3 of the first hour, 0.9 0.5 of the next
+    assert alerts.select("window_start", "window_end", "n", "alert").rows() == [
+        (now, now + HOUR, 52, "firing"),
+        (now + HOUR, now + HOUR + quarter, 9, "resolved"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("now", "before", "ratio"),
     [
@@ -279,7 +312,7 @@ def bag(topic):
     return +left
 
 
-def check(app, events, window_earlier, seed, by=("page",)):
+def check(app, events, window_earlier, seed, by=("page",), compared=model.compared):
     out = testing.run(
         app,
         {"events": [*events, over(events)]},
@@ -288,7 +321,7 @@ def check(app, events, window_earlier, seed, by=("page",)):
         seed=seed,
         crash=1,
     )
-    expected = model.compared(out["rows"].to_dicts(), by, "n", window_earlier)
+    expected = compared(out["rows"].to_dicts(), by, "n", window_earlier)
     assert out["trend"].to_dicts() == expected
     assert sum(bag(out.topic("out")).values()) == len(expected)
 
@@ -315,6 +348,17 @@ def test_days_are_compared_by_their_dates(history, to, options, seed):
 
     app = app_of(ms.calendar("1 day", tz=zone), to, None, **options)
     check(app, events, earlier, seed)
+
+
+@settings(max_examples=some(30))
+@given(histories(), st.sampled_from(sorted(SPANS)), st.sampled_from(MODES), st.integers(0, 999))
+def test_parts_of_windows_are_compared_with_parts_as_long(history, to, options, seed):
+    zone, events = history
+    sizes = [("1 hour", "15 minutes"), ("4 hours", "1 hour"), ("1 day", "6 hours")]
+    window = ms.cumulating(*random.Random(seed).choice(sizes))
+    earlier = lambda start: model.earlier_instant(start, SPANS[to], zone)  # noqa: E731
+    app = app_of(window, to, zone, **options)
+    check(app, events, earlier, seed, compared=model.compared_parts)
 
 
 # ── what is kept ────────────────────────────────────────────────────────────────────────────
