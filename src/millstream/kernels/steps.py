@@ -195,7 +195,8 @@ def _all_of(table: pl.DataFrame) -> StepResult:
 
 
 def _visible(table: pl.DataFrame) -> pl.DataFrame:
-    return table.select(visible(table.columns))
+    # By a list of names: polars takes a name such as "^a.*$" for a pattern.
+    return table[visible(table.columns)]
 
 
 def _is_wide(expressions: Sequence[pl.Expr]) -> bool:

@@ -37,11 +37,7 @@ def build_budget(
     name: str | None,
 ) -> tuple[Budget, StreamShape]:
     """Check what is declared; return the kernel and the shape of its rows."""
-    if shape.mode is not None:
-        raise ConfigError(
-            "budget comes after a window, whose rows may replace one another. Decide on the events "
-            "before the first window."
-        )
+    _check_order(shape)
     step = shape.names.unique(name or f"budget({', '.join(by)})")
     spending, ceiling = (as_expression(e, what=w) for e, w in ((cost, "cost"), (limit, "limit")))
     useful = None if least is None else as_expression(least, what="least")
@@ -75,6 +71,25 @@ def build_budget(
         late_columns=late_columns if kernel.side_output else None,
     )
     return kernel, shape_out
+
+
+def _check_order(shape: StreamShape) -> None:
+    """Make sure that rows have an order of arrival, in which money is spent.
+
+    Raises:
+        ConfigError: they come from a window, or may be taken back.
+    """
+    if shape.mode in ("update", "retract"):
+        raise ConfigError(
+            "budget comes after rows that may be taken back: it spends in the order of arrival, and each row that "
+            "is taken back would change all decisions after it. Decide on the events, before the first window: "
+            'events.budget(…).window(…). Of a join, emit the rows without a partner "final".'
+        )
+    if shape.mode is not None:
+        raise ConfigError(
+            "budget comes after a window, whose rows have no order of arrival, in which it spends. Decide on the "
+            "events, before the first window: events.budget(…).window(…)."
+        )
 
 
 def _money(

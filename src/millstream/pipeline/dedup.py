@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-import polars as pl
-
 from millstream.choices import choose
 from millstream.durations import Duration, format_us, to_us
 from millstream.errors import ConfigError
@@ -19,6 +17,7 @@ from millstream.kernels.dedup.signed_dedup import SignedDedup
 from millstream.kernels.late import LATE_COLUMNS
 from millstream.kernels.steps import Filter
 from millstream.pipeline.checks import require_free
+from millstream.pipeline.expressions import column_named
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
 
@@ -110,6 +109,8 @@ def build_dedup(
             'dedup comes after emit("discard"), whose rows are parts that add up. Deduplicate the events '
             'before the window, or emit "final", "update" or "retract" there.'
         )
+    if shape.no_windows:
+        raise ConfigError(f"dedup comes after {shape.no_windows}")
     shape = shape.as_changes("dedup")
     if late is None:
         late = "side" if shape.late_policy == "side" else "drop"
@@ -128,7 +129,7 @@ def build_dedup(
     if not unbounded and (bloom is None or bloom.exact_check):
         _check_bounded(within_us)
     step_name = shape.names.unique(name or f"dedup({', '.join(columns)})")
-    has_id = tuple(pl.col(column).is_not_null() for column in columns)
+    has_id = tuple(column_named(column).is_not_null() for column in columns)
     without_null = Filter(shape.names.unique(f"{step_name} of no null"), has_id)
     first = without_null if null == "drop" else None
     late_columns = {**shape.columns, **LATE_COLUMNS} if late == "side" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import cast
 
@@ -10,6 +11,16 @@ import polars as pl
 from millstream.errors import ConfigError
 
 Column = str | pl.Expr
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether polars takes a name for a pattern of names, where it is given as one."""
+    return name == "*" or (name.startswith("^") and name.endswith("$"))
+
+
+def column_named(name: str) -> pl.Expr:
+    """Return the column of exactly this name, also where it looks like a pattern."""
+    return pl.col(f"^{re.escape(name)}$" if is_pattern(name) else name)
 
 
 def as_expression(column: Column, *, what: str) -> pl.Expr:

@@ -24,29 +24,24 @@ def group_columns(shape: StreamShape, columns: tuple[str, ...]) -> tuple[str, ..
     """Return the columns of ``group_by``, each once.
 
     Raises:
-        ConfigError: there are none, or one is not there or cannot be a key; or the rows of the stream
-            replace one another, or are late ones.
+        ConfigError: there are none, or one is not there or cannot be a key; or the rows of the stream are
+            late ones.
     """
     if not columns:
         raise ConfigError(
             "group_by names no column. Name those whose values make the groups; for one group of all rows, "
             'give all rows the same value: with_columns(all=pl.lit(1)).group_by("all").'
         )
-    check_rows_add_up(shape, "group_by")
+    check_not_late(shape, "group_by")
     return tuple(dict.fromkeys(shape.key_columns(columns, "group_by")))
 
 
-def check_rows_add_up(shape: StreamShape, what: str) -> None:
-    """Make sure that rows are added or taken back, and do not replace one another.
+def check_not_late(shape: StreamShape, what: str) -> None:
+    """Make sure that rows are not those that came too late for a window.
 
     Raises:
-        ConfigError: they do, or they are late rows.
+        ConfigError: they are.
     """
-    if shape.mode == "update":
-        raise ConfigError(
-            f'{what} comes after emit("update") or late="correct", whose rows replace one another: the '
-            'replaced ones would count, too. Emit "retract" or "final" there.'
-        )
     if shape.is_late:
         raise ConfigError(f"{what} comes after late rows. View them, or send them to a topic.")
 

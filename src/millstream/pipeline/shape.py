@@ -54,6 +54,7 @@ class StreamShape:
         takes_back: Whether rows may be taken back without another in their place, also where rows replace
             one another.
         only_replaces: Why the window above cannot emit changes, and what to do; empty if it can.
+        may_fail: Whether a step since the window above may fail on a row, where rows replace one another.
         no_windows: Why no window may follow, and what to do; empty if one may.
         names: The names that the app's steps have so far.
 
@@ -77,6 +78,7 @@ class StreamShape:
     stable: tuple[str, ...] = ()
     takes_back: bool = False
     only_replaces: str = ""
+    may_fail: bool = False
     no_windows: str = ""
     names: StepNames = field(default_factory=StepNames, repr=False, compare=False)
 
@@ -151,5 +153,6 @@ def windowed_shape(
         stable=stable if changes else (),
         takes_back=changes and shape.mode == "retract",
         only_replaces=only_replaces,
+        may_fail=False,
         no_windows=no_windows,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -59,7 +59,19 @@ class SinkBuilder:
             raise ConfigError(f"The view {name!r} is declared twice. Give one another name.")
         self._check_storable(name, columns, postgres=address is not None)
         self.app.names.unique(name)  # a later step of that name gets a number
-        return self._output(name, ViewSinkSpec(address), key=columns)
+        output = self._output(name, ViewSinkSpec(address), key=columns)
+        return replace(output, replaces=False) if self._must_delete(columns) else output
+
+    def _must_delete(self, key: Sequence[str]) -> bool:
+        """Return whether a view takes rows that replace one another as changes.
+
+        A step may fail on a row; the row that it was to replace is no longer there, either. That row is known by
+        its key, so it can be deleted, if the window above says which it was.
+        """
+        shape = self.shape
+        if shape.mode != "update" or not shape.may_fail or shape.only_replaces:
+            return False
+        return any(set(one) <= set(key) for one in shape.row_keys)
 
     def _view_key(self, name: str, key: str | Sequence[str] | None) -> tuple[str, ...]:
         """Return the key of a view: the given one, or the columns that distinguish windows and keys."""

@@ -31,6 +31,7 @@ from millstream.pipeline.checks import (
     require_columns,
 )
 from millstream.pipeline.expressions import Column, as_expression, names_given
+from millstream.pipeline.failing_steps import may_fail
 from millstream.pipeline.schema import ColumnTypes, columns_of, fields_of
 from millstream.pipeline.shape import StreamShape
 
@@ -246,6 +247,7 @@ def shape_after(step: Step, shape: StreamShape, columns: ColumnTypes) -> StreamS
         key_not_null=shape.key_not_null and primary_key is not None,
         row_keys=tuple(key for key in keys if key is not None),
         stable=_stable_after(step, shape.stable),
+        may_fail=shape.mode == "update" and (shape.may_fail or may_fail(step, shape.columns)),
     )
 
 

@@ -56,7 +56,12 @@ from millstream.pipeline.upserts import (
     table_shape,
 )
 from millstream.pipeline.versions import TableOrigin
-from millstream.pipeline.windowed import aggregate_windows, emit_strategy
+from millstream.pipeline.windowed import (
+    aggregate_windows,
+    emit_strategy,
+    plain_names,
+    window_name,
+)
 from millstream.pipeline.windows import EventWindow, TriggerSpec
 
 if TYPE_CHECKING:
@@ -217,7 +222,8 @@ class Stream(EventCollection):
         :meth:`Grouped.agg`. The state has a row for each group, and never forgets one: for
         groups without end, such as sessions or minutes, use windows.
         """
-        return Grouped(self, group_columns(self.shape, columns), name)
+        changes = replace(self, shape=self.shape.as_changes("group_by"))
+        return Grouped(changes, group_columns(changes.shape, columns), name)
 
     def top(
         self,
@@ -237,7 +243,8 @@ class Stream(EventCollection):
         The result has a primary key if its rows have a number: ``top(3, by="price", per="item", rank="place")`` is
         identified by item and place.
         """
-        kernel, shape = build_top(self.shape, n, by=by, per=per, ties=ties, rank=rank, name=name)
+        shape = self.shape.as_changes("top")
+        kernel, shape = build_top(shape, n, by=by, per=per, ties=ties, rank=rank, name=name)
         return Table(self.app, OperatorNode((self.node,), kernel), shape)
 
     # ── duplicates ──────────────────────────────────────────────────────────────────────────
@@ -489,6 +496,7 @@ class Windowed:
         """
         emission = emit_strategy(
             self.stream.shape,
+            self.window,
             mode,
             early=early,
             late=late,
@@ -504,12 +512,15 @@ class Windowed:
         aggregates; their event time is the last microsecond of the window. Over a stream read with
         ``late="side"``, the ``late`` of the result are the rows that came too late.
         """
+        plain = plain_names(self.stream.shape, self.by, aggregates)
+        stream = self.stream.rename(plain) if plain else self.stream
         kernel, shape = aggregate_windows(
-            self.stream.shape,
+            stream.shape,
             self.window,
-            self.by,
+            tuple(plain.get(column, column) for column in self.by),
             aggregates,
-            name=self.name,
+            name=self.name or window_name(self.window, self.by),
             emission=self.emission,
         )
-        return self.stream._operator(kernel, shape)  # noqa: SLF001 - of this module
+        made = stream._operator(kernel, shape)  # noqa: SLF001 - of this module
+        return made.rename({name: column for column, name in plain.items()}) if plain else made

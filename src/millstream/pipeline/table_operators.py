@@ -19,7 +19,7 @@ from millstream.kernels.tables.set_operations import (
 )
 from millstream.kernels.tables.top import Ties, TopRows
 from millstream.pipeline.checks import column_differences, whole_number
-from millstream.pipeline.group_by import aggregation_by, check_rows_add_up, derived_table
+from millstream.pipeline.group_by import aggregation_by, check_not_late, derived_table
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape
 
@@ -41,7 +41,7 @@ def build_top(
     name: str | None,
 ) -> tuple[TopRows, StreamShape]:
     """Build the operator of the first rows of groups, and the shape of its table."""
-    check_rows_add_up(shape, "top")
+    check_not_late(shape, "top")
     whole_number(count, 1, _RANK_MAX, "top's n")
     choose("top's ties", ties, get_args(Ties))
     order = _order(shape, by)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from types import EllipsisType
 from typing import Any, get_args
 
@@ -14,12 +16,14 @@ from millstream.kernels.frames import WINDOW, visible
 from millstream.kernels.operator import Operator
 from millstream.kernels.trigger import EachBatch, EmitStrategy, Mode, Once, Trigger
 from millstream.kernels.windows.assigners import WindowAssigner
+from millstream.kernels.windows.count_windows import CountWindow
 from millstream.kernels.windows.final import FinalWindowOperator
 from millstream.kernels.windows.pane_values import PANE_COLUMNS, PANE_TYPES
 from millstream.kernels.windows.panes import PaneWindowOperator
 from millstream.kernels.windows.window_operator import WindowOperator
 from millstream.pipeline.aggregate_types import check_aggregates
 from millstream.pipeline.event_windows import aggregate_event_windows
+from millstream.pipeline.expressions import is_pattern
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StreamShape, windowed_shape
 from millstream.pipeline.window_columns import WINDOW_COLUMNS, typed_aggregation
@@ -28,6 +32,7 @@ from millstream.pipeline.windows import EventWindow, TriggerSpec, parse_trigger
 
 def emit_strategy(
     shape: StreamShape,
+    window: WindowAssigner | EventWindow,
     mode: Mode,
     *,
     early: TriggerSpec | Once | EllipsisType,
@@ -53,7 +58,7 @@ def emit_strategy(
             'emit has late=None over a stream with late="correct": nothing would correct. Leave '
             "one of them out."
         )
-    if mode == "discard" and shape.mode == "retract":
+    if mode == "discard" and shape.mode == "retract" and not isinstance(window, CountWindow):
         raise ConfigError(
             'emit("discard") comes after rows of which some take others back: those cannot be '
             'emitted as parts. Choose "final", "update" or "retract".'
@@ -76,6 +81,31 @@ def emit_strategy(
         panes=panes,
         once=isinstance(early, Once),
     )
+
+
+def window_name(window: WindowAssigner | EventWindow, by: tuple[str, ...]) -> str:
+    """Return the name of a step of windows that was given none."""
+    return f"{window} by {', '.join(by)}".removesuffix(" by ")
+
+
+def plain_names(
+    shape: StreamShape, by: tuple[str, ...], aggregates: Mapping[str, Aggregate]
+) -> dict[str, str]:
+    """Return other names, for the time being, for columns ``by`` that polars takes for patterns.
+
+    Raises:
+        ConfigError: an aggregate has such a name, or rows that are too late would have the other one.
+    """
+    found = [name for name in by if is_pattern(name)]
+    if found and shape.late_policy == "side":
+        raise ConfigError(
+            f"window's by has {found[0]!r}, which looks like a pattern of names, over a stream with "
+            'late="side", whose late rows have all columns. Rename it first: rename({"old": "new"}).'
+        )
+    check_aggregates(dict(aggregates), by)
+    taken = {*shape.columns, *aggregates}
+    free = (name for number in count(1) if (name := f"by {number}") not in taken)
+    return dict(zip(found, free, strict=False))
 
 
 def _check_once(shape: StreamShape, late: TriggerSpec | EllipsisType) -> None:
@@ -103,14 +133,13 @@ def aggregate_windows(
     by: tuple[str, ...],
     aggregates: dict[str, Aggregate],
     *,
-    name: str | None,
+    name: str,
     emission: EmitStrategy,
 ) -> tuple[Operator, StreamShape]:
     """Build the operator that aggregates windows; return it and the shape of its rows."""
     panes = PANE_COLUMNS if emission.panes else ()
     check_aggregates(aggregates, (*WINDOW_COLUMNS, *by, *panes))
     emission = replace(emission, late_policy=shape.late_policy)
-    name = (name or f"{window} by {', '.join(by)}").removesuffix(" by ")
     if isinstance(window, EventWindow):
         return aggregate_event_windows(shape, window, by, aggregates, name=name, emission=emission)
     aggregation = Aggregation(by, tuple(aggregates.items()), shape.mode == "retract")

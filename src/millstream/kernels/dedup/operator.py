@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import polars as pl
 
 from millstream.kernels import late
@@ -144,19 +145,25 @@ class Dedup(PassThroughOperator):
         """Count the rows of which no part of the id is null."""
         if rows is None:
             return 0
-        return int(rows.select(pl.all_horizontal(pl.col(self.by).is_not_null()).sum()).item())
+        return rows.height - int(without_id(rows, self.by).sum())
 
     def _keep(
         self, memory: SeenIds, rows: pl.DataFrame, context: BatchContext
     ) -> tuple[Bools, tuple[int, ...]]:
         """Return which rows, being in the order of arrival, are kept; hold their ids, let others go."""
-        keep: Bools = (
-            rows.select(pl.any_horizontal(pl.col(self.by).is_null())).to_series().to_numpy()
-        )
-        keep = keep.copy()
+        keep = without_id(rows, self.by)
         events = EventIds.of(rows, self.by, context.seed)
         events = events.take(~keep[events.rows])
         new = events.take(~memory.repeats(events))
         kept = new.take(keep_first(new.first_of_id(), memory.search_ranges(new)))
         keep[kept.rows] = True
         return keep, memory.add(kept, context.watermark_us)
+
+
+def without_id(rows: pl.DataFrame, by: Sequence[str]) -> Bools:
+    """Return which rows have no id: a part of it is null."""
+    found = np.zeros(rows.height, np.bool_)
+    for name in by:
+        # By another name: polars takes a name such as "^a.*$" for a pattern.
+        found |= rows[name].alias("0").is_null().to_numpy()
+    return found

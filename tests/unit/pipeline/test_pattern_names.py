@@ -1,0 +1,110 @@
+"""A column whose name polars takes for a pattern divides windows, and identifies rows, as any other does."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import millstream as ms
+from millstream import testing
+from millstream.errors import ConfigError
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+NAMES = ["^a.*$", "*"]
+WINDOWS = [
+    ms.tumbling("1 minute"),
+    ms.hopping("1 minute", "30 seconds"),
+    ms.cumulating("1 minute", "20 seconds"),
+    ms.calendar("1 day", tz="UTC"),
+    ms.session("20 seconds"),
+    ms.sliding("20 seconds"),
+    ms.count_window(3, unbounded=True),
+]
+ROWS = [
+    {
+        "at": START + timedelta(seconds=7 * n),
+        "id": "xy"[n % 2] if n % 5 else None,
+        "ab": n,
+        "n": n % 3,
+    }
+    for n in range(40)
+]
+END = testing.Watermark("events", at=START + timedelta(days=2))
+
+
+def outputs(name, declare):
+    """Give the rows of a view, with the column ``id`` under a name; then called ``id`` again."""
+    app = ms.App("names", log="unused", buckets=2)
+    columns = {"at": datetime, name: str | None, "ab": int, "n": int}
+    stream = app.topic("events", columns).stream(
+        time="at", watermark=ms.watermark("0 seconds", idle=None), lateness="5 minutes"
+    )
+    declare(stream, name)
+    rows = [{name if column == "id" else column: row[column] for column in row} for row in ROWS]
+    out = testing.run(app, {"events": [*rows, END]}, batches=4, partitions=1, crash=1)
+    table = out["out"].rename({name: "id"}, strict=True)
+    return sorted(map(repr, table.select(sorted(table.columns)).to_dicts()))
+
+
+def same(declare, names=NAMES):
+    expected = outputs("id", declare)
+    assert expected
+    for name in names:
+        assert outputs(name, declare) == expected
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("mode", ["final", "update"])
+def test_windows_by_it_are_those_by_a_column_of_another_name(window, mode):
+    def declare(stream, name):
+        counted = stream.window(window, by=[name, "n"]).emit(mode)
+        rows = counted.agg(rows=ms.count(), most=ms.max("ab"))
+        label = "window_number" if "count_window" in str(window) else "window_end"
+        rows.view("out", key=[label, name, "n"])
+
+    same(declare, ["^a.*$" if mode == "update" else "*"])
+
+
+def test_a_window_of_windows_takes_it_from_the_one_before():
+    def declare(stream, name):
+        first = stream.key_by(name).window(ms.tumbling("30 seconds")).emit("retract")
+        counts = first.agg(rows=ms.count())
+        assert counts.shape.key == (name,)
+        again = counts.window(ms.tumbling("1 minute")).emit("update")
+        again.agg(rows=ms.sum("rows"), windows=ms.count()).view("out")
+
+    same(declare)
+
+
+def test_comparisons_and_alerts_by_it():
+    def declare(stream, name):
+        windows = stream.window(ms.tumbling("30 seconds"), by=name).agg(rows=ms.count())
+        windows.compare("rows", to="1 day").view("out")
+
+    same(declare)
+
+
+@pytest.mark.parametrize("null", ["pass", "drop"])
+@pytest.mark.parametrize("changes", [False, True])
+def test_deduplication_by_it(null, changes):
+    def declare(stream, name):
+        if changes:
+            windows = stream.window(ms.tumbling("10 seconds"), by=[name, "ab"]).emit("update")
+            rows = windows.agg(rows=ms.count())
+            rows.dedup(name, within="30 seconds", null=null).view("out")
+        else:
+            stream.dedup(name, within="30 seconds", null=null).view("out", key=["ab"])
+
+    same(declare)
+
+
+def test_names_that_would_be_taken_twice_are_refused():
+    app = ms.App("names", log="unused")
+    topic = app.topic("events", {"at": datetime, "^a$": str, "by 1": int})
+    window = topic.stream(time="at").window(ms.tumbling("1 minute"), by="^a$")
+    with pytest.raises(ConfigError, match="'\\^a\\$'"):
+        window.agg(**{"^a$": ms.count()})
+    rows = window.agg(**{"by 2": ms.sum("by 1")})
+    assert list(rows.columns) == ["window_start", "window_end", "^a$", "by 2"]
+    late = topic.stream(time="at", late="side").window(ms.tumbling("1 minute"), by="^a$")
+    with pytest.raises(ConfigError, match="late rows have all columns"):
+        late.agg(n=ms.count())
