@@ -1,5 +1,6 @@
 """A job that asks a real service is killed between its durable steps: outputs have the answers of the journal."""
 
+import json
 import os
 import subprocess
 import sys
@@ -47,7 +48,8 @@ def outputs(folder):
     with ms.view("seen", log=folder) as view:
         seen = view.scan()
     with ms.connect(folder) as log:
-        records = [record.json() for record in log.read("found")]
+        values = [log.read("found", n, columns=("value",))["value"].to_pylist() for n in (0, 1)]
+        records = [json.loads(value) for of_partition in values for value in of_partition]
     told = [(record["user"], record["answer"]) for record in records]
     shown = seen.select("user", "answer").rows()
     for rows in (told, shown):
