@@ -163,7 +163,7 @@ def test_each_row_has_the_first_answer_for_its_key_within_the_time_of_the_cache(
     st.integers(0, 3),
     st.integers(0, 99),
 )
-@settings(deadline=None, max_examples=some(15))
+@settings(deadline=None, max_examples=some(8))
 def test_without_a_cache_the_outputs_agree_and_answers_are_those_that_were_given(
     sections, batch_rows, partitions, batches, crash, seed
 ):
