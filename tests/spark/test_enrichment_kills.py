@@ -4,11 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from enrichment_kills import journal_of, pipeline
+from enrichment_kills import journal_of
 from http_service import serving
 
 import millstream as ms
@@ -61,10 +60,10 @@ def outputs(folder):
 @pytest.mark.timeout(900)  # six times a JVM
 def test_outputs_have_the_answers_of_the_journal_wherever_the_job_was_killed(tmp_path):
     send(tmp_path)
-    asked = Counter()
+    given = {}
 
     def answer(request, number):  # another one each time
-        asked[request.target.rsplit("/", 1)[1]] += 1
+        given[request.target.rsplit("/", 1)[1]] = number
         return 200, {"answer": number}
 
     journaled = {}
@@ -91,8 +90,7 @@ def test_outputs_have_the_answers_of_the_journal_wherever_the_job_was_killed(tmp
     assert shown == told
     assert set(shown) == {f"u{n}" for n in range(COUNT)}
     assert len(journaled) > 20
-    assert {asked[user] for user in journaled} == {1}  # what was in the journal is not asked again
-    pipeline(tmp_path, service.url)
+    assert shown == given  # the last answers: what was stored is not asked for again
     assert not any(
         b"secret-word" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
     )
