@@ -127,6 +127,9 @@ WRONG = {
     ("Table.join", "how", "anty", "anti"): declared(
         lambda word: two(lambda a, b: a.table("id").join(b.table("id"), "id", how=word))
     ),
+    ("http_lookup", "method", "PSOT", "POST"): declared(
+        lambda word: ms.http_lookup("http://api/{id}", method=word)
+    ),
     ("Stream.enrich", "on_error", "nul", "null"): declared(
         lambda word: stream().enrich(
             lambda keys: keys, on="id", schema={"m": pl.Int64}, on_error=word

@@ -96,13 +96,23 @@ class BoundSqlLookup:
             ) from None
 
     def _ask(self, keys: pl.DataFrame) -> Answered:
-        database = self.lookup.database
-        address = database() if callable(database) else str(database)
+        address = self._address()
         if address.startswith(_POSTGRES):
             return postgres_query.ask(
                 postgres_address(address), self.lookup.query, keys, self.timeout_s
             )
         return sqlite_query.ask(_sqlite_path(address), self.lookup.query, keys, self.timeout_s)
+
+    def _address(self) -> str:
+        database = self.lookup.database
+        if not callable(database):
+            return str(database)
+        try:
+            return str(database())
+        except Exception as error:  # noqa: BLE001 - its text may have the password
+            raise LookupCallError(
+                f"sql_lookup's function of an address failed: {type(error).__name__}"
+            ) from None
 
     def _column(self, name: str, dtype: pl.DataType, values: list[Any]) -> pl.Series:
         read = field_of(name, dtype, "sql_lookup")

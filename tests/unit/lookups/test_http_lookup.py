@@ -425,6 +425,31 @@ def test_secrets_are_sent_and_are_in_no_text_and_no_definition():
     assert describe(changed.bound(KEY, COUNTRY, 1.0)) != describe(bound)
 
 
+def kernel_of(lookup, **options):
+    stream = ms.App("a", log="unused").topic("rows", {"user": str}).stream()
+    return stream.enrich(lookup, on="user", schema={"country": pl.String}, **options).node.kernel
+
+
+def test_the_journal_of_another_address_is_not_read_and_that_of_another_secret_is():
+    def code(url, token):
+        return kernel_of(ms.http_lookup(url, headers={"Authorization": token})).code
+
+    assert code("http://a/{user}", "1") == code("http://a/{user}", "2")
+    assert code("http://a/{user}", "1") != code("http://b/{user}", "1")
+
+
+def test_how_a_lookup_is_called_is_that_of_the_step():
+    policy = kernel_of(
+        ms.http_lookup("http://a/{user}"), timeout="2 seconds", retries=1, concurrency=3
+    ).policy
+    assert (policy.batch_rows, policy.timeout_s, policy.retries, policy.concurrency) == (1, 2, 1, 3)
+    assert kernel_of(ms.http_lookup("http://a", method="POST")).policy.batch_rows == 1000
+    with pytest.raises(ConfigError, match="concurrency"):
+        kernel_of(ms.http_lookup("http://a/{user}"), concurrency=0)
+    with pytest.raises(ConfigError, match=r"ms\.http_lookup"):
+        kernel_of("http://a/{user}")
+
+
 def test_a_function_of_headers_is_called_for_each_request_and_its_failures_say_no_secret():
     tokens = iter([{"Authorization": "1"}, {"Authorization": "2"}])
     with serving(lambda asked, _: (200, {"country": asked.headers["authorization"]})) as service:

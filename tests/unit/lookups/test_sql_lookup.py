@@ -196,6 +196,20 @@ def test_a_file_that_was_put_in_its_place_is_read(tmp_path):
     assert pickle.loads(pickle.dumps(bound))(keys).rows() == [("u1", "DE")]
 
 
+def test_a_function_of_an_address_that_fails_says_no_password():
+    def broken():
+        raise RuntimeError("secret")
+
+    for database in (
+        broken,
+        lambda: "host=h password=secret",
+        lambda: "postgresql://me:secret@[/x",
+    ):
+        with pytest.raises((LookupCallError, ConfigError)) as failed:
+            ask(ms.sql_lookup(database, QUERY), ["u1"])
+        assert "secret" not in str(failed.value)
+
+
 @pytest.mark.parametrize(
     ("database", "query", "error"),
     [
