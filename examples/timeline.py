@@ -71,10 +71,19 @@ def pipeline(folder: Path | str) -> ms.App:
 
 
 def follow_changes(people: int, count: int, seed: int) -> pl.DataFrame:
-    """Return who follows whom, and who stops: of those followed a few are followed by many."""
+    """Return who follows whom, ``count`` pairs at first, and who then stops: few are followed by many."""
+    if count > people**2 // 2:
+        sys.exit(f"{people:,} people can follow {people**2 // 2:,} times here. Give more --people.")
     dice = np.random.default_rng(seed)
-    followed = np.minimum(dice.zipf(1.3, count) - 1, people - 1)
-    pairs = pl.DataFrame({"follower": dice.integers(0, people, count), "followed": followed})
+    pairs = pl.DataFrame(schema={"follower": pl.Int64, "followed": pl.Int64})
+    while pairs.height < count:  # some pairs are drawn twice
+        drawn = pl.DataFrame(
+            {
+                "follower": dice.integers(0, people, count),
+                "followed": (people * dice.random(count) ** 2).astype(np.int64),
+            }
+        )
+        pairs = pl.concat([pairs, drawn]).unique(maintain_order=True).head(count)
     stops = pairs.sample(count // 20, seed=seed)
     return pl.concat(
         [
@@ -148,7 +157,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default="timeline-log", help="where the log is")
     parser.add_argument("--people", type=int, default=20_000, help="how many people there are")
     parser.add_argument("--follows", type=int, default=1_000_000, help="how many follows")
-    parser.add_argument("--posts", type=int, default=2_000, help="how many posts")
+    parser.add_argument("--posts", type=int, default=10_000, help="how many posts")
     parser.add_argument("--batch", type=int, default=100_000, help="changes per batch")
     options = parser.parse_args()
 
@@ -160,6 +169,8 @@ def main() -> int:
 
     timelines = ms.view("timeline", log=options.folder).scan()
     expected = timelines_of(follows, posts)
+    size = sum(path.stat().st_size for path in options.folder.rglob("*") if path.is_file())
+    print(f"  {size / 2**20:,.0f} MiB in {options.folder}: the log, the state, and the view")
     reader = int(timelines["follower"].min())
     print(f"\nThe timeline of {reader}:")
     print(timelines.filter(pl.col("follower") == reader).sort("place"))

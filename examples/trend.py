@@ -39,7 +39,8 @@ class Request:
 def pipeline(folder: Path | str) -> ms.App:
     """Declare two views: the trend of every page and hour, and the alerts."""
     app = ms.App("trend", log=folder)
-    requests = app.topic("requests", Request, key="page").stream(
+    # One partition: with idle=None each of them must have records, and two pages fill two at most.
+    requests = app.topic("requests", Request, key="page", partitions=1).stream(
         time="at", watermark=ms.watermark("5 minutes", idle=None)
     )
     hourly = requests.window(ms.tumbling("1 hour"), by="page").agg(n=ms.count())
@@ -76,9 +77,8 @@ def main() -> None:
             log.create_topic("requests", partitions=app.topics["requests"].partitions)
             with log.producer() as producer:
                 for request in requests():
-                    value = {"at": request.at.isoformat(), "page": request.page}
-                    producer.send("requests", value, key=request.page)
-        app.run(until="caught-up")
+                    producer.send("requests", request, key=request.page)
+        print(app.run(until="caught-up", show=True))
         with pl.Config(tbl_rows=-1, tbl_hide_dataframe_shape=True):
             print(ms.view("alerts", log=folder, app="trend").scan())
 

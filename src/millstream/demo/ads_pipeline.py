@@ -42,7 +42,7 @@ def build(
     app = ms.App(APP, log=log, state=state)
     once = deduplicated_events(app)
     add_rates(once, smoothed_rate())
-    add_spending(once, clients)
+    add_spending(once, client_table(app, clients))
     add_stopped_ads(once, stop, smoothed_rate()).to(AD_STOPS, key="ad")
     add_dashboard(app)
     return app
@@ -89,16 +89,12 @@ def add_rates(once: ms.Stream, rate: pl.Expr) -> None:
     count_ads(minutes.emit("update", early="10 seconds"), rate).view(AD_CTR)
 
 
-def add_spending(once: ms.Stream, clients: Mapping[str, Client]) -> None:
+def add_spending(once: ms.Stream, clients: ms.Table) -> None:
     """Decide on each event whether its client can pay for it, and keep what was spent."""
-    client = pl.col("client")
-    budgets = {name: about.budget_micros for name, about in clients.items()}
-    prices = {name: about.click_micros for name, about in clients.items()}
-    zones = {name: about.zone for name, about in clients.items()}
-    decided = once.with_columns(
-        budget_micros=client.replace_strict(budgets, default=0, return_dtype=pl.Int64),
-        click_micros=client.replace_strict(prices, default=0, return_dtype=pl.Int64),
-        zone=client.replace_strict(zones, default="UTC", return_dtype=pl.String),
+    unknown = {"zone": "UTC", "click_micros": 0, "budget_micros": 0}
+    priced = once.lookup(clients, on="client")
+    decided = priced.with_columns(
+        *(pl.col(name).fill_null(value) for name, value in unknown.items())
     ).budget(
         "client",
         cost="cost_micros",
@@ -117,6 +113,25 @@ def add_spending(once: ms.Stream, clients: Mapping[str, Client]) -> None:
     decided.select(
         "client", "budget_day", spent=euros("spent"), budget=euros("budget_micros")
     ).view(SPEND_BY_DAY, key=("client", "budget_day"))
+
+
+def client_table(app: ms.App, clients: Mapping[str, Client]) -> ms.Table:
+    """Give the clients as a table: zone, price of a click, and budget of each.
+
+    An event is looked up in it, because the ad servers wait for the decision, and a look-up waits for nothing.
+    ``join_asof`` would take the price that was valid when the event occurred, whatever came late; so it would
+    hold each event until the watermark has passed it by the hour for which late ones are allowed. The
+    table is given here, so it is there with the first batch, and a replay comes to the same. Where prices
+    change while the program runs, read them from a topic: ``app.table("clients", ..., key="client")``.
+    """
+    rows = [
+        (name, about.zone, about.click_micros, about.budget_micros)
+        for name, about in clients.items()
+    ]
+    columns = {"client": str, "zone": str, "click_micros": int, "budget_micros": int}
+    return app.static_table(
+        pl.DataFrame(rows, schema=columns, orient="row"), key="client", name="clients"
+    )
 
 
 def euros(micros: str) -> pl.Expr:

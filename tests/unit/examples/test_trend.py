@@ -29,6 +29,19 @@ def test_the_page_that_runs_away_fires_once_and_is_resolved(example):
     out = testing.run(
         example.pipeline("unused"), {"requests": [*rows, over]}, batches=4, partitions=3
     )
+    assert_told(example, out)
+    again = out["trend"].filter(pl.col("page") == "/home", pl.col("n_ratio").is_not_null())
+    assert again["n_ratio"].unique().to_list() == [1.0]  # local hours, before the change and after
+
+
+def test_the_alerts_come_without_a_clock_as_the_program_has_none(example):
+    app = example.pipeline("unused")
+    partitions = app.topics["requests"].partitions
+    out = testing.run(app, {"requests": list(example.requests())}, partitions=partitions)
+    assert_told(example, out)
+
+
+def assert_told(example, out):
     alerts = out["alerts"].with_columns(
         pl.col("window_start").dt.convert_time_zone(example.ZONE.key).dt.hour().alias("hour")
     )
@@ -36,5 +49,3 @@ def test_the_page_that_runs_away_fires_once_and_is_resolved(example):
         (example.RUNS_AWAY, 10, "firing"),
         (example.RUNS_AWAY, 15, "resolved"),
     ]
-    again = out["trend"].filter(pl.col("page") == "/home", pl.col("n_ratio").is_not_null())
-    assert again["n_ratio"].unique().to_list() == [1.0]  # local hours, before the change and after
