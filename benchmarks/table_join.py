@@ -3,12 +3,10 @@
 In process, one bucket, no JVM: the operators of ``stream.lookup(table)`` and ``table.join(table)``, with
 runs of state as Arrow files in a folder, memory-mapped as they are in a job. The table has as many rows
 as is said, each of a key of its own (a number), a text of 16 characters and a float.
-A batch has 10,000 rows with random keys; where the table is empty they find nothing. The inner and left joins also keep the rows of the
-batch, as they must: so each is measured over an empty table, too, with as much kept of the other.
+A batch has 10,000 rows with random keys; where the table is empty they find nothing. The joins also keep the rows of the batch.
 
-"Look-up" is the share of a batch that reads the table: the rows of the batch's keys, found in its runs.
-Bytes per row are those of the files of state, once with the table alone. A second pass over the same
-batches shows what the first touch of the pages costs.
+Bytes per row are those of the files of state when they have the table alone. A second pass over the same
+batches shows what the first touch of the files' pages costs; the time over that of an empty table is the second pass's.
 
     python benchmarks/table_join.py [--rows 0 1000000 20000000] [--batches 25]
 """

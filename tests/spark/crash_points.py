@@ -1,10 +1,11 @@
 """A run of an app that is killed or stopped, by a signal, at named points of its batches.
 
 ``python crash_points.py FOLDER URL POINT[,POINT...] NUMBER SIGNAL TOPICS [LOG]`` runs the app of
-:mod:`every_sink`, over the folder or over the log of that address. The NUMBER-th time that it comes to each POINT, SIGNAL goes to the driver, or to the
+:mod:`every_sink`, or of the module that ``CRASH_PIPELINE`` names, over the folder or over the log of that address. The NUMBER-th time that it comes to each POINT, SIGNAL goes to the driver, or to the
 Python worker that came there. What it changes of the program is only that: where it ends.
 """
 
+import importlib
 import itertools
 import os
 import signal
@@ -133,8 +134,7 @@ def say(name, attempt):
 
 
 def main(folder, url, points, number, which, topics, log=None):
-    from every_sink import BATCH, pipeline
-
+    program = importlib.import_module(os.environ.get("CRASH_PIPELINE", "every_sink"))
     os.environ["CRASH"] = f"{folder}/marks|{points}|{number}|{which}|{os.getpid()}"
     executor.StageRunner = DyingRunner
     if any("stage" in point for point in points.split(",")):
@@ -153,9 +153,9 @@ def main(folder, url, points, number, which, topics, log=None):
         from millstream.client.kafka.transaction import KafkaTransactionManager
 
         wrap(KafkaTransactionManager, "commit", before=TRANSACTION_POINT)
-    app = pipeline(folder, url or None, topics=topics == "topics", log=log)
+    app = program.pipeline(folder, url or None, topics=topics == "topics", log=log)
     try:
-        report = app.run(until="caught-up", rows_per_batch=BATCH)
+        report = app.run(until="caught-up", rows_per_batch=program.BATCH)
     except MillstreamError as error:
         print(type(error).__name__, error, flush=True)
     else:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import every_join
 import pytest
 from crash_points import COMMIT_POINTS, RESTART_POINTS, STAGE_POINTS, WORKER_POINTS
 from every_sink import calls_of_functions, held, pipeline, rows, send, wanted
@@ -16,13 +17,17 @@ SOURCE = Path(testing.__file__).parents[2]
 EVENTS = rows(900)
 
 
-def run(folder, url, points, number):
+def run(folder, url, points, number, module="every_sink"):
     """Run the app, dying at the points; give the exit code and what it said."""
     (folder / "marks").mkdir(exist_ok=True)
     program = [sys.executable, HERE / "crash_points.py", folder, url or ""]
     ended = subprocess.run(
         [*program, ",".join(points), str(number), "SIGKILL", "topics"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), str(HERE)])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(SOURCE), str(HERE)]),
+            "CRASH_PIPELINE": module,
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -75,3 +80,24 @@ def test_a_driver_that_dies_at_every_point_changes_nothing(spark, tmp_path, url)
     calls = calls_of_functions(tmp_path)
     repeated = len(calls) - len(set(calls))
     assert 1 <= repeated <= len(points)  # at most once for each time that the driver died
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1500)  # nine times a JVM
+def test_joins_and_tables_are_the_same_in_every_place_after_a_driver_died_at_every_point(
+    spark, tmp_path
+):
+    every_join.send(tmp_path)
+    points = [point for point in COMMIT_POINTS if point.split()[-1] not in ("database", "function")]
+    points = [*STAGE_POINTS, *points, RESTART_POINTS[-1]]
+    for place, point in enumerate(points):
+        number = 1 if place == 0 or point in RESTART_POINTS else 2
+        assert run(tmp_path, None, [point], number, "every_join")[0] == -9, point
+        if place > 0:
+            assert every_join.held(tmp_path).balanced, point
+    every_join.pipeline(tmp_path).run(until="caught-up")
+    now, meant = every_join.held(tmp_path), every_join.wanted(tmp_path)
+    assert (now.read, now.balanced) == (sum(map(len, every_join.rows().values())), True)
+    for name, places in now.results.items():
+        (bag,) = {frozenset(bag.items()) for bag in places.values()}
+        assert name == "looked_up" or bag == meant[name].items(), name

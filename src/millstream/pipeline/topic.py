@@ -102,7 +102,9 @@ class Topic:
     ) -> Table:
         """Read the topic as a table: of each key its latest record is a row.
 
-        A record without a value (a tombstone) deletes the row of its key, so the topic may be compacted.
+        A record without a value (a tombstone) deletes the row of its key, so the topic may be compacted. Compaction
+        keeps the record with the greatest offset: see docs/joins.md for what a table by time loses with it, and
+        for how long an app may be away.
 
         Args:
             key: The columns that identify a row; by default the topic's ``key``. With tombstones it is
