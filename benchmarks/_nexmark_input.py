@@ -63,7 +63,6 @@ def prepared(cache: Path, events: int, batches: int, form: str) -> Input:
         shutil.rmtree(made.folder, ignore_errors=True)
         made.folder.mkdir(parents=True)
         digest, records = _write_files(made)
-        _write_side_input(made)
         fill_s, fill_cpu_s = _fill_log(made)
         about = {
             "sha256": digest,
@@ -111,14 +110,6 @@ def _write_files(made: Input) -> tuple[str, dict[str, int]]:
         for end in ends:
             end.close()
     return digest.hexdigest(), records
-
-
-def _write_side_input(made: Input) -> None:
-    """Write the bounded side input of q13, of which we make a static table."""
-    import _nexmark_queries as queries
-
-    lines = as_json(queries.side_rows())
-    (made.folder / "side_input.json").write_bytes(b"".join(line.as_py() + b"\n" for line in lines))
 
 
 def _archive_log(made: Input) -> None:
