@@ -25,7 +25,7 @@ LOGS = {"json": "log", "columnar": "log-columnar"}
 PARTITIONS = 4
 READERS = 2
 _CHUNK = 5_000  # events that go to one place before it is the next one's turn
-_VERSION = 2  # of the input; another one is made anew
+_VERSION = 3  # of the input; another one is made anew
 
 
 @dataclass(frozen=True)
