@@ -126,7 +126,7 @@ def _archive_log(made: Input) -> None:
     used = time.process_time()
     schemas = {"bids": queries.Bid, "auctions": queries.Auction, "persons": queries.Person}
     for topic, schema in schemas.items():
-        ms.App("archive", log=half_made).topic(topic, schema).archive(roll=True)
+        ms.App("archive", log=half_made).topic(topic, schema).archive(close_active=True)
     print(f"archives were made with {time.process_time() - used:.1f} CPU-s", flush=True)
     half_made.rename(made.folder / LOGS["columnar"])
 
