@@ -25,7 +25,7 @@ LOGS = {"json": "log", "columnar": "log-columnar"}
 PARTITIONS = 4
 READERS = 2
 _CHUNK = 5_000  # events that go to one place before it is the next one's turn
-_VERSION = 2  # of the input; another one is made anew
+_VERSION = 3  # of the input; another one is made anew
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,6 @@ def prepared(cache: Path, events: int, batches: int, form: str) -> Input:
         shutil.rmtree(made.folder, ignore_errors=True)
         made.folder.mkdir(parents=True)
         digest, records = _write_files(made)
-        _write_side_input(made)
         fill_s, fill_cpu_s = _fill_log(made)
         about = {
             "sha256": digest,
@@ -113,14 +112,6 @@ def _write_files(made: Input) -> tuple[str, dict[str, int]]:
     return digest.hexdigest(), records
 
 
-def _write_side_input(made: Input) -> None:
-    """Write the bounded side input of q13, of which we make a static table."""
-    import _nexmark_queries as queries
-
-    lines = as_json(queries.side_rows())
-    (made.folder / "side_input.json").write_bytes(b"".join(line.as_py() + b"\n" for line in lines))
-
-
 def _archive_log(made: Input) -> None:
     """Copy the log, close its segments, and have them archived; tell what that took."""
     import _nexmark_queries as queries
@@ -135,7 +126,7 @@ def _archive_log(made: Input) -> None:
     used = time.process_time()
     schemas = {"bids": queries.Bid, "auctions": queries.Auction, "persons": queries.Person}
     for topic, schema in schemas.items():
-        ms.App("archive", log=half_made).topic(topic, schema).archive(roll=True)
+        ms.App("archive", log=half_made).topic(topic, schema).archive(close_active=True)
     print(f"archives were made with {time.process_time() - used:.1f} CPU-s", flush=True)
     half_made.rename(made.folder / LOGS["columnar"])
 

@@ -33,7 +33,7 @@ def fill(folder: Path, events: int) -> dict:
         for start in range(0, events, BATCH):
             producer.send_many("events", values=values(min(BATCH, events - start), start))
     before_s = time.process_time()
-    found = ms.App("bench", log=folder).topic("events", AdEvent).archive(roll=True)
+    found = ms.App("bench", log=folder).topic("events", AdEvent).archive(close_active=True)
     return {
         "archive_cpu_s": time.process_time() - before_s,
         "segment_bytes": sum(one.segment_bytes for one in found),

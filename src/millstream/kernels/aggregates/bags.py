@@ -122,9 +122,33 @@ def _distinct(values: pl.Series, lengths: Lengths) -> pl.Series:
 
 def distinct_values(values: pl.Series, lengths: Lengths) -> tuple[pl.Series, Lengths]:
     """Keep each group's different values, which lie end to end; in order."""
+    if values.dtype.is_integer():
+        packed = _packed(values, lengths)
+        if packed is not None:
+            return packed
     ordered = _ordered(pl.DataFrame({"group": numbered(lengths), "value": values}))
     once = ordered.filter(_first_of_its_kind(ordered))
     return once["value"], _sizes(once["group"], lengths)
+
+
+def _packed(values: pl.Series, lengths: Lengths) -> tuple[pl.Series, Lengths] | None:
+    """Do the same for whole numbers, group and value as one number: to sort that takes a fifth of the time.
+
+    None where they do not fit into 63 bits.
+    """
+    low, high = values.min(), values.max()
+    if not isinstance(low, int) or not isinstance(high, int):  # there is no value
+        return None
+    span = high - low + 1
+    if span * len(lengths) >= 1 << 63 or high >= 1 << 63:
+        return None
+    present = values.is_not_null().to_numpy()
+    above = values.drop_nulls().cast(pl.Int64).to_numpy() - low
+    ordered = pl.Series(numbered(lengths)[present] * span + above).sort().to_numpy()
+    groups, above = np.divmod(ordered[np.diff(ordered, prepend=-1) != 0], span)
+    return pl.Series(above + low, dtype=pl.Int64).cast(values.dtype), _sizes(
+        pl.Series(groups), lengths
+    )
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import pyarrow as pa
 
 from millstream.kernels.arrays import Int64s
 
 Lengths = Int64s
+
+_SHARED_WITH_ARROW = {  # types whose arrays are the same in polars and in Arrow, and need not be copied
+    *(pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64),
+    *(pl.Float32, pl.Float64),
+}
 
 
 def over_groups(
@@ -52,6 +58,9 @@ def flat_twice(lists: pl.Series) -> tuple[pl.Series, Lengths]:
 
 def regrouped(values: pl.Series, lengths: Lengths) -> pl.Series:
     """Put values that lie end to end into lists of these lengths."""
+    if values.dtype in _SHARED_WITH_ARROW:
+        ends = pa.array(np.append(0, np.cumsum(lengths)), pa.int64())
+        return pl.Series(pa.LargeListArray.from_arrays(ends, values.to_arrow()))
     table = pl.DataFrame({"group": pl.Series(numbered(lengths)).set_sorted(), "value": values})
     lists = table.group_by("group", maintain_order=True).agg("value")["value"]
     filled = lengths > 0
