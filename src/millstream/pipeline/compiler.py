@@ -253,6 +253,7 @@ class _Compiler:
             topic_number=self._topics.index(node.topic),
             table_key=node.table_key,
             arrived=self._arrival_below(node),
+            looked_up=self._is_looked_up(node),
         )
 
     def _columns_needed(self, node: GraphNode) -> set[str] | None:
@@ -303,6 +304,18 @@ class _Compiler:
             path.consumer.kernel, Lookup
         )
         return looks_up or any(map(self._arrival_below, self._passed_on(path)))
+
+    def _is_looked_up(self, node: GraphNode) -> bool:
+        """Return whether a table that rows are looked up in is made of this node's rows."""
+        return any(
+            isinstance(consumer := path.consumer, OperatorNode)
+            and (
+                bool(path.number)
+                if isinstance(consumer.kernel, Lookup)
+                else self._is_looked_up(consumer)
+            )
+            for path in self._paths(node)
+        )
 
     def _needs_order(self, consumer: ConsumerNode) -> bool:
         if isinstance(consumer, OperatorNode):

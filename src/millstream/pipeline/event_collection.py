@@ -202,6 +202,9 @@ class EventCollection(Collection):
         records of the table that arrived before it, or in the same millisecond, by the clocks of the log. Later
         ones correct nothing. What comes after it judges lateness as without the join.
 
+        Where there is more to read than a batch can hold, the table's records are read before the rows. So a row finds
+        all that arrived before it; it may find what arrived later.
+
         The result is not deterministic. Of two topics a batch takes what is there, so where a row and a record of
         the table arrive in short order, a rebuilt app may see them in the other order. Where the answer must not
         depend on that, use :meth:`join_asof`.

@@ -222,7 +222,8 @@ def _allocate(
 ) -> dict[str, list[int]]:
     """Divide at most ``rows_max`` records among the partitions, in proportion to their unread records.
 
-    If there are more, partitions that are too far apart in event time are aligned.
+    What rows are looked up in comes first: else a row might not find what arrived long before it. If there are
+    more of the others than the batch can hold, partitions that are too far apart in event time are aligned.
     """
     progress = {t: _padded(start, t, len(ends)) for t, ends in look.ends.items()}
     waiting = {
@@ -231,7 +232,11 @@ def _allocate(
         for number, (at, end) in enumerate(zip(progress[topic], ends, strict=True))
         if end > at.offset
     }
-    taken = divide_proportionally(waiting, rows_max)
+    looked_up = {source.topic for source in sources if source.looked_up}
+    first = {at: count for at, count in waiting.items() if at[0] in looked_up}
+    waiting = {at: count for at, count in waiting.items() if at not in first}
+    taken_first = divide_proportionally(first, rows_max)
+    taken = divide_proportionally(waiting, max(0, rows_max - sum(taken_first.values())))
     times_us = _times(waiting, look.event_times, sources)
     if (
         taken != waiting
@@ -239,6 +244,7 @@ def _allocate(
         and times_us.keys() <= look.paces.keys()
     ):
         taken |= _align({at: waiting[at] for at in times_us}, times_us, look.paces, taken)
+    taken |= taken_first
     return {
         topic: [at.offset + taken.get((topic, n), 0) for n, at in enumerate(progress[topic])]
         for topic in look.ends

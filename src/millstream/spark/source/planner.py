@@ -197,11 +197,14 @@ class LogPlanner:
         yield from record_batches(_run_task(self._spec, partition))
 
     def _end_offsets(self) -> tuple[int, dict[str, list[int]]]:
-        """Return the wall clock, and the end offsets read after it."""
+        """Return the wall clock, and the end offsets read after it.
+
+        Those of what rows are looked up in come last: so what arrived before a row is there.
+        """
         wall_ms = time.time_ns() // 1_000_000
         return wall_ms, {
             source.topic: [end for _, end in self._log.offsets(source.topic)]
-            for source in self._spec.sources
+            for source in sorted(self._spec.sources, key=lambda source: source.looked_up)
         }
 
     def _with_arrival_times(self, before: SourceOffset, after: SourceOffset) -> SourceOffset:

@@ -1,5 +1,7 @@
 """Where batches end: everything is read once, fairly, and a batch is a function of its offsets."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,6 +46,18 @@ def test_a_batch_takes_what_there_is_up_to_its_limit_in_proportion():
         0,
     ]
     assert next_offset(start, ends, [source()], clock_ms=5, rows_max=40).offsets("t") == [10, 30, 0]
+
+
+def test_what_rows_are_looked_up_in_is_read_before_them():
+    start = SourceOffset(
+        0, {"t": (PartitionProgress(0, 0),), "rates": (PartitionProgress(0, 0),) * 2}, {}
+    )
+    sources = [source(), replace(source("rates", "rates"), number=1, looked_up=True)]
+    ends = {"t": [50], "rates": [30, 10]}
+    first = next_offset(start, ends, sources, clock_ms=5, rows_max=20)
+    assert (first.offsets("rates"), first.offsets("t")) == ([15, 5], [0])
+    second = next_offset(first, ends, sources, clock_ms=6, rows_max=25)
+    assert (second.offsets("rates"), second.offsets("t")) == ([30, 10], [5])
 
 
 def test_a_partition_that_becomes_idle_makes_a_batch_without_records():
