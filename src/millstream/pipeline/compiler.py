@@ -195,7 +195,8 @@ class _Compiler:
             columns = tuple(name for name, _ in consumer.schema)
         operator = self.kernels[consumer] if isinstance(consumer, OperatorNode) else None
         replaces = isinstance(consumer, Output) and consumer.replaces
-        name = consumer.kernel.name if isinstance(consumer, OperatorNode) else consumer.name
+        name = _name(consumer)
+        assert name is not None
         return ConsumerEdge(
             step=name,
             port=self.ports[consumer][path.number],
@@ -410,4 +411,6 @@ def _name(node: GraphNode | Output) -> str | None:
         return node.step.name
     if isinstance(node, OperatorNode):
         return node.kernel.name
+    if isinstance(node, Output) and node.step:
+        return node.step
     return None if isinstance(node, (UnionNode, LateNode)) else node.name

@@ -127,7 +127,8 @@ _IN_STATE_STORE = ViewSinkSpec()
 class Output:
     """A named output: its ``spec`` is the sink; ``key`` is a view's.
 
-    ``replaces``: they come from ``emit("update")``.
+    ``replaces``: they come from ``emit("update")``. ``step``: its name in the ledger, where a stream or step
+    has the output's name.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Output:
     schema: tuple[tuple[str, pl.DataType], ...]
     spec: SinkSpec = _IN_STATE_STORE
     replaces: bool = False
+    step: str = ""
 
 
 def placed_inputs(*nodes: GraphNode) -> set[bool]:

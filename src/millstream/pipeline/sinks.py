@@ -58,8 +58,8 @@ class SinkBuilder:
         if any(output.name == name for output in self.app.outputs):
             raise ConfigError(f"The view {name!r} is declared twice. Give one another name.")
         self._check_storable(name, columns, postgres=address is not None)
-        self.app.names.unique(name)  # a later step of that name gets a number
         output = self._output(name, ViewSinkSpec(address), key=columns)
+        output = replace(output, step=self.app.names.unique(name))
         return replace(output, replaces=False) if self._must_delete(columns) else output
 
     def _must_delete(self, key: Sequence[str]) -> bool:

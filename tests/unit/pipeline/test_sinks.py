@@ -211,3 +211,13 @@ def test_a_function_that_fails_stops_the_run_with_its_own_place():
         UserCodeError, match=r"foreach\(mail\).*test_sinks\.py:\d+: OSError: the mail"
     ):
         testing.run(app, {"events": [event(1)]})
+
+
+@pytest.mark.parametrize("view", ["clicks", "per_ad"])
+def test_a_view_that_is_called_as_its_topic_is_counted_by_itself(view):
+    app = ms.App("ads", log="unused")
+    app.topic("clicks", {"ad": str}).stream().view(view, key="ad")
+    out = testing.run(app, {"clicks": [{"ad": str(number)} for number in range(5)]})
+    assert out.ledger["read"].to_list() == [5, 5]
+    assert out.ledger["step"].to_list()[0] == "clicks"
+    assert out[view].height == 5
