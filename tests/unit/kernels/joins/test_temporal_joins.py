@@ -311,3 +311,19 @@ def test_of_quotes_of_one_time_that_differ_in_a_list_alone_the_same_one_matches(
     inputs = inputs_of([(50, "a")], [(1, "a", False)] * 8)
     found = {str(testing.run(app, inputs, **ways(seed))["out"]["all"][0]) for seed in range(8)}
     assert len(found) == 1
+
+
+def test_columns_of_the_right_side_may_have_any_name():
+    app, left, _, table = streams()
+    odd = table.rename({"w": "^a.*$"})
+    left.join_asof(odd, "k").view("valid", key="v")
+    left.join_asof(odd, "k", late="correct", lateness="1 day").view("corrected", key="v")
+    left.lookup(app.static_table(pl.DataFrame({"k": ["a"], "^b$": [7]}), key="k"), "k").view(
+        "looked_up", key="v"
+    )
+    inputs = inputs_of([(5, "a"), (15, "a")], [(0, "a", False), (10, "a", False), (3, "a", False)])
+    for seed in range(4):
+        out = testing.run(app, inputs, **ways(seed))
+        for view in ("valid", "corrected"):
+            assert out[view].select("v", pl.nth(-1)).rows() == [(0, 2), (1, 1)]
+        assert out["looked_up"].to_series(-1).to_list() == [7, 7]
