@@ -48,9 +48,10 @@ class Table(Collection):
         self, step: Step, columns: ColumnTypes, on_error: OnError | None = None
     ) -> Table:
         made = super()._with_step(step, columns, on_error)
-        if self.origin is None or made.primary_key is None:
-            return replace(made, origin=None)
-        return replace(made, origin=self.origin.after(made.node, self.primary_key))
+        if self.origin is None:
+            return made
+        origin = self.origin.after(made.node, self.primary_key, made.primary_key)
+        return replace(made, origin=origin)
 
     def join(
         self,

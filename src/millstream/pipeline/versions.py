@@ -18,6 +18,9 @@ from millstream.pipeline.graph import GraphNode, StepNode
 from millstream.pipeline.schema import ColumnTypes
 from millstream.pipeline.shape import StepNames
 
+KeyNames = tuple[tuple[str, str], ...]
+"""The columns of a key: the name of each before a step, and after it."""
+
 _ONE_TO_ONE = (Filter, WithColumns, Select, Rename, Drop)
 
 
@@ -27,7 +30,8 @@ class TableOrigin:
 
     ``node`` gives the rows, ``columns`` are theirs. ``deleted`` is true of a row that deletes its key.
     ``code`` says what rows lead to on which that fails. ``by_offset``: of two rows of a key that counts which is later in the log. ``lateness_us`` is the stream's.
-    ``ttl_us`` says for how long after its time a version is valid at most. ``steps`` are the table's steps, each with the key that its rows had before it.
+    ``ttl_us`` says for how long after its time a version is valid at most. ``steps`` are the table's steps, each with the columns of the
+    key: before it, and after it.
     """
 
     node: GraphNode
@@ -37,13 +41,21 @@ class TableOrigin:
     lateness_us: int
     code: UserCode
     ttl_us: int | None = None
-    steps: tuple[tuple[StepNode, tuple[str, ...]], ...] = ()
+    steps: tuple[tuple[StepNode, KeyNames], ...] = ()
 
-    def after(self, node: GraphNode, key: tuple[str, ...] | None) -> TableOrigin | None:
-        """Return the origin of the table behind a step; None where its versions are not known."""
-        if key is None or not isinstance(node, StepNode) or not isinstance(node.step, _ONE_TO_ONE):
+    def after(
+        self, node: GraphNode, key: tuple[str, ...] | None, key_after: tuple[str, ...] | None
+    ) -> TableOrigin | None:
+        """Return the origin of the table behind a step; None where its versions are not known.
+
+        ``key`` is the key of the rows before the step, and ``key_after`` the same columns behind it.
+        """
+        if key is None or key_after is None:
             return None
-        return replace(self, steps=(*self.steps, (node, key)))
+        if not isinstance(node, StepNode) or not isinstance(node.step, _ONE_TO_ONE):
+            return None
+        names = tuple(zip(key, key_after, strict=True))
+        return replace(self, steps=(*self.steps, (node, names)))
 
     def versions(self, names: StepNames) -> GraphNode:
         """Build the path of the table's versions: rows, of which ``__deleted`` ones are deletions."""
@@ -60,7 +72,7 @@ class TableOrigin:
         return node
 
 
-def _of_versions(step: Step, name: str, key: tuple[str, ...]) -> Step:
+def _of_versions(step: Step, name: str, key: KeyNames) -> Step:
     if isinstance(step, Filter):
         return FilterVersions(name, step.conditions)
     if isinstance(step, (Rename, Drop)):

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import polars as pl
 
 from millstream.kernels.changes import concat_present
 from millstream.kernels.frames import DELETED, ORDER, TIME, nulls_like, visible
 from millstream.kernels.state.hash_order import last_of_key, sort_by_hash, sorted_distinct
-from millstream.kernels.state.keyhash import Hashes, digest_columns
+from millstream.kernels.state.keyhash import Hashes
 from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.state.row_digest import digest_rows
 from millstream.kernels.state.sorted_runs import EACH_ROW, SortedRuns
 
 TIE = "__tie"  # Int64: orders versions of one time: the place in the log, or a digest of the row
@@ -99,8 +99,7 @@ def row_order(rows: pl.DataFrame) -> pl.Series:
     """Return what orders rows of one time: their place in the log, or a digest where they have none."""
     if ORDER in rows.columns:
         return rows[ORDER].alias(TIE)
-    plain = tuple(name for name in visible(rows.columns) if not rows.schema[name].is_nested())
-    return pl.Series(TIE, digest_columns(rows, plain).view(np.int64))
+    return pl.Series(TIE, digest_rows([rows[name] for name in visible(rows.columns)]))
 
 
 def with_deletions(rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:

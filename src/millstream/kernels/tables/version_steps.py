@@ -56,12 +56,12 @@ class FilterVersions:
 class ApplyToVersions:
     """Apply a step that makes one row of each to the versions; deletions keep their key and get its columns.
 
-    ``key`` names the key, which the step leaves as it is.
+    ``key`` names the columns of the key, each before the step, which leaves its values as they are, and after it.
     """
 
     name: str
     step: Step
-    key: tuple[str, ...]
+    key: tuple[tuple[str, str], ...]
 
     def apply(self, table: pl.DataFrame) -> StepResult:
         there = _there(table)
@@ -70,8 +70,9 @@ class ApplyToVersions:
             return StepResult(made, table.height)
         deleted = table.filter(~there)
         nulls = made.clear(deleted.height)
-        kept = [name for name in made.columns if name in self.key or name.startswith(HIDDEN_PREFIX)]
-        nulls = nulls.with_columns(deleted[name] for name in kept)
+        hidden = [name for name in made.columns if name.startswith(HIDDEN_PREFIX)]
+        kept = [*((name, name) for name in hidden), *self.key]
+        nulls = nulls.with_columns(deleted[before].alias(after) for before, after in kept)
         places = np.concatenate(
             [np.flatnonzero(there.to_numpy()), np.flatnonzero(~there.to_numpy())]
         )

@@ -284,3 +284,46 @@ def test_a_key_that_is_not_a_number_matches_itself():
     left, right = pl.DataFrame({"k": [float("nan")]}), pl.DataFrame({"k": [1.0, float("nan")]})
     numbers = key_numbers(left, right, ["k"], nulls_equal=False)
     assert [list(each) for each in numbers] == [[1], [0, 1]]
+
+
+def test_a_deletion_reaches_a_key_that_was_selected_under_another_name():
+    app, left, _, table = streams()
+    swapped = table.with_columns(x=pl.lit("b")).select(pl.col("k").alias("x"), k="x", w="w")
+    assert swapped.primary_key == ("x",)
+    left.join_asof(swapped, {"k": "x"}).view("valid", key="v")
+    left.lookup(swapped, {"k": "x"}).view("looked_up", key="v")
+    inputs = inputs_of([(5, "a"), (15, "a")], [(0, "a", False), (10, "a", True)])
+    for seed in range(6):
+        out = testing.run(app, inputs, **ways(seed))
+        assert out["valid"].select("v", "w").rows() == [(0, 0), (1, None)]
+    inputs["left"].insert(0, testing.Tick("1 minute"))
+    out = testing.run(app, inputs, batches=3, partitions=1)
+    assert out["looked_up"]["w"].to_list() == [None, None]
+
+
+def test_of_quotes_of_one_time_that_differ_in_a_list_alone_the_same_one_matches():
+    app = ms.App("lists", log="unused")
+    rule = ms.watermark("0 seconds", idle=None)
+    events = app.topic("right", Right, key="w").stream(time="at", watermark=rule)
+    lists = events.window(ms.tumbling("10 seconds"), by=["k", "w"]).agg(all=ms.list("w"))
+    left = app.topic("left", Left, key="v").stream(time="at", watermark=rule)
+    left.join_asof(lists.select("k", "all"), "k").view("out", key="v")
+    inputs = inputs_of([(50, "a")], [(1, "a", False)] * 8)
+    found = {str(testing.run(app, inputs, **ways(seed))["out"]["all"][0]) for seed in range(8)}
+    assert len(found) == 1
+
+
+def test_columns_of_the_right_side_may_have_any_name():
+    app, left, _, table = streams()
+    odd = table.rename({"w": "^a.*$"})
+    left.join_asof(odd, "k").view("valid", key="v")
+    left.join_asof(odd, "k", late="correct", lateness="1 day").view("corrected", key="v")
+    left.lookup(app.static_table(pl.DataFrame({"k": ["a"], "^b$": [7]}), key="k"), "k").view(
+        "looked_up", key="v"
+    )
+    inputs = inputs_of([(5, "a"), (15, "a")], [(0, "a", False), (10, "a", False), (3, "a", False)])
+    for seed in range(4):
+        out = testing.run(app, inputs, **ways(seed))
+        for view in ("valid", "corrected"):
+            assert out[view].select("v", pl.nth(-1)).rows() == [(0, 2), (1, 1)]
+        assert out["looked_up"].to_series(-1).to_list() == [7, 7]
