@@ -289,7 +289,7 @@ LOSSES = [
     ("sessions of a length", "sessions.batch:SessionBatch._fired"),
     ("count", "windows.count_windows:CountWindowOperator._partials"),
     ("count sliding", "windows.count_windows:CountWindowOperator._partials"),
-    ("count sliding", "windows.count_windows:CountWindowOperator._heads"),
+    ("count sliding", "windows.count_windows:CountWindowOperator.heads"),
     ("count with timeout", "windows.count_windows:CountWindowOperator._merged"),
     ("sliding", "windows.sliding_windows:SlidingWindowOperator.rows"),
     ("sliding", "windows.sliding_windows:SlidingWindowOperator.known"),
