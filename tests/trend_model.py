@@ -85,18 +85,25 @@ def compared_parts(rows, key, column, earlier):
     return made
 
 
-def alerts(rows, key, when, recover, for_windows):
-    """The rows at which the state of their key changes."""
+def alerts(rows, key, when, recover, for_windows, step=None):
+    """The rows at which the state of their key changes.
+
+    Windows that cumulate by ``step`` follow one another as their last steps do.
+    """
+
+    def begins(row):
+        return row["window_start"] if step is None else row["window_end"] - step
+
     made = []
     keys = {tuple(row[k] for k in key) for row in rows}
     for one in keys:
         mine = sorted(
             (row for row in rows if tuple(row[k] for k in key) == one),
-            key=lambda row: row["window_start"],
+            key=begins,
         )
         firing, true_for, last_end = False, 0, None
         for row in mine:
-            if last_end != row["window_start"]:
+            if last_end != begins(row):
                 true_for = 0
             last_end = row["window_end"]
             if firing:

@@ -17,7 +17,7 @@ a row is held         until ``W > time + L``: then it can no longer be taken bac
 a kept row is known   until ``W > time + within + L``, by its id and time: then it repeats nothing
 ====================  ==========================================================================
 
-Both leave the state by slots of a quarter of ``within + L``. A row without an id is passed on as it comes.
+Both leave the state by slots of a quarter of ``within + L``, or of ten seconds. A row without an id is passed on as it comes.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from millstream.kernels.state.timed_arrangement import TimedArrangement
 from millstream.kernels.time.watermarks import delayed_watermark
 
 _SLOTS = 4  # in the time that a kept row is known for
+_SLOT_US_MIN = 10_000_000  # a slot costs a few runs however little it holds
 _NEVER = np.iinfo(np.int64).min // 2
 
 
@@ -95,7 +96,7 @@ class SignedDedup:
     @property
     def slot_us(self) -> int:
         """The width of a slot of state."""
-        return max(1, (self.within_us + self.lateness_us) // _SLOTS)
+        return max(_SLOT_US_MIN, (self.within_us + self.lateness_us) // _SLOTS)
 
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 
@@ -127,15 +128,17 @@ class SignedDedup:
         kept = TimedArrangement(state, "kept", self.slot_us)
         ledgers = [StateLedger(self.name, (one.runs,)) for one in (rows, kept)]
         changes = self._in_time(inputs.get(0, ()), context, result)
+        with_id = changed = None
         if changes is not None:
             has_id = ~_any_null(changes, self.by)
             with_id = changes.filter(has_id)
-            changed = self._take(rows, kept, with_id)
-            ledgers[0].events_in, ledgers[1].events_in = map(total_weight, (with_id, changed))
+            changed = self._changed(rows, kept, with_id)
             result.rows = self._emitted([changes.filter(~has_id), changed])
+            changed = consolidate(changed[self._kept])
         settled_us = context.watermark_us - self.lateness_us
-        ledgers[0].events_out = rows.drop_before(settled_us)
-        ledgers[1].events_out = kept.drop_before(settled_us - self.within_us)
+        ledgers[0].events_in, ledgers[1].events_in = map(total_weight, (with_id, changed))
+        ledgers[0].events_out = rows.advance(with_id, settled_us)
+        ledgers[1].events_out = kept.advance(changed, settled_us - self.within_us)
         for ledger in ledgers:
             ledger.check()
         return result
@@ -179,10 +182,10 @@ class SignedDedup:
 
     # ── which rows are kept ─────────────────────────────────────────────────────────────────
 
-    def _take(
+    def _changed(
         self, rows: TimedArrangement, kept: TimedArrangement, changes: pl.DataFrame
     ) -> pl.DataFrame:
-        """Add changes to the rows; return how the kept ones change, and hold that."""
+        """Return how the kept rows change with changes of the rows."""
         if not changes.height:
             return changes
         hashes = sorted_distinct(changes[HASH].to_numpy())
@@ -204,10 +207,7 @@ class SignedDedup:
         kept_before = self._kept_rows(before, anchors, changes)
         kept_after = self._kept_rows(after, anchors, changes)
         back = kept_before.with_columns(-pl.col(WEIGHT))
-        changed = consolidate(pl.concat([back, kept_after]))
-        rows.add(changes)
-        kept.add(consolidate(changed[self._kept]))
-        return changed
+        return consolidate(pl.concat([back, kept_after]))
 
     @property
     def _kept(self) -> list[str]:

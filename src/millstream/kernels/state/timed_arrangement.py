@@ -12,7 +12,7 @@ from functools import partial
 
 import polars as pl
 
-from millstream.kernels.changes import concat_present, consolidate
+from millstream.kernels.changes import concat_present, consolidate, total_weight
 from millstream.kernels.frames import TIME, WEIGHT
 from millstream.kernels.state.arrangement import nothing_owed
 from millstream.kernels.state.keyhash import Hashes
@@ -48,10 +48,22 @@ class TimedArrangement:
         held = nothing_owed(consolidate(found)).filter(pl.col(TIME) >= since_us)
         return held if held.height else None
 
-    def add(self, changes: pl.DataFrame) -> None:
-        """Add changes; those of one slot in the order in which they stand."""
-        for slot, part in self._by_slot(changes):
-            self.runs.add(slot, part, partial(self._folded, slot))
+    def advance(self, changes: pl.DataFrame | None, before_us: int) -> int:
+        """Add changes, those of one slot in the order in which they stand; forget the slots that end by a time.
+
+        Return the weight of what is forgotten, of the changes and of what was held.
+        """
+        passed = [slot for slot in self.runs.slots if self._is_passed(slot, before_us)]
+        forgotten = sum(self.runs.drop_slot(slot) for slot in passed)
+        for slot, part in self._by_slot(changes) if changes is not None else ():
+            if self._is_passed(slot, before_us):
+                forgotten += total_weight(part)
+            else:
+                self.runs.add(slot, part, partial(self._folded, slot))
+        return forgotten
+
+    def _is_passed(self, slot: int, time_us: int) -> bool:
+        return (slot + 1) * self.slot_us <= time_us
 
     def _by_slot(self, rows: pl.DataFrame) -> Iterator[tuple[int, pl.DataFrame]]:
         slots = rows.with_columns((pl.col(TIME) // self.slot_us).alias(_SLOT))
@@ -62,8 +74,3 @@ class TimedArrangement:
     def _folded(self, slot: int, rows: pl.DataFrame) -> pl.DataFrame:
         held = consolidate(rows)
         return held if self.runs.slots.get(slot) else nothing_owed(held)  # no run is older
-
-    def drop_before(self, time_us: int) -> int:
-        """Forget the slots that end at or before a time; return the weight of their rows."""
-        passed = [slot for slot in self.runs.slots if (slot + 1) * self.slot_us <= time_us]
-        return sum(self.runs.drop_slot(slot) for slot in passed)

@@ -24,7 +24,17 @@ from signed_rows import (
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError, CorruptionError
+from millstream.kernels.dedup import signed_dedup
 from millstream.kernels.frames import DIFF, TIME, visible
+
+
+@pytest.fixture(autouse=True, scope="module")
+def narrow_slots():
+    """Divide the state into many slots, although times are a few microseconds apart."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signed_dedup, "_SLOT_US_MIN", 1)
+        yield
+
 
 drawn = settings(deadline=None, max_examples=some(40))
 
@@ -102,6 +112,21 @@ def test_state_holds_no_row_and_no_id_that_nothing_can_change_or_repeat(history,
             entries = kernel.message["runs"].get(family, [])
             assert all((entry[1] + 1) * slot > watermark - held_for for entry in entries)
     kernel.batch([], 10**6)
+    assert kernel.message["runs"] == {}
+
+
+@pytest.mark.parametrize("within", [0, 1_000_000])
+def test_rows_far_apart_in_time_are_in_few_slots_and_those_that_are_past_are_not_stored(
+    within, monkeypatch
+):
+    monkeypatch.setattr(signed_dedup, "_SLOT_US_MIN", 10_000_000)
+    kernel = kernel_of("key", within)
+    second = 1_000_000
+    changes = [Change(n * second, "ab"[n % 2], 1, 1) for n in range(1000)]
+    kernel.batch(changes, 980 * second)
+    assert len(kernel.message["runs"]["rows"]) == 2
+    assert kernel.store.saved <= 6
+    kernel.batch([], 2000 * second)
     assert kernel.message["runs"] == {}
 
 

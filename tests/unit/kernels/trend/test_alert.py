@@ -16,6 +16,7 @@ from millstream import testing
 from millstream.kernels.operator import BatchContext
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.sorted_runs import MemoryRunStore
+from millstream.kernels.windows.assigners import Cumulating
 
 HOUR = timedelta(hours=1)
 START = datetime(2026, 1, 12, 10, tzinfo=UTC)
@@ -148,6 +149,8 @@ WINDOWS = [
     ms.tumbling("5 hours", offset="-2 hours"),
     ms.calendar("1 day", tz="America/New_York"),
     ms.calendar("6 hours", tz="Australia/Lord_Howe"),
+    ms.cumulating("6 hours", "2 hours"),
+    ms.cumulating("3 hours", "1 hour", offset="-2 hours"),
 ]
 MODES = [
     {},
@@ -232,6 +235,7 @@ def test_alerts_come_as_the_model_says(events, window, for_windows, by, options,
         lambda row: row["n"] > 2 and row["most"] != 0,
         lambda row: row["n"] < 2,
         for_windows,
+        timedelta(microseconds=window.slide_us) if isinstance(window, Cumulating) else None,
     )
     found = out["alerts"].to_dicts()
     assert sorted(map(repr, found)) == sorted(map(repr, expected))
