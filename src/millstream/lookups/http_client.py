@@ -92,7 +92,7 @@ def _next_target(request: HttpRequest, target: str, answer: HttpAnswer) -> str:
     if there != request.origin:
         raise _failed(
             request,
-            f"redirects to another server, {there.shown}, which does not get the headers. "
+            f"redirects to another server, {there.shown!a}, which does not get the headers. "
             "Give its address, if it is the right one",
         )
     moved = f"{url.path or '/'}?{url.query}" if url.query else url.path or "/"
