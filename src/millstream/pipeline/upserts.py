@@ -13,7 +13,7 @@ from millstream.client.tables import to_arrow
 from millstream.durations import Duration
 from millstream.errors import ConfigError
 from millstream.kernels.changes import consolidate, with_diff, with_weight
-from millstream.kernels.frames import DIFF, HASH, WEIGHT, polars_table
+from millstream.kernels.frames import DIFF, HASH, HIDDEN_PREFIX, WEIGHT, polars_table
 from millstream.kernels.tables.latest import LatestRows
 from millstream.kernels.tables.static_rows import StaticRows
 from millstream.kernels.tables.upserts import Upserts, VersionOrder
@@ -105,6 +105,12 @@ def build_static_table(
 ) -> tuple[StaticRows, StreamShape]:
     """Build the operator of a table of given rows, and its shape."""
     frame = _rows_given(rows, name)
+    for column in frame.columns:
+        if column.startswith(HIDDEN_PREFIX):
+            raise ConfigError(
+                f"{name!r} has the column {column!r}: names that begin with {HIDDEN_PREFIX!r} are reserved. "
+                "Rename it."
+            )
     shape = StreamShape(dict(frame.schema), names=names)
     columns = shape.key_columns(key, f"the key of {name!r}")
     if not columns:

@@ -133,6 +133,7 @@ def test_a_table_of_given_rows_holds_no_watermark() -> None:
             {},
             "The column 'country' is a Categorical",
         ),
+        (CITIES.rename({"country": "__time"}), {}, "has the column '__time'"),
     ],
 )
 def test_what_is_no_table_is_refused_where_it_is_declared(rows, options, message) -> None:
