@@ -416,6 +416,27 @@ def test_a_second_response_to_one_request_is_not_taken_for_the_next_ones():
             time.sleep(0.1)
 
 
+def test_what_follows_an_early_response_is_not_taken_for_the_next_ones():
+    """A server may send 103 before its response: that comes when the next request was sent."""
+
+    def talk(connection):
+        asked = connection.recv(65536)
+        if not asked:
+            return
+        user = asked.split(b" ", 2)[1]
+        connection.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")
+        connection.settimeout(2)
+        with contextlib.suppress(TimeoutError):
+            connection.recv(65536)
+        body = b'{"country": "of %s"}' % user
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    with raw_serving(talk) as url:
+        lookup = ms.http_lookup(url + "/{user}")
+        for user in ("u1", "u2"):
+            assert "responded 103" in str(failure(lookup, [user]))
+
+
 def test_connections_are_kept_and_one_that_was_closed_is_made_again():
     closing = {"Connection": "close"}
     with serving(lambda _, n: (200, {"country": "x"}, closing if n == 3 else {})) as service:
