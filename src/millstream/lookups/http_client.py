@@ -92,7 +92,7 @@ def _next_target(request: HttpRequest, target: str, answer: HttpAnswer) -> str:
     if there != request.origin:
         raise _failed(
             request,
-            f"redirects to another server, {there.shown}, which does not get the headers. "
+            f"redirects to another server, {there.shown!a}, which does not get the headers. "
             "Give its address, if it is the right one",
         )
     moved = f"{url.path or '/'}?{url.query}" if url.query else url.path or "/"
@@ -162,7 +162,8 @@ def _exchange(
         body = _body(request, response, due_s, bytes_max)
         headers = {name.lower(): value for name, value in response.headers.items()}
         answer = HttpAnswer(response.status, headers, body)
-        reusable = response.isclosed() and not response.will_close
+        # After a response of 1xx another one follows: the next request would get it.
+        reusable = response.isclosed() and not response.will_close and response.status >= 200
     except BaseException as error:
         connection.close()
         if cut.end() and isinstance(error, Exception):

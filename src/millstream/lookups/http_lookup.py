@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -187,11 +188,15 @@ class BoundHttpLookup:
     def _by_key(
         self, found: Sequence[Any], keyed: Sequence[Mapping[str, Any]]
     ) -> list[Mapping[str, Any]]:
-        asked = {tuple(key.values()) for key in keyed}
+        # As text: of two times in the hour that clocks repeat, Python says that they are equal.
+        asked = {tuple(map(_text, key.values())) for key in keyed}
         rows: dict[tuple[Any, ...], Mapping[str, Any]] = {}
         for each in found:
             own = {name: member(column_field, each) for name, column_field in self._key_fields}
-            key = tuple(column(name, dtype, [own[name]])[0] for name, dtype in self.key)
+            key = tuple(
+                None if own[name] is None else _text(column(name, dtype, [own[name]])[0])
+                for name, dtype in self.key
+            )
             if key not in asked:
                 raise DecodeError("it has an answer for a key that it was not asked for")
             if key in rows:
@@ -238,6 +243,8 @@ def _text(value: Any) -> str:
     """Write a key's value into an address."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, Decimal):
+        return format(value, "f")  # and not 1E-7
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 

@@ -173,7 +173,7 @@ def sql_lookup(database: Database, query: str) -> SqlLookup:
     elif isinstance(database, str) and database.startswith(_POSTGRES):
         shown = postgres_address(database).shown
     elif isinstance(database, (str, Path)):
-        path = database.resolve() if isinstance(database, Path) else _sqlite_path(database)
+        path = database.absolute() if isinstance(database, Path) else _sqlite_path(database)
         database = path
         shown = f"{_SQLITE}{path}"
     else:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Formatter
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from millstream.errors import ConfigError
 from millstream.kernels.enrichment.calls import LookupCallError
@@ -64,6 +64,13 @@ class UrlTemplate:
             if filled != step and filled in ("", ".", ".."):
                 raise LookupCallError(
                     f"a value makes a step of the path of {self.text} {filled!r}, which is another address",
+                    retriable=False,
+                )
+            # Also of two values side by side: "x/" and "..".
+            within = _STEPS.split(unquote(filled))
+            if filled != step and len(within) > 1 and not {".", ".."}.isdisjoint(within):
+                raise LookupCallError(
+                    f"the values make a step of the path of {self.text} that leads elsewhere",
                     retriable=False,
                 )
 

@@ -254,6 +254,73 @@ def test_a_post_whose_answers_are_not_those_of_the_keys_has_failed(answers, reas
         assert reason in str(failed)
 
 
+def test_decimals_are_written_out_and_the_hour_that_clocks_repeat_has_two_keys():
+    small = pl.DataFrame({"m": [Decimal("0.0000001")]}, schema={"m": pl.Decimal(20, 10)})
+    with serving(lambda *_: (200, {"country": "X"})) as service:
+        ask(ms.http_lookup(service.url + "/{m}"), small, key=tuple(small.schema.items()))
+        assert service.targets == ["/0.0000001000"]
+    utc = [datetime(2026, 10, 25, hour, 30, tzinfo=UTC) for hour in (0, 1)]
+    times = pl.DataFrame({"t": utc}).select(pl.col("t").dt.convert_time_zone("Europe/Zurich"))
+
+    def numbered(asked, _):
+        return 200, [{**key, "country": str(n)} for n, key in enumerate(asked.json())]
+
+    with serving(numbered) as service:
+        lookup = ms.http_lookup(service.url, method="POST")
+        found = ask(lookup, times, key=tuple(times.schema.items()))
+        assert found["t"].equals(times["t"])
+        assert found["country"].to_list() == ["0", "1"]
+
+
+@pytest.mark.parametrize(("a", "b"), [("x/", ".."), ("x\\", "."), ("..", "/x"), (".", ".")])
+def test_two_values_side_by_side_are_no_other_path(a, b):
+    keys = pl.DataFrame({"a": [a], "b": [b]})
+    with serving(lambda *_: (200, {"country": "CH"})) as service:
+        lookup = ms.http_lookup(service.url + "/users/{a}{b}")
+        assert not failure(lookup, keys, key=tuple(keys.schema.items())).retriable
+        assert service.asked == []
+
+
+@pytest.mark.parametrize("body", [[], "busy", 5, [{"data": {}}]])
+def test_a_body_without_names_is_no_missing_answer(body):
+    with serving(lambda *_: (200, body)) as service:
+        failed = failure(ms.http_lookup(service.url + "/{user}", answer="data"))
+        assert "no object" in str(failed)
+    with serving(lambda *_: (200, {"data": None})) as service:
+        assert ask(ms.http_lookup(service.url + "/{user}", answer="data.user")).rows() == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (pl.List(pl.Decimal(10, 2)), ["1.234"]),
+        (pl.Struct({"m": pl.Decimal(10, 2)}), {"m": "1.234"}),
+        (pl.Decimal(4, 2), "123.00"),
+        (pl.Float32(), 1e300),
+        (pl.List(pl.Float32()), [-1e300]),
+    ],
+    ids=str,
+)
+def test_no_value_is_cut_to_fit(dtype, value):
+    with serving(lambda *_: (200, {"country": value})) as service:
+        lookup = ms.http_lookup(service.url + "/{user}")
+        failure(lookup, answer=(("country", dtype),))
+
+
+def test_decimals_of_many_digits_are_kept():
+    value = Decimal("12345678901234567890.1234567890")
+    with serving(lambda *_: (200, {"country": str(value)})) as service:
+        lookup = ms.http_lookup(service.url + "/{user}")
+        found = ask(lookup, answer=(("country", pl.Decimal(38, 10)),))
+        assert found["country"].to_list() == [value]
+
+
+def test_a_key_of_null_is_not_the_text_none():
+    with serving(lambda *_: (200, [{"user": None, "country": "X"}])) as service:
+        failed = failure(ms.http_lookup(service.url, method="POST"), ["None"])
+        assert "not asked for" in str(failed)
+
+
 def test_a_number_that_does_not_fit_its_column_is_a_failed_call():
     with serving(lambda *_: (200, {"country": 300})) as service:
         failed = failure(ms.http_lookup(service.url + "/{user}"), answer=(("country", pl.Int8()),))
@@ -347,6 +414,27 @@ def test_a_second_response_to_one_request_is_not_taken_for_the_next_ones():
         for user in "abc":
             assert lookup(pl.DataFrame({"user": [user]})).rows() == [(user, user)]
             time.sleep(0.1)
+
+
+def test_what_follows_an_early_response_is_not_taken_for_the_next_ones():
+    """A server may send 103 before its response: that comes when the next request was sent."""
+
+    def talk(connection):
+        asked = connection.recv(65536)
+        if not asked:
+            return
+        user = asked.split(b" ", 2)[1]
+        connection.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")
+        connection.settimeout(2)
+        with contextlib.suppress(TimeoutError):
+            connection.recv(65536)
+        body = b'{"country": "of %s"}' % user
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    with raw_serving(talk) as url:
+        lookup = ms.http_lookup(url + "/{user}")
+        for user in ("u1", "u2"):
+            assert "responded 103" in str(failure(lookup, [user]))
 
 
 def test_connections_are_kept_and_one_that_was_closed_is_made_again():

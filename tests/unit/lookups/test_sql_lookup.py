@@ -196,6 +196,22 @@ def test_a_file_that_was_put_in_its_place_is_read(tmp_path):
     assert pickle.loads(pickle.dumps(bound))(keys).rows() == [("u1", "DE")]
 
 
+def test_a_link_is_followed_when_it_is_asked_and_the_step_stays_the_same(tmp_path):
+    for name in ("monday", "tuesday"):
+        with closing(sqlite3.connect(tmp_path / name)) as connection:
+            connection.execute("CREATE TABLE people (id text, country text)")
+            connection.execute("INSERT INTO people VALUES ('u1', ?)", [name])
+            connection.commit()
+    link = tmp_path / "now"
+    link.symlink_to("monday")
+    lookup = ms.sql_lookup(link, QUERY)
+    assert ask(lookup, ["u1"])["country"].to_list() == ["monday"]
+    link.unlink()
+    link.symlink_to("tuesday")
+    assert ask(lookup, ["u1"])["country"].to_list() == ["tuesday"]
+    assert describe(ms.sql_lookup(link, QUERY)) == describe(lookup)
+
+
 def test_a_function_of_an_address_that_fails_says_no_password():
     def broken():
         raise RuntimeError("secret")

@@ -191,3 +191,47 @@ def test_a_dataset_is_a_static_table_of_the_rows_that_were_not_taken_back(tmp_pa
             return rows.lazy()
 
     assert countries_of(Written(tmp_path)) == [("1", "X"), ("2", "Z")]
+
+
+def priced(prices: object) -> ms.App:
+    app = ms.App("priced", log="unused")
+    users = app.topic("users", {"id": str, "city": str | None}, key="id", partitions=1).stream()
+    with_price = users.lookup(app.static_table(prices, key="id", name="prices"), {"city": "id"})
+    with_price.view("priced", key="id")
+    with_price.to("told", key="id")
+    return app
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["first batch", "later batch"])
+def test_other_rows_are_not_taken_for_a_batch_that_a_topic_already_has(
+    tmp_path, before: int
+) -> None:
+    """The topic would have the old prices and the view the new ones."""
+    first, second = (priced(CITIES.with_columns(country=pl.lit(price))) for price in ("1", "2"))
+    plan = first.plan(Buckets(2))
+    engine = KernelEngine(plan, tmp_path / "views.db", {"users": 1}, random.Random(0))
+    engine.now_ms = 0
+
+    def run(app: ms.App, batch_id: int, *, crash: bool = False) -> None:
+        engine.plan = app.plan(Buckets(2))
+        engine.batch_id = batch_id
+        with ExitStack() as opened:
+            committer = engine._begin(opened)
+            if crash:
+                engine._crash(committer, batch_id, ends, "between the commits")
+            else:
+                engine._commit(committer, batch_id, engine._batch(ends))
+
+    for batch_id in range(before):
+        ends = next(engine._ends({"users": items_of(first.topics["users"], USERS[:1], 1, 0)}, 1))
+        run(first, batch_id)
+    ends = next(engine._ends({"users": items_of(first.topics["users"], USERS[1:2], 1, 0)}, 1))
+    run(first, before, crash=True)
+    with pytest.raises(ConfigError, match="the rows of 'prices'"):
+        run(second, before)
+    run(first, before)
+    ends = next(engine._ends({"users": items_of(first.topics["users"], USERS[:1], 1, 0)}, 1))
+    run(second, before + 1)
+    with StateStore(tmp_path / "views.db", readonly=True) as store:
+        rows = dict(store.scan("priced")["id", "country"].rows())
+    assert rows == {"1": "2", "2": "1"}

@@ -4,7 +4,8 @@ A call that takes too long is abandoned: its thread cannot be ended, and what it
 after a failed call doubles, and is randomly between half of that and all of it, so that workers which failed
 together do not ask again together. A service that asks for a longer wait, of up to a minute, gets it; one that
 asks for more has failed. After many failures in a row the rest of a batch's keys have failed, too, without
-being asked: a service that is down must not hold a batch for hours.
+being asked: a service that is down must not hold a batch for hours. Of abandoned calls that go on a process has
+a limited number: above it, keys have failed without being asked until some of these calls end.
 
 Source: "full jitter" and its variants in Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog,
 2015; this is its "equal jitter".
@@ -32,6 +33,7 @@ LookupFunction = Callable[[pl.DataFrame], pl.DataFrame]
 RETRY_AFTER_S_MAX = 60.0  # the longest wait that a service may ask for; a batch waits for it
 _WAIT_S = 0.1  # after the first failed call
 _WAIT_S_MAX = 10.0
+_HANGING_MAX = 500  # abandoned calls that go on in this process, each with its thread
 _FAILURES = (Exception, pl.exceptions.PanicException)
 
 
@@ -112,6 +114,33 @@ class _Health:
         return FailedLookup(LookupCallError(f"not asked, as others failed: {reason}"), 0)
 
 
+class _HangingCalls:
+    """The calls of this process that were abandoned, as long as they go on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def add(self, thread: threading.Thread) -> None:
+        with self._lock:
+            self._threads.append(thread)
+
+    def require_few(self) -> None:
+        with self._lock:
+            if len(self._threads) >= _HANGING_MAX:
+                self._threads = [thread for thread in self._threads if thread.is_alive()]
+            if len(self._threads) < _HANGING_MAX:
+                return
+        raise LookupCallError(
+            f"not asked, as {_HANGING_MAX} earlier calls did not answer in time and still go on. Let the "
+            "function give up by itself, with a timeout of its own",
+            retriable=False,
+        )
+
+
+_HANGING = _HangingCalls()
+
+
 @dataclass(frozen=True)
 class LookupCalls:
     """Calls a function for parts of the keys.
@@ -175,10 +204,13 @@ class LookupCalls:
             except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
                 results.put((None, error))
 
-        threading.Thread(target=run, name="lookup call", daemon=True).start()
+        _HANGING.require_few()
+        thread = threading.Thread(target=run, name="lookup call", daemon=True)
+        thread.start()
         try:
             given, error = results.get(timeout=self.policy.timeout_s)
         except Empty:
+            _HANGING.add(thread)
             limit = format_us(round(self.policy.timeout_s * 1e6))
             raise TimeoutError(f"no answer within {limit}") from None
         if error is not None:

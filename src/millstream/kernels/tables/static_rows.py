@@ -37,7 +37,7 @@ class StaticRows:
     rows: pl.DataFrame
 
     @cached_property
-    def _digest(self) -> str:
+    def digest(self) -> str:
         """A text that says which rows these are: computed once, as they may be many."""
         return hashlib.sha256(encode_frame(self.rows)).hexdigest()
 
@@ -74,7 +74,7 @@ class StaticRows:
         """Return how the rows differ from those that the state holds; hold these."""
         assert not inputs, "nothing leads to it"
         result = OperatorResult()
-        if state.values.get(_DIGEST) == self._digest:
+        if state.values.get(_DIGEST) == self.digest:
             return result
         kept = Arrangement(state, "rows")
         ledger = StateLedger(self.name, (kept.runs,))
@@ -88,7 +88,7 @@ class StaticRows:
         ledger.events_in = total_weight(rows)
         kept.add(rows)
         ledger.check()
-        state.values[_DIGEST] = self._digest
+        state.values[_DIGEST] = self.digest
         return result
 
     def _of_bucket(self, context: BatchContext) -> pl.DataFrame:

@@ -20,6 +20,7 @@ import polars as pl
 from millstream.errors import ConfigError
 from millstream.kernels.definition import canonical_text, field_to_text, to_text, without_code
 from millstream.kernels.plan import JobPlan
+from millstream.kernels.tables.static_rows import StaticRows
 from millstream.views.runs.control_files import reset_command
 
 STATE_FORMAT = 4
@@ -37,7 +38,8 @@ class StoredProgram:
     ``steps`` are the stateful steps by the keys of their state, each with ``name`` and ``definition``;
     ``outputs`` are the definitions of outputs by name. ``partitioning`` says how the work is divided
     (``JobMetadata.partitioning``); ``versions`` are those of the libraries that describe expressions and
-    functions.
+    functions. ``given`` has a digest of the rows of each static table: another program may give others, but
+    not for a batch that was told to somebody.
     """
 
     buckets: int
@@ -47,6 +49,7 @@ class StoredProgram:
     frames: int
     partitioning: dict[str, int] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)
     format: int = STATE_FORMAT
 
     @classmethod
@@ -69,6 +72,7 @@ class StoredProgram:
             program.frames,
             dict(partitioning),
             versions,
+            _rows_given(plan),
         )
 
     def to_json(self) -> str:
@@ -86,6 +90,11 @@ class StoredProgram:
         if values["format"] != STATE_FORMAT:
             return cls(0, {}, {}, [], 0, format=values["format"])
         return cls(**values)
+
+
+def _rows_given(plan: JobPlan) -> dict[str, str]:
+    operators = (operator.kernel for stage in plan.stages for operator in stage.operators)
+    return {kernel.name: kernel.digest for kernel in operators if isinstance(kernel, StaticRows)}
 
 
 def check_same_program(

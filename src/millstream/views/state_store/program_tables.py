@@ -153,6 +153,8 @@ def check_interrupted_batch(
     ]
     if stored is not None and _partitioning(stored) != _partitioning(beginning.program):
         differing.append("how keys are divided")
+    if stored is not None and stored.given:  # a table that was added is in the definitions
+        differing += _other_rows(stored.given, beginning.program.given)
     if differing:
         raise ConfigError(
             f"{ahead} holds batch {batch_id} of {start.job_label}, which was interrupted before the app's own "
@@ -160,6 +162,12 @@ def check_interrupted_batch(
             "have rows of two programs. Run the program once as it was, and then change it. "
             f"{start.reset_advice}."
         )
+
+
+def _other_rows(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Name the static tables whose rows are others: they are in no definition."""
+    others = (name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name))
+    return [f"the rows of {name!r}" for name in others]
 
 
 def _fenced_outputs(outputs: Mapping[OutputSink, OutputCoverage]) -> dict[OutputSink, str]:

@@ -10,6 +10,7 @@ import pytest
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError, UserCodeError
+from millstream.kernels.enrichment import calls
 from millstream.kernels.enrichment.calls import CallPolicy, LookupCallError, LookupCalls
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -159,10 +160,31 @@ def test_a_call_is_repeated_after_growing_waits_and_a_slow_one_has_failed():
     assert (len(calls), failed.calls, waits) == (4, 4, [0.05, 0.1, 0.2])
 
 
+def test_calls_that_never_end_do_not_become_more_and_more_threads(monkeypatch):
+    monkeypatch.setattr(calls, "_HANGING_MAX", 2)
+    monkeypatch.setattr(calls, "_HANGING", calls._HangingCalls())
+    over, threads = threading.Event(), []
+
+    def function(keys):
+        threads.append(threading.current_thread())
+        over.wait(5)
+        return keys
+
+    _, found = asked_of(function, keys=5, retries=0, timeout_s=0.01)
+    assert len(threads) == 2
+    assert "2 earlier calls did not answer in time" in str(found[2].error)
+    over.set()
+    for thread in threads:
+        thread.join(5)
+    _, found = asked_of(function)
+    assert found[0].height == 1
+
+
 def asked_of(function, keys=1, **options):
     """The waits, and what became of each key, asked one by one and one after the other."""
     waits = []
-    policy = CallPolicy(1, 5.0, concurrency=1, **{"retries": 2, **options})
+    given = {"timeout_s": 5.0, "retries": 2, **options}
+    policy = CallPolicy(1, concurrency=1, **given)
     asking = LookupCalls(function, policy, lambda _part, given: given, waits.append, lambda: 0.0)
     done = asking.ask(pl.DataFrame({"user": [f"u{n}" for n in range(keys)]}))
     return waits, [answers for _, answers in done]
