@@ -47,12 +47,17 @@ def columns_after(step: Step, columns: ColumnTypes) -> ColumnTypes:
         expressions = step.conditions if isinstance(step, Filter) else step.expressions
         _require_rowwise(expressions, columns, step.name)
     for name in made:
-        if name.startswith(HIDDEN_PREFIX):
-            raise ConfigError(
-                f"{step.name} makes the column {name!r}: names that begin with {HIDDEN_PREFIX!r} "
-                "are reserved. Choose another name."
-            )
+        require_unreserved(name, step.name)
     return made
+
+
+def require_unreserved(column: str, what: str) -> None:
+    """Make sure that a column which a step makes has no name that is reserved for hidden ones."""
+    if column.startswith(HIDDEN_PREFIX):
+        raise ConfigError(
+            f"{what} makes the column {column!r}: names that begin with {HIDDEN_PREFIX!r} are "
+            "reserved. Choose another name."
+        )
 
 
 def _require_rowwise(expressions: Sequence[pl.Expr], columns: ColumnTypes, what: str) -> None:

@@ -10,7 +10,6 @@ import polars as pl
 
 from millstream.choices import choose
 from millstream.errors import ConfigError
-from millstream.kernels.frames import HIDDEN_PREFIX
 from millstream.kernels.map_frames import ROW_COLUMN, FrameFunction, MapFrames, RowsRule
 from millstream.kernels.steps import (
     AssignBranch,
@@ -29,6 +28,7 @@ from millstream.pipeline.checks import (
     column_names,
     columns_after,
     require_columns,
+    require_unreserved,
 )
 from millstream.pipeline.expressions import Column, as_expression, names_given
 from millstream.pipeline.failing_steps import may_fail
@@ -85,7 +85,7 @@ def rename_step(name: str | None, names: Mapping[str, str], columns: ColumnTypes
             raise ConfigError(
                 f"rename would make two columns {new!r}. Choose another name, or drop one first."
             )
-        _require_free(new, "rename")
+        require_unreserved(new, "rename")
     said = ", ".join(f"{old} → {new}" for old, new in names.items())
     return Rename(name or f"rename({said})", tuple(names.items()))
 
@@ -151,7 +151,7 @@ def declared_columns(schema: FrameSchema, what: str) -> ColumnTypes:
 
 def _require_names(made: ColumnTypes, what: str) -> None:
     for column in names_given(made, what):
-        _require_free(column, what)
+        require_unreserved(column, what)
 
 
 def _found(name: str, function: FrameFunction, rows: RowsRule, columns: ColumnTypes) -> ColumnTypes:
@@ -187,14 +187,6 @@ def _polars_type(column: str, dtype: Any) -> pl.DataType:
             f"schema gives the column {column!r} the type {dtype!r}. Give a polars type, such as "
             "pl.Int64."
         ) from error
-
-
-def _require_free(column: str, what: str) -> None:
-    if column.startswith(HIDDEN_PREFIX):
-        raise ConfigError(
-            f"{what} makes the column {column!r}: names that begin with {HIDDEN_PREFIX!r} are "
-            "reserved. Choose another name."
-        )
 
 
 def primary_key_after(step: Step, key: tuple[str, ...] | None) -> tuple[str, ...] | None:

@@ -17,10 +17,9 @@ from millstream.kernels.frames import DIFF, HASH, WEIGHT, polars_table
 from millstream.kernels.tables.latest import LatestRows
 from millstream.kernels.tables.static_rows import StaticRows
 from millstream.kernels.tables.upserts import Upserts, VersionOrder
-from millstream.pipeline.checks import span_us, type_of
+from millstream.pipeline.checks import require_unreserved, span_us, type_of
 from millstream.pipeline.expressions import Column, as_expression
 from millstream.pipeline.shape import StepNames, StreamShape
-from millstream.pipeline.stateless import declared_columns
 from millstream.views.reader import View
 from millstream.views.sinks.dataset import Dataset
 from millstream.views.sinks.retractions import DIFF_COLUMN
@@ -106,7 +105,9 @@ def build_static_table(
 ) -> tuple[StaticRows, StreamShape]:
     """Build the operator of a table of given rows, and its shape."""
     frame = _rows_given(rows, name)
-    shape = StreamShape(declared_columns(frame.schema, repr(name)), names=names)
+    for column in frame.columns:
+        require_unreserved(column, repr(name))
+    shape = StreamShape(dict(frame.schema), names=names)
     columns = shape.key_columns(key, f"the key of {name!r}")
     if not columns:
         raise ConfigError(f'{name!r} has no key. Say which columns identify a row: key="id".')

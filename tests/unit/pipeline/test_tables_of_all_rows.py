@@ -55,7 +55,7 @@ def test_what_would_grow_without_end_has_to_be_meant() -> None:
     _, one, _ = streams()
     with pytest.raises(ConfigError, match="keeps every event of the stream, without end"):
         one.table(keep="all")
-    with pytest.raises(ConfigError, match='has keep="all" and key= or deleted='):
+    with pytest.raises(ConfigError, match='has keep="all" and key=, deleted= or ttl='):
         one.table("k", keep="all", unbounded=True)
     with pytest.raises(ConfigError, match="table's keep is 'newest'"):
         one.table("k", keep="newest")

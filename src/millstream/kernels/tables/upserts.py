@@ -138,18 +138,19 @@ class Upserts:
         kept = KeyedRows(state, _FAMILY, ROWS)
         ledger = StateLedger(self.name, (kept.runs,))
         timers = None if self.ttl_us is None else Timers(state, "ttl", slot_width_us(self.ttl_us))
-        rows, touched = None, []
+        rows, touched, due = None, [], _NO_HASHES
         if tables := inputs.get(0, ()):
             rows = pl.concat(tables)
             rows = rows.hstack([pl.Series(HASH, hash_columns(rows, self.by, context.seed))])
             touched.append(rows[HASH].to_numpy())
             result.counts.update(held=rows.height)
         if timers is not None:
-            touched.append(timers.due(context.watermark_us - 1))
+            due = timers.due(context.watermark_us - 1)
+            touched.append(due)
         hashes = sorted_distinct(np.concatenate(touched)) if touched else _NO_HASHES
         if len(hashes):
             batch = _UpsertBatch(self, kept, hashes, rows, context.watermark_us)
-            result.rows = batch.take(ledger, timers)
+            result.rows = batch.take(ledger, timers, due)
         ledger.check()
         return result
 
@@ -197,8 +198,8 @@ class _UpsertBatch:
     rows: pl.DataFrame | None
     watermark_us: int
 
-    def take(self, ledger: StateLedger, timers: Timers | None) -> pl.DataFrame | None:
-        """Keep the latest row of each key; return how the table changes."""
+    def take(self, ledger: StateLedger, timers: Timers | None, due: Hashes) -> pl.DataFrame | None:
+        """Keep the latest row of each key; return how the table changes. ``due``: whose timers have come."""
         known = self.kept.get(self.hashes)
         tables = []
         if self.rows is not None:
@@ -222,8 +223,17 @@ class _UpsertBatch:
         changed = pl.concat([table for table in changes if table.height] or changes[:1])
         self._keep(known, current, pl.concat([gone[HASH], new[HASH]]), ledger)
         if timers is not None and self.upserts.ttl_us is not None:
-            timers.add(new[TIME].to_numpy() + self.upserts.ttl_us, new[HASH].to_numpy())
+            timed = pl.concat([self._without_timer(new, gone), _with_hashes(current, due)])
+            timers.add(timed[TIME].to_numpy() + self.upserts.ttl_us, timed[HASH].to_numpy())
         return with_diff(changed) if changed.height else None
+
+    def _without_timer(self, new: pl.DataFrame, gone: pl.DataFrame) -> pl.DataFrame:
+        """Return the new rows that do not replace a row which expires before them, and so has a timer that does.
+
+        That timer is set again, for the row that is there, when it comes. So a key that changes often has one.
+        """
+        both = pl.concat([new, gone]).sort(TIME, descending=True, maintain_order=True)
+        return both.filter(last_of_key(both, self.upserts.by) & ~both[_HELD])
 
     def _expired(self, rows: pl.DataFrame) -> pl.Series:
         """Return which rows the watermark has passed by more than the ttl."""

@@ -90,7 +90,9 @@ def test_each_row_in_time_has_the_version_in_time_that_was_valid_at_its_time(
     other = topic.stream(time="at", watermark=rules[1])
     if versions:
         other = other.table("k", deleted=pl.col("gone"))
-    joined = stream.join_asof(other, "k", how=how, nulls_equal=nulls_equal, name="join")
+    joined = stream.join_asof(
+        other, "k", how=how, nulls_equal=nulls_equal, late="drop", name="join"
+    )
     joined.view("out", key="n")
 
     without_key = not nulls_equal and how == "inner"

@@ -14,6 +14,12 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream import testing
 from millstream.errors import ConfigError
+from millstream.kernels.frames import DIFF, ORDER, TIME
+from millstream.kernels.operator import BatchContext
+from millstream.kernels.state.operator_state import OperatorState
+from millstream.kernels.state.sorted_runs import MemoryRunStore
+from millstream.kernels.state.timers import Timers, slot_width_us
+from millstream.kernels.tables.upserts import Upserts
 from millstream.testing import Row, Watermark
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -180,3 +186,25 @@ def test_a_ttl_of_more_than_a_hundred_years_is_refused():
     stream = app.topic("changes", Change, key="k").stream(time="at")
     with pytest.raises(ConfigError, match="at most 36,525 days"):
         stream.table(key="k", ttl=timedelta.max)
+
+
+@pytest.mark.parametrize("order", ["time", "offset"])
+def test_a_key_that_changes_all_the_time_has_few_timers(order):
+    """A batch brings a row for one key each second, and the ttl is as long as all of them."""
+    columns = {"k": pl.String(), "v": pl.Int64()}
+    second = 1_000_000
+    upserts = Upserts("table", ("k",), tuple(columns.items()), order, ttl_us=300 * second)
+    state, held = OperatorState(MemoryRunStore()), []
+    for n in range(600):
+        state = OperatorState.from_message(state.to_message(), state.store)
+        rows = pl.DataFrame({"k": ["a"], "v": [n], TIME: [n * second], ORDER: [n]})
+        inputs = {0: [upserts.prepare(rows).table]} if n < 500 else {}
+        context = BatchContext(n * second, (n + 1) * second)
+        result = upserts.process(state, inputs, context)
+        timers = Timers(state, "ttl", slot_width_us(300 * second)).runs
+        held.append(sum(run.rows for runs in timers.slots.values() for run in runs))
+        assert result.rows is None or n < 500
+    assert max(held) < 5
+    gone = upserts.process(state, {}, BatchContext(600 * second, 800 * second))
+    assert gone.rows is not None
+    assert gone.rows.select("v", DIFF).rows() == [(499, -1)]
