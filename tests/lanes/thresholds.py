@@ -52,7 +52,7 @@ LOWERED: dict[str, dict[str, float]] = {
     "kernels.frames": {"_SPARE": 0, "_SPARE_BYTES": 1},
     "kernels.state.hash_order": {"_WINDOWS_MAX": 1},
     "kernels.dedup.kept_ids": {"_SLOTS": 2, "_SLOT_US_MIN": 1},
-    "kernels.joins.interval_join": {"_SLOTS_PER_WAIT": 2, "_WAIT_SLOT_US_MIN": 1},
+    "kernels.state.timers": {"_SLOTS_PER_WAIT": 2, "_SLOT_US_MIN": 1},
     "kernels.sessions.batch": {"_SLOT_CLOCK_MS": 1},
     "kernels.sessions.config": {"_SLOTS_PER_GAP": 1},
     "kernels.windows.sliding_windows": {"_SLOTS_PER_SIZE": 1},
