@@ -177,6 +177,9 @@ def _stopped_ads(once: pl.DataFrame, stop: StopRule) -> pl.DataFrame:
     return pl.DataFrame(found, schema=schema, orient="row").sort("ad")
 
 
+_UNKNOWN = Client("UTC", 0, 0, 0)  # a client that nobody has told of: it has nothing to spend
+
+
 @dataclass
 class _Account:
     """What a client has spent on the days of its zone, and where it stands."""
@@ -196,7 +199,7 @@ class _Account:
         self.spent[day] = total
         if day < self.newest:
             return day, granted, None
-        out = self.about.budget_micros - total < self.about.click_micros
+        out = self.about.budget_micros - total < max(self.about.click_micros, 1)
         event = None if out == self.out else "exhausted" if out else "resumed"
         self.newest, self.out = day, out
         return day, granted, event
@@ -210,7 +213,8 @@ def _budgets(
     decisions, budget_events = [], []
     columns = ("client", "at", "cost_micros", "event_id", "kind", "ad")
     for client, at, cost, event_id, kind, ad in once.select(columns).iter_rows():
-        day, granted, event = accounts[client].charge(at, cost)
+        account = accounts.setdefault(client, _Account(_UNKNOWN, {}))
+        day, granted, event = account.charge(at, cost)
         if kind == "impression":
             decisions.append((event_id, client, ad, "served" if granted else "refused"))
         if event:

@@ -34,7 +34,7 @@ def rows_of(given: AdsInput) -> list[testing.Row]:
 def logged(tmp_path):
     """Return a function that writes an input to a log and gives the independent answers."""
 
-    def write(given: AdsInput, rule: StopRule):
+    def write(given: AdsInput, rule: StopRule, clients=None):
         travel = given.disorder()
         records = travel.records(travel.order)
         with ms.connect(tmp_path / "log") as log:
@@ -43,7 +43,7 @@ def logged(tmp_path):
                 producer.send_many(
                     TOPIC, keys=records["key"].to_arrow(), values=records["value"].to_arrow()
                 ).result()
-            return expected_results(log, given.clients, rule)
+            return expected_results(log, clients or given.clients, rule)
 
     return write
 
@@ -73,6 +73,17 @@ def test_views_and_topics_equal_the_independent_answers(logged, batches, chaos):
     assert set(expected.topics["decisions"]["decision"]) == {"served", "refused"}
     assert set(expected.topics["budget-events"]["budget_event"]) == {"exhausted", "resumed"}
     assert run.dead.height > 0
+
+
+def test_clients_that_are_not_in_the_table_are_decided_on_and_counted(logged):
+    clients = dict(list(SMALL.clients.items())[3:])
+    expected = logged(SMALL, RULE, clients)
+    app = build("unused", clients, RULE)
+    run = testing.run(app, {TOPIC: rows_of(SMALL)}, batches=5, seed=2, crash=2)
+    assert_equal(run, expected)
+    unknown = run["spend_by_day"].filter(~pl.col("client").is_in(clients))
+    assert unknown.height > 0
+    assert (unknown["spent"] <= 0).all()  # refunds alone
 
 
 @pytest.mark.not_in_lane("thresholds", "a whole week, two rows at a time, takes too long")
