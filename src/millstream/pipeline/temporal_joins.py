@@ -67,6 +67,12 @@ def build_asof_join(
         tolerance_us = _within_ttl(tolerance_us, right.origin)
     else:
         _check_events(right.shape, f"{what}'s right input")
+        if right.shape.late_policy == "side":
+            raise ConfigError(
+                'join_asof\'s right input is read with late="side", and only late rows of the left one are in a side '
+                'output. Read it with late="drop": those that are late are counted; or say late="keep" or '
+                '"correct" of the join, which use them.'
+            )
     side_output = left.late_policy == "side"
     if side_output:
         require_free(LATE_COLUMNS, left.columns, "join_asof gives late rows")

@@ -344,7 +344,8 @@ class _SlidingBatch:
         before = np.where(follows, np.roll(now, 1), 0)
         same = follows & (before > 0) & (now > 0)
         for name in self.step.aggregation.names:
-            same &= results[name].eq_missing(results[name].shift(1)).to_numpy()
+            result = results[name].alias("0")  # polars takes a name such as "^a.*$" for a pattern
+            same &= result.eq_missing(result.shift(1)).to_numpy()
         again = np.zeros(len(row), np.bool_)
         if not emission.suppress_unchanged:
             again = (now > 0) & self._is_touched(stages, follows)

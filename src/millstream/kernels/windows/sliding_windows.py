@@ -286,8 +286,10 @@ class SlidingWindowOperator(AggregateOperator):
         changed = touched
         if self.emission.suppress_unchanged:
             same = pl.repeat(value=True, n=before.height, eager=True)
+            known = rows.filter(was_known)
             for name in self.aggregation.names:
-                same &= rows.filter(was_known)[name].eq_missing(before[name])
+                # Another name meanwhile: polars takes one such as "^a.*$" for a pattern.
+                same &= known[name].alias("0").eq_missing(before[name].alias("0"))
             unchanged = np.zeros(now.height, np.bool_)
             unchanged[was_known.to_numpy()] = same.to_numpy()
             changed = touched & ~pl.Series(unchanged)
@@ -297,7 +299,7 @@ class SlidingWindowOperator(AggregateOperator):
             return said.drop(_AT) if said.height else None
         numbered = before.with_columns(rows.filter(was_known)[_AT])
         back = self._signed(numbered.filter(changed.filter(was_known)), -1)  # each has its new row
-        both = pl.concat([back, said.select(back.columns)]).sort(_AT, DIFF)
+        both = pl.concat([back, said[back.columns]]).sort(_AT, DIFF)
         return both.drop(_AT) if both.height else None
 
     def _signed(self, rows: pl.DataFrame, sign: int) -> pl.DataFrame:

@@ -270,6 +270,12 @@ def test_the_state_of_a_table_that_changes_for_ever_stays_small():
             ),
             'after emit("update")',
         ),
+        (
+            lambda s, q, t: s.join_asof(
+                s.app.topic("side", Right).stream(time="at", late="side"), "k"
+            ),
+            'join_asof\'s right input is read with late="side"',
+        ),
     ],
 )
 def test_what_cannot_be_joined_is_refused_where_it_is_declared(build, message):
