@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
+import polars as pl
 import pytest
 
 import millstream as ms
@@ -95,6 +96,54 @@ def test_deduplication_by_it(null, changes):
             stream.dedup(name, within="30 seconds", null=null).view("out", key=["ab"])
 
     same(declare)
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_aggregates_may_have_such_a_name(window):
+    def rows_with(given):
+        app = ms.App("names", log="unused", buckets=2)
+        stream = app.topic(
+            "events", {"at": datetime, "id": str | None, "ab": int, "n": int}
+        ).stream(time="at", watermark=ms.watermark("0 seconds", idle=None), lateness="5 minutes")
+        labels = {"count_window": "window_number", "session": "window_start"}
+        label = labels.get(str(window).partition("(")[0], "window_end")
+        results = stream.window(window, by="id").emit("retract")
+        results = results.agg(**{given: ms.mean("ab"), "n": ms.count()})
+        results.filter(pl.col("n") > 1).view("out", key=[label, "id"])
+        out = testing.run(app, {"events": [*ROWS, END]}, batches=4, partitions=1, crash=1)["out"]
+        out.columns = ["given" if column == given else column for column in out.columns]
+        return out.to_dicts()
+
+    assert rows_with("^n.*$") == rows_with("plain") != []
+
+
+EVERY_KIND = {
+    "float": pl.col("n") / pl.col("n"),
+    "datetime": pl.col("at"),
+    "date": pl.col("at").dt.date(),
+    "duration": pl.duration(seconds="n"),
+    "decimal": pl.col("n").cast(pl.Decimal(38, 9)),
+    "list": pl.concat_list("n", "ab"),
+    "struct": pl.struct(pl.col("n").alias("^n$"), pl.col("ab").alias("*")),
+}
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_sinks_take_columns_of_such_a_name(kind):
+    def rows_with(given):
+        app = ms.App("names", log="unused", buckets=2)
+        stream = app.topic("events", {"at": datetime, "ab": int, "n": int}).stream(time="at")
+        rows = stream.select("ab", **{given: EVERY_KIND[kind]})
+        rows.view("out", key="ab")
+        rows.to("out-topic", partitions=1)
+        given_rows = [{name: row[name] for name in ("at", "ab", "n")} for row in ROWS]
+        out = testing.run(app, {"events": given_rows}, batches=2, partitions=1)
+        tables = [out["out"], out.topic("out-topic").drop("timestamp")]
+        for table in tables:
+            table.columns = ["given" if column == given else column for column in table.columns]
+        return [repr(table.to_dicts()) for table in tables]
+
+    assert rows_with("^a.*$") == rows_with("plain")
 
 
 def test_names_that_would_be_taken_twice_are_refused():

@@ -244,10 +244,10 @@ class SessionPanes:
         if self.emission.mode == "discard":
             return firing[NEW_EVENTS] == 0
         plain = [name for name, _ in self._emitted_schema if not name.startswith("pane_")]
-        before = firing.select(EMITTED_ROWS, pl.col(EMITTED_ROWS).list.first().alias("before"))
-        fields = before["before"].struct.unnest()
-        same = before[EMITTED_ROWS].list.len() == 1
-        for name in plain:  # another name meanwhile: polars takes one such as "^a.*$" for a pattern
+        before = firing[EMITTED_ROWS]
+        fields = before.list.first().struct.unnest()
+        same = before.list.len() == 1
+        for name in plain:
             same &= fields[name].alias("0").eq_missing(results[name].alias("0"))
         return same
 
@@ -276,13 +276,12 @@ class SessionPanes:
         ordered = pl.concat(rows, how="diagonal").sort(_AT, _RANK, "window_start", "window_end")
         own = [*results.drop(_AT).columns, DIFF]
         if not self.emission.marks_replaced:
-            return ordered[own]
+            return ordered[own]  # by names, not in a select, for which "^a.*$" is a pattern
         new = results.select(
             *same, pl.lit(-1, pl.Int8).alias(DIFF), pl.lit(value=True).alias(REPLACED)
         )
         marked = ordered.join(new, on=[*same, DIFF], how="left", maintain_order="left")
-        marked = marked.with_columns(pl.col(REPLACED).fill_null(value=False))
-        return marked[[*own, REPLACED]]
+        return marked[own].hstack([marked[REPLACED].fill_null(value=False)])
 
     def result_rows(self, sessions: pl.DataFrame, now: pl.Expr) -> pl.DataFrame:
         """Turn sessions into result rows, whose time is their last microsecond."""
@@ -323,7 +322,5 @@ def _as_emitted(results: pl.DataFrame, dtype: pl.DataType) -> pl.Series:
     assert isinstance(dtype, pl.List)
     assert isinstance(dtype.inner, pl.Struct)
     names = [entry.name for entry in dtype.inner.fields]
-    one = pl.DataFrame([results[names].to_struct(EMITTED_ROWS)]).select(
-        pl.col(EMITTED_ROWS).reshape((-1, 1))
-    )
-    return one.to_series().arr.to_list().cast(dtype)
+    rows = results[names].to_struct(EMITTED_ROWS)
+    return rows.reshape((-1, 1)).arr.to_list().cast(dtype)

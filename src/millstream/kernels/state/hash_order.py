@@ -129,5 +129,7 @@ def _equal(
     """Say where two tables, at some places of theirs, have the same key."""
     equal = np.ones(len(at), np.bool_)
     for name in key:
-        equal &= one[name].gather(at).eq_missing(other[name].gather(other_at)).to_numpy()
+        # By another name: polars takes a name such as "^a.*$" for a pattern.
+        ours, theirs = one[name].alias("0"), other[name].alias("0")
+        equal &= ours.gather(at).eq_missing(theirs.gather(other_at)).to_numpy()
     return equal

@@ -310,7 +310,9 @@ def _upsert(session: Session, table: PostgresViewTable, rows: pl.DataFrame) -> p
 def _delete(session: Session, table: PostgresViewTable, keys: pl.DataFrame) -> pl.DataFrame:
     """Delete the rows of some keys; return the keys that were there."""
     _copy(session, table.delete_stage, keys, table.schema)
-    patterns = pl.DataFrame([column.is_null() for column in keys.iter_columns()]).unique()
+    patterns = pl.DataFrame(
+        [keys[name].alias(str(n)).is_null() for n, name in enumerate(keys.columns)]
+    ).unique()
     gone: list[int] = []
     for nulls in patterns.iter_rows():
         found = session.execute(table.delete(nulls)).fetchall()

@@ -89,9 +89,11 @@ def _plain(value: pl.Expr, dtype: pl.DataType) -> pl.Expr:
     if isinstance(dtype, pl.List):
         return value.list.eval(_plain(pl.element(), _type(dtype.inner)))
     if isinstance(dtype, pl.Struct):
+        numbers = [str(number) for number in range(len(dtype.fields))]
+        numbered = value.struct.rename_fields(numbers)
         fields = [
-            _plain(value.struct.field(field.name), _type(field.dtype)).alias(field.name)
-            for field in dtype.fields
+            _plain(numbered.struct.field(number), _type(field.dtype)).alias(field.name)
+            for number, field in zip(numbers, dtype.fields, strict=True)
         ]
         return pl.when(value.is_null()).then(None).otherwise(pl.struct(fields))
     has_json = dtype in (pl.Boolean, pl.Null) or (dtype.is_numeric() and not dtype.is_decimal())

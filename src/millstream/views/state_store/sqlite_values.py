@@ -205,6 +205,7 @@ def encode_rows(frame: pl.DataFrame, schema: ViewSchema) -> Iterator[tuple[Any, 
 
 
 def _encode(series: pl.Series, kind: str, *, key: bool) -> list[Any]:
+    series = series.alias("0")  # polars takes a name such as "^a.*$" for a pattern
     if kind in ("datetime", "date", "duration"):
         series = series.to_physical()
     elif kind == "bool":
