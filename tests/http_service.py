@@ -2,6 +2,7 @@
 
 import json
 import socket
+import ssl
 import threading
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -64,8 +65,14 @@ class Service:
 
 
 @contextmanager
-def serving(answer):
+def serving(answer, certificate=None):
+    """A service; with a certificate (its file, and that of its key), by HTTPS."""
     service = Service(answer)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        service.server.socket = context.wrap_socket(service.server.socket, server_side=True)
+        service.url = service.url.replace("http://127.0.0.1", "https://localhost")
     thread = threading.Thread(target=service.server.serve_forever, args=(0.01,))
     thread.start()
     try:

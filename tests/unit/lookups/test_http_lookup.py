@@ -3,12 +3,14 @@
 import contextlib
 import json
 import pickle
+import socket
 import time
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
 import polars as pl
 import pytest
+from broker.certificates import made
 from http_service import raw_serving, serving
 
 import millstream as ms
@@ -16,6 +18,7 @@ from millstream import testing
 from millstream.errors import ConfigError
 from millstream.kernels.definition import canonical_text, describe
 from millstream.kernels.enrichment.calls import LookupCallError
+from millstream.lookups import http_client
 
 KEY = (("user", pl.String()),)
 COUNTRY = (("country", pl.String()),)
@@ -465,6 +468,30 @@ def test_nobody_listens():
         True,
         True,
     )
+
+
+def test_https_asks_only_a_server_that_is_trusted_and_has_the_name(tmp_path, monkeypatch):
+    certificate = made(tmp_path)  # for localhost and 127.0.0.1
+    with serving(lambda *_: (200, {"country": "CH"}), certificate) as service:
+        lookup = ms.http_lookup(service.url + "/{user}")
+        http_client._tls.cache_clear()
+        assert "self-signed certificate" in str(failure(lookup))
+        assert service.asked == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate.cert))
+        http_client._tls.cache_clear()
+        assert ask(lookup).rows() == [("u1", "CH")]
+        monkeypatch.setattr(
+            socket, "create_connection", lambda address, *_: _connect(service, address)
+        )
+        other = ms.http_lookup(service.url.replace("localhost", "other.example") + "/{user}")
+        assert "not valid for 'other.example'" in str(failure(other))
+    http_client._tls.cache_clear()
+
+
+def _connect(service, _address):
+    connection = socket.socket()
+    connection.connect(service.server.server_address)
+    return connection
 
 
 def test_redirects_stay_on_the_server_and_no_other_gets_the_headers():
