@@ -359,5 +359,5 @@ def _differs(rows: pl.DataFrame, names: Sequence[str], one: Int64s, other: Int64
     """Return where two rows, or a row and none, differ in what a joined row has of them."""
     differs: Bools = (one == NO_MATCH) != (other == NO_MATCH)
     for ours, theirs in zip(taken(rows, names, one), taken(rows, names, other), strict=True):
-        differs |= ours.ne_missing(theirs).to_numpy()
+        differs |= ours.alias("0").ne_missing(theirs.alias("0")).to_numpy()
     return differs

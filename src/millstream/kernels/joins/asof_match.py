@@ -160,4 +160,5 @@ def with_match(rows: pl.DataFrame, matches: Int64s) -> tuple[pl.DataFrame, Int64
 def taken(rows: pl.DataFrame, names: Sequence[str], matches: Int64s) -> list[pl.Series]:
     """Return columns of the rows that match, null where none does."""
     places = pl.Series(matches).replace(NO_MATCH, None)
-    return [rows[name].gather(places) for name in names]
+    # By another name meanwhile: polars takes a name such as "^a.*$" for a pattern.
+    return [rows[name].alias("0").gather(places).alias(name) for name in names]
