@@ -513,12 +513,13 @@ class Windowed:
         ``late="side"``, the ``late`` of the result are the rows that came too late.
         """
         plain = plain_names(self.stream.shape, self.by, aggregates)
-        stream = self.stream.rename(plain) if plain else self.stream
+        keys = {column: name for column, name in plain.items() if column in self.by}
+        stream = self.stream.rename(keys) if keys else self.stream
         kernel, shape = aggregate_windows(
             stream.shape,
             self.window,
             tuple(plain.get(column, column) for column in self.by),
-            aggregates,
+            {plain.get(name, name): aggregate for name, aggregate in aggregates.items()},
             name=self.name or window_name(self.window, self.by),
             emission=self.emission,
         )

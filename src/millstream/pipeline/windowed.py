@@ -91,18 +91,23 @@ def window_name(window: WindowAssigner | EventWindow, by: tuple[str, ...]) -> st
 def plain_names(
     shape: StreamShape, by: tuple[str, ...], aggregates: Mapping[str, Aggregate]
 ) -> dict[str, str]:
-    """Return other names, for the time being, for columns ``by`` that polars takes for patterns.
+    """Return other names, for the time being, for columns ``by`` and aggregates that polars takes for patterns.
 
     Raises:
         ConfigError: an aggregate has such a name, or rows that are too late would have the other one.
     """
-    found = [name for name in by if is_pattern(name)]
-    if found and shape.late_policy == "side":
-        raise ConfigError(
-            f"window's by has {found[0]!r}, which looks like a pattern of names, over a stream with "
-            'late="side", whose late rows have all columns. Rename it first: rename({"old": "new"}).'
-        )
     check_aggregates(dict(aggregates), by)
+    found = [name for name in (*by, *aggregates) if is_pattern(name)]
+    if found and shape.late_policy == "side":
+        what, instead = (
+            ("window's by", 'Rename it first: rename({"old": "new"})')
+            if found[0] in by
+            else ("agg", "Choose another name")
+        )
+        raise ConfigError(
+            f"{what} has {found[0]!r}, which looks like a pattern of names, over a stream with "
+            f'late="side", whose late rows have all columns. {instead}.'
+        )
     taken = {*shape.columns, *aggregates}
     free = (name for number in count(1) if (name := f"by {number}") not in taken)
     return dict(zip(found, free, strict=False))

@@ -108,8 +108,8 @@ def test_aggregates_may_have_such_a_name(window):
         labels = {"count_window": "window_number", "session": "window_start"}
         label = labels.get(str(window).partition("(")[0], "window_end")
         results = stream.window(window, by="id").emit("retract")
-        results = results.agg(**{given: ms.mean("ab"), "n": ms.count()})
-        results.filter(pl.col("n") > 1).view("out", key=[label, "id"])
+        results = results.agg(**{given: ms.sum("ab"), "n": ms.min("n")})
+        results.filter(pl.col("n") == 0).view("out", key=[label, "id"])
         out = testing.run(app, {"events": [*ROWS, END]}, batches=4, partitions=1, crash=1)["out"]
         out.columns = ["given" if column == given else column for column in out.columns]
         return out.to_dicts()

@@ -115,6 +115,7 @@ def test_state_holds_no_row_and_no_id_that_nothing_can_change_or_repeat(history,
     assert kernel.message["runs"] == {}
 
 
+@pytest.mark.not_in_lane("thresholds", "runs are divided into parts of two rows")
 @pytest.mark.parametrize("within", [0, 1_000_000])
 def test_rows_far_apart_in_time_are_in_few_slots_and_those_that_are_past_are_not_stored(
     within, monkeypatch
