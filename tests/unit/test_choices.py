@@ -118,6 +118,9 @@ WRONG = {
     ("Stream.join_asof", "how", "iner", "inner"): declared(
         lambda word: two(lambda a, b: a.join_asof(b, "id", how=word))
     ),
+    ("Stream.join_asof", "late", "corect", "correct"): declared(
+        lambda word: two(lambda a, b: a.join_asof(b, "id", late=word))
+    ),
     ("Stream.join_asof", "direction", "backwards", "backward"): declared(
         lambda word: two(lambda a, b: a.join_asof(b, "id", direction=word))
     ),
