@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import polars as pl
 
 from millstream.kernels.frames import DIFF, TIME
+from millstream.kernels.operator_base import OperatorBase
 
 
-class UntimedOperator:
+class UntimedOperator(OperatorBase):
     """What such operators have in common. ``columns`` are those that they read, with their types."""
 
     columns: tuple[tuple[str, pl.DataType], ...]
-
-    @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
-    def ordered(self) -> bool:
-        return False
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    def output_watermark(self, watermark_us: int) -> int:
-        return watermark_us
 
     def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - all inputs have the same
         return {name for name, _ in self.columns}
@@ -36,6 +20,3 @@ class UntimedOperator:
         """Return the columns, the time, and the sign if rows have one."""
         hidden = [name for name in (TIME, DIFF) if name in rows.columns]
         return rows[[name for name, _ in self.columns] + hidden]
-
-    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)

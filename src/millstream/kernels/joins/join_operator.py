@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import polars as pl
 
 from millstream.kernels import late
@@ -11,10 +9,11 @@ from millstream.kernels.arrays import Int64s
 from millstream.kernels.frames import HASH, TIME
 from millstream.kernels.joins.join_input import JoinedColumns, JoinInput, null_keys
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
+from millstream.kernels.operator_base import OperatorBase
 from millstream.kernels.state.keyhash import hash_columns
 
 
-class JoinOperator:
+class JoinOperator(OperatorBase):
     """A join of two inputs by equal keys. The defaults are those of a join that emits rows of its own, in any order."""
 
     columns: JoinedColumns
@@ -27,26 +26,8 @@ class JoinOperator:
     def inputs(self) -> tuple[JoinInput, JoinInput]:
         return self.columns.left, self.columns.right
 
-    @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
-    def ordered(self) -> bool:
-        return False
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    def output_watermark(self, watermark_us: int) -> int:
-        return watermark_us
-
     def columns_read(self, number: int) -> set[str]:
         return self.inputs[number].columns_read
-
-    def pack(self, tables: Sequence[pl.DataFrame], number: int) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
 
     def hashed(self, rows: pl.DataFrame, seed: int) -> pl.DataFrame:
         """Return rows with the hash of the key."""

@@ -31,10 +31,11 @@ from millstream.kernels.state.keyhash import hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
 from millstream.kernels.state.row_digest import digest_rows
+from millstream.kernels.untimed_operator import UntimedOperator
 
 
 @dataclass(frozen=True)
-class LatestRows:
+class LatestRows(UntimedOperator):
     """The operator that emits how the latest row of each key changes.
 
     Inside, columns are named by their places: "0", "1", …; ``by``, the key, are such names. ``columns`` are all columns
@@ -44,24 +45,6 @@ class LatestRows:
     name: str
     columns: tuple[tuple[str, pl.DataType], ...]
     by: tuple[str, ...]
-
-    @property
-    def transparent(self) -> bool:
-        return False
-
-    @property
-    def ordered(self) -> bool:
-        return False
-
-    @property
-    def heartbeat_ms(self) -> int | None:
-        return None
-
-    def output_watermark(self, watermark_us: int) -> int:
-        return watermark_us
-
-    def columns_read(self, number: int) -> set[str]:  # noqa: ARG002 - it has one input
-        return {name for name, _ in self.columns}
 
     # ── before the shuffle ──────────────────────────────────────────────────────────────────
 
@@ -77,9 +60,6 @@ class LatestRows:
                 raise UnusableRowError(f"the key {self.columns[int(place)][0]!r} is null")
         weighted = with_weight(rows)
         return Prepared(pl.DataFrame([*own, weighted[TIME], weighted[WEIGHT]]))
-
-    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
-        return pl.concat(tables)
 
     # ── after the shuffle ───────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,29 @@
+"""What most operators are: they emit rows of their own, in any order, and ask for no batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+
+class OperatorBase:
+    """The defaults of an operator: see :class:`millstream.kernels.operator.Operator`."""
+
+    @property
+    def transparent(self) -> bool:
+        return False
+
+    @property
+    def ordered(self) -> bool:
+        return False
+
+    @property
+    def heartbeat_ms(self) -> int | None:
+        return None
+
+    def output_watermark(self, watermark_us: int) -> int:
+        return watermark_us
+
+    def pack(self, tables: Sequence[pl.DataFrame], number: int = 0) -> pl.DataFrame:  # noqa: ARG002
+        return pl.concat(tables)
