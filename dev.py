@@ -43,7 +43,7 @@ UV_NAMES = {
 
 # What a command needs of `pyproject.toml`, in uv's words.
 DEMO = "--extra spark --extra ui"
-TEST = f"{DEMO} --extra kafka --group clients --group test"
+TEST = f"{DEMO} --extra kafka --extra s3 --group clients --group test"
 ALL = f"{TEST} --extra postgres --group browser --group check"
 # Each with what it needs, what Python then runs, and what `help` says of it.
 COMMANDS = {

@@ -14,6 +14,7 @@ carry the data. A message names the value seen, what is allowed, and the next st
     │   ├── FolderOwnedError        another process owns the folder, alone; wait, or stop that process
     │   ├── DiskFullError           nothing was appended; make room, then send again
     │   ├── BrokerUnavailableError  no broker responds at the address; start it, or correct the address
+    │   ├── ObjectStoreUnavailableError  the object store with the state fails; run again when it responds
     │   └── OverloadError           the producer's buffer is full; slow down, or choose what is dropped
     ├── FencedError             a newer writer has taken over: close, never retry
     │   └── ProducerFencedError     a newer producer of the same name has taken over
@@ -76,6 +77,10 @@ class DiskFullError(RetriableError):
 
 class BrokerUnavailableError(RetriableError):
     """No broker responds at the log's address, or not in time. Start it, or correct the address."""
+
+
+class ObjectStoreUnavailableError(RetriableError):
+    """The object store with the state failed, every time that it was tried. Run again when it responds."""
 
 
 class OverloadError(RetriableError):

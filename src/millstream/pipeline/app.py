@@ -19,6 +19,7 @@ from millstream.kernels.plan import JobPlan, ViewSinkSpec
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.time.watermarks import WatermarkRule
+from millstream.object_store.address import StateUrl, is_url, parse_state_url
 from millstream.pipeline.avro import AvroSchema
 from millstream.pipeline.checks import check_time, checked_on_error
 from millstream.pipeline.compiler import compile_plan
@@ -63,7 +64,12 @@ class App(AppDeclaration):
             environment variable MILLSTREAM_LOG says, or ``./data``.
         state: The folder in which state and views are kept, as ``apps/<name>``: the log's own, if it is
             a folder. Where the log is behind ``kafka://`` it must be given, and is what ``log=`` is to
-            whatever reads views (``ms.view``, ``millstream view``, ``millstream ui``).
+            whatever reads views (``ms.view``, ``millstream view``, ``millstream ui``). Or a URL for the
+            runs of state alone, ``s3://bucket/prefix``, ``gs://…``, ``az://…`` or ``file:///…``: then every
+            executor reads and writes them there, through a cache on its own disk, and views, position and
+            checkpoint stay in the log's folder, or in ``local``. Endpoint, region and credentials come from the
+            environment (``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, …). See docs/cluster.md.
+        local: The folder for the rest where ``state`` is a URL; the log's own by default, if it is a folder.
         buckets: Into how many hash ranges keys are divided; fixed when the app's state is created.
             As many cores at most can share a stage of a large batch, and as many partitions the app
             can be rescaled to. Each has a cost in every batch, however small. Two are
@@ -92,6 +98,7 @@ class App(AppDeclaration):
 
     late_alarm: float | None = None
     state: str | Path | None = None
+    local: str | Path | None = field(default=None, kw_only=True)
     dead_max: float = 0.5
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
     panels: tuple[Panel, ...] = field(default=(), init=False)
@@ -107,10 +114,17 @@ class App(AppDeclaration):
         self._check_log()
 
     def _check_log(self) -> None:
-        if log_folder(self.log) is None and self.state is None:
+        url = self._state_url
+        if url is None and self.local is not None:
+            raise ConfigError(
+                f"local is {str(self.local)!r}, and state is no URL. Give the folder as state=, or a URL such as "
+                'state="s3://bucket/prefix".'
+            )
+        if log_folder(self.log) is None and (self.state if url is None else self.local) is None:
+            what = "local" if url else "state"
             raise ConfigError(
                 f"The log is {shown(self.log)}, and brokers keep no state and views. Say in which folder "
-                'they are to be: state="./data".'
+                f'they are to be: {what}="./data".'
             )
 
     def use_log(self, log: str | Path) -> None:
@@ -124,12 +138,17 @@ class App(AppDeclaration):
 
     @property
     def folder(self) -> Path:
-        """Where the app keeps its state, views and log file: ``<state>/apps/<name>``."""
+        """Where the app keeps its state, views and log file: ``<state>/apps/<name>``, or under ``local``."""
         return self._state_folder / "apps" / self.name
 
     @property
     def _state_folder(self) -> Path:
-        return Path(self.log if self.state is None else self.state)
+        given = self.state if self._state_url is None else self.local
+        return Path(self.log if given is None else given)
+
+    @property
+    def _state_url(self) -> StateUrl | None:
+        return parse_state_url(str(self.state)) if is_url(self.state) else None
 
     def topic(
         self,
@@ -365,6 +384,7 @@ class App(AppDeclaration):
             bucket_count=self.buckets,
             compile=compiled,
             dashboard=[to_plain(panel) for panel in self.panels],
+            state=self._state_url,
         )
 
     def run(

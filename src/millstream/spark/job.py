@@ -25,6 +25,9 @@ from millstream.errors import ConfigError, FencedError, TopicRecreatedError
 from millstream.kernels.frames import plain_schema
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.state.keyhash import Buckets
+from millstream.object_store.address import StateUrl
+from millstream.object_store.generations import register_run
+from millstream.object_store.place import StatePlace
 from millstream.spark.dataframes import add_dataframe, add_native_step, to_dataframe
 from millstream.spark.failures import to_millstream_error
 from millstream.spark.frame_files import FrameFiles
@@ -43,6 +46,7 @@ from millstream.spark.source.event_times import EventTimesFile
 from millstream.spark.source.offsets import planned_at
 from millstream.spark.source.planner import SourceSpec
 from millstream.spark.stages.executor import StageExecutor
+from millstream.spark.state_place import load_or_create_place
 from millstream.spark.topic_ids import check_same_topics, save_topic_ids
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.runs.control_files import (
@@ -77,6 +81,7 @@ class Job:
     bucket_count: int
     compile: Callable[[Buckets], JobPlan]
     dashboard: Sequence[Mapping[str, Any]] = ()  # panels, as plain values
+    state: StateUrl | None = None  # where runs of state are, if not in the folder
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,8 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
     for name in created.names:
         options.on_notice(describe_created_topic(name, created.others))
     with open_committer(plan, job.folder / STATE_STORE_FILE, job.log) as committer:
+        # before this run replaces another one, or is noted as begun
+        place = load_or_create_place(job.app, committer.state_store, job.state, job.folder)
         next_batch_id = committer.begin_run(
             JOB,
             load_or_create_checkpoint_id(job.folder),
@@ -129,6 +136,8 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
         save_topic_ids(job.app, committer.state_store, plan, log)
         committer.state_store.put_description(job.app, "dashboard", job.dashboard)
         check_checkpoint_current(job.folder, next_batch_id)
+        if place is not None:
+            register_run(place, committer.run)
         watermark = watermark_before(committer.state_store, job.app)
         frame_files = _frame_files(job, committer.run)
         frame_files.remove_earlier_runs()
@@ -146,7 +155,7 @@ def _run(job: Job, options: RunOptions, running: ExitStack) -> Report:
         check_no_reset(job.folder)  # again, now that a reset would see this run
         try:
             with _session(job, options) as spark:
-                reason = _Query(job, options, plan, metadata, sink, spark).run()
+                reason = _Query(job, options, plan, metadata, sink, spark, place).run()
         except TopicRecreatedError:
             # this error says what had been read
             check_same_topics(job.app, job.folder / STATE_STORE_FILE, plan, log)
@@ -244,6 +253,7 @@ class _Query:
     metadata: JobMetadata
     sink: CommitSink
     spark: SparkSession
+    place: StatePlace | None = None
 
     def run(self) -> str:
         """Run the query to its end; return why it ended."""
@@ -258,6 +268,8 @@ class _Query:
         finally:
             query.stop()
             self._clear_stop()
+            if self.sink.stages is not None:
+                self.sink.stages.close()
         if failure is not None and not isinstance(failure, FencedError):
             # A newer run removes files of this one, which can fail in many ways: report only the cause.
             self.sink.committer.check_not_fenced()
@@ -309,6 +321,7 @@ class _Query:
             self.metadata.partitions,
             self.spark.sparkContext,
             committer.state_store.state_manifests(self.job.app, JOB),
+            self.place,
         )
 
     def _wait(self, query: StreamingQuery) -> str:

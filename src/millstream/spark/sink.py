@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from millstream.client.reader import Reader
 from millstream.kernels.dedup.operator import FALSE_POSITIVE_RATE
 from millstream.kernels.frames import FrameRow
 from millstream.kernels.plan import JobPlan
+from millstream.object_store.store import RequestCounts
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.source.event_times import EventTimesFile
 from millstream.spark.stages.executor import Manifests, StageExecutor
@@ -128,7 +129,12 @@ class CommitSink:
             behind_s=self._behind_s(result, lag, self._ended - began),
             state_bytes=result.state_bytes,
             false_positive_rates=result.gauge(FALSE_POSITIVE_RATE),
+            object_store=self._requests(),
         )
+
+    def _requests(self) -> Mapping[str, int]:
+        requests = RequestCounts() if self.stages is None else self.stages.requests
+        return {name: count for name, count in asdict(requests).items() if count}
 
     def start(self) -> None:
         """Begin to measure: the time before the query belongs to no batch."""

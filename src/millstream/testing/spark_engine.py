@@ -45,6 +45,7 @@ def run_on_spark(
         job,
         log=folder,
         folder=folder / "apps" / app.name,
+        state=None,  # nothing outside of the folder is touched
         compile=lambda buckets: redirected(compiled(buckets), folder),
     )
     parts = _parts(records, batches, dice)

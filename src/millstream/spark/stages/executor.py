@@ -7,7 +7,7 @@ most one Spark task, that of its source, and a large one uses all cores where it
 window is small again.
 
 Either way the same kernels run over the same rows and state. The state of a stage in a bucket is a
-manifest, which names sorted runs in files. Between batches the manifests are here: a task gets those of its
+manifest, which names sorted runs in files or objects (`run_files.py`). Between batches the manifests are here: a task gets those of its
 buckets and returns the new ones, and the state store commits them together with the batch's rows. So there
 is no separate commit of state, and no order of two commits to keep. What a batch learns from outside is in
 journals (`journal_files.py`), which outlive an attempt at it.
@@ -29,9 +29,12 @@ from millstream.kernels.plan import JobPlan, StagePlan
 from millstream.kernels.stage import run_stage
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.state.operator_state import run_names
+from millstream.object_store.folder import FolderStore
+from millstream.object_store.place import StatePlace
+from millstream.object_store.store import ObjectStore, RequestCounts
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.stages.journal_files import JOURNAL_FOLDER, JournalFiles, remove_entries
-from millstream.spark.stages.run_files import FilesInUse, RunFiles
+from millstream.spark.stages.run_files import ObjectsInUse, RunFiles
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -52,19 +55,24 @@ class BucketInput(NamedTuple):
 
 
 class BucketOutput(NamedTuple):
-    """The output of one bucket of a stage in a batch, and its manifest. Large frames are in files."""
+    """The output of one bucket of a stage in a batch, and its manifest. Large frames are in files.
+
+    ``requests`` are those of a task, with its last bucket.
+    """
 
     bucket: int
     rows: list[FrameRow]
     manifest: bytes
+    requests: RequestCounts = RequestCounts()
 
 
 @dataclass
 class FileBucketState:
-    """The state of one stage in one bucket during a batch; its runs and journals are files."""
+    """The state of one stage in one bucket during a batch. ``folder`` has its journals."""
 
     stored: bytes | None
     files: RunFiles
+    folder: Path
     batch_id: int
     bucket: int
 
@@ -82,24 +90,31 @@ class FileBucketState:
 
     def journal(self, key: str) -> JournalFiles:
         """Return the journal of an operator."""
-        folder = self.files.folder / JOURNAL_FOLDER
-        return JournalFiles(folder, self.batch_id, key, self.bucket)
+        return JournalFiles(self.folder / JOURNAL_FOLDER, self.batch_id, key, self.bucket)
 
 
 @dataclass(frozen=True)
 class StageRunner:
-    """Runs one stage. ``folder`` has its sorted runs; ``number`` is that of the app's run."""
+    """Runs one stage. ``number`` is that of the app's run.
+
+    ``folder`` has its journals, and its sorted runs unless they are at ``place``.
+    """
 
     stage: StagePlan
     buckets: Buckets
     folder: Path
     number: int
     frame_files: FrameFiles
+    place: StatePlace | None = None
+
+    def open_store(self) -> ObjectStore:
+        """Open where the sorted runs are."""
+        return open_run_store(self.folder, self.place)
 
     def run(self, work: Iterable[BucketInput], files: RunFiles) -> Iterator[BucketOutput]:
         """Run one batch in some buckets. The state of the output is durable after ``files.sync()``."""
         for batch_id, bucket, rows, manifest in work:
-            state = FileBucketState(manifest, files, batch_id, bucket)
+            state = FileBucketState(manifest, files, self.folder, batch_id, bucket)
             frames = map(self.frame_files.get, rows)
             out = list(run_stage(self.stage, bucket, self.buckets, frames, state))
             assert state.stored is not None
@@ -107,12 +122,16 @@ class StageRunner:
 
     def run_task(self, work: Iterable[BucketInput]) -> list[BucketOutput]:
         """Run some buckets as a Spark task, which returns large frames by name."""
-        files = RunFiles(self.folder, self.number)
+        store = self.open_store()
+        files = RunFiles(store, self.number)
         done = [
             each._replace(rows=[self.frame_files.put(row) for row in each.rows])
             for each in self.run(work, files)
         ]
         files.sync()
+        store.close()
+        if done:
+            done[-1] = done[-1]._replace(requests=store.requests)
         return done
 
 
@@ -132,8 +151,9 @@ class _Task:
 class StageExecutor:
     """The stages of a job between the batches of one run.
 
-    ``partitions`` is the number of tasks that a large batch is divided into. Not thread-safe: batches run one
-    at a time.
+    ``partitions`` is the number of tasks that a large batch is divided into. ``place`` has the sorted runs, if
+    ``folder`` does not. ``requests`` are those to an object store since the last commit. Not thread-safe:
+    batches run one at a time.
     """
 
     plan: JobPlan
@@ -143,19 +163,24 @@ class StageExecutor:
     partitions: int
     context: SparkContext
     manifests: Manifests
+    place: StatePlace | None = None
+    requests: RequestCounts = field(default_factory=RequestCounts)
     _new_manifests: Manifests = field(default_factory=dict)
     _next_batch_id: int | None = None
-    _files_in_use: FilesInUse = field(init=False)
+    _store: ObjectStore = field(init=False)
+    _in_use: ObjectsInUse = field(init=False)
     _runners: list[StageRunner] = field(init=False)
     _tasks: dict[int, _Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._files_in_use = FilesInUse(self.folder)
-        for manifest in self.manifests.values():
-            self._files_in_use.replace_manifest((), _run_names(manifest))
-        self._files_in_use.sweep(self.number)
+        self._store = open_run_store(self.folder, self.place)
+        self._in_use = ObjectsInUse(self._store)
+        self._in_use.replace_manifests(((), _run_names(each)) for each in self.manifests.values())
+        self._in_use.sweep(self.number)
         self._runners = [
-            StageRunner(stage, self.plan.buckets, self.folder, self.number, self.frame_files)
+            StageRunner(
+                stage, self.plan.buckets, self.folder, self.number, self.frame_files, self.place
+            )
             for stage in self.plan.stages
         ]
 
@@ -169,7 +194,9 @@ class StageExecutor:
         if first:  # what earlier runs left
             remove_entries(self._journal, keep=batch_id)
         self._next_batch_id = batch_id + 1
-        files = RunFiles(self.folder, self.number)
+        self.requests = RequestCounts()
+        before = self._store.requests
+        files = RunFiles(self._store, self.number)
         router = _FrameRouter.of(self.plan)
         router.add(rows)
         for depth in range(len(self._runners)):
@@ -181,20 +208,26 @@ class StageExecutor:
             ]
             for done in self._run(depth, work, files):
                 self._new_manifests[depth, done.bucket] = done.manifest
+                self.requests += done.requests
                 router.add(done.rows)
         files.sync()
+        self.requests += self._store.requests - before
         return router.out, self._new_manifests
 
     def on_commit(self) -> None:
         """Adopt the new manifests: the batch that was run last is committed."""
-        for bucket, manifest in self._new_manifests.items():
-            self._files_in_use.replace_manifest(
-                _run_names(self.manifests.get(bucket)), _run_names(manifest)
-            )
+        self._in_use.replace_manifests(
+            (_run_names(self.manifests.get(bucket)), _run_names(manifest))
+            for bucket, manifest in self._new_manifests.items()
+        )
         self.manifests |= self._new_manifests
         self._new_manifests = {}
         assert self._next_batch_id is not None
         remove_entries(self._journal, keep=self._next_batch_id)
+
+    def close(self) -> None:
+        """Wait a little for what is being removed from an object store."""
+        self._store.close()
 
     @property
     def _journal(self) -> Path:
@@ -244,6 +277,11 @@ class _FrameRouter:
                 self.out.append(row)
             else:
                 self.waiting.setdefault(depth, {}).setdefault(row.bucket, []).append(row)
+
+
+def open_run_store(folder: Path, place: StatePlace | None) -> ObjectStore:
+    """Open where the sorted runs are: at a place of its own, or in the app's folder."""
+    return FolderStore(folder) if place is None else place.open("runs")
 
 
 def _run_names(manifest: bytes | None) -> set[str]:

@@ -18,7 +18,9 @@ class Progress:
     each). ``behind_s`` is how far the views are behind the log: the age of the oldest record that they do
     not reflect, or the duration of the batch if they reflect all; None before anything was read.
     ``state_bytes`` is the size of the operators' state. ``false_positive_rates`` is, for each dedup with
-    Bloom filters, the current probability that it takes a new event for a repeat.
+    Bloom filters, the current probability that it takes a new event for a repeat. ``object_store`` counts the
+    requests and bytes that the batch cost, where the state is on one: ``puts``, ``gets``, ``lists``,
+    ``deletes``, ``retries``, ``bytes_up``, ``bytes_down``; a count of 0 is not there.
     """
 
     app: str
@@ -37,6 +39,7 @@ class Progress:
     behind_s: float | None
     state_bytes: int
     false_positive_rates: Mapping[str, float] = field(default_factory=dict)
+    object_store: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""

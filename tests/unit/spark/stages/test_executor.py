@@ -17,7 +17,7 @@ from millstream.kernels.state.keyhash import Buckets
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.stages import run_files
 from millstream.spark.stages.executor import StageExecutor, _run_names
-from millstream.spark.stages.run_files import file_name
+from millstream.spark.stages.run_files import object_name
 from millstream.testing.inputs import InputRecord
 from millstream.testing.kernel_engine import KernelEngine
 from millstream.views.commit.committer import collect_results
@@ -96,7 +96,7 @@ def run(plan, batches, folder):
 def outcome(folder):
     with StateStore(folder / "views.db", readonly=True) as store:
         state = store.state_manifests("counts", "main")
-        named = {file_name(name) for manifest in state.values() for name in _run_names(manifest)}
+        named = {object_name(name) for manifest in state.values() for name in _run_names(manifest)}
         views = [store.scan(name).rows() for name in ("minutes", "n")]
         return views, named
 

@@ -6,8 +6,14 @@ import pyarrow as pa
 import pytest
 
 from millstream.errors import CorruptionError
+from millstream.object_store.folder import FolderStore
 from millstream.spark.stages import run_files
-from millstream.spark.stages.run_files import OWN_FILE_BYTES_MIN, FilesInUse, RunFiles, file_name
+from millstream.spark.stages.run_files import (
+    OWN_FILE_BYTES_MIN,
+    ObjectsInUse,
+    RunFiles,
+    object_name,
+)
 
 
 @pytest.fixture
@@ -38,40 +44,40 @@ def names(folder):
 
 @pytest.mark.not_in_lane("thresholds", "no run is small there")
 def test_a_large_run_is_a_file_of_its_own(folder):
-    files = RunFiles(folder, run=1)
+    files = RunFiles(FolderStore(folder), 1)
     run = files.save(7, LARGE)
     files.sync()
-    assert names(folder) == {run.name} == {file_name(run.name)}
+    assert names(folder) == {run.name} == {object_name(run.name)}
     forget()
-    assert RunFiles(folder, run=2).load(run).equals(LARGE)
+    assert RunFiles(FolderStore(folder), 2).load(run).equals(LARGE)
     assert (run.slot, run.rows) == (7, LARGE.num_rows)
 
 
 @pytest.mark.not_in_lane("thresholds", "no run is small there")
 def test_small_runs_share_a_bundle_which_is_written_once(folder):
-    files = RunFiles(folder, run=1)
+    files = RunFiles(FolderStore(folder), 1)
     tables = [table(n, n) for n in (1, 10, 333)]
     runs = [files.save(n, each) for n, each in enumerate(tables)]
     assert not folder.exists()
     assert [files.load(run) for run in runs] == tables  # by the task that made them, before
     files.sync()
     (bundle,) = names(folder)
-    assert {file_name(run.name) for run in runs} == {bundle}
+    assert {object_name(run.name) for run in runs} == {bundle}
     forget()
-    assert [RunFiles(folder, run=2).load(run) for run in runs] == tables
+    assert [RunFiles(FolderStore(folder), 2).load(run) for run in runs] == tables
     more = files.save(0, table(5))
     files.sync()
-    assert file_name(more.name) != bundle
+    assert object_name(more.name) != bundle
 
 
 @pytest.mark.parametrize("rows", [10, LARGE.num_rows], ids=["small", "large"])
 @pytest.mark.parametrize("harm", ["missing", "torn"])
 def test_a_missing_or_torn_file_is_told_with_what_to_do(folder, harm, rows):
-    files = RunFiles(folder, run=1)
+    files = RunFiles(FolderStore(folder), 1)
     run = files.save(0, table(rows))
     files.sync()
     forget()
-    path = folder / file_name(run.name)
+    path = folder / object_name(run.name)
     if harm == "missing":
         path.unlink()
     else:
@@ -82,17 +88,17 @@ def test_a_missing_or_torn_file_is_told_with_what_to_do(folder, harm, rows):
 
 @pytest.mark.not_in_lane("thresholds", "no run is small there")
 def test_a_bundle_goes_when_none_of_its_runs_is_named_any_longer(folder):
-    files = RunFiles(folder, run=1)
+    files = RunFiles(FolderStore(folder), 1)
     first, second = files.save(0, table(1)), files.save(1, table(2))
     files.sync()
     large = files.save(0, LARGE)
     files.sync()
-    used = FilesInUse(folder)
+    used = ObjectsInUse(FolderStore(folder))
     used.replace_manifest((), [first.name, second.name])
     used.replace_manifest([first.name], [large.name])
-    assert names(folder) == {file_name(first.name), large.name}
+    assert names(folder) == {object_name(first.name), large.name}
     used.replace_manifest([large.name, second.name], [second.name])
-    assert names(folder) == {file_name(first.name)}
+    assert names(folder) == {object_name(first.name)}
     used.replace_manifest([second.name], [])
     assert not names(folder)
 
@@ -101,11 +107,11 @@ def test_a_bundle_goes_when_none_of_its_runs_is_named_any_longer(folder):
 def test_a_sweep_removes_what_an_earlier_run_left_and_no_manifest_names(folder):
     made = []
     for run in (1, 1, 2, 3):
-        files = RunFiles(folder, run)
+        files = RunFiles(FolderStore(folder), run)
         made.append(files.save(0, LARGE).name)
         files.sync()
     named, _orphan, own, newer = made
-    used = FilesInUse(folder)
+    used = ObjectsInUse(FolderStore(folder))
     used.replace_manifest((), [named])
     used.sweep(2)
     assert names(folder) == {named, own, newer}
@@ -114,7 +120,7 @@ def test_a_sweep_removes_what_an_earlier_run_left_and_no_manifest_names(folder):
 @pytest.mark.not_in_lane("thresholds", "no run is small there")
 def test_what_a_process_has_opened_is_bounded(folder, monkeypatch):
     monkeypatch.setattr(run_files._copied, "count_max", 3)
-    files = RunFiles(folder, run=1)
+    files = RunFiles(FolderStore(folder), 1)
     runs = [files.save(0, table(n + 1)) for n in range(6)]
     assert len(run_files._copied.tables) == 3
     assert [files.load(run).num_rows for run in runs] == [1, 2, 3, 4, 5, 6]

@@ -1,0 +1,65 @@
+"""Addresses of state: a folder, or a URL under which an object store keeps the runs of state.
+
+Endpoint, region and credentials come from the environment, under the names that other clients use; a URL holds
+none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream.choices import format_choices
+from millstream.errors import ConfigError
+
+_SHAPE = "s3://bucket/prefix"
+_SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "az": "az", "file": "file"}
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+_PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[^/\s]+)*")
+_PATH = re.compile(r"(/[^/\s]+)+")
+
+
+@dataclass(frozen=True)
+class StateUrl:
+    """A URL under which runs of state are kept; ``text`` has no slash at its end."""
+
+    text: str
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of ``file://``; None where the objects are in an object store."""
+        path = self.text.removeprefix("file://")
+        return None if path == self.text else Path(path)
+
+
+def is_url(state: str | Path | None) -> bool:
+    """Return whether a state's address is a URL, and not a folder."""
+    return isinstance(state, str) and _URL.fullmatch(state) is not None
+
+
+def parse_state_url(text: str) -> StateUrl:
+    """Parse the URL of a state.
+
+    Raises:
+        ConfigError: no object store of ours has such URLs, or it may hold credentials.
+    """
+    found = _URL.fullmatch(text)
+    assert found is not None
+    scheme, rest = found["scheme"], found["rest"].rstrip("/")
+    if "@" in rest or "?" in rest or "#" in rest:  # not shown: it may be a password
+        raise ConfigError(
+            f"The state's URL ({scheme}://…) has a character that it can't have: @, ? or #. Give it as {_SHAPE}; "
+            "credentials, endpoint and region come from the environment, such as AWS_ACCESS_KEY_ID, "
+            "AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL and AWS_REGION."
+        )
+    if scheme not in _SCHEMES:
+        raise ConfigError(
+            f"The state's URL begins with {scheme}://. Choose {format_choices(tuple(_SCHEMES))}, or mount the "
+            "file system on every machine, and give its path."
+        )
+    shape = _PATH if scheme == "file" else _PLACE
+    if not shape.fullmatch(rest) or ".." in rest.split("/"):
+        example = "file:///folder" if scheme == "file" else _SHAPE
+        raise ConfigError(f"The state's URL is {text!r}. Give it as {example}.")
+    return StateUrl(f"{_SCHEMES[scheme]}://{rest}")

@@ -1,0 +1,144 @@
+"""Tries a request again when the store or the way to it fails, and says so in one line.
+
+Again: a status of 5xx, 408, 409 or 429, a time-out, a connection that was refused or cut, an answer that is not
+whole. Not again: what would fail the same way, such as wrong credentials or a bucket that is not there.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from millstream.errors import EnvironmentProblem, MillstreamError, ObjectStoreUnavailableError
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_STATUS = re.compile(r"status code: (\d{3})([A-Za-z ]*)")
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+_KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
+_KINDS = {
+    "Timeout": "no answer in time",
+    "Connect": "no connection",
+    "Interrupted": "the connection was cut",
+    "Request": "the connection was cut",
+}
+_TOLD_AT_TRY = 5  # it goes on for some seconds: somebody may be waiting
+_AGAIN = {408, 409, 425, 429}
+_REFUSALS = {
+    "InvalidPathError",
+    "NotSupportedError",
+    "PermissionDeniedError",
+    "UnauthenticatedError",
+    "UnknownConfigurationKeyError",
+}
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """For how long a request is tried, and how long the pauses are: each up to twice the one before."""
+
+    total_s: float = 120.0
+    first_pause_s: float = 0.1
+    pause_s_max: float = 5.0
+
+
+@dataclass
+class Attempts:
+    """The tries of one request. ``what`` and ``url`` are for messages."""
+
+    what: str
+    url: str
+    policy: RetryPolicy
+    count: int = 0
+    _began: float = field(default_factory=time.monotonic)
+    _reason: str = ""
+
+    def run(self, call: Callable[[], T]) -> T:
+        """Return what the call returns, in the end.
+
+        Raises:
+            FileNotFoundError, FileExistsError: as the call does; they are answers.
+            EnvironmentProblem: another try would fail, too.
+            ObjectStoreUnavailableError: the last try failed, and time is over.
+        """
+        while True:
+            self.count += 1
+            try:
+                result = call()
+            except (FileNotFoundError, FileExistsError, MillstreamError):
+                raise
+            except Exception as error:
+                if not _is_of_the_library(error):
+                    raise
+                self._reason = describe(error)
+                if _is_final(error):
+                    raise EnvironmentProblem(
+                        f"{self.what} {self.url} was refused: {self._reason}. Check that the bucket exists, and its "
+                        "region, endpoint and credentials in the environment."
+                    ) from None
+                if not self._pause():
+                    raise ObjectStoreUnavailableError(
+                        f"{self.what} {self.url} failed {self.count} times in "
+                        f"{time.monotonic() - self._began:.0f} s, the last time by: {self._reason}. Nothing of the batch was "
+                        "committed. Run the app again when the object store responds."
+                    ) from None
+            else:
+                self.report()
+                return result
+
+    def report(self) -> None:
+        """Say in one line that it succeeded, if it took more than one try."""
+        if self.count > 1:
+            _log.warning(
+                "%s %s succeeded at try %d, after %.1f s: %s",
+                self.what,
+                self.url,
+                self.count,
+                time.monotonic() - self._began,
+                self._reason,
+            )
+
+    def _pause(self) -> bool:
+        """Wait before the next try; return False if there is no time for one."""
+        policy = self.policy
+        longest = min(policy.pause_s_max, policy.first_pause_s * 2 ** min(self.count - 1, 16))
+        pause_s = longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads the load
+        if time.monotonic() - self._began + pause_s > policy.total_s:
+            return False
+        if self.count == _TOLD_AT_TRY:
+            _log.warning("%s %s fails, and is tried again: %s", self.what, self.url, self._reason)
+        time.sleep(pause_s)
+        return True
+
+
+def describe(error: BaseException) -> str:
+    """Say in one line why a request failed.
+
+    The store's own words are left out: some repeat the key id and what was signed.
+    """
+    text = str(error)
+    status, code, kind = _STATUS.search(text), _CODE.search(text), _KIND.search(text)
+    if status is not None:
+        said = f"status {status[1]}{status[2].rstrip()}"
+        return f"{said} ({code[1]})" if code else said
+    if kind is not None:
+        return _KINDS.get(kind[1], "the connection failed")
+    return type(error).__name__
+
+
+def _is_of_the_library(error: Exception) -> bool:
+    return type(error).__module__.partition(".")[0] == "obstore" or isinstance(error, OSError)
+
+
+def _is_final(error: Exception) -> bool:
+    """Return whether the same request would fail again for the same reason."""
+    status = _STATUS.search(str(error))
+    if type(error).__name__ in _REFUSALS:
+        return True
+    return status is not None and int(status[1]) < 500 and int(status[1]) not in _AGAIN

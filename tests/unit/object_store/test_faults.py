@@ -1,0 +1,246 @@
+"""An object store that fails, is slow, or cuts connections; a cache that vanishes, is damaged, or full."""
+
+import logging
+import os
+import shutil
+import time
+
+import pyarrow as pa
+import pytest
+from s3_server import SECRET, Fault
+
+from millstream.errors import CorruptionError, EnvironmentProblem, ObjectStoreUnavailableError
+from millstream.object_store.cached import CachedObjectStore, checksum_of
+from millstream.object_store.client import ObjectClient
+from millstream.object_store.retries import RetryPolicy
+from millstream.object_store.store import Extent
+
+DATA = os.urandom(300_000)
+WHOLE = Extent(0, len(DATA), whole=True, checksum=checksum_of(pa.py_buffer(DATA)))
+
+
+def put(store, name="1-a", data=DATA):
+    store.put(name, lambda file: file.write(data))
+    store.sync()
+
+
+def failing(proxy, kind, times, method):
+    """The first ``times`` requests of a method fail."""
+    left = [times]
+
+    def decide(seen, _path):
+        if seen != method or not left[0]:
+            return None
+        left[0] -= 1
+        return Fault(kind, 0.1)
+
+    proxy.decide = decide
+
+
+@pytest.mark.parametrize("kind", ["503", "cut upload", "lost answer", "slow", "silence"])
+def test_an_upload_survives_two_faults_and_says_so_in_one_line(proxy, new_store, kind, caplog):
+    failing(proxy, kind, 2, "PUT")
+    store = new_store()
+    with caplog.at_level(logging.WARNING):
+        put(store)
+    proxy.decide = lambda *_: None
+    assert new_store().client.get("1-a").to_pybytes() == DATA
+    assert store.requests.retries == (0 if kind == "slow" else 2)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == (0 if kind == "slow" else 1)
+    assert all("succeeded at try 3" in line and SECRET not in line for line in lines)
+
+
+@pytest.mark.parametrize("kind", ["503", "cut download", "lost answer", "slow", "silence"])
+def test_a_download_survives_two_faults(proxy, new_store, tmp_path, kind):
+    put(new_store())
+    shutil.rmtree(tmp_path / "cache")
+    failing(proxy, kind, 2, "GET")
+    store = new_store()
+    assert store.read("1-a", WHOLE).data.to_pybytes() == DATA
+    assert store.requests.gets == (1 if kind == "slow" else 3)
+
+
+def test_a_torn_upload_leaves_no_object(proxy, new_store):
+    failing(proxy, "cut upload", 10**9, "PUT")
+    with pytest.raises(ObjectStoreUnavailableError):
+        put(new_store())
+    proxy.decide = lambda *_: None
+    assert list(new_store().names()) == []
+
+
+def test_a_final_failure_is_one_error_with_the_url(proxy, new_store, url):
+    failing(proxy, "503", 10**9, "PUT")
+    with pytest.raises(ObjectStoreUnavailableError) as failed:
+        put(new_store(policy=RetryPolicy(0.3, 0.01, 0.05)))
+    message = str(failed.value)
+    assert f"put {url}/1-a failed" in message
+    assert "status 503 Service Unavailable (SlowDown)" in message
+    assert "\n" not in message
+
+
+def test_a_server_that_does_not_answer_in_time_is_tried_again(proxy, new_store, monkeypatch):
+    from millstream.object_store import client
+
+    monkeypatch.setattr(client, "_TIMEOUT_S", 1)
+    client._library.cache_clear()
+    store = new_store(policy=RetryPolicy(20, 0.01, 0.02))
+    put(store)
+    failing_for = Fault("slow", 2)
+    asked = []
+
+    def decide(method, _path):
+        asked.append(method)
+        return failing_for if len(asked) == 1 else None
+
+    proxy.decide = decide
+    began = time.monotonic()
+    assert store.client.get("1-a").to_pybytes() == DATA
+    assert time.monotonic() - began < 15
+    assert store.requests.retries == 1
+    client._library.cache_clear()
+
+
+def test_wrong_credentials_are_refused_at_once_and_not_shown(proxy, new_store, monkeypatch):
+    from millstream.object_store import client
+
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "some-other-secret")
+    client._library.cache_clear()
+    with pytest.raises(
+        EnvironmentProblem, match=r"status 403 Forbidden \(SignatureDoesNotMatch\)"
+    ) as e:
+        put(new_store())
+    assert "tester" not in str(e.value)
+    assert "other-secret" not in str(e.value)
+    assert proxy.count("PUT") == 1
+    client._library.cache_clear()
+
+
+def test_a_bucket_that_is_not_there_is_told(proxy):
+    client = ObjectClient("s3://none/p")
+    for call in (
+        lambda: client.put("a", memoryview(b"x")),
+        lambda: client.get("a"),
+        lambda: list(client.names()),
+    ):
+        with pytest.raises(EnvironmentProblem, match="bucket"):
+            call()
+
+
+def test_nothing_at_the_endpoint_is_told(monkeypatch, proxy, new_store):
+    from millstream.object_store import client
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    client._library.cache_clear()
+    with pytest.raises(ObjectStoreUnavailableError, match="no connection"):
+        new_store(policy=RetryPolicy(0.1, 0.01, 0.01)).client.get("1-a")
+    client._library.cache_clear()
+
+
+# -- the cache ----------------------------------------------------------------------------
+
+
+def cached_files(tmp_path):
+    return sorted((tmp_path / "cache").iterdir())
+
+
+def test_what_this_machine_wrote_is_not_downloaded(proxy, new_store):
+    put(new_store())
+    again = new_store()
+    assert again.read("1-a", WHOLE).mapped
+    assert again.requests.gets == proxy.count("GET") == 0
+
+
+def test_a_cached_file_may_vanish_while_it_is_read(new_store, tmp_path):
+    put(new_store())
+    held = new_store().read("1-a", WHOLE)
+    shutil.rmtree(tmp_path / "cache")
+    assert held.data.to_pybytes() == DATA
+    store = new_store()
+    assert store.read("1-a", WHOLE).data.to_pybytes() == DATA
+    assert store.requests.gets == 1
+    assert len(cached_files(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("damage", ["shorter", "longer", "other", "empty"])
+def test_a_damaged_file_of_the_cache_is_downloaded_again(new_store, tmp_path, damage):
+    put(new_store())
+    (path,) = cached_files(tmp_path)
+    others = {"shorter": DATA[:-1], "longer": DATA + b"x", "other": DATA[:-1] + b"\0", "empty": b""}
+    path.unlink()
+    path.write_bytes(others[damage])
+    store = new_store()
+    assert store.read("1-a", WHOLE).data.to_pybytes() == DATA
+    assert store.requests.gets == 1
+    assert path.read_bytes() == DATA
+
+
+def test_an_object_that_was_changed_is_corruption(new_store, tmp_path):
+    put(new_store(), data=DATA[:-1] + bytes([DATA[-1] ^ 1]))
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(CorruptionError, match="is not what was written"):
+        new_store().read("1-a", WHOLE)
+
+
+def test_a_full_disk_is_harmless(new_store, tmp_path, monkeypatch):
+    from pathlib import Path
+
+    def full(_self, _data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    store = new_store()
+    store.put("1-a", lambda file: file.write(DATA))
+    assert not store.read("1-a", WHOLE).mapped  # from memory, while it is uploaded
+    store.sync()
+    found = new_store().read("1-a", WHOLE)
+    assert (found.data.to_pybytes(), found.mapped) == (DATA, False)
+    assert cached_files(tmp_path) == []
+
+
+def test_a_folder_of_somebody_else_is_not_used(new_store, tmp_path):
+    folder = tmp_path / "open to all"
+    folder.mkdir()
+    folder.chmod(0o777)
+    store = new_store(folder=folder)
+    put(store)
+    assert store.read("1-a", WHOLE).data.to_pybytes() == DATA
+    assert list(folder.iterdir()) == []
+
+
+def test_the_cache_stays_within_its_size_and_drops_what_was_not_used_for_longest(
+    new_store, tmp_path
+):
+    store = new_store(size_max=1_000_000)
+    for number in range(8):
+        put(store, f"1-{number}")
+        store.cache.touch("1-0")
+        os.utime(store.cache.path(f"1-{number}"), (number + 1, number + 1))
+        os.utime(store.cache.path("1-0"))  # used all the time
+    assert sum(path.stat().st_size for path in cached_files(tmp_path)) <= 1_000_000 * 17 // 16
+    names = {path.name for path in cached_files(tmp_path)}
+    assert "x-1-0" in names
+    assert "x-1-1" not in names
+
+
+def test_uploads_hold_a_bounded_number_of_bytes(proxy, new_store, monkeypatch):
+    from millstream.object_store import cached
+
+    monkeypatch.setattr(cached, "UPLOAD_BYTES_MAX", 2 * len(DATA))
+    proxy.decide = lambda *_: Fault("slow", 0.05)
+    store = new_store()
+    for number in range(6):
+        store.put(f"1-{number}", lambda file: file.write(DATA))
+        assert store._uploading() <= 2 * len(DATA)
+    store.sync()
+    assert len(list(store.names())) == 6
+
+
+def test_two_urls_do_not_share_files_of_a_cache(tmp_path, proxy):
+    first, second = (
+        CachedObjectStore.open(f"s3://bucket/two-{number}", tmp_path / "cache", 1 << 30)
+        for number in (1, 2)
+    )
+    put(first)
+    put(second, data=DATA[::-1])
+    assert len(cached_files(tmp_path)) == 2
