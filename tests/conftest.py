@@ -1,4 +1,5 @@
-"""What all tests share: how Hypothesis runs, lanes, the order of files, and a PostgreSQL server for those that want one."""
+"""What all tests share: how Hypothesis runs, lanes, the order of files, and a PostgreSQL or an S3 server
+for those that want one."""
 
 import itertools
 
@@ -6,6 +7,7 @@ import hypothesis
 import lane
 import pytest
 from example_counts import some
+from s3_server import HOW_TO_GET_IT, FaultProxy, environment, find_binary, s3_server
 
 from millstream.errors import EnvironmentProblem
 from millstream.testing.postgres import PostgresServer
@@ -81,3 +83,28 @@ def url(request):
         return request.getfixturevalue("database")
     except pytest.skip.Exception:
         return None
+
+
+@pytest.fixture(scope="session")
+def s3_proxy(tmp_path_factory):
+    if find_binary() is None:
+        pytest.skip(HOW_TO_GET_IT)
+    with s3_server(tmp_path_factory.mktemp("s3"), "bucket") as port, FaultProxy(port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def s3(s3_proxy, monkeypatch):
+    """The proxy of an S3 server, without faults, and an environment in which clients go through it."""
+    for name, value in environment(s3_proxy.port).items():
+        monkeypatch.setenv(name, value)
+    s3_proxy.decide = lambda _method, _path: None
+    s3_proxy.requests.clear()
+    yield s3_proxy
+    s3_proxy.decide = lambda _method, _path: None
+
+
+@pytest.fixture
+def s3_url(s3):
+    """A URL under which there is nothing."""
+    return f"s3://bucket/test-{next(_numbers)}"

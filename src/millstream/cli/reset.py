@@ -96,6 +96,9 @@ def _removed(found: AppFootprint) -> list[str]:
     for dataset in found.datasets:
         files = pluralize(dataset.files, "file")
         lines.append(f"  dataset {dataset.folder}: {files}, {describe_bytes(dataset.size_bytes)}")
+    if found.objects is not None:
+        count = pluralize(found.objects.count, "object")
+        lines.append(f"  runs of state at {found.objects.place.text}: {count}")
     if found.fences:
         lines.append(f"  in {shown(found.log)}: how far it had written to topics")
     if found.state_store_problem is not None:
@@ -132,6 +135,9 @@ def _values(found: AppFootprint) -> dict[str, Any]:
             str(one.folder): {"files": one.files, "size_bytes": one.size_bytes}
             for one in found.datasets
         },
+        "objects": (
+            {found.objects.place.text: found.objects.count} if found.objects is not None else {}
+        ),
         "fences": found.fences,
         "topics": found.topics,
         "replayed": found.replayed,

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import google_crc32c
@@ -34,6 +35,7 @@ _THREADS = {"uploads": 4, "deletes": 1}
 _DELETE_WAIT_S = 10.0
 _KNOWN_MAX = 65536
 _CHECKED_AT_A_TIME = 1 << 20
+_DELETED_AT_A_TIME = 10_000
 
 _known: OrderedDict[tuple[object, ...], None] = OrderedDict()  # extents of files that were checked
 _knowing = threading.Lock()
@@ -96,6 +98,12 @@ class CachedObjectStore:
             self.cache.remove(name)
         self._deletes = [each for each in self._deletes if not each.done()]
         self._deletes.append(_threads("deletes", os.getpid()).submit(self._delete, given))
+
+    def delete_all(self) -> None:
+        while names := list(islice(self.client.names(), _DELETED_AT_A_TIME)):
+            self.client.delete(names)
+            for name in names:
+                self.cache.remove(name)
 
     def names(self, prefix: str = "") -> Iterator[str]:
         return self.client.names(prefix)

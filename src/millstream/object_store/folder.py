@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,10 @@ class FolderStore:
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
+
+    def delete_all(self) -> None:
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
 
     def names(self, prefix: str = "") -> Iterator[str]:
         begin = self.folder / prefix

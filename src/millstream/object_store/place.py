@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, RetriableError
 from millstream.object_store.address import StateUrl, parse_state_url
 from millstream.object_store.cache import SIZE_DEFAULT, default_cache_folder
 from millstream.object_store.cached import CachedObjectStore
@@ -63,6 +63,20 @@ class StatePlace:
 def new_place(app: str, url: StateUrl) -> StatePlace:
     """Return a place under a URL that nothing else has."""
     return StatePlace(url, f"apps/{app}/{uuid.uuid4().hex[:16]}")
+
+
+def remove_place(place: StatePlace) -> None:
+    """Delete all objects of a place. It can be repeated.
+
+    Raises:
+        RetriableError: some may be left.
+    """
+    try:
+        place.open().delete_all()
+    except OSError as error:
+        raise RetriableError(
+            f"{place.text} could not be removed whole: {error}. Correct that, and reset the app again."
+        ) from error
 
 
 def _cache_bytes() -> int:

@@ -110,6 +110,14 @@ class ObjectStore(Protocol):
         """Delete objects; those that are not there are no error. It may happen later, or not at all."""
         ...
 
+    def delete_all(self) -> None:
+        """Delete all objects, and return when they are gone.
+
+        Raises:
+            ObjectStoreUnavailableError: some may be left.
+        """
+        ...
+
     def names(self, prefix: str = "") -> Iterator[str]:
         """Yield the names that begin with some segments (``a/b/``), or all."""
         ...

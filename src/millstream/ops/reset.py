@@ -11,7 +11,8 @@ a crash, or a failure, after             leaves
 2. the state store refuses older runs    the same; a run that was suspended can commit nothing
 3. its views are gone from databases     the state store still names the databases; to remove the views
                                          again does nothing
-4. its datasets are deleted              some of them; each keeps its identity until its files are gone
+4. its datasets are deleted, and its     some of them; each dataset keeps its identity until its files are gone.
+   objects where its state is at a URL   The state store still names the URL
 5. its fences in the log are deleted     nothing that could commit to the topics again: no run begins, and
                                          the transactional id was fenced before
 6. its folder is empty but for the file  a part of the folder, and no run starts on it. The state store,
@@ -46,6 +47,7 @@ from millstream.errors import (
 )
 from millstream.log.control import CONTROL_NAME
 from millstream.log.files import DISK
+from millstream.object_store.place import DESCRIPTION, StatePlace, remove_place
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
 from millstream.views.dead_letter_relay import dead_letter_topic, relay_fence_prefix
 from millstream.views.dead_letters import RECORD_ID
@@ -72,6 +74,14 @@ class AppDataset:
 
 
 @dataclass(frozen=True)
+class AppObjects:
+    """The objects of an app whose runs of state are at a URL."""
+
+    place: StatePlace
+    count: int
+
+
+@dataclass(frozen=True)
 class AppFootprint:
     """What an app has written: what a reset removes, and what stays.
 
@@ -90,6 +100,7 @@ class AppFootprint:
     state_store_problem: str | None = None
     databases: dict[str, AppInDatabase] = field(default_factory=dict, repr=False)  # by URL
     datasets: tuple[AppDataset, ...] = ()
+    objects: AppObjects | None = None
     writes_to_log: bool = False
     fences: int = 0
     topics: dict[str, int | None] = field(default_factory=dict)
@@ -111,6 +122,7 @@ class _StateStoreInfo:
     graph: dict[str, Any] = field(default_factory=dict)
     replayed: dict[str, int] = field(default_factory=dict)
     checkpoint_id: str | None = None
+    place: StatePlace | None = None
     problem: str | None = None
 
 
@@ -127,6 +139,7 @@ def find_footprint(
     Raises:
         ConfigError: there is nothing of such an app; it runs; or it wrote to a database or a log that
             was not given.
+        RetriableError: the object store with its state does not respond.
     """
     check_app_name(app)  # it names what is removed
     folder = state / "apps" / app
@@ -146,6 +159,7 @@ def find_footprint(
         state_store_problem=state_store.problem,
         databases=kept,
         datasets=tuple(_datasets(app, state_store)),
+        objects=_objects(state_store.place),
         writes_to_log=any(_is_log(identity) for identity, _ in state_store.sinks),
         fences=_fences(app, log),
         topics=_records(log, [*written, dead_letter_topic(app)]),
@@ -165,7 +179,7 @@ def reset(found: AppFootprint) -> None:
 
     Raises:
         ConfigError: the app runs.
-        RetriableError: a database or the log's owner is not available, or a file could not be removed: repeat
+        RetriableError: a database, the object store or the log's owner is not available, or a file could not be removed: repeat
             the reset.
     """
     folder = found.folder
@@ -179,6 +193,8 @@ def reset(found: AppFootprint) -> None:
             forget_app(url, found.app)  # step 3
     for dataset in found.datasets:
         delete_dataset(dataset.folder, dataset.identity)  # step 4
+    if found.objects is not None:
+        remove_place(found.objects.place)
     if found.fences or found.writes_to_log:
         _remove_fences(found)  # step 5
     if folder.exists():
@@ -211,6 +227,7 @@ def _read_state_store(app: str, path: Path) -> _StateStoreInfo:
                 store.description(app, "graph") or {},
                 _replayed(store),
                 store.checkpoint_id(app, JOB),
+                StatePlace.from_message(store.description(app, DESCRIPTION)),
             )
     except (ConfigError, CorruptionError) as error:
         return _StateStoreInfo(problem=str(error))
@@ -285,6 +302,12 @@ def _datasets(app: str, state_store: _StateStoreInfo) -> list[AppDataset]:
             size_bytes = sum(path.stat().st_size for path in files)
             found.append(AppDataset(folder, identity, len(files), size_bytes))
     return found
+
+
+def _objects(place: StatePlace | None) -> AppObjects | None:
+    if place is None:
+        return None
+    return AppObjects(place, sum(1 for _ in place.open().names()))
 
 
 def _dataset_folders(app: str, state_store: _StateStoreInfo) -> dict[str, Path]:

@@ -24,7 +24,7 @@ def put(store, name="1-a", data=DATA):
     store.sync()
 
 
-def failing(proxy, kind, times, method):
+def failing(s3, kind, times, method):
     """The first ``times`` requests of a method fail."""
     left = [times]
 
@@ -34,16 +34,16 @@ def failing(proxy, kind, times, method):
         left[0] -= 1
         return Fault(kind, 0.1)
 
-    proxy.decide = decide
+    s3.decide = decide
 
 
 @pytest.mark.parametrize("kind", ["503", "cut upload", "lost answer", "slow", "silence"])
-def test_an_upload_survives_two_faults_and_says_so_in_one_line(proxy, new_store, kind, caplog):
-    failing(proxy, kind, 2, "PUT")
+def test_an_upload_survives_two_faults_and_says_so_in_one_line(s3, new_store, kind, caplog):
+    failing(s3, kind, 2, "PUT")
     store = new_store()
     with caplog.at_level(logging.WARNING):
         put(store)
-    proxy.decide = lambda *_: None
+    s3.decide = lambda *_: None
     assert new_store().client.get("1-a").to_pybytes() == DATA
     assert store.requests.retries == (0 if kind == "slow" else 2)
     lines = [record.getMessage() for record in caplog.records]
@@ -52,34 +52,34 @@ def test_an_upload_survives_two_faults_and_says_so_in_one_line(proxy, new_store,
 
 
 @pytest.mark.parametrize("kind", ["503", "cut download", "lost answer", "slow", "silence"])
-def test_a_download_survives_two_faults(proxy, new_store, tmp_path, kind):
+def test_a_download_survives_two_faults(s3, new_store, tmp_path, kind):
     put(new_store())
     shutil.rmtree(tmp_path / "cache")
-    failing(proxy, kind, 2, "GET")
+    failing(s3, kind, 2, "GET")
     store = new_store()
     assert store.read("1-a", WHOLE).data.to_pybytes() == DATA
     assert store.requests.gets == (1 if kind == "slow" else 3)
 
 
-def test_a_torn_upload_leaves_no_object(proxy, new_store):
-    failing(proxy, "cut upload", 10**9, "PUT")
+def test_a_torn_upload_leaves_no_object(s3, new_store):
+    failing(s3, "cut upload", 10**9, "PUT")
     with pytest.raises(ObjectStoreUnavailableError):
         put(new_store())
-    proxy.decide = lambda *_: None
+    s3.decide = lambda *_: None
     assert list(new_store().names()) == []
 
 
-def test_a_final_failure_is_one_error_with_the_url(proxy, new_store, url):
-    failing(proxy, "503", 10**9, "PUT")
+def test_a_final_failure_is_one_error_with_the_url(s3, new_store, s3_url):
+    failing(s3, "503", 10**9, "PUT")
     with pytest.raises(ObjectStoreUnavailableError) as failed:
         put(new_store(policy=RetryPolicy(0.3, 0.01, 0.05)))
     message = str(failed.value)
-    assert f"put {url}/1-a failed" in message
+    assert f"put {s3_url}/1-a failed" in message
     assert "status 503 Service Unavailable (SlowDown)" in message
     assert "\n" not in message
 
 
-def test_a_server_that_does_not_answer_in_time_is_tried_again(proxy, new_store, monkeypatch):
+def test_a_server_that_does_not_answer_in_time_is_tried_again(s3, new_store, monkeypatch):
     from millstream.object_store import client
 
     monkeypatch.setattr(client, "_TIMEOUT_S", 1)
@@ -93,7 +93,7 @@ def test_a_server_that_does_not_answer_in_time_is_tried_again(proxy, new_store, 
         asked.append(method)
         return failing_for if len(asked) == 1 else None
 
-    proxy.decide = decide
+    s3.decide = decide
     began = time.monotonic()
     assert store.client.get("1-a").to_pybytes() == DATA
     assert time.monotonic() - began < 15
@@ -101,7 +101,7 @@ def test_a_server_that_does_not_answer_in_time_is_tried_again(proxy, new_store, 
     client._library.cache_clear()
 
 
-def test_wrong_credentials_are_refused_at_once_and_not_shown(proxy, new_store, monkeypatch):
+def test_wrong_credentials_are_refused_at_once_and_not_shown(s3, new_store, monkeypatch):
     from millstream.object_store import client
 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "some-other-secret")
@@ -112,11 +112,11 @@ def test_wrong_credentials_are_refused_at_once_and_not_shown(proxy, new_store, m
         put(new_store())
     assert "tester" not in str(e.value)
     assert "other-secret" not in str(e.value)
-    assert proxy.count("PUT") == 1
+    assert s3.count("PUT") == 1
     client._library.cache_clear()
 
 
-def test_a_bucket_that_is_not_there_is_told(proxy):
+def test_a_bucket_that_is_not_there_is_told(s3):
     client = ObjectClient("s3://none/p")
     for call in (
         lambda: client.put("a", memoryview(b"x")),
@@ -127,7 +127,7 @@ def test_a_bucket_that_is_not_there_is_told(proxy):
             call()
 
 
-def test_nothing_at_the_endpoint_is_told(monkeypatch, proxy, new_store):
+def test_nothing_at_the_endpoint_is_told(monkeypatch, s3, new_store):
     from millstream.object_store import client
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
@@ -144,11 +144,11 @@ def cached_files(tmp_path):
     return sorted((tmp_path / "cache").iterdir())
 
 
-def test_what_this_machine_wrote_is_not_downloaded(proxy, new_store):
+def test_what_this_machine_wrote_is_not_downloaded(s3, new_store):
     put(new_store())
     again = new_store()
     assert again.read("1-a", WHOLE).mapped
-    assert again.requests.gets == proxy.count("GET") == 0
+    assert again.requests.gets == s3.count("GET") == 0
 
 
 def test_a_cached_file_may_vanish_while_it_is_read(new_store, tmp_path):
@@ -223,11 +223,11 @@ def test_the_cache_stays_within_its_size_and_drops_what_was_not_used_for_longest
     assert "x-1-1" not in names
 
 
-def test_uploads_hold_a_bounded_number_of_bytes(proxy, new_store, monkeypatch):
+def test_uploads_hold_a_bounded_number_of_bytes(s3, new_store, monkeypatch):
     from millstream.object_store import cached
 
     monkeypatch.setattr(cached, "UPLOAD_BYTES_MAX", 2 * len(DATA))
-    proxy.decide = lambda *_: Fault("slow", 0.05)
+    s3.decide = lambda *_: Fault("slow", 0.05)
     store = new_store()
     for number in range(6):
         store.put(f"1-{number}", lambda file: file.write(DATA))
@@ -236,7 +236,7 @@ def test_uploads_hold_a_bounded_number_of_bytes(proxy, new_store, monkeypatch):
     assert len(list(store.names())) == 6
 
 
-def test_two_urls_do_not_share_files_of_a_cache(tmp_path, proxy):
+def test_two_urls_do_not_share_files_of_a_cache(tmp_path, s3):
     first, second = (
         CachedObjectStore.open(f"s3://bucket/two-{number}", tmp_path / "cache", 1 << 30)
         for number in (1, 2)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partialmethod
 from pathlib import Path
 
 import polars as pl
 import pytest
+from s3_server import Fault
 
 import millstream as ms
 from millstream.errors import ConfigError, FencedError, RetriableError
@@ -22,6 +24,9 @@ from millstream.kernels.plan import (
     ViewSinkSpec,
 )
 from millstream.kernels.state.keyhash import Buckets
+from millstream.object_store.address import parse_state_url
+from millstream.object_store.place import DESCRIPTION, new_place
+from millstream.object_store.retries import RetryPolicy
 from millstream.ops import reset as module
 from millstream.ops.reset import find_footprint, reset
 from millstream.testing.disk import SimulatedCrash
@@ -30,6 +35,7 @@ from millstream.views.commit.open_committer import open_committer
 from millstream.views.commit.pipeline_graph import pipeline_graph
 from millstream.views.runs.control_files import check_no_reset, hold_run_lock, reset_marker
 from millstream.views.sink import RunStart
+from millstream.views.state_store.store import StateStore
 
 COLUMNS = (("k", pl.String()), ("n", pl.Int64()))
 
@@ -349,3 +355,58 @@ def test_cut_off_anywhere_no_run_begins_and_the_next_reset_ends_it(tmp_path):
 def test_a_target_says_what_to_do_where_an_app_is_to_start_over():
     start = RunStart("app", "main", 1, "one")
     assert "`millstream reset app`" in start.reset_advice
+
+
+@pytest.fixture(params=["file", "s3"])
+def state_url(request, tmp_path):
+    if request.param == "file":
+        return f"file://{tmp_path}/state"
+    return request.getfixturevalue("s3_url")
+
+
+def test_objects_of_the_state_are_counted_and_removed_and_those_of_others_stay(
+    tmp_path, state_url, monkeypatch
+):
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    place, other = (new_place("app", parse_state_url(state_url)) for _ in range(2))
+    world = World(tmp_path)
+    world.batches("one")
+    with closing(StateStore(world.app / "views.db")) as store:
+        store.put_description("app", DESCRIPTION, place.to_message())
+    for each in (place, other):
+        runs = each.open("runs")
+        for name in ("1-a", "1-b"):
+            runs.put(name, lambda file: file.write(b"x"))
+        runs.sync()
+    found = world.look()
+    assert (found.objects.place, found.objects.count) == (place, 2)
+    reset(found)
+    assert list(place.open().names()) == []
+    assert len(list(other.open().names())) == 2
+    assert not world.app.exists()
+
+
+def test_a_reset_that_cannot_remove_the_objects_can_be_repeated(tmp_path, s3, s3_url, monkeypatch):
+    monkeypatch.setattr(RetryPolicy, "__init__", partialmethod(quick, RetryPolicy.__init__))
+    place = new_place("app", parse_state_url(s3_url))
+    world = World(tmp_path)
+    world.batches("one")
+    with closing(StateStore(world.app / "views.db")) as store:
+        store.put_description("app", DESCRIPTION, place.to_message())
+    runs = place.open("runs")
+    runs.put("1-a", lambda file: file.write(b"x"))
+    runs.sync()
+    found = world.look()
+    s3.decide = lambda *_: Fault("503")
+    with pytest.raises(RetriableError, match="failed"):
+        reset(found)
+    with pytest.raises(ConfigError, match="was begun and has not ended"):
+        check_no_reset(world.app)
+    s3.decide = lambda *_: None
+    reset(world.look())
+    assert list(place.open().names()) == []
+    assert not world.app.exists()
+
+
+def quick(policy, real):
+    real(policy, 0.05, 0.01, 0.01)

@@ -3,7 +3,7 @@
 import os
 import random
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,9 +14,13 @@ import pytest
 import millstream as ms
 from millstream.errors import CorruptionError
 from millstream.kernels.state.keyhash import Buckets
+from millstream.object_store.address import parse_state_url
+from millstream.object_store.cached import CachedObjectStore
+from millstream.object_store.client import ObjectClient
+from millstream.object_store.place import StatePlace
 from millstream.spark.frame_files import FrameFiles
 from millstream.spark.stages import run_files
-from millstream.spark.stages.executor import StageExecutor, _run_names
+from millstream.spark.stages.executor import StageExecutor, _run_names, open_run_store
 from millstream.spark.stages.run_files import object_name
 from millstream.testing.inputs import InputRecord
 from millstream.testing.kernel_engine import KernelEngine
@@ -69,7 +73,17 @@ class DiedError(BaseException):
     """The process died."""
 
 
-def run(plan, batches, folder):
+@pytest.fixture(params=["folder", "object store"])
+def place_of(request, tmp_path, monkeypatch):
+    """Give the place of the runs of an app in a folder: None for the folder itself."""
+    if request.param == "folder":
+        return lambda _folder: None
+    url = parse_state_url(request.getfixturevalue("s3_url"))
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    return lambda folder: StatePlace(url, folder.name)
+
+
+def run(plan, batches, folder, place=None):
     """Run what is not committed yet; give how many batches that was."""
     for opened in (run_files._mapped, run_files._copied):  # as in a new process
         for path in list(opened.tables):
@@ -85,11 +99,13 @@ def run(plan, batches, folder):
             partitions=2,
             context=None,  # all is so little that it is done here
             manifests=committer.state_store.state_manifests("counts", "main"),
+            place=place,
         )
         for batch_id in range(following, len(batches)):
             rows, state = stages.run(batch_id, batches[batch_id])
             committer.commit(batch_id, collect_results(plan, rows), {}, state)
             stages.on_commit()
+        stages.close()
     return len(batches) - following
 
 
@@ -101,21 +117,21 @@ def outcome(folder):
         return views, named
 
 
-def files(folder):
-    return {path.name for path in (folder / "runs").iterdir()}
+def objects(folder, place=None):
+    return set(open_run_store(folder / "runs", place).names())
 
 
-def test_state_goes_on_in_the_next_run_and_files_that_nothing_names_are_gone(
-    plan, batches, tmp_path
+def test_state_goes_on_in_the_next_run_and_objects_that_nothing_names_are_gone(
+    plan, batches, tmp_path, place_of
 ):
-    assert run(plan, batches, tmp_path / "whole") == BATCHES
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run(plan, batches, whole, place_of(whole)) == BATCHES
     for count in range(1, BATCHES + 1):
-        assert run(plan, batches[:count], tmp_path / "parts") == 1
-    whole, parts = outcome(tmp_path / "whole"), outcome(tmp_path / "parts")
-    assert whole[0] == parts[0]
-    assert sum(map(len, whole[0])) > 40
-    assert files(tmp_path / "whole") == whole[1]
-    assert files(tmp_path / "parts") == parts[1]
+        assert run(plan, batches[:count], parts, place_of(parts)) == 1
+    assert outcome(whole)[0] == outcome(parts)[0]
+    assert sum(map(len, outcome(whole)[0])) > 40
+    for folder in (whole, parts):
+        assert objects(folder, place_of(folder)) == outcome(folder)[1]
 
 
 def test_what_was_not_committed_is_as_if_it_had_not_been(plan, batches, tmp_path):
@@ -185,8 +201,120 @@ def test_a_death_at_any_write_changes_no_answer_and_leaves_no_file_for_good(
         run(plan, batches, folder)
         views, named = outcome(folder)
         assert views == wanted
-        assert files(folder) == named
+        assert objects(folder) == named
     assert number > 20
+
+
+def dying_at_request(number, monkeypatch):
+    """Have the process die at the ``number``-th of all requests and commits, before it or after it."""
+    passed = 0
+
+    def wrap(owner, name):
+        real = getattr(owner, name)
+
+        def dying(*args, **names):
+            nonlocal passed
+            passed += 1
+            if passed == number:
+                raise DiedError
+            result = real(*args, **names)
+            passed += 1
+            if passed == number:
+                raise DiedError
+            return result
+
+        monkeypatch.setattr(owner, name, dying)
+
+    for name in ("put", "get", "names"):
+        wrap(ObjectClient, name)
+    wrap(CachedObjectStore, "delete")
+    wrap(StateStore, "commit")
+
+
+def copied(source, target, url):
+    """Copy an app with its objects, as if it had come that far there."""
+    shutil.copytree(source, target)
+    before, after = (ObjectClient(f"{url.text}/{each.name}/runs") for each in (source, target))
+    for name in before.names():
+        after.put(name, memoryview(before.get(name).to_pybytes()))
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_death_at_any_request_changes_no_answer_and_leaves_no_object_for_good(
+    plan, batches, tmp_path, monkeypatch, s3_url, cached
+):
+    monkeypatch.setattr(run_files, "OWN_FILE_BYTES_MIN", 200)
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    if not cached:
+        monkeypatch.setenv("MILLSTREAM_CACHE_BYTES", "0")
+    url, batches = parse_state_url(s3_url), batches[:3]
+    run(plan, batches[:1], tmp_path / "first", StatePlace(url, "first"))
+    run(plan, batches, tmp_path / "whole", StatePlace(url, "whole"))
+    wanted, _ = outcome(tmp_path / "whole")
+    number = 0
+    while True:
+        number += 1 if cached else 9
+        folder, place = tmp_path / str(number), StatePlace(url, str(number))
+        copied(tmp_path / "first", folder, url)
+        with monkeypatch.context() as patch:
+            dying_at_request(number, patch)
+            try:
+                run(plan, batches[:2], folder, place)
+            except DiedError:
+                pass
+            else:
+                break
+        run(plan, batches, folder, place)
+        # An upload of the dead run may have ended after that sweep: the next one takes it.
+        assert run(plan, batches, folder, place) == 0
+        views, named = outcome(folder)
+        assert views == wanted
+        assert objects(folder, place) == named
+    assert number > 15
+
+
+def test_a_small_batch_costs_one_request_and_none_to_read_what_this_machine_wrote(
+    plan, batches, tmp_path, s3, s3_url, monkeypatch
+):
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    place = StatePlace(parse_state_url(s3_url), "app")
+    stages = StageExecutor(plan, tmp_path, 1, FrameFiles(None), 2, None, {}, place)
+    for batch_id, batch in enumerate(batches):
+        s3.requests.clear()
+        stages.run(batch_id, batch)
+        assert [method for method, _ in s3.requests] == ["PUT"]
+        assert (stages.requests.puts, stages.requests.gets) == (1, 0)
+        assert stages.requests.bytes_up > 1000
+        stages.on_commit()
+        stages.close()
+        assert s3.count("POST") <= 1  # what is no longer named goes in one request
+
+
+def test_an_old_run_that_wakes_up_removes_nothing_that_a_newer_one_names(
+    plan, batches, tmp_path, s3_url, monkeypatch
+):
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    place = StatePlace(parse_state_url(s3_url), "app")
+    old = StageExecutor(plan, tmp_path, 1, FrameFiles(None), 2, None, {}, place)
+    old.run(0, batches[0])
+    old.on_commit()
+    kept = dict(old.manifests)
+    old.run(1, batches[1])  # ... and it falls asleep before its commit
+    new = StageExecutor(plan, tmp_path, 2, FrameFiles(None), 2, None, kept, place)
+    new.run(1, batches[1])
+    new.on_commit()
+    with suppress(
+        CorruptionError
+    ):  # it goes on; what it reads may be gone, and its commit is refused
+        old.run(1, batches[1])
+    new.run(2, batches[2])
+    new.on_commit()
+    new.close()
+    named = {object_name(n) for manifest in new.manifests.values() for n in _run_names(manifest)}
+    assert named <= set(place.open("runs").names())
+    last = StageExecutor(plan, tmp_path, 3, FrameFiles(None), 2, None, new.manifests, place)
+    last.close()
+    assert set(place.open("runs").names()) == named
 
 
 def all_names(folder):

@@ -1,0 +1,157 @@
+"""Apps whose runs of state are at a URL: the same answers as in a folder, restarts, kills, resets."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from s3_server import SECRET
+
+import millstream as ms
+from millstream import testing
+from millstream.errors import ConfigError
+from millstream.object_store.client import ObjectClient
+from millstream.ops.reset import find_footprint, reset
+from millstream.spark.stages import run_files
+from millstream.spark.stages.executor import _run_names
+from millstream.spark.stages.run_files import object_name
+from millstream.views.state_store.store import StateStore
+
+HERE = Path(__file__).parent
+SOURCE = Path(testing.__file__).parents[2]
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class Event:
+    id: str
+    user: str
+    at: datetime
+
+
+def rows(first, end):
+    return [
+        Event(f"e{i % 900}", f"u{i % 37}", START + timedelta(seconds=i)) for i in range(first, end)
+    ]
+
+
+def declare(folder, state=None):
+    app = ms.App("counts", log=folder, state=state, buckets=3)
+    events = app.topic("events", Event, key="user", partitions=2)
+    stream = events.stream(time="at", watermark=ms.watermark("30 seconds", idle=None))
+    once = stream.dedup("id", within="5 minutes")
+    once.window(ms.tumbling("1 minute"), by="user").agg(n=ms.count()).view("minutes")
+    return app
+
+
+def send(folder, events):
+    with ms.connect(folder) as log:
+        log.create_topic("events", partitions=2, exist_ok=True)
+        with log.producer() as producer:
+            for event in events:
+                value = f'{{"id":"{event.id}","user":"{event.user}","at":"{event.at.isoformat()}"}}'
+                producer.send("events", value, key=event.user)
+
+
+def minutes(folder):
+    return ms.view("minutes", log=folder).scan().rows()
+
+
+def named(folder):
+    with StateStore(folder / "apps/counts/views.db", readonly=True) as store:
+        state = store.state_manifests("counts", "main")
+        return {object_name(name) for each in state.values() for name in _run_names(each)}
+
+
+@pytest.fixture(params=["file", "s3"])
+def url(request, tmp_path, monkeypatch):
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    if request.param == "file":
+        return f"file://{tmp_path}/state"
+    return request.getfixturevalue("s3_url")
+
+
+def objects(url):
+    if url.startswith("file"):
+        root = Path(url.removeprefix("file://"))
+        return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+    return sorted(ObjectClient(url).names())
+
+
+@pytest.mark.timeout(300)
+def test_an_app_runs_goes_on_and_is_reset_and_leaves_nothing(
+    no_spark, tmp_path, url, in_workers, monkeypatch
+):
+    monkeypatch.setattr(run_files, "OWN_FILE_BYTES_MIN", 4 << 10)  # in the driver
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    seen = []
+    for first, end in ((0, 800), (800, 2000)):
+        for folder, state in ((local, None), (remote, url)):
+            send(folder, rows(first, end))
+            app = declare(folder, state)
+            report = app.run(until="caught-up", on_progress=seen.append, rows_per_batch=500)
+            assert report.read == end - first
+        assert minutes(local) == minutes(remote)
+    assert len(minutes(remote)) > 100
+    assert not list((remote / "apps/counts").glob("runs/*"))
+    there = objects(url)
+    (prefix,) = {name.rpartition("/runs/")[0] for name in there if "/runs/" in name}
+    runs = {name.rpartition("/")[2] for name in there if "/runs/" in name}
+    assert named(remote) <= runs
+    assert [name for name in there if "/started/" in name] == [f"{prefix}/started/000000000002"]
+    if url.startswith("s3"):
+        requests = [each.object_store for each in seen if each.object_store]
+        assert all(each["puts"] <= 6 and each["bytes_up"] > 0 for each in requests)
+        assert not any("retries" in each for each in requests)
+    with pytest.raises(ConfigError, match="Give the state= that it was made with"):
+        declare(remote).run(until="caught-up")
+    with pytest.raises(ConfigError, match="Give the state= that it was made with"):
+        declare(local, url).run(until="caught-up")
+    kept = [path for path in (remote / "apps").rglob("*") if path.is_file()]
+    assert not any(SECRET.encode() in path.read_bytes() for path in kept)
+    found = find_footprint("counts", remote, remote)
+    assert found.objects.count == len(there)
+    reset(found)
+    assert objects(url) == []
+    assert declare(remote, url).run(until="caught-up").read == 2000
+    assert minutes(remote) == minutes(local)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from test_state_at_url import declare
+from millstream.object_store.client import ObjectClient
+from millstream.spark.stages import executor
+executor.DRIVER_BYTES_MAX = -1 if sys.argv[3] == "workers" else 1 << 40
+app = declare(Path(sys.argv[1]), sys.argv[2])
+batches = []
+app.run(until="caught-up", rows_per_batch=300, on_progress=lambda p: (batches.append(p), len(batches) == int(sys.argv[4]) and os.kill(os.getpid(), 9)))
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.thorough
+def test_a_driver_that_is_killed_goes_on_with_the_state_that_it_had(
+    no_spark, tmp_path, s3_url, monkeypatch
+):
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    send(tmp_path / "remote", rows(0, 3000))
+    send(tmp_path / "local", rows(0, 3000))
+    for where, batch in (("workers", 2), ("driver", 1), ("workers", 1)):
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED, tmp_path / "remote", s3_url, where, str(batch)],
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join([str(SOURCE), str(HERE), str(HERE.parent)])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert killed.returncode == -9, killed.stdout + killed.stderr
+        assert SECRET not in killed.stdout + killed.stderr
+    for folder, state in (("remote", s3_url), ("local", None)):
+        declare(tmp_path / folder, state).run(until="caught-up")
+    assert minutes(tmp_path / "remote") == minutes(tmp_path / "local")
