@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from millstream.errors import EnvironmentProblem
-from millstream.object_store.retries import Attempts, RetryPolicy
+from millstream.object_store.retries import Attempts, RetryLimits
 from millstream.object_store.store import RequestCounts
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ObjectClient:
     """Requests to the objects under a URL. Threads may share it."""
 
     url: str
-    policy: RetryPolicy = field(default_factory=RetryPolicy)
+    policy: RetryLimits = field(default_factory=RetryLimits)
     counts: RequestCounts = field(default_factory=RequestCounts)
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 

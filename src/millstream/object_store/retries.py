@@ -40,7 +40,7 @@ _REFUSALS = {
 
 
 @dataclass(frozen=True)
-class RetryPolicy:
+class RetryLimits:
     """For how long a request is tried, and how long the pauses are: each up to twice the one before."""
 
     total_s: float = 120.0
@@ -54,7 +54,7 @@ class Attempts:
 
     what: str
     url: str
-    policy: RetryPolicy
+    policy: RetryLimits
     count: int = 0
     _began: float = field(default_factory=time.monotonic)
     _reason: str = ""

@@ -5,9 +5,9 @@ import pytest
 from millstream.object_store.cache import LocalCache
 from millstream.object_store.cached import CachedObjectStore
 from millstream.object_store.client import ObjectClient
-from millstream.object_store.retries import RetryPolicy
+from millstream.object_store.retries import RetryLimits
 
-QUICK = RetryPolicy(total_s=1.5, first_pause_s=0.005, pause_s_max=0.02)
+QUICK = RetryLimits(total_s=1.5, first_pause_s=0.005, pause_s_max=0.02)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from s3_server import SECRET, Fault
 from millstream.errors import CorruptionError, EnvironmentProblem, ObjectStoreUnavailableError
 from millstream.object_store.cached import CachedObjectStore, checksum_of
 from millstream.object_store.client import ObjectClient
-from millstream.object_store.retries import RetryPolicy
+from millstream.object_store.retries import RetryLimits
 from millstream.object_store.store import Extent
 
 DATA = os.urandom(300_000)
@@ -72,7 +72,7 @@ def test_a_torn_upload_leaves_no_object(s3, new_store):
 def test_a_final_failure_is_one_error_with_the_url(s3, new_store, s3_url):
     failing(s3, "503", 10**9, "PUT")
     with pytest.raises(ObjectStoreUnavailableError) as failed:
-        put(new_store(policy=RetryPolicy(0.3, 0.01, 0.05)))
+        put(new_store(policy=RetryLimits(0.3, 0.01, 0.05)))
     message = str(failed.value)
     assert f"put {s3_url}/1-a failed" in message
     assert "status 503 Service Unavailable (SlowDown)" in message
@@ -84,7 +84,7 @@ def test_a_server_that_does_not_answer_in_time_is_tried_again(s3, new_store, mon
 
     monkeypatch.setattr(client, "_TIMEOUT_S", 1)
     client._library.cache_clear()
-    store = new_store(policy=RetryPolicy(20, 0.01, 0.02))
+    store = new_store(policy=RetryLimits(20, 0.01, 0.02))
     put(store)
     failing_for = Fault("slow", 2)
     asked = []
@@ -133,7 +133,7 @@ def test_nothing_at_the_endpoint_is_told(monkeypatch, s3, new_store):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     client._library.cache_clear()
     with pytest.raises(ObjectStoreUnavailableError, match="no connection"):
-        new_store(policy=RetryPolicy(0.1, 0.01, 0.01)).client.get("1-a")
+        new_store(policy=RetryLimits(0.1, 0.01, 0.01)).client.get("1-a")
     client._library.cache_clear()
 
 

@@ -26,7 +26,7 @@ from millstream.kernels.plan import (
 from millstream.kernels.state.keyhash import Buckets
 from millstream.object_store.address import parse_state_url
 from millstream.object_store.place import DESCRIPTION, new_place
-from millstream.object_store.retries import RetryPolicy
+from millstream.object_store.retries import RetryLimits
 from millstream.ops import reset as module
 from millstream.ops.reset import find_footprint, reset
 from millstream.testing.disk import SimulatedCrash
@@ -387,7 +387,7 @@ def test_objects_of_the_state_are_counted_and_removed_and_those_of_others_stay(
 
 
 def test_a_reset_that_cannot_remove_the_objects_can_be_repeated(tmp_path, s3, s3_url, monkeypatch):
-    monkeypatch.setattr(RetryPolicy, "__init__", partialmethod(quick, RetryPolicy.__init__))
+    monkeypatch.setattr(RetryLimits, "__init__", partialmethod(quick, RetryLimits.__init__))
     place = new_place("app", parse_state_url(s3_url))
     world = World(tmp_path)
     world.batches("one")
