@@ -27,7 +27,7 @@ from millstream.kernels.state.keyhash import Buckets
 from millstream.views.commit.committer import BatchResult
 from millstream.views.commit.open_committer import open_committer
 from millstream.views.query import Query
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 
 class Store:
@@ -40,7 +40,9 @@ class Store:
 
     def reader(self):
         if self.url is None:
-            return self._open.enter_context(StateStore(self.folder / "views.db", readonly=True))
+            return self._open.enter_context(
+                SqliteStateStore(self.folder / "views.db", readonly=True)
+            )
         from millstream.views.postgres.reader import PostgresViewReader
 
         return self._open.enter_context(PostgresViewReader(self.url))
@@ -376,7 +378,7 @@ def test_what_is_not_there_is_told_with_what_there_is(store):
 
 
 def test_old_changes_are_forgotten_and_asking_for_them_says_so(store, monkeypatch):
-    for module in ("state_store.store.StateStore", "sinks.postgres.PostgresSink"):
+    for module in ("state_store.sqlite_store.SqliteStateStore", "sinks.postgres.PostgresSink"):
         if store.url is None and module.startswith("postgres"):
             continue
         path = f"millstream.views.{module}.__init__.__kwdefaults__"

@@ -13,7 +13,7 @@ from millstream import testing
 from millstream.spark import rescale as rescaling
 from millstream.spark.job_metadata import load_job_metadata
 from millstream.views.runs.control_files import active_runs
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -114,7 +114,7 @@ def test_a_running_app_is_stopped_from_outside(tmp_path):
 
 def _has_read(app_folder):
     try:
-        with StateStore(app_folder / "views.db", readonly=True) as store:
+        with SqliteStateStore(app_folder / "views.db", readonly=True) as store:
             return store.last_batch_id("stopped") == 0
     except ms.ConfigError:  # there is no store yet
         return False

@@ -12,7 +12,7 @@ from millstream.cli.app_folder import app_folder
 from millstream.cli.tables import TableColumn, json_option, log_option, print_rows
 from millstream.kernels.routing import LEDGER_EXITS
 from millstream.views.reader import state_store_path
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 _COUNTS = ("read", *LEDGER_EXITS)
 
@@ -56,7 +56,7 @@ def ledger(
 
 
 def _lines(path: Path, app: str, batches: int | None) -> list[dict[str, Any]]:
-    with StateStore(path, readonly=True) as store:
+    with SqliteStateStore(path, readonly=True) as store:
         since = 0
         if batches is not None:
             since = (store.last_batch_id(app) or 0) - batches + 1

@@ -27,8 +27,8 @@ from millstream.views.address import STATE_STORE
 from millstream.views.query import ViewReader
 from millstream.views.reader import apps_with_state, open_view, state_store_path
 from millstream.views.schema import ViewSchema
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.sqlite_values import parse_value
-from millstream.views.state_store.store import StateStore
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -103,7 +103,7 @@ def _folder_views(folder: Path, app: str | None) -> list[dict[str, Any]]:
     rows = []
     for each in [app] if app is not None else known:
         print_failure(each, folder / "apps" / each)
-        with StateStore(state_store_path(folder, each), readonly=True) as store:
+        with SqliteStateStore(state_store_path(folder, each), readonly=True) as store:
             rows += [_described(store, each, schema) for schema in store.views()]
     return rows
 

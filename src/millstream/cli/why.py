@@ -10,7 +10,7 @@ import click
 from millstream.cli.app_folder import app_folder
 from millstream.cli.tables import json_option, log_option, print_json
 from millstream.views.reader import state_store_path
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 step_option = click.option("--step", help="Only this step.")
 
@@ -38,7 +38,7 @@ def why_open(app: str, step: str | None, folder: Path, *, as_json: bool) -> None
     from millstream.ops.why import why_open as ask
 
     app_folder(folder, app)
-    with StateStore(state_store_path(folder, app), readonly=True) as store:
+    with SqliteStateStore(state_store_path(folder, app), readonly=True) as store:
         _answer(ask(store, app, step), "no step of the app waits for time", as_json=as_json)
 
 
@@ -58,7 +58,7 @@ def why_late(app: str, step: str | None, folder: Path, *, as_json: bool) -> None
     from millstream.ops.why import why_late as ask
 
     app_folder(folder, app)
-    with StateStore(state_store_path(folder, app), readonly=True) as store:
+    with SqliteStateStore(state_store_path(folder, app), readonly=True) as store:
         _answer(ask(store, app, step), "no event came too late", as_json=as_json)
 
 

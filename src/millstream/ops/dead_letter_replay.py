@@ -35,6 +35,7 @@ from millstream.record import to_timestamp_ms
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
 from millstream.views.dead_letters import RECORD_ID, SLICE_ROWS, send_once
 from millstream.views.reader import find_state_store
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 
 
@@ -84,7 +85,7 @@ def dead_letters(
     Raises:
         UnknownViewError: the folder has no views of such an app.
     """
-    with StateStore(find_state_store(log, app), readonly=True) as store:
+    with SqliteStateStore(find_state_store(log, app), readonly=True) as store:
         return (selection or DeadLetterFilter()).apply(store.scan(DEAD_LETTERS_VIEW))
 
 
@@ -114,7 +115,7 @@ def replay(
     path = find_state_store(log, app)
     # The transactional id is taken first: of two replays at a time one is fenced, and the fence of a
     # transaction lets each record pass once.
-    with connect(log) as opened, StateStore(path) as store:
+    with connect(log) as opened, SqliteStateStore(path) as store:
         run = _Replay(opened, store, app)
         finished = run.finish()
         found = (selection or DeadLetterFilter()).apply(store.scan(DEAD_LETTERS_VIEW))

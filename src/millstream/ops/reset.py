@@ -58,6 +58,7 @@ from millstream.views.sinks.dataset import (
     owned_dataset_identity,
 )
 from millstream.views.sinks.postgres import AppInDatabase, app_in_database, forget_app
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 
 
@@ -204,7 +205,7 @@ def _read_state_store(app: str, path: Path) -> _StateStoreInfo:
     if not path.exists():
         return _StateStoreInfo()
     try:
-        with closing(StateStore(path, readonly=True)) as store:
+        with closing(SqliteStateStore(path, readonly=True)) as store:
             return _StateStoreInfo(
                 {schema.name: store.count(schema.name) for schema in store.views()},
                 [(identity, name) for identity, name, _ in store.sinks(app, JOB)],
@@ -340,7 +341,7 @@ def _records(log: Path | str, topics: Sequence[str]) -> dict[str, int | None]:
 
 def _refuse_older_runs(found: AppFootprint) -> None:
     if found.state_store_problem is None and (found.folder / "views.db").exists():
-        with closing(StateStore(found.folder / "views.db")) as store:
+        with closing(SqliteStateStore(found.folder / "views.db")) as store:
             store.fence_runs(found.app, JOB)
 
 

@@ -16,7 +16,7 @@ from millstream.errors import ConfigError
 from millstream.log.files import DISK, replace_file
 from millstream.views.runs.control_files import reset_command
 from millstream.views.schema import JOB
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 STATE_STORE_FILE = "views.db"
 _CHECKPOINT_ID = "millstream-checkpoint-id"
@@ -67,7 +67,7 @@ def load_job_metadata(app: str, folder: Path) -> JobMetadata | None:
     if not (folder / STATE_STORE_FILE).exists():
         return None
     # Not readonly: its tables may be missing after a crash.
-    with StateStore(folder / STATE_STORE_FILE) as state_store:
+    with SqliteStateStore(folder / STATE_STORE_FILE) as state_store:
         held, program = state_store.last_batch_id(app, JOB), state_store.program(app, JOB)
     if held is None or program is None or not program.partitioning:
         return None
@@ -78,14 +78,14 @@ def _stored_hash_seed(app: str, folder: Path) -> int | None:
     """Return the hash seed of an app that has begun a run; None if it has not."""
     if not (folder / STATE_STORE_FILE).exists():
         return None
-    with StateStore(folder / STATE_STORE_FILE) as state_store:
+    with SqliteStateStore(folder / STATE_STORE_FILE) as state_store:
         program = state_store.program(app, JOB)
     return None if program is None else program.partitioning.get("hash_seed")
 
 
 def save_partitions(app: str, folder: Path, metadata: JobMetadata) -> None:
     """Store another number of tasks that share the buckets."""
-    with StateStore(folder / STATE_STORE_FILE) as state_store:
+    with SqliteStateStore(folder / STATE_STORE_FILE) as state_store:
         state_store.set_partitioning(app, JOB, metadata.partitioning)
 
 

@@ -24,6 +24,7 @@ from millstream.kernels.plan import JobPlan, TopicSinkSpec
 from millstream.views.position import TOPIC_IDS
 from millstream.views.runs.control_files import reset_command
 from millstream.views.schema import JOB
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 
 
@@ -35,7 +36,7 @@ def check_same_topics(app: str, state_store: Path, plan: JobPlan, log: Reader) -
     """
     if not state_store.exists():
         return
-    store = StateStore(state_store)
+    store = SqliteStateStore(state_store)
     try:
         if store.last_batch_id(app, JOB) is None:
             return

@@ -27,6 +27,7 @@ from millstream.testing.inputs import Inputs, items_of
 from millstream.testing.kernel_engine import KernelEngine
 from millstream.testing.outputs import records, redirected, rows_of_dataset
 from millstream.views.commit.committer import DEAD_LETTERS_VIEW
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 
 Engine = Literal["kernel", "spark"]
@@ -42,7 +43,7 @@ class Result:
         self._plan = plan
         self._app = plan.app
         self._folder = folder
-        self._store = StateStore(views, readonly=True)
+        self._store = SqliteStateStore(views, readonly=True)
         self._clean_up = weakref.finalize(self, _clean_up, self._store, folder)
 
     def __getitem__(self, view: str) -> pl.DataFrame:

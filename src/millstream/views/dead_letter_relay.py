@@ -30,6 +30,7 @@ from millstream.views.commit.committer import DEAD_LETTERS_VIEW
 from millstream.views.dead_letters import SLICE_ROWS, send_once
 from millstream.views.position import TOPIC_IDS
 from millstream.views.reader import state_store_path
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 
 DEAD_LETTER_HEADERS = ("topic", "partition", "offset", "step", "reason")
@@ -61,7 +62,7 @@ def relay(log: Path | str, app: str, folder: Path | str | None = None) -> int:
     """
     path = state_store_path(log if folder is None else folder, app)
     mark = path.with_name("relay-position")
-    with StateStore(path, readonly=True) as store:
+    with SqliteStateStore(path, readonly=True) as store:
         rows, seq = _not_forwarded(store, _read_relayed_change(mark))
         topic_ids = store.description(app, TOPIC_IDS) or {}
     if rows.is_empty():

@@ -25,7 +25,7 @@ from millstream.views.coverage import (
 )
 from millstream.views.query import Query, ViewReader, check_view_id
 from millstream.views.schema import ViewSchema
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 
 def state_store_path(log: Path | str, app: str) -> Path:
@@ -206,7 +206,7 @@ def open_view(
     others: list[str] = []
     databases: set[str] = set()
     for candidate in apps_with_state(log) if app is None else [app]:
-        state_store = StateStore(state_store_path(log, candidate), readonly=True)
+        state_store = SqliteStateStore(state_store_path(log, candidate), readonly=True)
         names = [schema.name for schema in state_store.views()]
         databases.update(state_store.databases())
         if name in names:

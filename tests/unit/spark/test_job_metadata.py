@@ -19,7 +19,7 @@ from millstream.spark.job_metadata import (
     load_or_create_job_metadata,
 )
 from millstream.views.commit.committer import BatchCommitter, BatchResult
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 WANTED = JobMetadata(4, 2, 2)
 
@@ -39,7 +39,7 @@ def plan(buckets=4):
 
 def run(folder, *, buckets=4, metadata=WANTED, batches=1):
     """Begin a run as a job does, and commit empty batches."""
-    with StateStore(folder / STATE_STORE_FILE) as state_store:
+    with SqliteStateStore(folder / STATE_STORE_FILE) as state_store:
         committer = BatchCommitter(plan(buckets), state_store, [])
         first = committer.begin_run(
             JOB, load_or_create_checkpoint_id(folder), partitioning=metadata.partitioning

@@ -7,12 +7,12 @@ from millstream.spark.job_metadata import JOB, STATE_STORE_FILE, JobMetadata, lo
 from millstream.spark.rescale import rescale
 from millstream.views.commit.committer import BatchCommitter, BatchResult
 from millstream.views.runs.control_files import hold_run_lock
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 
 @pytest.fixture
 def folder(tmp_path):
-    with StateStore(tmp_path / STATE_STORE_FILE) as state_store:
+    with SqliteStateStore(tmp_path / STATE_STORE_FILE) as state_store:
         committer = BatchCommitter(JobPlan("ads", (), (), (), (), Buckets(4)), state_store, [])
         committer.begin_run(JOB, "one", partitioning=JobMetadata(4, 2, 2).partitioning)
         committer.commit(0, BatchResult(), {})

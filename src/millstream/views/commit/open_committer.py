@@ -25,7 +25,7 @@ from millstream.views.sinks.dataset import DatasetSink
 from millstream.views.sinks.foreach import ForeachSink
 from millstream.views.sinks.postgres import PostgresSink
 from millstream.views.sinks.topics import TopicsSink
-from millstream.views.state_store.store import StateStore
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def open_committer(plan: JobPlan, state_store: Path, log: Path | str) -> Iterato
         for sink in _make_sinks(plan, log):
             others.append(opened.enter_context(closing(sink)))
             _check_distinct(others)
-        yield BatchCommitter(plan, opened.enter_context(StateStore(state_store)), others)
+        yield BatchCommitter(plan, opened.enter_context(SqliteStateStore(state_store)), others)
 
 
 def _make_sinks(plan: JobPlan, log: Path | str) -> Iterator[Sink]:

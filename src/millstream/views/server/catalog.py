@@ -16,6 +16,7 @@ from millstream.errors import ConfigError, UnknownViewError
 from millstream.views.query import ViewReader
 from millstream.views.reader import apps_with_state, state_store_path
 from millstream.views.schema import ViewSchema
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class ViewCatalog:
             known = self._state_stores.get(app)
             if known is not None and known[0] == inode:
                 return known[1]
-            store = StateStore(path, readonly=True)
+            store = SqliteStateStore(path, readonly=True)
             self._state_stores[app] = (inode, store)
         if known is not None:
             known[1].close()

@@ -22,6 +22,7 @@ from millstream.testing.inputs import InputRecord
 from millstream.testing.kernel_engine import KernelEngine
 from millstream.views.commit.committer import collect_results
 from millstream.views.commit.open_committer import open_committer
+from millstream.views.state_store.sqlite_store import SqliteStateStore
 from millstream.views.state_store.store import StateStore
 
 pytestmark = pytest.mark.not_in_lane("thresholds", "there every stage is tasks of Spark")
@@ -94,7 +95,7 @@ def run(plan, batches, folder):
 
 
 def outcome(folder):
-    with StateStore(folder / "views.db", readonly=True) as store:
+    with SqliteStateStore(folder / "views.db", readonly=True) as store:
         state = store.state_manifests("counts", "main")
         named = {file_name(name) for manifest in state.values() for name in _run_names(manifest)}
         views = [store.scan(name).rows() for name in ("minutes", "n")]
@@ -190,7 +191,7 @@ def test_a_death_at_any_write_changes_no_answer_and_leaves_no_file_for_good(
 
 
 def all_names(folder):
-    with StateStore(folder / "views.db", readonly=True) as store:
+    with SqliteStateStore(folder / "views.db", readonly=True) as store:
         state = store.state_manifests("counts", "main")
         return {name for manifest in state.values() for name in _run_names(manifest)}
 
