@@ -96,7 +96,7 @@ class PostgresViewReader(ViewReader):
     def select(self, view: str, query: Query) -> QueryResult:
         with self._connection.transaction() as session:
             schema = _schema(session, view, self.address)
-            text, given = _statement(schema, query)
+            text, given = query_statement(schema, query)
             with session.cursor(binary=True) as cursor:
                 rows = cursor.execute(text, given).fetchall()
             newest = session.execute(
@@ -137,7 +137,7 @@ class PostgresViewReader(ViewReader):
             return _last_committed(session, view_or_app)
 
 
-def _statement(schema: ViewSchema, query: Query) -> tuple[str, dict[str, Any]]:
+def query_statement(schema: ViewSchema, query: Query) -> tuple[str, dict[str, Any]]:
     """Return the statement for a query, and its parameters."""
     # Encoded as if nothing were a key, so that null stays null.
     plain = ViewSchema(schema.name, schema.columns, ())
