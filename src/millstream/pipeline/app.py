@@ -41,13 +41,14 @@ from millstream.pipeline.topic_declaration import (
 )
 from millstream.pipeline.upserts import build_static_table
 from millstream.pipeline.watermarks import IN_ORDER, check_dataframe_watermark
-from millstream.views.address import parse_store
+from millstream.views.address import StateStoreAddress, parse_store
 from millstream.views.dead_letter_relay import relay
 from millstream.views.panels import Panel, check_panel, to_plain
 from millstream.views.runs.dead_letter_share import check_dead_letter_max
 from millstream.views.runs.late_alarm import LateAlarm, check_late_share
 from millstream.views.runs.progress import UNTIL_OPTIONS, Progress, Report, Until
 from millstream.views.schema import check_app_name
+from millstream.views.store_location import STATE_STORE_FILE, StoreLocation, parse_state_store
 
 if TYPE_CHECKING:
     from millstream.spark.job import DataFrame, Job, SparkSession
@@ -64,6 +65,12 @@ class App(AppDeclaration):
         state: The folder in which state and views are kept, as ``apps/<name>``: the log's own, if it is
             a folder. Where the log is behind ``kafka://`` it must be given, and is what ``log=`` is to
             whatever reads views (``ms.view``, ``millstream view``, ``millstream ui``).
+        store: Where position, ledger, views and all else that a batch commits are kept: by default a SQLite
+            file in the app's folder, for one machine. Or the URL of a PostgreSQL database, such as
+            ``"postgresql://user@host/database"``, where they are in one schema for each app
+            (``?schema=NAME``; by default ``millstream_<app>``) and any machine reads them by the URL. When
+            the server is away, a run tries again for two minutes (``?wait=SECONDS``). Leave the password to
+            PGPASSWORD or ~/.pgpass.
         buckets: Into how many hash ranges keys are divided; fixed when the app's state is created.
             As many cores at most can share a stage of a large batch, and as many partitions the app
             can be rescaled to. Each has a cost in every batch, however small. Two are
@@ -92,9 +99,11 @@ class App(AppDeclaration):
 
     late_alarm: float | None = None
     state: str | Path | None = None
+    store: str | None = field(default=None, repr=False)  # it may hold a password
     dead_max: float = 0.5
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
     panels: tuple[Panel, ...] = field(default=(), init=False)
+    _store_address: StateStoreAddress | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_app_name(self.name)
@@ -102,6 +111,7 @@ class App(AppDeclaration):
             raise ConfigError(f"buckets is {self.buckets}. Allowed are 1 to 4096.")
         checked_on_error(self.on_error)
         parse_store(self.views, what="The app's views")
+        self._store_address = parse_state_store(self.store, self.name, what="The app's store")
         check_late_share(self.late_alarm)
         check_dead_letter_max(self.dead_max)
         self._check_log()
@@ -126,6 +136,11 @@ class App(AppDeclaration):
     def folder(self) -> Path:
         """Where the app keeps its state, views and log file: ``<state>/apps/<name>``."""
         return self._state_folder / "apps" / self.name
+
+    @property
+    def state_store(self) -> StoreLocation:
+        """Where the app's state store is: a SQLite file, or an address without credentials in its text."""
+        return self._store_address or self.folder / STATE_STORE_FILE
 
     @property
     def _state_folder(self) -> Path:
@@ -361,6 +376,7 @@ class App(AppDeclaration):
             app=self.name,
             log=self.log,
             folder=self.folder,
+            state_store=self.state_store,
             topics=dict(self.partitions),
             bucket_count=self.buckets,
             compile=compiled,
@@ -444,7 +460,7 @@ class App(AppDeclaration):
         with suppress(
             RetriableError
         ):  # another process owns the folder: dead letters wait in the view
-            relay(self.log, self.name, self._state_folder)
+            relay(self.log, self.name, self._state_folder, self._store_address)
         if alarm is None:
             return report
         return replace(report, alarms=(*alarm.messages, *report.alarms))

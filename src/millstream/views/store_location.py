@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeGuard
 
 from millstream.choices import did_you_mean
 from millstream.errors import ConfigError, UnknownViewError
@@ -63,6 +64,17 @@ def open_state_store(
     return PostgresStateStore(location, readonly=readonly, on_wait=on_wait)
 
 
+def prepare_state_store(location: StoreLocation, on_wait: Callable[[str], None]) -> None:
+    """Make sure, before anything else is begun, that a store in a database can be used; wait for it.
+
+    Raises:
+        ConfigError: it cannot; the message says what is missing, and what grants it.
+        RetriableError: its server is away, and still was after the address's ``wait_s``.
+    """
+    if not isinstance(location, Path):
+        open_state_store(location, on_wait=on_wait).close()
+
+
 def state_store_exists(location: StoreLocation) -> bool:
     """Return whether an app has a state store there.
 
@@ -116,6 +128,11 @@ def find_state_store_at(url: str, app: str) -> StateStoreAddress:
     )
 
 
-def is_database(store: str | None) -> bool:
+def place_of(location: StoreLocation) -> Path | StateStoreAddress:
+    """Return what `millstream reset` is told: the app's folder, or the address."""
+    return location.parent if isinstance(location, Path) else location
+
+
+def is_database(store: str | None) -> TypeGuard[str]:
     """Return whether an option names a database, and not the app's folder."""
     return store is not None and store != STATE_STORE

@@ -11,6 +11,7 @@ The statements on a view's table: `view_table.py`; values: `values.py`.
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -135,6 +136,19 @@ class PostgresViewReader(ViewReader):
     def _last_committed(self, view_or_app: str) -> tuple[int | None, dict[str, Any]]:
         with self._connection.transaction() as session:
             return _last_committed(session, view_or_app)
+
+
+def holds_views(address: PostgresAddress) -> bool:
+    """Return whether a database has views that are kept beside the apps' own stores.
+
+    Raises:
+        ConfigError: it cannot be reached with this address.
+        RetriableError: the server is away.
+    """
+    connection = PostgresConnection(address, readonly=True)
+    with closing(connection), connection.transaction() as session:
+        row = session.execute("SELECT to_regclass('_millstream_store') IS NOT NULL").fetchone()
+    return row == (True,)
 
 
 def query_statement(schema: ViewSchema, query: Query) -> tuple[str, dict[str, Any]]:
