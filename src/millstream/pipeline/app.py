@@ -99,7 +99,6 @@ class App(AppDeclaration):
 
     late_alarm: float | None = None
     state: str | Path | None = None
-    store: str | None = field(default=None, repr=False)  # it may hold a password
     dead_max: float = 0.5
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
     panels: tuple[Panel, ...] = field(default=(), init=False)
