@@ -488,6 +488,7 @@ def test_rows_and_change_log_agree_with_a_dictionary(store, batches):
         assert {change[3] for change in changes} == differing
         assert len(changes) == len(differing)
     assert dict(read.scan(view.name).rows()) == model == replayed
+    store.close()  # each example has connections of its own
 
 
 SORTED_KINDS = {
