@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import math
+import pkgutil
 import threading
 from contextlib import ExitStack
 from decimal import Decimal
@@ -389,7 +390,7 @@ def test_old_changes_are_forgotten_and_asking_for_them_says_so(store, monkeypatc
         "sinks.postgres.PostgresSink",
     ):
         path = f"millstream.views.{module}.__init__.__kwdefaults__"
-        monkeypatch.setitem(_resolved(path), "changes_kept", 5)
+        monkeypatch.setitem(pkgutil.resolve_name(path), "changes_kept", 5)
     job = store.job(store.view("counts", COUNTS, "word"))
     for n in range(6):
         job.commit(counts=counts(a=n, b=n))
@@ -398,16 +399,6 @@ def test_old_changes_are_forgotten_and_asking_for_them_says_so(store, monkeypatc
     with pytest.raises(OffsetOutOfRangeError, match="changes 1 to 6 are gone") as caught:
         read.changes("counts")
     assert (caught.value.start, caught.value.end) == (7, 13)
-
-
-def _resolved(path):
-    import importlib
-
-    parts = path.split(".")
-    found = importlib.import_module(".".join(parts[:3]))
-    for part in parts[3:]:
-        found = getattr(found, part)
-    return found
 
 
 def test_a_batch_larger_than_a_slice_is_one_batch(store, monkeypatch):
