@@ -238,10 +238,12 @@ def _allocate(
         for number, (at, end) in enumerate(zip(progress[topic], ends, strict=True))
         if end > at.offset
     }
-    looked_up = {source.topic for source in sources if source.looked_up}
-    first = {at: count for at, count in waiting.items() if at[0] in looked_up}
-    waiting = {at: count for at, count in waiting.items() if at not in first}
-    taken_first = divide_proportionally(first, rows_max)
+    levels = {source.topic: source.looked_up for source in sources}
+    taken_first: dict[PartitionKey, int] = {}
+    for level in sorted({*levels.values()} - {0}, reverse=True):
+        first = {at: count for at, count in waiting.items() if levels[at[0]] == level}
+        taken_first |= divide_proportionally(first, max(0, rows_max - sum(taken_first.values())))
+    waiting = {at: count for at, count in waiting.items() if not levels[at[0]]}
     taken = divide_proportionally(waiting, max(0, rows_max - sum(taken_first.values())))
     times_us = _times(waiting, look.event_times, sources)
     if (

@@ -220,9 +220,10 @@ class LogPlanner:
         Those of what rows are looked up in come last: so what arrived before a row is there.
         """
         wall_ms = time.time_ns() // 1_000_000
+        levels = {source.topic: source.looked_up for source in self._spec.sources}
         return wall_ms, {
-            source.topic: [end for _, end in self._log.offsets(source.topic)]
-            for source in sorted(self._spec.sources, key=lambda source: source.looked_up)
+            topic: [end for _, end in self._log.offsets(topic)]
+            for topic in sorted(levels, key=lambda topic: levels[topic])
         }
 
     def _check_deletions(self, at: SourceOffset) -> None:
