@@ -91,8 +91,8 @@ class SourcePlan:
     from the fields; None: the record's timestamp. ``time_ports`` are the operators that receive this
     source's time. ``values`` is the format of the topic's values, ``bad`` the policy for those that
     cannot be decoded. ``table_key``: the topic is a table with that key, and a record without a value
-    deletes the row of its key. ``arrived``: its rows carry their time of arrival. ``looked_up``: rows of other
-    sources are looked up in what is made of it, so it is read before them.
+    deletes the row of its key. ``arrived``: its rows carry their time of arrival. ``looked_up``: not 0 if rows
+    of other sources are looked up in what is made of it; sources with higher numbers are read first.
     """
 
     number: int
@@ -108,7 +108,7 @@ class SourcePlan:
     topic_number: int = 0
     table_key: str | None = None
     arrived: bool = False
-    looked_up: bool = False
+    looked_up: int = 0
 
 
 @dataclass(frozen=True)
