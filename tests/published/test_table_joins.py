@@ -5,11 +5,13 @@ RisingWave, asof_join.slt (a maintained as-of join, with ties) and event_time_te
 test_asof_join_integers, test_asof_join_inequalities and test_asof_join_timestamps.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
-from published.batchings import replayed
+import pytest
+from cases import tables
+from published.batchings import BATCHINGS, PARTITIONS, replayed
 
 import millstream as ms
 from millstream.testing import Watermark
@@ -22,139 +24,17 @@ def at(seconds):
     return START + timedelta(seconds=seconds)
 
 
-# ── Kafka: what a join of two tables holds after each of its inputs ─────────────────────────
-
-KAFKA = "L∅1 R∅2 LA3 Ra4 LB5 Rb6 L∅7 R∅8 LC9 Rc10 R∅11 L∅12 R∅13 Rd7 LD6 L∅2 R∅3 Re14 LE15 L∅10 R∅9 LF4 Rf3"
-
-# After the n-th input; "·" is no row. Kafka's lists have what changes, these what the table is then.
-UNVERSIONED = {
-    "inner": "· · · A-a B-a B-b · · · C-c · · · · D-d · · · E-e · · · F-f",
-    "left": "· · A-null A-a B-a B-b · · C-null C-c C-null · · · D-d · · · E-e · · F-null F-f",
-    "full": "· · A-null A-a B-a B-b null-b · C-null C-c C-null · · null-d D-d null-d · null-e E-e null-e · "
-    "F-null F-f",
-}
-VERSIONED = {
-    "inner": "· · · A-a B-a B-b · · · C-c · · · · · · · · E-e E-e E-e E-e E-e",
-    "left": "· · A-null A-a B-a B-b · · C-null C-c C-null · · · · · · · E-e E-e E-e E-e E-e",
-    "full": "· · A-null A-a B-a B-b null-b · C-null C-c C-null · · · · · · null-e E-e E-e E-e E-e E-e",
-}
+# ── Kafka's and RisingWave's tables, declared in tests/cases, after each step of their histories ─
 
 
-@dataclass
-class Value:
-    at: datetime
-    k: str
-    v: str | None
-
-
-def kafka_app():
-    app = ms.App("tables", log="unused", buckets=1)
-    topics = [app.topic(name, Value, key="k") for name in ("left", "right")]
-    for order in ("offset", "time"):
-        left, right = (
-            topic.table(order=order, time="at", deleted=pl.col("v").is_null()).drop("at")
-            for topic in topics
-        )
-        for how in UNVERSIONED:
-            left.join(right, "k", how=how).view(f"{how}_{order}")
-    return app
-
-
-def kafka_inputs():
-    """Give each beginning of the 23 inputs as the history of a key of its own."""
-    inputs = {"left": [], "right": []}
-    for count in range(1, 24):
-        for said in KAFKA.split()[:count]:
-            value = None if said[1] == "∅" else said[1]
-            row = Value(at(int(said[2:])), f"{count:02}", value)
-            inputs["left" if said[0] == "L" else "right"].append(row)
-    return inputs
-
-
-def test_kafkas_joins_of_two_tables_hold_its_results_after_each_input():
-    for out in replayed(kafka_app(), kafka_inputs()):
-        for order, expected in (("offset", UNVERSIONED), ("time", VERSIONED)):
-            for how, states in expected.items():
-                rows = out[f"{how}_{order}"].select("k", "v", "v_right").rows()
-                held = {k: f"{v or 'null'}-{w or 'null'}" for k, v, w in rows}
-                assert len(held) == len(rows)
-                found = [held.get(f"{count:02}", "·") for count in range(1, 24)]
-                assert found == states.split(), (how, order)
-
-
-# ── RisingWave: an as-of join that is maintained, by numbers; ties go to the smallest key ───
-
-
-@dataclass
-class One:
-    v1: int
-    v2: int
-    v4: int
-    gone: bool = False
-
-
-@dataclass
-class Other:
-    v1: int
-    v2: int
-    v3: int
-    gone: bool = False
-
-
-def maintained(app, how):
-    """The nearest row of the other table is the first one of a top over the join."""
-    t1 = app.table(f"t1 {how}", One, key="v4", deleted=pl.col("gone")).drop("gone")
-    t2 = app.table(f"t2 {how}", Other, key="v3", deleted=pl.col("gone")).drop("gone")
-    ahead = how == "inner"
-    near = pl.col("v2") <= pl.col("v2_right") if ahead else pl.col("v2") > pl.col("v2_right")
-    pairs = t1.join(t2, "v1", how=how, where=near)
-    order = [("v2_right", "asc" if ahead else "desc"), ("v3", "asc")]
-    pairs.top(1, by=order, per="v4", rank="place").view(how)
-
-
-INNER = [  # what is written to t1 and t2, and the result then
-    ([One(1, 2, 3)], [], []),
-    ([], [Other(1, 3, 4)], [(1, 2, 3, 3, 4)]),
-    ([], [Other(1, 2, 3)], [(1, 2, 3, 2, 3)]),
-    ([One(1, 2, 3, gone=True)], [], []),
-    ([One(2, 3, 4)], [Other(2, 3, 6)], [(2, 3, 4, 3, 6)]),
-    ([], [Other(2, 3, 7)], [(2, 3, 4, 3, 6)]),
-    ([], [Other(2, 3, 5)], [(2, 3, 4, 3, 5)]),
-    ([], [Other(2, 3, 1), Other(2, 3, 2)], [(2, 3, 4, 3, 1)]),
-]
-LEFT = [
-    ([One(1, 2, 3)], [Other(1, 2, 4)], [(1, 2, 3, None, None)]),
-    ([], [Other(1, 1, 3)], [(1, 2, 3, 1, 3)]),
-    ([One(1, 2, 3, gone=True)], [], []),
-    ([One(2, 3, 4)], [Other(2, 2, 6), Other(2, 2, 7), Other(2, 2, 5)], [(2, 3, 4, 2, 5)]),
-    ([], [Other(2, 2, 1), Other(2, 2, 2)], [(2, 3, 4, 2, 1)]),
-    ([], [Other(2, 2, n, gone=True) for n in (6, 7, 5, 1, 2)], [(2, 3, 4, None, None)]),
-]
-
-
-STEPS = {"inner": INNER, "left": LEFT}
-APART = 1000  # the keys of one history from those of the next
-
-
-def test_risingwaves_maintained_asof_join_follows_both_tables_and_breaks_ties_by_the_smallest_key():
-    """What is held after each step is what a history that ends there leaves, with keys of its own."""
-    app, inputs = ms.App("maintained", log="unused", buckets=1), {}
-    for how, steps in STEPS.items():
-        maintained(app, how)
-        t1, t2 = inputs.setdefault(f"t1 {how}", []), inputs.setdefault(f"t2 {how}", [])
-        for number in range(len(steps)):
-            own = APART * number
-            for ones, others, _ in steps[: number + 1]:
-                t1 += [replace(row, v1=row.v1 + own, v4=row.v4 + own) for row in ones]
-                t2 += [replace(row, v1=row.v1 + own, v3=row.v3 + own) for row in others]
-    for out in replayed(app, inputs):
-        for how, steps in STEPS.items():
-            found = out[how].select("v1", "v2", "v4", "v2_right", "v3").rows()
-            assert sorted(found, key=lambda row: row[2]) == [
-                (v1 + APART * n, v2, v4 + APART * n, near, None if v3 is None else v3 + APART * n)
-                for n, (_, _, expected) in enumerate(steps)
-                for v1, v2, v4, near, v3 in expected
-            ]
+@pytest.mark.parametrize("partitions", PARTITIONS)
+@pytest.mark.parametrize(
+    "cases", [tables.OF_ONE_KEY, tables.J3], ids=["kafka's inputs", "risingwave's nearest rows"]
+)
+def test_joins_of_two_tables_hold_what_was_published_after_each_input(cases, partitions):
+    trials = tables.trials_of(cases, [partitions])
+    for seed in range(BATCHINGS):
+        tables.run(trials, batches=1 + seed % 9, seed=seed, crash=1)
 
 
 # ── RisingWave: rows change before the watermark has passed them ────────────────────────────
