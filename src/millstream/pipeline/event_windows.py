@@ -81,7 +81,9 @@ def _row_keys(
 def _check_no_once(window: EventWindow, emission: EmitStrategy) -> None:
     if isinstance(window, Sliding) and emission.once:
         raise ConfigError(
-            f"{window} has early=ms.once(…). It has a row for each event: leave early out, or say early=None."
+            f"{window} has early=ms.once(…). Its rows are those of SQL's OVER, one for each event, which have no "
+            "trigger in Beam or Flink; what comes once is the row that counts all. Leave early out, or say "
+            'early=None; emit "final" for one row; or take ms.hopping, whose windows can fire once.'
         )
 
 
