@@ -46,8 +46,8 @@ class ConsumerEdge:
     ``step`` names the consumer in ledger and errors. ``operator`` is what the rows are prepared for,
     as its input ``number``; None when the consumer is a sink or a native step. ``columns`` are those
     that go on, in their order; None stands for all, in the order of their names. ``ordered``: the
-    rows keep their place in the partition; ``arrived``: their time of arrival. ``code`` says what rows
-    lead to that the operator fails on. ``latest_by``: of rows with a place the last one for each value of these columns is enough,
+    rows keep their place in the partition; ``arrived``: their time of arrival; ``released``: what orders rows of one time
+    that waited in a join. ``code`` says what rows lead to that the operator fails on. ``latest_by``: of rows with a place the last one for each value of these columns is enough,
     because it would replace the others. ``signed``: some of its rows are signed changes, and those without
     a sign are additions. ``updates``: it shows rows that replace one another.
     """
@@ -63,6 +63,7 @@ class ConsumerEdge:
     arrived: bool = False
     signed: bool = False
     updates: Updates | None = None
+    released: bool = False
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from millstream.kernels.plan import (
 )
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.steps import Step
+from millstream.kernels.tables.upserts import Upserts
 from millstream.kernels.time.log_order import SOURCES_MAX
 from millstream.pipeline.definitions import Definitions
 from millstream.pipeline.graph import (
@@ -212,6 +213,7 @@ class _Compiler:
             latest_by=consumer.key if isinstance(consumer, Output) else (),
             signed=kind.signed,
             updates=kind.updates if replaces else None,
+            released=isinstance(operator, Upserts),
         )
 
     def _time_ports(self, node: GraphNode) -> tuple[int, ...]:
