@@ -126,10 +126,10 @@ class RowOrder:
     def _are_groups(self, rows: pl.DataFrame, places: Int64s, begins: Bools) -> bool:
         """Return whether all rows between two beginnings are of one group."""
         inside = ~begins
-        return not any((_differs(rows[name], places) & inside).any() for name in self.per)
+        return not any((_value_differs(rows[name], places) & inside).any() for name in self.per)
 
     def _numbered(self, rows: pl.DataFrame, hashes: Hashes) -> Int64s:
-        """Number the groups by their hashes, and where these are equal by their columns."""
+        """Return numbers of the groups: by their hashes, and where these are equal by their columns."""
         numbers = group_numbers(rows, self.per)
         first = np.unique(numbers, return_index=True)[1]
         own = {str(n): of_one_zero(rows[name].gather(first)) for n, name in enumerate(self.per)}
@@ -154,14 +154,13 @@ class RowOrder:
         by = [_RUN, *(name for name in keys.columns if name not in (_RUN, _PLACE)), _PLACE]
         flags = [down.get(name, False) for name in by]
         sorting = keys.select(pl.arg_sort_by(by, descending=flags, nulls_last=True))
-        order_of = sorting.to_series().to_numpy()
-        places[at] = places[at][order_of]
-        runs = differs_from_previous(run.to_numpy())
-        differs = _any_differs([keys[f"o{name}"] for name, _ in order], order_of)
-        another[at] |= runs | differs
-        others = [keys[name] for name in by[1:-1]]
-        nested = any(column.dtype.is_nested() for column in others)
-        repeated = nested or not (runs | _any_differs(others, order_of)).all()
+        order_of = sorting.to_series()
+        keys = keys[order_of]
+        places[at] = keys[_PLACE].to_numpy()
+        another[at] |= _differs(keys, [_RUN, *(f"o{name}" for name, _ in order)])
+        compared = by[:-1]
+        plain = not any(keys.schema[name].is_nested() for name in compared)
+        repeated = not (plain and _differs(keys, compared).all())
         return SortedRows(places, found.begins, another, repeated)
 
 
@@ -240,17 +239,16 @@ def _behind(column: pl.Series) -> pl.Series:
     return behind + column.is_nan().fill_null(value=False).cast(pl.Int8)
 
 
-def _any_differs(columns: list[pl.Series], places: Int64s) -> Bools:
-    """Return which rows, taken in this order, differ from the one before in a column that is not nested."""
-    differs = np.zeros(len(places), np.bool_)
-    for column in columns:
-        if not column.dtype.is_nested():
-            differs |= _differs(column, places)
-    return differs
+def _differs(rows: pl.DataFrame, names: list[str]) -> Bools:
+    """Return which rows differ from the one before in one of these columns."""
+    differ = [pl.col(name).ne_missing(pl.col(name).shift(1)) for name in names]
+    return rows.select(pl.any_horizontal(differ)).to_series().to_numpy()
 
 
-def _differs(column: pl.Series, places: Int64s) -> Bools:
+def _value_differs(column: pl.Series, places: Int64s) -> Bools:
     """Return which values, taken in this order, differ from the one before."""
+    if column.dtype.is_integer() and not column.null_count():
+        return differs_from_previous(column.to_numpy()[places])
     taken = column.alias("0").gather(places)
     return taken.ne_missing(taken.shift(1)).to_numpy()
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from millstream.kernels.arrays import Bools, Int64s
+from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import consolidate, total_weight, with_diff, with_weight
 from millstream.kernels.frames import DIFF, HASH, TIME, WEIGHT
 from millstream.kernels.operator import BatchContext, OperatorResult, Prepared
@@ -37,8 +37,8 @@ from millstream.kernels.state.hash_order import sorted_distinct
 from millstream.kernels.state.keyhash import Hashes, hash_columns
 from millstream.kernels.state.ledger import StateLedger
 from millstream.kernels.state.operator_state import OperatorState
-from millstream.kernels.state.sorted_runs import EACH_ROW, SortedRuns
-from millstream.kernels.tables.row_order import RowOrder, SortedRows, Ties
+from millstream.kernels.state.sorted_runs import EACH_ROW
+from millstream.kernels.tables.row_order import RowOrder, Ties
 from millstream.kernels.untimed_operator import UntimedOperator
 
 _RANK = "__rank"
@@ -134,41 +134,31 @@ class TopRows(UntimedOperator):
         ranks_before[of_held] = before.ranks(self.ties)
         ranks_after = after.ranks(self.ties)
         was, now = ranks_before <= self.count, ranks_after <= self.count
-        gone = int(np.count_nonzero(was & ~now))
-        new = every[np.sort(after.places[now & ~of_held])]
-        ledger.events_out = gone + came.height - new.height
-        self._keep(runs, new, gone)
-        ledger.check()
         moved = ranks_before != ranks_after if self.rank is not None else was != now
-        return self._changes(every, after, (ranks_before, was & moved), (ranks_after, now & moved))
-
-    def _keep(self, runs: SortedRuns, new: pl.DataFrame, gone: int) -> None:
-        """Add rows; so many of those that are there are no longer among the first."""
+        added = every[after.places[now & moved]]
+        new = added.filter(pl.Series(~of_held[now & moved]))
+        gone = int(np.count_nonzero(was & ~now))
+        ledger.events_out = gone + came.height - new.height
         runs.spend(_SLOT, gone)
         if new.height:
             runs.add(_SLOT, new, lambda rows: rows, alive=self._alive)
+        ledger.check()
+        taken = every[after.places[was & moved]]
+        changes = [(taken, -1, ranks_before[was & moved]), (added, 1, ranks_after[now & moved])]
+        rows = pl.concat([self._signed(*change) for change in changes])
+        # Of rows that are equal, one may have got the rank that another had.
+        return with_diff(consolidate(rows) if after.repeated else rows).drop(HASH)
 
     def _alive(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Leave out, of the rows of some groups, those that are not among the first."""
-        kept: pl.DataFrame = rows[np.sort(self._first_places(rows, rows[HASH].to_numpy()))]
-        return kept
+        first = np.zeros(rows.height, np.bool_)
+        first[self._first_places(rows, rows[HASH].to_numpy())] = True
+        return rows.filter(pl.Series(first))
 
-    def _changes(
-        self,
-        every: pl.DataFrame,
-        order: SortedRows,
-        before: tuple[Int64s, Bools],
-        after: tuple[Int64s, Bools],
-    ) -> pl.DataFrame:
-        """Return rows that were among the first as taken back, and rows that are as added."""
-        made = []
-        for sign, (ranks, chosen) in ((-1, before), (1, after)):
-            rows = every[order.places[chosen]]
-            signs = pl.repeat(sign, rows.height, dtype=pl.Int64, eager=True).alias(WEIGHT)
-            made.append(self._rows(rows.hstack([pl.Series(_RANK, ranks[chosen]), signs])))
-        changes = pl.concat(made)
-        # Of rows that are equal, one may have got the rank that another had.
-        return with_diff((consolidate(changes) if order.repeated else changes).drop(HASH))
+    def _signed(self, rows: pl.DataFrame, sign: int, ranks: Int64s) -> pl.DataFrame:
+        """Return rows with their ranks, as added or as taken back."""
+        weights = pl.repeat(sign, rows.height, dtype=pl.Int64, eager=True).alias(WEIGHT)
+        return self._rows(rows.hstack([pl.Series(_RANK, ranks), weights]))
 
     # ── rows that may be taken back ─────────────────────────────────────────────────────────
 
