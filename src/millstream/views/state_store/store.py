@@ -42,7 +42,8 @@ from millstream.views.state_store.reader import (
     seq_next,
     to_json,
 )
-from millstream.views.state_store.view_table import STAGE, ViewTable
+from millstream.views.state_store.sqlite_upsert import stage_rows, upsert_rows
+from millstream.views.state_store.view_table import ViewTable
 
 __all__ = ["Fence", "StateStore", "ViewChange", "ViewSchema"]
 
@@ -418,15 +419,12 @@ class StateStore(StateStoreReader):
             deletes = sqlite_values.normalize(change.deletes, schema, schema.key)
             deletes = sqlite_values.exclude_keys(deletes, upserts)
             for part in deletes.iter_slices(_SLICE_ROWS):
-                gone = _stage(db, table, part, table.select_present)
+                gone = stage_rows(db, table, part, table.select_present)
                 deleted = db.executemany(table.delete, sqlite_values.encode_rows(gone, schema))
                 check_written(f"the view {schema.name!r}", gone.height, max(deleted.rowcount, 0))
                 seq = changelog.append(db, schema, gone, "delete", seq=seq, batch_id=fence.batch_id)
         for part in upserts.iter_slices(_SLICE_ROWS):
-            changed = _stage(db, table, part, table.select_changed)
-            if not changed.is_empty():
-                written = db.execute(table.upsert).rowcount
-                check_written(f"the view {schema.name!r}", changed.height, written)
+            changed = upsert_rows(db, table, part)
             seq = changelog.append(db, schema, changed, "upsert", seq=seq, batch_id=fence.batch_id)
         if seq != seq_before:
             changelog.trim(db, schema.name, end=seq, rows_kept=self._changes_kept)
@@ -434,17 +432,3 @@ class StateStore(StateStoreReader):
             "UPDATE _views SET seq_next = ?, app = ?, job = ? WHERE name = ?",
             (seq, fence.app, fence.job, schema.name),
         )
-
-
-def _stage(
-    db: sqlite3.Connection, table: ViewTable, rows: pl.DataFrame, select: str
-) -> pl.DataFrame:
-    """Write rows to the temporary table; return those whose numbers ``select`` returns."""
-    db.execute(f"DROP TABLE IF EXISTS {STAGE}")
-    db.execute(table.create_stage(rows.width))
-    staged = db.executemany(
-        table.fill_stage(rows.width), sqlite_values.encode_rows(rows, table.schema)
-    )
-    check_written(f"the view {table.schema.name!r}", rows.height, max(staged.rowcount, 0))
-    numbers = [number - 1 for (number,) in db.execute(select)]
-    return rows if len(numbers) == rows.height else rows[numbers]
