@@ -195,8 +195,11 @@ class _Record:
             return None
 
     def _deletion(self) -> list[CapturedRow]:
-        """Return the row of a tombstone: it deletes again what is deleted, and says nothing without a key."""
-        if self.key is None:
+        """Return the row of a tombstone: it deletes again what is deleted, and says nothing without a key.
+
+        With transactions it never says anything: one that was sent again would delete a later row.
+        """
+        if self.key is None or self.decoder.format.transactions:
             return [CapturedRow("mark")]
         return [CapturedRow("delete", self._record_key())]
 

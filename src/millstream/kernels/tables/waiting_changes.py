@@ -66,7 +66,10 @@ class WaitingChanges:
         due = concat_present([_marked(due_held, new=False), _marked(due_new, new=True)])
         if due is None:
             return None
-        dropped = due[COMMIT] == _DROPPED
+        # All rows of a transaction are due at once, so of one that was sent again the first is here.
+        first = due.select(pl.col(ORDER).min().over(TRANSACTION, COMMIT, PLACE)).to_series()
+        again = due[TRANSACTION].is_not_null() & (due[ORDER] != first)
+        dropped = (due[COMMIT] == _DROPPED) | again
         self.duplicates = int((dropped & due[NEW]).sum())
         applied = due.filter(~dropped).drop(*_BY, TOTAL)
         return applied if applied.height else None
