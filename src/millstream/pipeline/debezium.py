@@ -203,6 +203,10 @@ def build_captured_table(
             f"The table {topic.name!r} has an envelope and metadata. A row is not one record's: leave "
             "metadata out."
         )
+    if not key:
+        raise ConfigError(
+            f'The table {topic.name!r} has no key. Say which columns identify a row: key="id".'
+        )
     columns = columns_of(topic.fields)
     shape = StreamShape(columns, names=names)
     shape.key_columns(key, f"the key of table {topic.name!r}")

@@ -38,10 +38,7 @@ _WRITES = ("c", "u", "r")
 _WRAPPED = {"schema", "payload"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_US, _END_US = -62_135_596_800_000_000, 253_402_300_800_000_000
-_ONE_ORDER = (
-    "and the records of several partitions have no order: give the topic one partition, or say "
-    "debezium(transactions=…)"
-)
+_ONE_ORDER = "and several partitions have no order; have one, or say debezium(transactions=…)"
 
 
 @dataclass(frozen=True)
@@ -215,7 +212,7 @@ class _Record:
         if op == "m":
             return [CapturedRow("mark")]
         if op == "t":
-            self._require_order("it is a truncate,")
+            self._require_order("a truncate,")
             return [CapturedRow("truncate")]
         if op in _WRITES:
             return self._written(envelope)
@@ -246,7 +243,7 @@ class _Record:
         rows = [CapturedRow("upsert", values, sorted(unavailable))]
         moved = self._moved(envelope, key)
         if moved is not None:
-            self._require_order("it changes the key,")
+            self._require_order("a change of the key,")
             return [CapturedRow("move", moved, extra=True), *rows]
         carried = envelope.payload.get("carry_from")
         if unavailable and carried is not None and self.ordered:

@@ -110,12 +110,9 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _microseconds(value: int, encoding: ColumnEncoding, what: str) -> int:
+def _microseconds(value: int, encoding: ColumnEncoding) -> int:
     if encoding.time_unit is None:
-        raise DecodeError(
-            f'a number, and its unit is not known: say debezium(time_unit="us") if {what} is in µs',
-            value,
-        )
+        raise DecodeError("its unit is not known; say debezium(time_unit=…)", value)
     if encoding.time_unit == "ns":
         if value % 1000:
             raise DecodeError("has more than six digits of a second", value)
@@ -132,13 +129,13 @@ def _date(value: Any, encoding: ColumnEncoding) -> Any:  # noqa: ARG001 - all ha
 def _datetime(value: Any, encoding: ColumnEncoding) -> Any:
     if not _is_whole(value):
         return value
-    return _EPOCH + timedelta(microseconds=_microseconds(value, encoding, "it"))
+    return _EPOCH + timedelta(microseconds=_microseconds(value, encoding))
 
 
 def _time(value: Any, encoding: ColumnEncoding) -> Any:
     if not _is_whole(value):
         return _WITH_ZONE.sub("", value) if isinstance(value, str) else value
-    microseconds = _microseconds(value, encoding, "it")
+    microseconds = _microseconds(value, encoding)
     if not 0 <= microseconds < _DAY_US:
         raise DecodeError("not a time of day", value)
     return (_EPOCH + timedelta(microseconds=microseconds)).time()
@@ -148,7 +145,7 @@ def _timedelta(value: Any, encoding: ColumnEncoding) -> Any:
     if not _is_whole(value):
         return value
     known = encoding if encoding.time_unit == "ns" else ColumnEncoding(time_unit="us")
-    return timedelta(microseconds=_microseconds(value, known, "it"))
+    return timedelta(microseconds=_microseconds(value, known))
 
 
 def _decimal(value: Any, encoding: ColumnEncoding) -> Any:
@@ -160,12 +157,9 @@ def _decimal(value: Any, encoding: ColumnEncoding) -> Any:
     if not isinstance(value, str) or encoding.decimals in ("string", "double"):
         return value
     if encoding.decimals is None:
-        raise DecodeError(
-            'text, and whether digits or base64 is not known: say debezium(decimals="string")',
-            value,
-        )
+        raise DecodeError("digits or base64 is not known; say debezium(decimals=…)", value)
     if encoding.scale is None:
-        raise DecodeError("base64 of a decimal, whose scale is not known: say scale=", value)
+        raise DecodeError("its scale is not known; say debezium(scale=…)", value)
     return _from_bytes(value, encoding.scale)
 
 

@@ -29,6 +29,7 @@ import numpy as np
 import polars as pl
 
 from millstream.errors import UserCodeError
+from millstream.kernels.arrays import Int64s
 from millstream.kernels.changes import concat_present, group_numbers, with_diff
 from millstream.kernels.decode.captured import TOTAL, TRANSACTION, UNAVAILABLE
 from millstream.kernels.errors.dead_letter_collector import FailedRows
@@ -410,10 +411,10 @@ class _CapturedBatch:
             places = values
             if any(name in entry.filled for entry in entries):
                 places = np.array([entry.place(name) for entry in entries], np.int64)
-            columns.append(self.every[name].gather(places))
+            columns.append(_taken(self.every[name], places))
         causes = np.array([entry.cause for entry in entries], np.int64)
-        columns += [self.every[name].gather(causes) for name in _CAUSES]
-        columns.append(self.every[HASH].gather(values))
+        columns += [_taken(self.every[name], causes) for name in _CAUSES]
+        columns.append(_taken(self.every[HASH], values))
         columns.append(pl.Series(_SPOILT, [entry.spoilt for entry in entries], pl.Boolean))
         columns.append(pl.Series(DELETED, [entry.deleted for entry in entries], pl.Boolean))
         return pl.DataFrame(columns)
@@ -440,6 +441,11 @@ class _CapturedBatch:
 
 _VERSION = (COMMIT, PLACE, ORDER)
 _OFFSET_BITS = 40
+
+
+def _taken(column: pl.Series, places: Int64s) -> pl.Series:
+    # By another name: polars takes a name such as "^a.*$" for a pattern.
+    return column.alias("0").gather(places).alias(column.name)
 
 
 def _same_row(one: _Entry, other: _Entry | None) -> bool:
