@@ -192,7 +192,42 @@ def build_captured_table(
     Raises:
         ConfigError: the options do not fit the table.
     """
-    app, names = topic.app, topic.app.names
+    names, columns = topic.app.names, columns_of(topic.fields)
+    shape = StreamShape(columns, names=names)
+    _check_table(topic, key, shape)
+    event_time = _event_time(topic, time, watermark, by_transactions=group is not None)
+    values = DebeziumFormat(
+        tuple(one for name in key for one in topic.fields if one.name == name),
+        _encodings(topic.fields, options, topic.name),
+        group is not None,
+        options.placeholder,
+    )
+    source = SourceNode(
+        names.unique(topic.name),
+        topic.name,
+        topic.fields,
+        event_time,
+        watermark,
+        values,
+        topic.bad,
+        key[0],
+    )
+    name = names.unique(f"table by {', '.join(key)}")
+    kernel = CapturedTable(name, key, tuple(columns.items()))
+    table = table_shape(shape, key, not_null=True)
+    if group is not None:
+        number = group.add(source, _collection(topic.name, options))
+        kernel = replace(kernel, transactions=True, number=number)
+        return Table(topic.app, OperatorNode((source, group.node), kernel), table)
+    versions = replace(kernel, name=names.unique(f"versions of {topic.name}"), versions=True)
+    node = OperatorNode((source,), versions)
+    code = replace(code, step=kernel.name)
+    origin = TableOrigin(node, columns, None, by_offset=True, lateness_us=0, code=code)
+    return Table(topic.app, OperatorNode((source,), kernel), table, origin=origin)
+
+
+def _check_table(topic: Topic, key: tuple[str, ...], shape: StreamShape) -> None:
+    """Make sure that the rows of a topic can be in an envelope."""
     if not isinstance(topic.values, JsonFormat) or topic.values.model is not None:
         raise ConfigError(
             f"The table {topic.name!r} has an envelope, and values that are not plain JSON: a format, or a "
@@ -207,52 +242,27 @@ def build_captured_table(
         raise ConfigError(
             f'The table {topic.name!r} has no key. Say which columns identify a row: key="id".'
         )
-    columns = columns_of(topic.fields)
-    shape = StreamShape(columns, names=names)
     shape.key_columns(key, f"the key of table {topic.name!r}")
-    if group is not None and (time is not None or watermark is not IN_ORDER):
-        raise ConfigError(
-            f"The table {topic.name!r} changes by transactions, in their order, and not by event time. Leave time "
-            "and watermark out, or transactions."
-        )
-    expression = as_expression(time, what="table's time") if time is not None else None
-    if expression is not None:
-        check_time(expression, columns, topic.name)
-    elif group is None:
-        expression = pl.col(COMMITTED)
+
+
+def _event_time(
+    topic: Topic, time: Column | None, watermark: WatermarkRule, *, by_transactions: bool
+) -> pl.Expr | None:
+    """Return the event time of changes: by default when they were made; None is the record's time."""
+    if by_transactions:
+        if time is not None or watermark is not IN_ORDER:
+            raise ConfigError(
+                f"The table {topic.name!r} changes by transactions, in their order, and not by event time. Leave "
+                "time and watermark out, or transactions."
+            )
+        return None
+    columns = columns_of(topic.fields)
     check_marks(watermark.marks, columns, topic.name)
-    values = DebeziumFormat(
-        tuple(one for name in key for one in topic.fields if one.name == name),
-        _encodings(topic.fields, options, topic.name),
-        group is not None,
-        options.placeholder,
-    )
-    source = SourceNode(
-        names.unique(topic.name),
-        topic.name,
-        topic.fields,
-        expression,
-        watermark,
-        values,
-        topic.bad,
-        key[0],
-    )
-    kernel = CapturedTable(names.unique(f"table by {', '.join(key)}"), key, tuple(columns.items()))
-    table = table_shape(shape, key, not_null=True)
-    if group is not None:
-        number = group.add(source, _collection(topic.name, options))
-        kernel = replace(kernel, transactions=True, number=number)
-        return Table(app, OperatorNode((source, group.node), kernel), table)
-    versions = replace(kernel, name=names.unique(f"versions of {topic.name}"), versions=True)
-    origin = TableOrigin(
-        OperatorNode((source,), versions),
-        columns,
-        None,
-        by_offset=True,
-        lateness_us=0,
-        code=replace(code, step=kernel.name),
-    )
-    return Table(app, OperatorNode((source,), kernel), table, origin=origin)
+    if time is None:
+        return pl.col(COMMITTED)
+    expression = as_expression(time, what="table's time")
+    check_time(expression, columns, topic.name)
+    return expression
 
 
 def _collection(topic: str, options: Debezium) -> str:
