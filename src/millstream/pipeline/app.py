@@ -14,16 +14,24 @@ from millstream.client.address import log_folder, shown
 from millstream.durations import Duration, to_us
 from millstream.errors import ConfigError, RetriableError
 from millstream.kernels.errors.dead_letters import BadRecordPolicy
+from millstream.kernels.errors.user_code import UserCode
 from millstream.kernels.frames import polars_table
 from millstream.kernels.plan import JobPlan, ViewSinkSpec
 from millstream.kernels.state.keyhash import Buckets
 from millstream.kernels.tables.upserts import VersionOrder
 from millstream.kernels.time.watermarks import WatermarkRule
 from millstream.pipeline.avro import AvroSchema
-from millstream.pipeline.checks import check_time, checked_on_error
+from millstream.pipeline.checks import check_time, checked_on_error, declared_at
 from millstream.pipeline.compiler import compile_plan
+from millstream.pipeline.debezium import (
+    Envelope,
+    TransactionGroup,
+    build_captured_table,
+    envelope_options,
+    group_of,
+)
 from millstream.pipeline.declaration import AppDeclaration
-from millstream.pipeline.expressions import Column, as_expression
+from millstream.pipeline.expressions import Column, as_expression, names_given
 from millstream.pipeline.graph import DataFrameNode, GraphNode, OperatorNode, Output
 from millstream.pipeline.progress_table import ProgressTable
 from millstream.pipeline.schema import ColumnTypes
@@ -103,6 +111,7 @@ class App(AppDeclaration):
     topics: dict[str, Topic] = field(default_factory=dict, init=False)
     panels: tuple[Panel, ...] = field(default=(), init=False)
     _store_address: StateStoreAddress | None = field(default=None, init=False, repr=False)
+    transactions: dict[str, TransactionGroup] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_app_name(self.name)
@@ -198,12 +207,13 @@ class App(AppDeclaration):
         name: str,
         schema: type | Mapping[str, Any] | None = None,
         *,
-        key: str,
+        key: str | Sequence[str],
         order: VersionOrder = "offset",
         deleted: Column | None = None,
         time: Column | None = None,
         watermark: WatermarkRule = IN_ORDER,
         ttl: Duration | None = None,
+        envelope: Envelope | None = None,
         **topic: Any,
     ) -> Table:
         """Declare a topic that is a table, and read it as one: of each key its latest record is a row.
@@ -213,15 +223,55 @@ class App(AppDeclaration):
         Args:
             name: The topic's name.
             schema: As in :meth:`topic`, which also takes the other options in ``topic``.
-            key: The column that identifies a row, and is the record's key.
+            key: The column that identifies a row, and is the record's key; with an envelope also several.
             order: See :meth:`Topic.table`, as for ``deleted``, ``time``, ``watermark`` and ``ttl``.
+            envelope: ``"debezium"``, or :func:`millstream.debezium` with options: the records are changes
+                of a database's table. ``schema`` has the columns of that table that are wanted; event time is
+                that of the change, by default. See docs/joins.md.
+
+        Raises:
+            ConfigError: an option is not known, or does not go with the envelope.
 
         Example::
 
             users = app.table("users", User, key="id")
+            orders = app.table("shop.public.orders", Order, key="id", envelope="debezium")
         """
+        if envelope is not None:
+            if order != "offset" or deleted is not None or ttl is not None:
+                raise ConfigError(
+                    f"The table {name!r} has an envelope, and order=, deleted= or ttl=. The records say themselves "
+                    "what they replace and delete: leave these out."
+                )
+            options = envelope_options(envelope, name)
+            columns = names_given(key, "table's key")
+            declared = self.topic(
+                name, schema, key=columns[0] if len(columns) == 1 else None, **topic
+            )
+            return build_captured_table(
+                declared,
+                columns,
+                options,
+                self._transaction_group(options.transactions),
+                time=time,
+                watermark=watermark,
+                code=UserCode("", declared_at(), self.on_error),
+            )
+        if not isinstance(key, str):
+            raise ConfigError(
+                f"The key of table {name!r} is {key!r}. Give one column, which is the record's key; for several say "
+                f"app.topic({name!r}, …).table(key=…)."
+            )
         declared = self.topic(name, schema, key=key, **topic)
         return declared.table(order=order, deleted=deleted, time=time, watermark=watermark, ttl=ttl)
+
+    def _transaction_group(self, topic: str | None) -> TransactionGroup | None:
+        """Return the step that the tables of a topic of transactions share."""
+        if topic is None:
+            return None
+        if topic not in self.transactions:
+            self.transactions[topic] = group_of(self, topic, self.topics)
+        return self.transactions[topic]
 
     def static_table(
         self, rows: Any, *, key: str | Sequence[str], name: str = "static table"

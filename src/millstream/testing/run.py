@@ -19,6 +19,7 @@ import polars as pl
 
 from millstream.choices import choose, did_you_mean
 from millstream.errors import ConfigError
+from millstream.kernels.decode.debezium_records import TransactionFormat
 from millstream.kernels.plan import JobPlan
 from millstream.kernels.routing import LEDGER_COUNTS, LEDGER_NOTES
 from millstream.kernels.state.keyhash import Buckets
@@ -172,7 +173,11 @@ def run(
             raise ConfigError(
                 f"There is input for topic {topic!r}. The app's topics are {known}.{near}"
             )
-    counts = {name: partitions or topic.partitions for name, topic in app.topics.items()}
+    counts = {
+        # What says the order of transactions has one partition, however many their records have.
+        name: 1 if isinstance(topic.values, TransactionFormat) else partitions or topic.partitions
+        for name, topic in app.topics.items()
+    }
     items = {
         topic: items_of(app.topics[topic], rows, counts[topic], seed)
         for topic, rows in inputs.items()

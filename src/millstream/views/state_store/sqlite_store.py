@@ -28,8 +28,9 @@ from millstream.views.state_store.connections import (
 )
 from millstream.views.state_store.database import Database, StoreName
 from millstream.views.state_store.reader import FORMAT, encode_values
+from millstream.views.state_store.sqlite_upsert import stage_rows, upsert_rows
 from millstream.views.state_store.store import CHANGES_KEPT, StateStore
-from millstream.views.state_store.view_table import STAGE, ViewTable
+from millstream.views.state_store.view_table import ViewTable
 
 APPLICATION_ID = 0x4D494C4C  # "MILL"
 
@@ -214,31 +215,14 @@ class SqliteStateStore(StateStore):
 
     def _delete(self, db: Database, schema: ViewSchema, keys: pl.DataFrame) -> pl.DataFrame:
         table = ViewTable(schema)
-        gone = _stage(db, table, keys, table.select_present)
+        gone = stage_rows(db, table, keys, table.select_present)
         deleted = db.executemany(table.delete, sqlite_values.encode_rows(gone, schema))
         check_written(f"the view {schema.name!r}", gone.height, max(deleted.rowcount, 0))
         return gone
 
     def _upsert(self, db: Database, schema: ViewSchema, rows: pl.DataFrame) -> pl.DataFrame:
-        table = ViewTable(schema)
-        changed = _stage(db, table, rows, table.select_changed)
-        if not changed.is_empty():
-            written = db.execute(table.upsert).rowcount
-            check_written(f"the view {schema.name!r}", changed.height, written)
-        return changed
+        return upsert_rows(db, ViewTable(schema), rows)
 
 
 def _encoded(schema: ViewSchema, name: str, value: Any) -> Any:
     return encode_values(schema, {name: value})[name]
-
-
-def _stage(db: Database, table: ViewTable, rows: pl.DataFrame, select: str) -> pl.DataFrame:
-    """Write rows to the temporary table; return those whose numbers ``select`` returns."""
-    db.execute(f"DROP TABLE IF EXISTS {STAGE}")
-    db.execute(table.create_stage(rows.width))
-    staged = db.executemany(
-        table.fill_stage(rows.width), sqlite_values.encode_rows(rows, table.schema)
-    )
-    check_written(f"the view {table.schema.name!r}", rows.height, max(staged.rowcount, 0))
-    numbers = [number - 1 for (number,) in db.execute(select).fetchall()]
-    return rows if len(numbers) == rows.height else rows[numbers]
