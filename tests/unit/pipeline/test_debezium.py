@@ -283,6 +283,33 @@ def test_a_record_outside_of_transactions_waits_for_those_before_it():
     assert out.dead.height == 0
 
 
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        (Change(USERS, "t", transaction="9:1", total=1), []),
+        (Change(USERS, "u", 2, "b", "B", before=1, transaction="9:1", total=1), [(2, "b", "B")]),
+    ],
+)
+def test_a_snapshots_row_that_is_read_late_is_older_than_the_transaction(change, left):
+    snapshot = replace(Change(USERS, "r", 1, "a", "A").row(), partition=1)
+    first = replace(change.row(), partition=0)
+    boundaries = [BEGIN, boundary("END", "9:5", {USERS: 1})]
+    app = ms.App("shop", log="unused")
+    app.table(USERS, SCHEMA, key="id", envelope=WHOLE).view("users")
+    for rows in ([first, Tick("1 second"), snapshot], [snapshot, Tick("1 second"), first]):
+        out = testing.run(app, {USERS: rows, TRANSACTIONS: boundaries}, partitions=2)
+        assert out["users"].rows() == left
+
+
+def test_what_is_sent_again_is_counted_as_duplicate_and_not_kept():
+    again = {topic: [*rows, Tick("1 second"), *rows] for topic, rows in OF_BOTH.items()}
+    out = testing.run(app_of(WHOLE), again)
+    tables = out.ledger.filter(pl.col("step").str.starts_with("table by"))
+    assert tables.group_by("step").agg(pl.col("duplicate").sum())["duplicate"].to_list() == [1, 1]
+    assert rows_of(out) == {"users": [(1, "a", "A")], "orders": [(2, "b", "B")]}
+    assert out.dead.height == 0
+
+
 # ── the envelope ────────────────────────────────────────────────────────────────────────────
 
 ROW = {"id": 1, "name": "a", "big": "A"}
